@@ -29,6 +29,8 @@ OURS = {"dev", "docs", "faults", "logfire"}
 """What only work on the package itself needs."""
 ALWAYS = {"otel"}
 """What the base install holds, too: a client of a provider requires it."""
+BRINGS = {"mcp": {"serve"}}
+"""What comes with the package of another extra."""
 HEAVY = ["anthropic", "openai", "google.genai", "vcr", "typer", "rich", "mcp", "dbos"]
 TYPED = ["handler.py", "public_tasks.py"]
 WRONG = "wrong_yields.py"
@@ -116,6 +118,28 @@ def azure():
     from azure.identity import DefaultAzureCredential
     return DefaultAzureCredential.__name__
 
+def programs():
+    from stepengine import Engine, tool
+    from stepengine.programs import code_mode
+    from stepengine.testing import text, tool_call
+    @tool
+    def double(n: int) -> int:
+        return 2 * n
+    agent = AgentDefinition("probe", model="test/model", tools=[code_mode(double)])
+    model = ScriptedModel([tool_call("run_code", {"code": "await double(21)"}), text("end")])
+    return Engine([agent], models=model).run_sync(agent, "go").tool_calls[0].result.text
+
+def serve():
+    from stepengine.serving import Guard, Tokens
+    guard = Guard(None, tokens=Tokens.open(folder / "tokens.json"))
+    import uvicorn
+    sent = []
+    async def send(message):
+        sent.append(message)
+    asked = {"type": "http", "method": "GET", "path": "/runs", "headers": [(b"host", b"localhost")]}
+    asyncio.run(guard(asked, None, send))
+    return sent[0]["status"]
+
 def test():
     import hypothesis, pytest, syrupy, vcr
     import stepengine.pytest_plugin
@@ -124,6 +148,7 @@ def test():
 
 said = {}
 for name, use in {"acp": acp, "ag-ui": ag_ui, "otel": otel, "mcp": mcp, "durable": durable, "web": web, "chat": chat, "bedrock": bedrock, "azure": azure,
+                  "programs": programs, "serve": serve,
                   "test": test}.items():
     try:
         said[name] = f"ok {use()!r}"
@@ -141,6 +166,8 @@ THERE = {
     "chat": r"ok ",
     "bedrock": r"ok 'AWS4-HMAC-SHA256'",
     "azure": r"ok ",
+    "programs": r"ok '42'",
+    "serve": r"ok 401",
     "test": r"ok ",
 }
 """What a probe says where its extra is installed."""
@@ -195,7 +222,7 @@ def probed(place: Path, extra: str | None, scratch: Path) -> None:
     done = run([place / "bin" / "python", "probe.py"], scratch)
     expect(done.returncode == 0, f"{extra}: {done.stderr}")
     for name, got in json.loads(done.stdout.splitlines()[-1]).items():
-        is_there = name == extra or name in ALWAYS
+        is_there = name == extra or name in ALWAYS or name in BRINGS.get(extra or "", ())
         pattern = THERE[name] if is_there else PLAIN.get(name, rf"(?s).*stepengine\[{name}\]")
         expect(re.match(pattern, got), f"with the extra {extra}, {name} says {got!r}, which is not {pattern!r}")
 

@@ -20,7 +20,7 @@ To add an agent of your own, or one that needs the web:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeAlias
@@ -107,7 +107,7 @@ def handle_steps(ctx: StepContext) -> Steps[str | None]:
         turn = yield STEP
         if not turn.steps_complete:
             continue
-        work = Work.since(start, turn.agent_state)
+        work = work_since(start, turn.agent_state)
         if not work.is_unchecked or was_sent_back or not turn.agent_state.steps_remaining:
             left = work.left()
             return "\n\n".join([text for text in (turn.text, left) if text]) if left else None
@@ -130,25 +130,6 @@ class Work:
     failed: Mapping[str, str]
     todos: Sequence[str]
 
-    @classmethod
-    def since(cls, start: int, state: AgentState) -> Work:
-        """Return what the messages after the first *start* ones tell; what runs beside an edit does not check it."""
-        edited, checks, reply = (-1, 0), list[tuple[tuple[int, int], Mapping[str, Any]]](), 0
-        for number, message in enumerate(state.message_history[start:]):
-            reply += message.role == "assistant"
-            if message.role != "tool":
-                continue
-            if message.tool_name in EDITING_TOOLS and not message.is_error:
-                edited = max(edited, (reply, number))
-            for agent_id, output in spawned(message.result.data):
-                if agent_id in EDITORS and (output.get("changed_files") or output.get("unified_diff")):
-                    edited = (reply + 1, 0)  # the helpers of one reply work at the same time
-                if agent_id == "basher" and output:
-                    checks.append(((reply, number), output))
-        later = [output for place, output in checks if place > edited]
-        todos = [todo["task"] for todo in state.context.get("todos", ()) if not todo["completed"]]
-        return cls(edited[0] >= 0 and not later, failures(later), todos)
-
     def left(self) -> str:
         """Return what is left as text; ``""`` when nothing is."""
         lines = ["Not checked: files were edited after the last check."] if self.is_unchecked else []
@@ -156,12 +137,34 @@ class Work:
         return "\n".join([*lines, *[f"Still open: {task}" for task in self.todos]])
 
 
-def spawned(data: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the agents that a tool's result tells of, and their outputs; text, such as a summary of a check, has no members."""
+def work_since(start: int, state: AgentState) -> Work:
+    """Return what the messages after the first *start* ones tell; what runs beside an edit does not check it."""
+    edited, checks, reply = (-1, 0), list[tuple[tuple[int, int], Mapping[str, Any]]](), 0
+    for number, message in enumerate(state.message_history[start:]):
+        reply += message.role == "assistant"
+        if message.role != "tool":
+            continue
+        if message.tool_name in EDITING_TOOLS and not message.is_error:
+            edited = max(edited, (reply, number))
+        for agent_id, output in spawned(message.result.data):
+            if agent_id in EDITORS and (output.get("changed_files") or output.get("unified_diff")):
+                edited = (reply + 1, 0)  # the helpers of one reply work at the same time
+            if agent_id == "basher" and output:
+                checks.append(((reply, number), output))
+    later = [output for place, output in checks if place > edited]
+    todos = [todo["task"] for todo in state.context.get("todos", ()) if not todo["completed"]]
+    return Work(edited[0] >= 0 and not later, failures(later), todos)
+
+
+def spawned(data: Any) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the agents that a tool's result tells of, and their outputs; text, such as a summary of a check, has no members."""
+    found: list[tuple[str, Mapping[str, Any]]] = []
     for entry in data if isinstance(data, Sequence) and not isinstance(data, str) else ():
         if isinstance(entry, Mapping) and "agent_type" in entry:
             output = entry.get("output")
-            yield entry["agent_type"], output if isinstance(output, Mapping) else {"text": output} if output else {}
+            told = output if isinstance(output, Mapping) else {"text": output} if output else {}
+            found.append((entry["agent_type"], told))
+    return found
 
 
 def failures(checks: Sequence[Mapping[str, Any]]) -> dict[str, str]:

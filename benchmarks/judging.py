@@ -1,5 +1,5 @@
 """
-Judges the budgets Q1 to Q12 from a sheet. Each is a bound that a median must keep; its spread stands beside it.
+Judges the budgets Q1 to Q14 from a sheet. Each is a bound that a median must keep; its spread stands beside it.
 
 Budgets that compare with a peer are ratios of one round, since absolute times drift with the machine.
 """
@@ -11,8 +11,17 @@ from typing import NamedTuple
 
 from benchmarks.peers import SDKS
 from benchmarks.sheet import Key, Sheet, Spread
+from benchmarks.starts import LIST, PARTS, SCREEN
 
 FLAT = 1.3
+STARTS = (
+    ("usable import", "from stepengine import Engine, AgentDefinition, tool", PARTS, 1.4),
+    ("stepengine --help", "stepengine --help", SCREEN, 1.6),
+    ("stepengine --help", "stepengine --help", LIST, 1.3),
+    ("first effect", "stepengine run to its first effect", PARTS, 2.0),
+)
+"""What is started, in words, its floor, and how many times as much it may cost."""
+
 OF_SDK = {"anthropic": 0.9, "openai_chat": 0.15, "openai": 0.15, "google": 0.2}
 """Each protocol with the share of the SDK's own loop that a step may cost at N=100."""
 
@@ -118,11 +127,14 @@ def replays(sheet: Sheet) -> Iterator[Verdict]:
 
 
 def imports(sheet: Sheet) -> Iterator[Verdict]:
-    """Judge Q8."""
+    """Judge Q8, Q13 and Q14."""
     loaded = sheet.spread(ours("W5", "heavy packages loaded", 1))
     yield Verdict("Q8", "SDKs and command line packages that an import loads", loaded, 0, "")
-    share = sheet.ratio(ours("W5", "import", 1), Key("W5", "import", "pydantic_ai", 1))
-    yield Verdict("Q8", "import stepengine against import pydantic_ai", share, 0.2)
+    for name, what, floor, most in STARTS:
+        share = sheet.ratio(Key("W7", "start", name, 1), Key("W7", "start", floor, 1))
+        yield Verdict("Q13", f"{what} against {floor}", share, most)
+    weight = sheet.spread(ours("W7", "weight beside the SDKs", 1))
+    yield Verdict("Q14", "an installation without what the official SDKs bring", weight, 40, "MB")
 
 
 def journals(sheet: Sheet) -> Iterator[Verdict]:

@@ -1,5 +1,5 @@
 """
-Runs the works W1 to W6, each measurement in a process of its own, round by round, and notes what comes out.
+Runs the works W1 to W7, each measurement in a process of its own, round by round, and notes what comes out.
 
 Whoever is slow takes part in fewer rounds, and in sizes only as far as one run stays under a cap; the sheet says what was left out.
 """
@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.peers import AGENTS, ENVIRONMENTS, SDKS, Peers
 from benchmarks.sheet import Key, Sheet, load, machine, today
+from benchmarks.starts import beside_the_sdks, starts, weights
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = ("floor", "stepengine", "stepengine_handler")
@@ -292,12 +293,23 @@ def w5(bench: Bench) -> None:
     bench.note(("W5", "heavy packages loaded", "stepengine"), "", 0, {1: int(loaded.stdout)})
 
 
+def w7(bench: Bench) -> None:
+    """Measure what it costs until something happens, and what is installed for it."""
+    for turn, found in enumerate(starts(max(5, bench.plan.rounds))):
+        for name, seconds in found.items():
+            bench.note(("W7", "start", name), "ms", turn, {1: seconds * 1e3})
+    weighed = weights()
+    for name, megabytes in weighed.items():
+        bench.note(("W7", "weight", name), "MB", 0, {1: megabytes})
+    bench.note(("W7", "weight beside the SDKs", "stepengine"), "MB", 0, {1: beside_the_sdks(weighed)})
+
+
 def w6(bench: Bench) -> None:
     """Measure one call behind a long history."""
     over_http(bench, "W6", "behind", ("stepengine", "stepengine_run"))
 
 
-WORKS = {"w1": w1, "w2": w2, "w3": w3, "w4": w4, "w5": w5, "w6": w6}
+WORKS = {"w1": w1, "w2": w2, "w3": w3, "w4": w4, "w5": w5, "w6": w6, "w7": w7}
 
 PACKAGES = (
     "stepengine", "bu-agent-sdk", "pydantic-ai-slim", "openai-agents", "langgraph", "langchain", "langchain-openai", "smolagents",

@@ -77,6 +77,14 @@ WORDS = {
             " run, as the peers."
         ),
     ),
+    "W7": (
+        "Until something happens",
+        (
+            "CPU of whole processes, each beside the least code that does the same with the same packages; `first effect` is what `stepengine"
+            " run` has spent when an agent's first effect begins. What is installed is measured without extras and without compiled modules;"
+            " anthropic, openai and google-genai with what they need alone are the SDKs, which are part of every installation."
+        ),
+    ),
 }
 PICTURES = {
     "W1": ("steps.svg", "CPU of a step over the length of the run, both axes logarithmic"),

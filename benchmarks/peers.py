@@ -18,6 +18,7 @@ AGENTS = ("bu_agent_sdk", "pydantic_ai", "openai_agents", "langgraph", "smolagen
 ENVIRONMENTS = {
     "bu_agent_sdk": ["bu-agent-sdk==0.0.1"],
     "pydantic_ai": ["pydantic-ai-slim[dbos,openai]==2.68.0"],
+    "pydantic_ai_harness": ["pydantic-ai-harness[code-mode]==0.62.0", "pydantic-ai-slim[openai]==2.62.0"],
     "openai_agents": ["openai-agents==0.24.0"],
     "langgraph": [
         "langgraph==1.2.22",

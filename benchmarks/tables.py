@@ -11,8 +11,11 @@ from typing import NamedTuple
 from benchmarks.judging import Verdict, judge
 from benchmarks.peers import AGENTS, SDKS, label
 from benchmarks.sheet import Key, Sheet, Spread
+from benchmarks.starts import PARTS
 
 DASH = "-"
+SOME_WEIGHT = 0.5
+"""Megabytes from which on a package is named."""
 
 
 class Table(NamedTuple):
@@ -195,6 +198,27 @@ def imports(sheet: Sheet) -> Table:
     return Table("W5: CPU milliseconds of an import", ["import", "ms", "of stepengine's"], rows)
 
 
+def starts(sheet: Sheet) -> list[Table]:
+    """Return W7."""
+    base = Key("W7", "start", PARTS, 1)
+    names = sheet.engines("W7", "start")
+    rows = [[name, cell(sheet, key := Key("W7", "start", name, 1)), ranged(sheet.ratio(key, base))] for name in names]
+    parts = sorted(sheet.engines("W7", "weight"), key=lambda name: -_weight(sheet, name))
+    heavy = [[name, short(_weight(sheet, name))] for name in parts if _weight(sheet, name) >= SOME_WEIGHT]
+    rest = sum([_weight(sheet, name) for name in parts if _weight(sheet, name) < SOME_WEIGHT])
+    return [
+        Table("W7: CPU milliseconds of a whole process", ["start", "ms", f"of {PARTS}"], rows),
+        Table(
+            "W7: megabytes of an installation without extras", ["package", "MB"], [*heavy, ["all others", short(rest)]]
+        ),
+    ]
+
+
+def _weight(sheet: Sheet, name: str) -> float:
+    found = sheet.spread(Key("W7", "weight", name, 1))
+    return 0 if found is None else found.median
+
+
 def gaps(sheet: Sheet) -> Table:
     """Return what was not measured, and why."""
     rows = [[gap.work, label(gap.engine), gap.why] for gap in sheet.gaps]
@@ -212,6 +236,7 @@ def works(sheet: Sheet) -> dict[str, list[Table]]:
         "W4": [journals(sheet), cassettes(sheet)],
         "W5": [imports(sheet)],
         "W6": [http(sheet, "W6", "behind", w6, "n")],
+        "W7": starts(sheet),
     }
     measured = {key.work for key in sheet.samples}
     return {work: tables for work, tables in found.items() if work in measured}

@@ -30,6 +30,7 @@ from stepengine import (
     RunResult,
     StepContext,
     Steps,
+    Tool,
     ToolCall,
     Usage,
     UserMessage,
@@ -67,6 +68,7 @@ class Play:
             line of what the agent was asked.
         prompt: The prompt of the run.
         params: Its params.
+        answers: What a person answers, by the names of questions.
         previous: The conversation that it continues.
         host: The agent that is run, when the recorded one is run by another; a definition.
         stand_in: Makes the agent that is recorded, with something of this script in the place of what it would start.
@@ -77,6 +79,7 @@ class Play:
     said: Mapping[tuple[str, str], Sequence[ModelReply | str]] = {}
     prompt: str = ""
     params: Mapping[str, Any] | None = None
+    answers: Mapping[str, str] | None = None
     previous: Sequence[UserMessage | AssistantMessage] = ()
     host: Any = None
     stand_in: Callable[[], Any] | None = None
@@ -227,7 +230,8 @@ def performed(agent_id: str, play: Play, root: Path, journal: JournalLike | None
     cast = Cast(play, agent.id)
     previous = AgentState.from_messages(play.previous) if play.previous else None
     with Engine([agent], tools_for(root), cast, default_model=MODEL, workspace=root, **options) as engine:
-        result = engine.run_sync(agent, play.prompt, params=play.params, previous=previous, journal=journal)
+        given = {"params": play.params, "previous": previous, "answers": play.answers}
+        result = engine.run_sync(agent, play.prompt, journal=journal, **given)
     result.unwrap()
     if cast.left:
         msg = f"{agent_id}: not asked for: {cast.left}"
@@ -362,7 +366,71 @@ EDITING = Play(
 """An orchestrator that edits by itself."""
 
 
+def with_cases() -> AgentDefinition:
+    """Return the improver with cases that pass by what the prompt says, in place of those of an evaluation."""
+    helps = {"a": "greet", "b": "by name"}
+
+    def run_case(given: Mapping[str, Any]) -> dict[str, Any]:
+        prompt = given["changes"].get("system_prompt", "Answer.")
+        passed = helps[given["case"][0]] in prompt
+        said = [] if passed else [f"it lacks {helps[given['case'][0]]!r}"]
+        course = "" if passed else "user: Hello\nstep 1: Yes."
+        return {
+            "score": float(passed), "problem": "", "said": said, "did": course, "steps": 1, "spent": "0.01", "cost": "0.01", "served": 0,
+            "journal": "", "stopped": "",
+        }  # fmt: skip
+
+    improver = BUNDLED["improver"]
+    options = {"idempotent": True, "parallel_safe": True, "requires_permission": False}
+    specs = [tool.spec for tool in improver.tools]
+    played = [Tool(spec.name, spec.description, spec.input_schema, run_case, **options) for spec in specs]
+    return attrs.evolve(improver, tools=played)
+
+
+WISH = "An agent that says which files of a folder are tests"
+BUILT = '''\
+"""Says which files of a folder are tests."""
+
+from stepengine import AgentDefinition, StepContext, Steps, ToolCall
+from stepengine.errors import ToolError
+
+
+def handle_steps(ctx: StepContext) -> Steps[list[str]]:
+    try:
+        listed = yield from ToolCall("list_directory", {"path": ctx.prompt or "."})
+    except ToolError:
+        return []
+    return [name for name in listed.data["files"] if name.startswith("test_")]
+
+
+agent = AgentDefinition(
+    "tests-finder",
+    description="Says which files of a folder are tests.",
+    tools=["list_directory"],
+    output_mode="structured_output",
+    handle_steps=handle_steps,
+)
+'''
+
+
+def drafted(source: str) -> ModelReply:
+    """Return a reply that hands over an agent file, with an example."""
+    listed = {"path": ".", "files": ["shop.py", "test_shop.py"], "directories": []}
+    example = {"example_prompt": ".", "example_replies": [], "example_results": {"list_directory": listed}}
+    return tool_call("draft_agent", {"source": source, "why": "No model is needed to read names.", **example})
+
+
 PLAYS: dict[str, Play] = {
+    "agent-builder": Play(
+        prompt=WISH,
+        own=[
+            tool_call("list_directory", {"path": "."}),
+            drafted(BUILT.replace("from stepengine.errors", "from os")),
+            drafted(BUILT.replace('data["files"]', 'data["names"]')),
+            drafted(BUILT),
+        ],
+        answers={"file-1": "file it"},
+    ),
     "base2": BASE2,
     "base2-fast": EDITING,
     "base2-lite": EDITING,
@@ -437,6 +505,20 @@ PLAYS: dict[str, Play] = {
     "file-lister": Play(prompt=WHERE, own=[LISTED]),
     "file-picker": Play(prompt=WHERE, said=LOOKED),
     "glob-matcher": Play(params={"patterns": [{"pattern": "**/*.py"}, {"pattern": "*.md", "cwd": "docs"}]}),
+    "improver": Play(
+        params={
+            "parts": {"system_prompt": "Answer."},
+            "search": ["a1", "b1", "b2"],
+            "held_out": ["a2", "b3"],
+            "budget": "1",
+            "seed": 1,
+        },
+        own=[
+            tool_call("change", {"part": "system_prompt", "value": "You greet.", "why": "Nobody said to."}),
+            tool_call("change", {"part": "system_prompt", "value": "You greet by name.", "why": "A name was wanted."}),
+        ],
+        stand_in=with_cases,
+    ),
     "librarian": Play(
         prompt="How is an order added up?",
         params={"repo_url": "https://git.example/shop.git"},

@@ -42,6 +42,9 @@ comes in two forms:
   what a session stores) stays whole.
 - a **record** policy, `replace_record=True`, replaces the record itself, so that a stored session stays short, too.
 
+What either leaves out a model finds again with `recall_history`, and a person with `stepengine show RUN --left-out`: see
+[What a compaction left out](hooks.md#what-a-compaction-left-out).
+
 ```python
 engine = Engine(agents=[agent], hooks=Hooks(pre_step=[mask_tool_results(), truncate()]))
 ```

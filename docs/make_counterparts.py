@@ -26,6 +26,7 @@ SUBJECTS = {
     "mcp": "MCP",
     "acp": "Editors",
     "web": "Web pages",
+    "serving": "Runs over HTTP",
     "otel": "Traces",
     "durable": "Durable runs",
     "typing": "Type checkers",

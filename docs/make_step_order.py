@@ -26,8 +26,9 @@ effect and what tells its uses apart.
 
 {yields}
 
-What stands in `Parallel` is handed out with the other members as one `Gather`. Hooks may yield what says so; their effects are
-`CallTool hook`, `CallModel complete` and `CallFunction`.
+What stands in `Parallel` is handed out with the other members as one `Gather`. Hooks and tools may yield what says so; the
+effects of hooks are `CallTool hook`, `CallModel complete` and `CallFunction`. The body of a tool has no conversation: what
+would go on with one is not for it.
 
 ## How a called tool runs
 
@@ -76,7 +77,17 @@ def tokens(names: Iterable[str]) -> str:
 
 def yields() -> str:
     """Return the table of what may be yielded."""
-    head = ("yield", "asks for", "effect", "the handler is sent", "then", "actions", "in `Parallel`", "in hooks")
+    head = (
+        "yield",
+        "asks for",
+        "effect",
+        "the handler is sent",
+        "then",
+        "actions",
+        "in `Parallel`",
+        "in hooks",
+        "in tools",
+    )
     rows = [
         (
             f"`{row.name}`",
@@ -87,6 +98,7 @@ def yields() -> str:
             "one for each block" if row.actions is None else str(row.actions),
             "yes" if row.is_member else "",
             "yes" if row.for_hooks else "",
+            "yes" if row.for_tools else "",
         )
         for row in YIELDS
     ]
@@ -110,9 +122,11 @@ def calls() -> str:
 def effects() -> str:
     """Return the table of effects."""
     names = {object: "JSON", type(None): "nothing"}
-    rows = [
-        (f"`{row.kind.__name__}`", row.asks, names.get(row.outcome, f"`{row.outcome.__name__}`")) for row in EFFECTS
-    ]
+    rows = []
+    for row in EFFECTS:
+        kinds = row.outcome if isinstance(row.outcome, tuple) else (row.outcome,)
+        value = " or ".join([names.get(kind, f"`{kind.__name__}`") for kind in kinds])
+        rows.append((f"`{row.kind.__name__}`", row.asks, value))
     return table(("effect", "asks", "its value"), rows)
 
 

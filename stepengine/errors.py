@@ -5,9 +5,10 @@ The errors of stepengine, filed by whose fault they are: exception classes and n
 
   StepEngineError
     AgentError           the author's: DefinitionError, InputError, HandlerError, BadYield, ToolNotAvailable, ToolInputError,
-                         OutputMissing, PerformError, ChildError
+                         OutputMissing, PerformError, ChildError, RaceLost
     ModelError           the provider's: UnknownModel, MissingKey, TruncatedReply, ContextOverflow
     ToolError            a tool's: PermissionDenied, PathOutsideRoot, BlockedAddress, ToolServerError
+    WorkspaceLost        where tools run cannot be reached
     LimitExceeded        a budget of the run is spent
     TranscriptError      unpaired or misplaced messages
     DataError            a value that is not JSON, or a stored form that cannot be read
@@ -31,9 +32,9 @@ __all__ = (
     "AgentError", "AnswerRejected", "BadYield", "BlockedAddress", "ChildError", "ContextOverflow", "DataError",
     "DefinitionError", "HandlerError", "InputError", "JournalCorrupt", "JournalError", "JournalLocked",
     "JournalMissing", "JournalVersion", "JournalWriteFailed", "LimitExceeded", "LimitReached", "MissingKey",
-    "ModelError", "OutputMissing", "PathOutsideRoot", "PerformError", "PermissionDenied", "ReplayDivergence", "SessionConflict",
-    "SessionError", "StepEngineError", "ToolError", "ToolInputError", "ToolNotAvailable", "ToolServerError", "TranscriptError",
-    "TruncatedReply", "UndoRefused", "UnknownModel", "UnknownOutcome",
+    "ModelError", "OutputMissing", "PathOutsideRoot", "PerformError", "PermissionDenied", "RaceLost", "ReplayDivergence",
+    "SessionConflict", "SessionError", "StepEngineError", "ToolError", "ToolInputError", "ToolNotAvailable", "ToolServerError", "TranscriptError",
+    "TruncatedReply", "UndoRefused", "UnknownModel", "UnknownOutcome", "WorkspaceLost",
 )  # fmt: skip
 
 
@@ -206,6 +207,10 @@ class ChildError(AgentError):
         self.result = result
 
 
+class RaceLost(AgentError):
+    """Another member of the same ``Race`` was first, so this one was given up; no handler ever sees it."""
+
+
 class ModelError(StepEngineError):
     """
     A provider failed or answered nonsense.
@@ -298,16 +303,29 @@ class LimitExceeded(StepEngineError):
     Attributes:
         kind: ``"steps"``, ``"actions"``, ``"tokens"``, ``"cost"``, ``"seconds"``, ``"depth"``, ``"children"`` ...
         limit: The number that was reached, if there is one.
+        path: While a limit asks a person (``Limits(ask=True)``), the path of the run whose limit it is.
+        more: While it asks, how much more a yes allows; ``None`` otherwise, such as after a no.
         result: The ``RunResult``, when it was raised to a caller because of ``on_max_steps="raise"``; not stored.
     """
 
-    fields = ("kind", "limit")
+    fields = ("kind", "limit", "path", "more")
     transient = ("result",)
 
-    def __init__(self, message: str = "", *, kind: str = "", limit: float | None = None, result: Any = None) -> None:
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        kind: str = "",
+        limit: float | None = None,
+        path: str = "",
+        more: float | None = None,
+        result: Any = None,
+    ) -> None:
         super().__init__(message)
         self.kind = kind
         self.limit = limit
+        self.path = path
+        self.more = more
         self.result = result
 
 
@@ -439,6 +457,10 @@ class UndoRefused(JournalError):
     def __init__(self, message: str = "", *, files: Sequence[Sequence[str]] = ()) -> None:
         super().__init__(message)
         self.files: tuple[Any, ...] = tuple([f if isinstance(f, tuple) else tuple(f) for f in files])
+
+
+class WorkspaceLost(StepEngineError):
+    """Where tools run cannot be reached, or its connection ended: what was asked says nothing of the project there."""
 
 
 class UnknownOutcome(JournalError):

@@ -45,6 +45,8 @@ from stepengine.data.events import (
     ToolLog,
     ToolProgress,
     ToolStarted,
+    WaitFinished,
+    WaitStarted,
     Warned,
 )
 
@@ -88,5 +90,7 @@ __all__ = (
     "ToolLog",
     "ToolProgress",
     "ToolStarted",
+    "WaitFinished",
+    "WaitStarted",
     "Warned",
 )

@@ -18,12 +18,13 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from operator import is_
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, JsonList, compact, freeze
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError
@@ -121,7 +122,6 @@ SHAPES = (
     ("jwt", rf"{_BEFORE}eyJ[A-Za-z0-9_-]{{8,}}\.eyJ[A-Za-z0-9_-]{{8,}}(?:\.[A-Za-z0-9_-]*)?"),
     ("bearer", r"(?i:bearer) +[A-Za-z0-9._~+/=-]{20,}"),
 )
-SHAPE = re.compile("|".join(f"(?P<{name.replace('-', '_')}>{pattern})" for name, pattern in SHAPES))
 # Beginnings and ends are looked for apart: in one expression, every beginning without an end would read all that follows.
 PEM_BEGIN = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 PEM_END = re.compile(r"-----END [A-Z ]*PRIVATE KEY-----")
@@ -172,14 +172,14 @@ class Span(NamedTuple):
 # --- what users add -------------------------------------------------------------------------------------------------
 
 
-@attrs.frozen
+@frozen
 class RedactHeader:
     """A header that is not recorded, whatever the built-in list says. Names are compared without case."""
 
     name: str
 
 
-@attrs.frozen
+@frozen
 class RedactField:
     """
     A JSON member whose value is replaced.
@@ -210,7 +210,7 @@ def _pattern(value: str | re.Pattern[str]) -> re.Pattern[str]:
         raise DataError(msg) from error
 
 
-@attrs.frozen
+@frozen
 class RedactPattern:
     """
     Text that is replaced wherever a regular expression finds it.
@@ -225,7 +225,7 @@ class RedactPattern:
     name: str = "pattern"
 
 
-@attrs.frozen(repr=False)
+@frozen(repr=False)
 class RedactValue:
     """
     A secret value, replaced wherever it appears, in plain, quoted, escaped and base64 form.
@@ -275,7 +275,7 @@ def _rules(given: Iterable[RedactRule]) -> tuple[RedactRule, ...]:
     return tuple(given)
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Rules:
     """
     What holds beside the built-in rules.
@@ -859,11 +859,17 @@ def _all_forms(known: Mapping[str, str]) -> dict[str, str]:
     return {form: name for value, name in known.items() for form in forms_of(value)}
 
 
+@cache
+def _shape() -> re.Pattern[str]:
+    """Return what finds every shape; few texts are looked into, and compiling it takes as long as the rest of this module."""
+    return re.compile("|".join([f"(?P<{name.replace('-', '_')}>{pattern})" for name, pattern in SHAPES]))
+
+
 def shapes_in(text: str) -> list[Span]:
     """Return where texts that look like keys stand in *text*, in their order."""
     if not looks_secret(text):
         return []
-    found = [Span(*match.span(), str(match.lastgroup).replace("_", "-")) for match in SHAPE.finditer(text)]
+    found = [Span(*match.span(), str(match.lastgroup).replace("_", "-")) for match in _shape().finditer(text)]
     return _apart([*found, *_pem_blocks(text)])
 
 

@@ -106,6 +106,8 @@ def replace(file: Path, text: str) -> None:
     file.write_text(text, encoding="utf-8")
 
 
+RACES = ("tests/engine/test_races_that_are_won.py",)
+YIELDS = ("tests/engine/test_waiting_yields.py",)
 TOOL_CONTEXTS = ("tests/engine/test_tool_contexts.py",)
 DEFERRED = ("tests/faults/test_deferred_tools.py",)
 ERROR_TYPES = ("tests/models/test_error_types.py",)
@@ -117,6 +119,69 @@ LIMITS = ("tests/runtime/test_limits.py", "tests/engine/test_spawn_limits.py")
 
 MUTANTS = (
     # --- what a tool is told, and what it reports -------------------------------------------------------------------
+    Mutant(
+        "a tree is suspended although one of its races has been won",
+        "stepengine/runtime/standstill.py",
+        "if self._tree.brake.is_given_up(item):",
+        "if False:",
+        RACES,
+    ),
+    Mutant(
+        "a run in a race that stands still keeps its tree from it",
+        "stepengine/runtime/standstill.py",
+        "if type(effect) in RUNS and not is_start and child_path(item.path, effect.seq) in self._tree.runs:\n            return True",
+        "if type(effect) in RUNS and not is_start:\n            return child_path(item.path, effect.seq) in self._tree.runs",
+        RACES,
+    ),
+    Mutant(
+        "a run that starts a child seems to wait for it",
+        "stepengine/runtime/standstill.py",
+        "is_start = type(effect) is Spawn and effect.is_background",
+        "is_start = False",
+        YIELDS,
+    ),
+    Mutant(
+        "a tree is suspended while members of a race are about to begin",
+        "stepengine/runtime/driver.py",
+        "self._beginning = items[:1]  # while",
+        "self._beginning = []  # while",
+        YIELDS,
+    ),
+    Mutant(
+        "a replay counts a child that was stopped before it began",
+        "stepengine/journal/replayer.py",
+        "return type(item.effect) in RUNS and self._past.intent(address) is None and self.halts(item)",
+        "return False",
+        YIELDS,
+    ),
+    Mutant(
+        "children are told in the order in which they were started",
+        "stepengine/runtime/background.py",
+        "sorted([(outcome.at, path) for outcome, path in found if outcome is not None])",
+        "sorted([(0, path) for outcome, path in found if outcome is not None])",
+        YIELDS,
+    ),
+    Mutant(
+        "a child that nobody waited for is left at work by its parent",
+        "stepengine/machine/calls.py",
+        "for kind, paths in run.background.left():",
+        "for kind, paths in ():",
+        YIELDS,
+    ),
+    Mutant(
+        "who lost a race is done again after a crash",
+        "stepengine/journal/replayer.py",
+        "return any(known and not was_given_up(past.history.outcome(known)) for known in others)",
+        "return False",
+        YIELDS,
+    ),
+    Mutant(
+        "nobody is given up when a race was won",
+        "stepengine/runtime/driver.py",
+        "self._run.tree.brake.give_up(left)",
+        "self._run.tree.brake.give_up([])",
+        RACES,
+    ),
     Mutant(
         "a body is not told which call spawned its run",
         "stepengine/runtime/performing.py",
@@ -228,15 +293,15 @@ MUTANTS = (
     Mutant(
         "children of a model's body count as a handler's",
         "stepengine/machine/calls.py",
-        '"" if body is None or not body.by_model else body.tool_call_id',
-        '""',
+        "            self._by if body is None or not body.by_model else body.tool_call_id,\n",
+        "            self._by,\n",
         YIELDING,
     ),
     Mutant(
         "a body without a result is in doubt",
         "stepengine/journal/recorder.py",
-        "        if type(item.effect) in RUNS:\n            return self._start_run(item, io)\n",
-        "        if type(item.effect) is Spawn:\n            return self._start_run(item, io)\n",
+        "        if kind in STARTS:\n",
+        "        if kind is Spawn:\n",
         (*YIELDING, "tests/engine/test_trees_of_tools.py"),
     ),
     Mutant(
@@ -263,8 +328,8 @@ MUTANTS = (
     Mutant(
         "all bodies of a run share their chance",
         "stepengine/engine/planning.py",
-        'random=Random(f"{self.seed}:{path}"),  # noqa: S311\n            model=parent.model',
-        'random=Random(f"{self.seed}"),  # noqa: S311\n            model=parent.model',
+        'random=partial(Random, f"{self.seed}:{path}"),\n            model=parent.model',
+        'random=partial(Random, f"{self.seed}"),\n            model=parent.model',
         YIELDING,
     ),
     Mutant(
@@ -284,8 +349,8 @@ MUTANTS = (
     Mutant(
         "a name in uses= that means nothing is passed over",
         "stepengine/engine/catalog.py",
-        '            if key is None:\n                msg = (\n                    f"the tool {name!r} of agent',
-        '            if key is None:\n                continue\n                msg = (\n                    f"the tool {name!r} of agent',
+        '    if key is None:\n        msg = (\n            f"the tool {by!r} of agent',
+        '    if key is None:\n        return wanted\n        msg = (\n            f"the tool {by!r} of agent',
         YIELDING,
     ),
     # --- logs -------------------------------------------------------------------------------------------------------
@@ -476,8 +541,8 @@ MUTANTS = (
     Mutant(
         "an effect begins before the reply that it follows from is durable",
         "stepengine/journal/recorder.py",
-        "if not (self._owed or (lasts and run.waits)):",
-        "if not (lasts and run.waits):",
+        "if not (self._owed or (lasts and fresh and run.waits)):",
+        "if not (lasts and fresh and run.waits):",
         ("tests/journal/test_files.py",),
     ),
     Mutant(
@@ -782,8 +847,8 @@ MUTANTS = (
     Mutant(
         "a child takes the engine's model before its spawner's",
         "stepengine/engine/planning.py",
-        "model=self._asked_model(agent) or parent.model or self._model(self._default_model),",
-        "model=self._asked_model(agent) or self._model(self._default_model) or parent.model,",
+        "model = self._asked_model(agent) or parent.model or self._model(self._default_model)",
+        "model = self._asked_model(agent) or self._model(self._default_model) or parent.model",
         ("tests/engine/test_engine.py", "tests/engine/test_spawn.py"),
     ),
     Mutant(
@@ -796,8 +861,8 @@ MUTANTS = (
     Mutant(
         "runs of one path share their chance",
         "stepengine/engine/planning.py",
-        'random=Random(f"{self.seed}:{path}") if',
-        'random=Random(f"{path}") if',
+        'random=partial(Random, f"{self.seed}:{path}") if',
+        'random=partial(Random, f"{path}") if',
         ("tests/engine/test_handlers.py",),
     ),
     Mutant(

@@ -57,6 +57,7 @@ from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.data.tools import ToolAnnotations, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Spending, Usage
+from stepengine.data.waiting import Awaited, ChildRef, Received
 
 STATUSES = ("ok", "error", "pending", "skipped", "denied", "cancelled")
 
@@ -344,6 +345,7 @@ questions = some(
     tool_name=st.none() | names,
     details=json_values(),
     path=st.sampled_from(["", "3", "3.2"]),
+    number=st.sampled_from([None, "whole", "any"]),
 )
 answers = some(
     Answer,
@@ -371,6 +373,7 @@ ERROR_FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "retry_after": st.none() | floats,
     "usage": st.none() | usages,
     "limit": st.none() | floats | counts,
+    "more": st.none() | floats | counts,
     "path": text,
     "beside": tuples(text),
     "pid": st.none() | counts,
@@ -444,11 +447,18 @@ stops = some(
 gathered = st.builds(Gathered, tuples(values | failures | stops, 3))
 outcomes = values | failures | stops | gathered
 
+paths = st.sampled_from(["3", "3.2", "14"])
+child_refs = st.builds(ChildRef, names, ids, paths)
+received = some(Received, names, value=json_values())
+awaited = some(Awaited, done=tuples(paths), open=tuples(paths))
+
 STORED: dict[str, st.SearchStrategy[Any]] = {
     "AgentState": states,
     "Answer": answers,
     "AssistantMessage": assistant_messages,
+    "Awaited": awaited,
     "Change": changes,
+    "ChildRef": child_refs,
     "ChildResult": child_results,
     "CitationPart": citation_parts,
     "CodeExecution": some(CodeExecution, files=tuples(names)),
@@ -466,6 +476,7 @@ STORED: dict[str, st.SearchStrategy[Any]] = {
     "OpaquePart": opaque_parts,
     "Programs": programs,
     "Question": questions,
+    "Received": received,
     "RefusalPart": refusal_parts,
     "ReplyDone": st.builds(ReplyDone, replies),
     "SideEffect": side_effects,

@@ -36,6 +36,8 @@ import stepengine
 from stepengine.acp.serving import _message_in
 from stepengine.acp.updates import _fenced
 from stepengine.cli.commands.fork import _edit
+from stepengine.cli.commands.package import HOMES, HOSTS
+from stepengine.cli.commands.post import MAX_CHARS, message_in
 from stepengine.cli.screen.prompt import PASTE
 from stepengine.cli.settings import Settings, UsageProblem
 from stepengine.context.project import TAGS
@@ -50,11 +52,16 @@ from stepengine.durable.messages import form_of
 from stepengine.durable.operate import _read
 from stepengine.durable.steps import NAMES as NAMES_OF_STEPS
 from stepengine.engine import load_agent
-from stepengine.errors import DataError, DefinitionError, ModelError, StepEngineError
+from stepengine.engine.packages import ID as PUBLISHER
+from stepengine.engine.packages import VALUE, declaration_of
+from stepengine.errors import DataError, DefinitionError, ModelError, StepEngineError, WorkspaceLost
+from stepengine.journal.altered import changes_in
+from stepengine.journal.mailbox import StoredLetter
 from stepengine.journal.reading import Source, glimpsed, members_of, read_lines, strict_members
-from stepengine.journal.records import check_place, checked
+from stepengine.journal.records import KEY, check_place, checked, to_line
 from stepengine.journal.scanning import scan
 from stepengine.journal.show import clean_tree
+from stepengine.journal.signing import Signature
 from stepengine.judging.criteria import _judged as judged_text
 from stepengine.judging.viewing.payload import _shown as shown_on_a_page
 from stepengine.machine.blocks import split_blocks
@@ -77,9 +84,20 @@ from stepengine.permissions.commands import READ_ONLY, CommandForm, denies, perm
 from stepengine.permissions.policy import Policy
 from stepengine.permissions.rules import Domain, Regex, Request
 from stepengine.permissions.rules import Path as PathRule
+from stepengine.programs.checking import globals_of, problems
+from stepengine.programs.checking import shown as program_shown
+from stepengine.programs.rewriting import rewritten
+from stepengine.programs.stubs import stubs_of
 from stepengine.redaction import Redactor, Trickle, json_in, redactor_for
+from stepengine.serving.access import HOST, ORIGIN, _Asked, _entries
+from stepengine.serving.problems import Problem
+from stepengine.serving.routes import StartRun
 from stepengine.sessions.stores import _messages, _parsed, _read_json
 from stepengine.system.argv import parse_command
+from stepengine.system.connection import _Broken
+from stepengine.system.connection import _parsed as parsed_frame
+from stepengine.system.far import Elsewhere, _entry, _listed
+from stepengine.system.far import Place as FarPlace
 from stepengine.system.path_rules import PROTECTED, SECRETS, PathRules
 from stepengine.system.paths import shown
 from stepengine.system.patterns import GlobPattern, IgnorePattern, safe_columns
@@ -98,7 +116,7 @@ from stepengine.tools.files.edits import Replacement, replace_all, unified_diff
 from stepengine.tools.memory import HIGHEST, _notes, _words
 from stepengine.tools.search.hits import Flags, _shown, parse_flags
 from stepengine.tools.search.overview import ranked
-from stepengine.tools.search.ripgrep import _line_test
+from stepengine.tools.search.ripgrep import EXIT, _line_test
 from stepengine.tools.search.symbols import top_level_names, words_of
 from stepengine.tools.shell.output import Capture
 from stepengine.tools.web.fetching import Fetched
@@ -246,6 +264,7 @@ def validated(text: str) -> Any:
 
 CALL = Call(provider="x", model="x/y", credentials=Credentials(None, "no key"))
 KNOWN = {"sk-abcdefghijklmnop": "X_API_KEY"}
+SIGNED = '{"kind":"input","path":"","seq":-1,"at":1,"input":{"type":"Signed","key":"' + "A" * 68 + '"'
 
 
 @contextlib.contextmanager
@@ -458,7 +477,161 @@ def result_text(text: str) -> Any:
     return result_of({"content": [{"type": "text", "text": text}], "structuredContent": {"n": 1}})
 
 
+def framed(head: bytes) -> Any:
+    with contextlib.suppress(_Broken):
+        return parsed_frame(head)
+
+
+def far_listing(data: bytes) -> Any:
+    with contextlib.suppress(WorkspaceLost):
+        return [_entry(one) for one in _listed(data, Elsewhere(FarPlace(name="x", argv=tuple, env={})))]
+
+
+def _posted(text: str) -> None:
+    with contextlib.suppress(UsageProblem):
+        message_in(text)
+
+
+FUNCTIONS = stubs_of([ToolSpec("price")], (), ask=True)
+
+
+def looked_at(text: str) -> None:
+    program_shown(problems(text, FUNCTIONS), text)
+    globals_of(text)
+
+
+def as_headers(text: str) -> None:
+    value = text.encode("latin-1", "replace")
+    names = (b"cookie", b"authorization", b"host", b"origin")
+    asked = _Asked({
+        "type": "http", "path": "/", "method": "GET", "query_string": value, "headers": [(name, value) for name in names],
+    })  # fmt: skip
+    asked.cookies(), asked.bearer(), asked.header("origin"), asked.query()
+    with contextlib.suppress(Problem):
+        asked.host()
+
+
+def as_a_file(text: str) -> None:
+    with contextlib.suppress(DefinitionError):
+        rewritten(text, "theirs.py")
+
+
+def as_a_function(text: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "x": {"description": text, "default": text, "enum": [text]},
+            "o": {"properties": {text: {"const": text}, text[:70]: {"$ref": f"#/{text}"}}},
+        },
+        "required": [text],
+        "description": text,
+    }
+    made = stubs_of([ToolSpec(text, text, schema), ToolSpec("find", text, schema)], (), ask=True)
+    made.search(text)
+    made.describe(text)
+
+
 PLACES = (
+    # --- what a model writes over its tools, and what strangers say of these
+    Place(
+        "program",
+        looked_at,
+        (
+            *(
+                of("("),
+                of("["),
+                of("a."),
+                of("a+"),
+                of("not "),
+                of("-"),
+                of("\n"),
+                of("q;"),
+                of("'"),
+                of("f'{"),
+                of(" "),
+            ),
+            *(of("price();"), of("äö;"), of("import x\n"), of("if 1:x\n"), of("try:x\nexcept:x\n"), of("lambda:")),
+            *(of("é: int,", "def f(", "): pass"), of("price(),", "def f(): price = (", ")"), of("\t"), of("\\\n")),
+            *(of(" async ", " "), of("ff", after="'"), of("except "), of("9"), of("x=x+1\r")),
+        ),
+        (
+            *("programs/checking.py:globals_of", "programs/checking.py:LINE", "programs/checking.py:NEWER"),
+            *(
+                "programs/checking.py:parsed",
+                "programs/checking.py:_Walk._in_characters",
+                "programs/checking.py:_Walk._judge_module",
+                "programs/checking.py:_Walk._unknown",
+            ),
+        ),
+        most=1 << 16,
+    ),
+    Place(
+        "agent file of a stranger",
+        as_a_file,
+        (
+            *(
+                of("("),
+                of("a."),
+                of("yield "),
+                of("yield from "),
+                of("\n"),
+                of(" "),
+                of("'"),
+                of("x=x+1\r"),
+                of("\\\n"),
+            ),
+            *(of("yield x;", "def f(c): "), of("yield from f(c);", "def f(c): "), of("c.view;", "def f(c): yield\n")),
+            *(
+                of("(yield ", "def f(c): "),
+                of(".view", "c"),
+                of("x: 'int'\n ", "from pydantic import BaseModel\nclass A(BaseModel):\n "),
+            ),
+            *(
+                of("|int", "from pydantic import BaseModel\nclass A(BaseModel):\n x: '", "'"),
+                of("from string import digits\n"),
+            ),
+        ),
+        (
+            "programs/rewriting.py:YIELD_FROM",
+            "programs/rewriting.py:_Rewriting.result",
+            "programs/rewriting.py:_Rewriting._look_at",
+            "programs/schemas.py:_Reading._quoted",
+        ),
+        most=1 << 16,
+    ),
+    Place(
+        "tool as a function of a program",
+        as_a_function,
+        (of("a"), of("_"), of(" "), of('"""'), of("\\"), of("é"), of("["), of("{'a':"), of("-"), of("\n"), of("a b")),
+        (
+            *("programs/stubs.py:Stubs.search", "programs/stubs.py:Stubs.describe", "programs/stubs.py:Stubs._line"),
+            *("programs/stubs.py:_identifier", "programs/stubs.py:_written", "programs/stubs.py:_default"),
+            "programs/stubs.py:_camel",
+        ),
+        most=1 << 20,
+    ),
+    # --- what another end of a connection says
+    Place(
+        "head of a frame",
+        framed,
+        (ofb("["), ofb('{"a":'), ofb("9", '{"id": ', "}"), ofb('"'), ofb("\\u"), ofb(" ")),
+        ("system/connection.py:_parsed",),
+        most=1 << 20,
+    ),
+    Place(
+        "listing of a folder elsewhere",
+        far_listing,
+        (ofb("["), ofb("[]"), ofb('[["a","d",1,null]]'), ofb("9"), ofb(" "), ofb('[["a","f",1,[1,')),
+        ("system/far.py:_listed",),
+        most=1 << 25,
+    ),
+    Place(
+        "what a supervisor elsewhere says of a search",
+        EXIT.fullmatch,
+        (ofb("9"), ofb("9", "exit "), ofb("pid 9\n"), ofb("9", "pid ")),
+        ("tools/search/ripgrep.py:EXIT",),
+        most=1 << 20,
+    ),
     # --- what a repository and earlier runs say
     Place(
         "head of a skill",
@@ -488,6 +661,36 @@ PLACES = (
         ),
         ("system/skills.py:_mapping", "system/skills.py:_read"),
         most=16 * 1024,
+    ),
+    Place(
+        "what a package says of its agents",
+        lambda text: declaration_of(text.encode()),
+        (
+            of("["),
+            of('{"agents":'),
+            of("1", '{"format": ', "}"),
+            of('"a": {},', '{"format": "stepengine.agents/1", "agents": {', '"b": {}}}'),
+            of('"a",', '{"format": "stepengine.agents/1", "agents": {"a": {}}, "hosts": [', '"b"]}'),
+        ),
+        ("engine/packages.py:declaration_of",),
+    ),
+    Place(
+        "publisher of a package",
+        PUBLISHER.fullmatch,
+        (of("a"), of("a-"), of("-"), of("a", "", "!")),
+        ("engine/packages.py:ID",),
+    ),
+    Place(
+        "where a package has its agents",
+        VALUE.fullmatch,
+        (of("a"), of("a."), of("a:"), of("a", "", "!"), of(".a", "a", "!")),
+        ("engine/packages.py:VALUE",),
+    ),
+    Place(
+        "paths and hosts in the files of a package",
+        lambda text: (HOMES.search(text.encode()), HOSTS.findall(text)),
+        (of("/home/"), of("C:\\Users\\"), of("a", "/home/"), of("http://"), of("a.", "https://"), of("h")),
+        ("cli/commands/package.py:HOMES", "cli/commands/package.py:HOSTS"),
     ),
     Place(
         "name of a skill",
@@ -1129,22 +1332,49 @@ PLACES = (
         (
             ofb("0.", '{"kind":"intent","path":"'),
             ofb("0", '{"kind":"result","path":"","seq":'),
+            ofb(',"program_line":1', '{"kind":"intent","path":"","seq":1,"fp":"' + "0" * 32 + '","effect":{"type":"A"'),
             ofb(',"gather":', '{"kind":"intent","path":"","seq":1,"fp":"' + "0" * 32 + '","effect":{"type":"A"'),
             ofb(',"crc":"0'),
         ),
         (
             "journal/reading.py:INTENT_FORM",
             "journal/reading.py:RESULT_FORM",
-            "journal/reading.py:GATHER_FORM",
+            "journal/reading.py:BESIDE_FORM",
             "journal/reading.py:glimpsed",
             "journal/reading.py:_shared",
             "journal/records.py:TAIL_FORM",
         ),
     ),
     Place(
+        "signature in a journal",
+        Signature.of,
+        (
+            ofb("0123456789abcdef", f'{SIGNED},"records":1,"digest":"{"0" * 64}","marks":"'),
+            ofb("0", f'{SIGNED},"records":'),
+            ofb("{"),
+        ),
+        ("journal/signing.py:FORM", "journal/signing.py:Signature.of"),
+    ),
+    Place(
+        "marks of a journal",
+        lambda text: (changes_in(text, text[::-1], 1), changes_in(text, text[1:] + text[:1], 1)),
+        (of("a"), of("ab"), of("0123456789")),
+        most=1 << 18,
+    ),
+    Place("key in a head", KEY.fullmatch, (of("A"), of("=")), ("journal/records.py:KEY",)),
+    Place(
         "journal",
         lambda data: read_lines(data, "x"),
         (json_lines("{}"), json_lines(""), json_lines('{"kind":"head"'), ofb("a"), json_lines("[")),
+    ),
+    Place(
+        "letter of a mailbox",
+        lambda line: StoredLetter.read(line, "x"),
+        tuple(
+            lambda n, name=name, shape=shape: to_line(f'{{"run":"r","kind":"message","{name}":{shape(n)}}}', 0)[0][:-1]
+            for name in ("topic", "path", "sent", "value")
+            for shape in (of("a", '"', '"'), of("1.", '"', '"'), of("[1,"), of("9"))
+        ),
     ),
     Place(
         "tree of a journal",
@@ -1247,6 +1477,7 @@ PLACES = (
     ),
     # --- deployments
     Place("outcome that is typed for a fork", _edit, BRACKETS, ("cli/commands/fork.py:_edit",)),
+    Place("message that is piped into post", _posted, BRACKETS, ("cli/commands/post.py:message_in",), most=MAX_CHARS),
     Place("row of a deployment", lambda text: _read(text, "x"), BRACKETS, ("durable/operate.py:_read",), most=1 << 24),
     Place("message to a run", form_of, BRACKETS, ("durable/messages.py:form_of",), most=1 << 24),
     Place(
@@ -1341,16 +1572,69 @@ PLACES = (
         tuple(lambda n, shape=shape: shape(n).encode() for shape in SECRET_SHAPES),
         ("testing/cleaning.py:*",),
     ),
+    # --- what clients of a server of runs send
+    Place(
+        "body of a request",
+        StartRun.model_validate_json,
+        (*JSON_SHAPES, ofb('{"agent":"'), ofb('"a":1,', '{"agent":"a",', '"b":1}'), ofb('{"params":{"a":')),
+        ("serving/routes.py:_body",),
+        most=1 << 20,
+    ),
+    Place(
+        "file of tokens",
+        lambda data: _entries(data, Path("tokens.json")),
+        (*JSON_SHAPES, ofb("{},", '{"format":1,"tokens":[', "{}]}")),
+        ("serving/access.py:_entries",),
+    ),
+    Place(
+        "headers of a request",
+        lambda text: (HOST.fullmatch(text), ORIGIN.fullmatch(f"https://{text}"), as_headers(text)),
+        (
+            of("a"),
+            of("["),
+            of(":"),
+            of("[::"),
+            of("a.", "[", "]"),
+            of(";"),
+            of("stepengine=a;"),
+            of(" "),
+            of("9", "a:"),
+        ),
+        (
+            "serving/access.py:HOST",
+            "serving/access.py:ORIGIN",
+            "serving/access.py:_Asked.header",
+            "serving/access.py:_Asked.bearer",
+            "serving/access.py:_Asked.cookies",
+            "serving/access.py:_Asked.query",
+        ),
+        most=1 << 16,
+    ),
 )
 
 APART: dict[str, str] = {
+    "cli/commands/tokens.py:AGE": "what a person typed; four digits at most",
+    "serving/access.py:NAME": "a name that the operator typed; at most 64 characters of one class",
+    "serving/ledger.py:_row": "what a server of ours has written",
+    "serving/ledger.py:taking_up.take": "what a server of ours has written",
+    "serving/problems.py:WORD": "the name of a class of ours",
+    "serving/routes.py:_cursor": "JSON and base64 that were just made",
+    "serving/routes.py:_place": "at most 500 characters of a parameter",
+    "cli/perform.py:_tell_waits": "a command that this program made",
+    "programs/strangers.py:_begin": "how values of a field are built, as our own reader of schema classes writes it",
+    "programs/strangers.py:_key": "at most 1,000 characters of an error; literals alone are read",
+    "programs/checking.py:OF_A_FUNCTION": "what a checker says of one place; each repeat ends at the one character that it has not",
+    "programs/in_process.py:_compiled": "a program that was read as a tree before, of at most 64 KiB; for tests alone",
+    "programs/checking.py:_diagnostics": "what a worker of ours says of a program of at most 64 KiB",
     "cli/journals.py:taken": "what a person typed",
+    "cli/commands/improve.py:_Search._source": "a file of the author's that was just loaded as code; UTF-8",
     "data/alike.py:did_you_mean": "at most 100 characters of a word, compared with names of ours",
     "data/checks.py:named_fields.__init__": "a keyword that an author wrote",
     "data/tools.py:PARAMETER": "what the author of a tool says that its calls are about",
     "journal/places.py:likely": "a path that a person typed, compared with at most 1,000 names of files",
     "machine/calls.py:hook_call": "a name that the author of a hook wrote",
     "machine/calls.py:unavailable_here": "a name that the author of a handler wrote",
+    "engine/schedules.py:ID": "an id that the author of a schedule wrote; nothing in it is looked for twice",
     "engine/planning.py:Planner._allowed": "the first 64 characters of an id that the body of a tool asked for",
     "tools/names.py:Bundled.says": "docstrings of this package",
     "tools/reference.py:_example": "docstrings of this package",
@@ -1370,7 +1654,8 @@ APART: dict[str, str] = {
     "models/openai_chat/request.py:promises": "the name of a model, which its author gave",
     "models/_settings.py:CACHES_LONGER": "the name of a model, which its author gave",
     "models/anthropic/request.py:FAST": "the name of a model, which its author gave",
-    "models/anthropic/request.py:RUNS_NEWER_CODE": "the name of a model, which its author gave",
+    "models/_programs.py:OPENAI": "the name of a model, which its author gave",
+    "models/_programs.py:RUNS_NEWER_CODE": "the name of a model, which its author gave",
     "models/anthropic/request.py:UNPROMISING": "the name of a model, which its author gave",
     "models/google/request.py:VALIDATING": "the name of a model, which its author gave",
     "models/openai_chat/request.py:MARKED": "the name of a model, which its author gave",
@@ -1395,7 +1680,7 @@ APART: dict[str, str] = {
     "cli/commands/init.py:ODD": "the name of the folder that the user typed; one run of characters",
     "durable/database.py:NAME": "a name of at most 64 characters, given by the author",
     "durable/sessions.py:Sessions._delivered_before": "JSON that this package wrote down beside the run",
-    "durable/wire.py:_portable": "JSON that was just made",
+    "durable/wire.py:portable_form": "JSON that was just made",
     "judging/checks.py:PLACE": "what a person typed; each part ends at the first other character",
     "cli/commands/evaluate.py:_told_before": "at most 64 MiB of a file that the person named; too deep is an error that is caught",
     "judging/criteria.py:read_text": "at most 4 MiB, in UTF-8",
@@ -1405,7 +1690,16 @@ APART: dict[str, str] = {
     "judging/evaluating.py:ADDRESS": "what Python writes of an object; at most 16 digits",
     "judging/evaluating.py:_Note.read": "at most 64 MiB of a file of this package; too deep is an error that is caught",
     "judging/checks.py:value_of": "at most 4 MiB of a file that the person named, without aliases; too deep is an error that is caught",
-    "judging/reporting.py:page_of": "base64 that was just made",
+    "judging/reporting.py:_page": "base64 that was just made",
+    "judging/altering.py:Part.problem": "at most 20,000 characters, or as many as the author wrote; UTF-8 there and back",
+    "judging/altering.py:AgentFile.read": "a file of the author's, at most 4 MiB, that was just loaded; UTF-8",
+    "judging/altering.py:AgentFile.diff": "the author's file, in which a model wrote at most 20,000 characters for each part",
+    "judging/altering.py:_Source.__init__": "a file of the author's, at most 4 MiB, that was just loaded as code",
+    "judging/altering.py:_Source._scalar": "syntax of a file that was just loaded as code",
+    "judging/altering.py:_Source._part": "syntax of a file that was just loaded as code",
+    "judging/altering.py:_says": "one literal that was just written, of at most 20,000 characters",
+    "judging/buying.py:Book._read": "at most 1 GiB of a file of this package; what is none is an error that is caught, too deep as well",
+    "judging/buying.py:Book._take": "one line of that file",
     "judging/scoring.py:SIGN": "at most 300 characters of the user's own command line",
     "judging/scoring.py:_name": "at most 300 characters of the user's own command line",
     "models/_reply.py:made_part": "base64 that was just made",
@@ -1414,6 +1708,7 @@ APART: dict[str, str] = {
     "judging/debugger.py:ForkedWalk._read": "JSON that a process of this one wrote into their shared memory",
     "judging/debugger.py:LINE": "what a person typed; its first part ends at the next colon",
     "judging/debugger.py:in_child": "at most 64 KiB of UTF-8 that a process of this one wrote",
+    "judging/edits.py:look": "JSON that a process of this one just made, at most 4 MiB",
     "judging/debugger.py:is_harmless": "an expression that a person typed, and that is run as code next",
     "judging/impact.py:GATE": "at most 100 characters of the user's own command line",
     "judging/pinning.py:NAME": "at most 80 characters",
@@ -1443,7 +1738,13 @@ APART: dict[str, str] = {
     "cli/screen/prompt.py:shell_output": "at most 1 MiB that the person's own command printed, in UTF-8",
     "cli/recording.py:STEM": "a name of a fixed length",
     "cli/trusting.py:CONTENT": "a digest that the user typed; 71 characters, each one of a class",
-    "engine/trust.py:_read": "at most 64 KiB of JSON, in a state folder that only its owner may write in",
+    "engine/trust.py:_object": "at most 1 MiB of JSON, in a state folder that only its owner may write in",
+    "engine/packages.py:_editable": "what the installer wrote of where it installed a package from, at most 256 KiB",
+    "cli/commands/package.py:_built": "the pyproject.toml of whoever types the command",
+    "cli/commands/package.py:_probed": "what our own process prints of a package that the user checks",
+    "cli/commands/package.py:_written": "at most 4 MiB of a file of the user's own project",
+    "cli/commands/package.py:_traces": "a name of a file, escaped for what it shows",
+    "cli/commands/package.py:_hosts": "at most 4 MiB of a file, decoded as UTF-8",
     "cli/recording.py:USER": "an address that the user typed; each part ends at the next slash or at sign",
     "cli/recording.py:_read": "JSON of a capped size, in a state folder that only its owner may write in",
     "cli/commands/run.py:read_params": "the user's own command line",
@@ -1467,6 +1768,11 @@ APART: dict[str, str] = {
     "helpers/calls.py:call": "`decode` of a tool",
     "journal/replayer.py:TEXT_FORM": "an address that the caller gives; its parts are separated by dots",
     "journal/encoding.py:Encoder._packed": "JSON that was just made",
+    "journal/signing.py:SigningKey.__init__": "bytes of a key, which are encoded",
+    "journal/signing.py:SigningKey.signature": "a signature, which is encoded",
+    "journal/signing.py:_keep_secret": "at most 16 KiB of a file that the user named",
+    "journal/signing.py:fingerprint_of": "68 letters, each one of a class",
+    "journal/verifying.py:public_keys": "at most 16 KiB of a file that the user named",
     "journal/places.py:_owner": "the kernel's list of locks",
     "journal/mend.py:_parsed": "UTF-8 of a line that was read already",
     "journal/encoding.py:without_secret": "Latin-1 of at most 4 MiB, for the redactor's search, which takes linear time",
@@ -1511,8 +1817,12 @@ APART: dict[str, str] = {
     "tooling/definition.py:NAME": "at most 64 characters",
     "tooling/signatures.py:HEADER": "docstrings of the author",
     "tooling/conversion.py:TEXTS": "UTF-8 that was just made",
-    "system/atomic.py:NAME": "names of the package's own temporary files",
-    "system/atomic.py:_umask": "the kernel's status of this process",
+    "system/connection.py:Connection._message": "UTF-8 of at most 2,000 bytes",
+    "system/whole_files.py:NAME": "names of the package's own temporary files",
+    "system/whole_files.py:umask": "the kernel's status of this process",
+    "system/worker.py:Worker.do_begin": "a text of this package",
+    "system/worker.py:Worker.serve": "what this package sends",
+    "system/workspace.py:_split": "a command of the caller",
     "system/writes.py:_content_form": "UTF-8 of at most 4 MiB",
     "tooling/repair.py:_camel": "names in a tool's schema; two characters",
     "tooling/schemas.py:OLD_DRAFTS": "matches a whole text of fixed length",
@@ -1520,7 +1830,7 @@ APART: dict[str, str] = {
     "tools/search/ripgrep.py:Ripgrep._events": "lines of ripgrep's, about files of at most 4 MiB; ended with the search",
     "tools/search/ripgrep.py:Ripgrep.problems": "at most 16,000 bytes",
     "tools/search/ripgrep.py:_text": "UTF-8 of a line of ripgrep's",
-    "tools/shell/process.py:Process._told": "lines of the supervisor, a program of this package",
+    "tools/shell/process.py:Process.told": "at most 4,096 bytes as ASCII",
     "tooling/conversion.py:_validated": "JSON that was just made, of a result that was capped",
     "tooling/definition.py:decode_result": "`decode` of a tool",
     "tools/web/html_worker.py:HIDING": "in a process of its own, with limits of time and memory",

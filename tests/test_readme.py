@@ -185,7 +185,7 @@ def test_every_command_is_understood(line: str, monkeypatch: pytest.MonkeyPatch)
     ``run`` and ``ask`` are replaced after their options were read; the params are JSON that fits the agent.
     """
     seen: list[Any] = []
-    monkeypatch.setattr(run, "_run", lambda options: seen.append(options) or Exit.COMPLETED)
+    monkeypatch.setattr(run, "_run", lambda options, _: seen.append(options) or Exit.COMPLETED)
     monkeypatch.setattr(ask, "perform", lambda *_: None)
     monkeypatch.setattr(ask, "_told", lambda *_, **__: Exit.COMPLETED)
 
@@ -218,12 +218,15 @@ def test_the_table_of_yieldables_is_complete() -> None:
 def test_the_tools_that_are_named_are_the_tools_that_exist(tmp_path: Path) -> None:
     from stepengine.cli.toolset import uncalled_tools
     from stepengine.tooling.spawning import BUILT_IN
-    from stepengine.tools import FileChangeHook, change_hook_tools
+    from stepengine.tools import FileChangeHook, change_hook_tools, child_tools, shell_tools, sleep_tool
 
     table = BUNDLED.partition("| set | tools |")[2].partition("\n\n")[0]
     named = set(re.findall(r"`(\w+)`", table))
     hooks = change_hook_tools(tmp_path, [FileChangeHook("check", ["true"])])
-    tools = {t.spec.name for t in [*uncalled_tools(tmp_path), *hooks]}
+    tools = {
+        t.spec.name
+        for t in [*uncalled_tools(tmp_path), *hooks, *child_tools(), sleep_tool(), *shell_tools(tmp_path, watch=True)]
+    }
 
     assert {*tools, *BUILT_IN} == named
 

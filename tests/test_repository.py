@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_RECORDING = 200_000
 RECORDINGS = (".jsonl", ".yaml", ".yml", ".run.md", ".run.json", ".request.json", ".events.txt")
 PUBLIC_SUBMODULES = (
-    "errors", "testing", "journal", "tools", "models", "events", "context", "permissions", "sessions", "mcp", "durable",
+    "errors", "testing", "journal", "tools", "models", "programs", "events", "context", "permissions", "sessions", "mcp", "durable",
+    "judging",
 )  # fmt: skip
 
 # Written so that no pattern matches its own line.

@@ -72,6 +72,9 @@ FRONT_DOOR = [
     "Interactor",
     "load_agent",
     "load_agents",
+    "Schedule",
+    "Scheduler",
+    "load_schedules",
 ]
 
 MODULES = {
@@ -121,6 +124,17 @@ MODULES = {
     "stepengine.acp": ["EditorAgent", "MakeEngine", "serve", "take_stdout"],
     "stepengine.ag_ui": ["Asked", "ag_ui", "answers_of", "asked_of", "connected", "page_hooks", "prompt_of", "turns"],
     "stepengine.otel": ["Tracing"],
+    "stepengine.programs": [
+        "Example",
+        "MontySandbox",
+        "ProgramLimits",
+        "Sandbox",
+        "agent_file_rules",
+        "checked_agents",
+        "code_mode",
+        "permissions_of",
+    ],
+    "stepengine.serving": ["Caller", "Caps", "Guard", "Logins", "Problem", "Tokens", "check_folder", "problem_of"],
     "stepengine.vercel": ["HEADERS", "answers_of", "prompt_of", "sse", "vercel"],
     "stepengine.judging": [
         "Evaluation",
@@ -132,6 +146,7 @@ MODULES = {
         "command",
         "judge",
         "render_run",
+        "Trials",
     ],
     "stepengine.events": ["TextDelta", "ToolStarted", "ToolFinished", "AgentFinished", "RunFinished"],
     "stepengine.errors": ["StepEngineError", "ToolError", "ModelError", "LimitExceeded", "LimitReached"],

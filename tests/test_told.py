@@ -20,6 +20,7 @@ NEEDS = {
     "chromium": "tests/judging/test_view_in_a_browser.py",
     "fastmcp": "tests/mcp/test_counterparts.py::test_the_version_of_fastmcp_that_is_named_as_supported_is_what_is_tried",
     "llmock": "tests/faults/test_llmock.py",
+    "openapi-python-client": "tests/serving/test_openapi.py::test_a_generated_client_starts_watches_and_answers_a_run",
     "mcp-npm": "tests/mcp/test_reference_servers.py",
     "tmux": "tests/examples/test_from_codebuff.py::test_the_script_records_the_same_run_again[tmux_cli]",
 }

@@ -10,6 +10,7 @@ import gc
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from random import Random
 
 from stepengine import STEP, AgentDefinition, Limits, StepContext, Steps, ToolCall, ToolResult
@@ -54,7 +55,7 @@ def plan_for(kind: str, steps: int) -> RunPlan:
         definition=definition,
         run_id="r",
         created=CREATED,
-        random=Random(1),
+        random=partial(Random, 1),
         model=definition.model,
         tools={"add": ToolBinding(ToolSpec("add"), lambda value: quick_validated(value, value))},
         offered=("add",),

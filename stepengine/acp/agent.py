@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import AsyncGenerator, Callable, Sequence
+from datetime import UTC, datetime
 from decimal import Decimal
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,6 +27,7 @@ from stepengine.data.events import Event, PermissionRequested, QuestionAsked, Ru
 from stepengine.data.questions import Answer, Question
 from stepengine.data.sources import ToolSource
 from stepengine.data.state import AgentState, RunResult, RunStatus
+from stepengine.data.waiting import waits_in_words
 from stepengine.engine import Engine
 from stepengine.errors import (
     AnswerRejected,
@@ -48,6 +50,10 @@ if TYPE_CHECKING:
 __all__ = ("EditorAgent", "MakeEngine")
 
 PAGE = 50
+PATIENCE = 10 * 365 * 86_400.0
+"""Seconds that a question stays open: for ever, but that a run which only waits for a time or a message is suspended."""
+WAKE = "/wake"
+"""What a person says to a run that sleeps, to have it go on now."""
 REASONS = {
     RunStatus.CANCELLED: "cancelled",
     RunStatus.MAX_STEPS: "max_turn_requests",
@@ -83,6 +89,7 @@ class _Session:
         always: What was allowed for good, by the ids of the rules; an engine that is made anew has forgotten it.
         free: Set while no turn is under way.
         is_given_up: Whether the turn under way was cancelled.
+        asleep: The last turn and how its run stands, while that waits for no person.
     """
 
     kept: KeptSession
@@ -96,6 +103,7 @@ class _Session:
     free: asyncio.Event = attrs.field(factory=asyncio.Event)
     is_given_up: bool = False
     handle: RunHandle | None = None
+    asleep: tuple[Turn, RunResult] | None = None
     turn: Turn | None = None
     events: AsyncGenerator[Event, None] | None = None
     shown: Shown | None = None
@@ -400,6 +408,7 @@ class EditorAgent:
             result = await engine.replay(turn.journal, agent=agent, complete=False)
             if is_last:
                 session.state = result.state
+                session.asleep = _asleep(turn, result)
             session.cost = _sum(session.cost, result.cost)
         except StepEngineError as error:
             why = "by another version of the agent" if isinstance(error, ReplayDivergence) else "and cannot be repeated"
@@ -480,11 +489,19 @@ class EditorAgent:
 
     async def prompt(self, session_id: str, prompt: list[Any], **_: Any) -> schema.PromptResponse:
         """Take a turn, and show it while it runs; one that is cancelled already is waited for."""
+        from acp import schema
+
         said = self._asked(lambda: prompts.prompt_of(prompt))
         session = await self._idle(session_id)
         session.free.clear()
         try:
-            if session.handle is None or session.handle.done:
+            if (session.handle is None or session.handle.done) and session.asleep is not None:
+                is_over = await self._caught_up(session)
+                if (is_over and _wakes(said)) or not (is_over or await self._woken(session, said)):
+                    return schema.PromptResponse(stop_reason="end_turn")
+                if is_over:
+                    await self._begin(session, said)
+            elif session.handle is None or session.handle.done:
                 await self._begin(session, said)
             else:
                 self._answer_with(session, said)
@@ -535,13 +552,59 @@ class EditorAgent:
                 previous=prompts.state_with(session.state, said.media),
                 session_id=session.kept.id,
                 journal=turn.journal,
-                wait_for_answers=None,
+                wait_for_answers=PATIENCE,
             )
         except StepEngineError:
             session.kept.turns.remove(turn)
             session.kept.save()
             raise
         session.handle, session.turn, session.events = handle, turn, handle.events()
+
+    async def _caught_up(self, session: _Session) -> bool:
+        """Show what came of a run that slept where somebody else went on with it to its end; return whether that is so."""
+        from stepengine.journal import FileJournal
+
+        assert session.asleep is not None  # noqa: S101
+        turn, before = session.asleep
+        if not await asyncio.to_thread(lambda: FileJournal(turn.journal).history().is_complete):
+            return False
+        if session.cost is not None and before.cost is not None:
+            session.cost -= before.cost  # the end of the run counts it again
+        session.asleep = None
+        await self._tell_text(session, "The run was woken elsewhere; this is how it went.\n\n")
+        await self._replayed(session, session.kept.turns.index(turn), turn, shows=True, is_last=True)
+        if session.broken:
+            msg = f"this session cannot go on, {session.broken}. Begin a new one"
+            raise _failed(msg)
+        return True
+
+    async def _woken(self, session: _Session, said: prompts.Prompt) -> bool:
+        """Go on with a run that sleeps, where what it waits for has come or a person wakes it; else say when it goes on."""
+        from stepengine.journal import FileJournal
+        from stepengine.journal.sleeping import is_due
+
+        assert session.asleep is not None  # noqa: S101
+        turn, before = session.asleep
+        is_woken = _wakes(said)
+        text = said.text.strip().removeprefix(WAKE).strip() if is_woken else said.text
+        journal = FileJournal(turn.journal)
+        if not is_woken and not await asyncio.to_thread(is_due, journal, before.waits_for, datetime.now(UTC)):
+            await self._tell_text(session, _sleeping(before))
+            return False
+        if said.media:
+            msg = "the run that is woken takes words; send images and files with the prompt after it"
+            raise InputError(msg)
+        await self._renew(session)
+        session.shown = self._shown(session, number=len(session.kept.turns), is_live=True)
+        handle = await session.engine.start_resume(
+            journal, agent=session.agent, now=is_woken, wait_for_answers=PATIENCE
+        )
+        session.handle, session.turn, session.events, session.asleep = handle, turn, handle.events(), None
+        if session.cost is not None and before.cost is not None:
+            session.cost -= before.cost  # the end of the run counts it again
+        if text:
+            handle.send_input(text)
+        return True
 
     async def _renew(self, session: _Session) -> None:
         """Make the engine anew where something else was chosen since."""
@@ -590,6 +653,8 @@ class EditorAgent:
         from acp import schema
 
         await self._ended(session, result)
+        if session.asleep is not None:
+            await self._tell_text(session, _sleeping(result))
         if isinstance(result.error, MissingKey):
             raise result.error
         if result.status is RunStatus.FAILED:
@@ -614,6 +679,7 @@ class EditorAgent:
             session.state = result.state
         if session.turn is not None:
             session.kept.end(session.turn, is_kept=is_kept)
+            session.asleep = _asleep(session.kept.turns[-1], result)
         for task in session.asking:  # what was asked about and not answered when the turn was cancelled
             task.cancel()
         if session.events is not None:
@@ -728,6 +794,20 @@ class EditorAgent:
         task: asyncio.Task[None] = asyncio.create_task(_told(telling))
         self._later.add(task)
         task.add_done_callback(self._later.discard)
+
+
+def _asleep(turn: Turn, result: RunResult) -> tuple[Turn, RunResult] | None:
+    """Return the turn and how its run stands, where it waits for no person."""
+    is_asleep = result.status is RunStatus.SUSPENDED and result.waits_for and not result.pending_questions
+    return (turn, result) if is_asleep else None
+
+
+def _wakes(said: prompts.Prompt) -> bool:
+    return said.text.strip().partition(" ")[0] == WAKE
+
+
+def _sleeping(result: RunResult) -> str:
+    return f"{waits_in_words(result.waits_for)} It goes on with the next prompt after that; {WAKE} wakes it now.\n\n"
 
 
 async def _told(telling: Any) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError
 from stepengine.permissions.policy import MODES
@@ -32,7 +33,7 @@ ABOUT = {
 }
 
 
-@attrs.frozen
+@frozen
 class Chosen:
     """
     What holds for the turns of a session.
@@ -50,7 +51,7 @@ def _texts(given: Iterable[str]) -> tuple[str, ...]:
     return tuple(given)
 
 
-@attrs.frozen
+@frozen
 class Offer:
     """
     What can be chosen.

@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 
 from stepengine.acp.choosing import Chosen
+from stepengine.data.frozen import frozen
 from stepengine.data.visible import visible
 from stepengine.errors import SessionError
 
@@ -32,7 +33,7 @@ MAX_ABOUT = 16 * 1_048_576
 TITLE_CHARS = 80
 
 
-@attrs.frozen
+@frozen
 class Turn:
     """
     One prompt and the run that it began.

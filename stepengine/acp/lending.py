@@ -13,8 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.data.visible import visible
 from stepengine.errors import ToolError
 from stepengine.runtime.logs import LOGGER
@@ -208,7 +207,7 @@ class EditorTerminals:
             LOGGER.warning("the editor did not take a terminal back: %s", error)
 
 
-@attrs.frozen
+@frozen
 class Lent:
     """
     What a session's tools are lent.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.messages import DocumentPart, ImagePart, UserMessage
 from stepengine.data.state import AgentState
 from stepengine.data.visible import visible
@@ -36,7 +37,7 @@ ABOUT_CHARS = 200
 Media: TypeAlias = ImagePart | DocumentPart
 
 
-@attrs.frozen
+@frozen
 class Prompt:
     """
     One prompt.

@@ -41,6 +41,7 @@ from stepengine.data.events import (
     ToolLog,
     ToolProgress,
     ToolStarted,
+    WaitStarted,
     Warned,
 )
 from stepengine.data.messages import ImagePart, ToolResult
@@ -106,7 +107,7 @@ class Shown:
                 yield from self._spawned(event)
             case AgentFinished():
                 yield from self._agent_finished(event)
-            case Compacted() | Warned():
+            case Compacted() | Warned() | WaitStarted():
                 yield from self._told(event)
             case ModelStarted() | ModelFinished() | StepFinished():
                 yield from self._spent(event)
@@ -232,8 +233,15 @@ class Shown:
         if text.strip() and not any(text in said for said in self._said):
             yield self._more("text", -1, text)
 
-    def _told(self, event: Compacted | Warned) -> Iterator[object]:
-        said = event.message if isinstance(event, Warned) else f"The conversation was made shorter ({event.by})."
+    def _told(self, event: Compacted | Warned | WaitStarted) -> Iterator[object]:
+        match event:
+            case Warned():
+                said = event.message
+            case WaitStarted():
+                whose = f"The child at {event.path}" if event.path else "The run"
+                said = f"{whose} {event.words}."
+            case _:
+                said = f"The conversation was made shorter ({event.by})."
         yield acp.update_agent_thought_text(f"{visible(said)}\n")
 
     def _todos(self, event: TodosChanged) -> Iterator[object]:

@@ -59,12 +59,15 @@ from stepengine.data.events import (
     ToolLog,
     ToolProgress,
     ToolStarted,
+    WaitFinished,
+    WaitStarted,
     Warned,
 )
 from stepengine.data.json import thaw
 from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, UserMessage
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, RunResult, RunStatus
+from stepengine.data.waiting import waits_in_words
 from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.sessions import Session
 
@@ -188,10 +191,11 @@ class _Lane:
 
 
 OfRun: TypeAlias = AgentSpawned | AgentFinished | RunStarted | RunFinished | StepStarted | StepFinished
+OfWait: TypeAlias = WaitStarted | WaitFinished
 OfReply: TypeAlias = TextDelta | ThinkingDelta | TextCompleted | ThinkingCompleted | ReplyDiscarded
 OfTool: TypeAlias = ToolInputDelta | ToolStarted | ToolFinished | ToolProgress | ToolLog | TodosChanged
 OfQuestion: TypeAlias = QuestionAsked | PermissionRequested | AnswerReceived | PermissionDecided
-SHOWN: TypeAlias = OfRun | OfReply | OfTool | OfQuestion
+SHOWN: TypeAlias = OfRun | OfReply | OfTool | OfQuestion | OfWait
 """What has events of the protocol of its own; the others are ``CUSTOM``, or are left out."""
 
 
@@ -208,6 +212,7 @@ class _Page:
         self._known = set() if asked is None else _calls_of(asked.session)
         self._pages: set[str] = set()
         self._last_call: dict[str, str] = {}
+        self._awaited: dict[tuple[str, int], dict[str, object]] = {}
         self._root = ""
         self._lanes: dict[str, _Lane] = {}
         self._asked: dict[str, str] = {}
@@ -228,6 +233,8 @@ class _Page:
             yield from self._of_run(event)
         elif isinstance(event, OfQuestion):
             yield from self._of_question(event)
+        elif isinstance(event, OfWait):
+            yield self._wait(event)
         elif self._verbose or isinstance(event, CUSTOM):
             value = {name: held for name, held in event.to_json().items() if name not in ("type", "request")}
             yield self._custom(event, event.type, value)
@@ -434,6 +441,7 @@ class _Page:
                 yield from self.fail(message, code)
                 return
             case RunStatus.SUSPENDED:
+                yield from self._sleeping(event)
                 outcome = self._waits(result.pending_questions, result.state)
             case RunStatus.CANCELLED:
                 outcome = core.RunFinishedCancelledOutcome(type="cancelled")
@@ -463,6 +471,29 @@ class _Page:
             )
             for model, used in result.usage_by_model.items()
         ]
+
+    def _sleeping(self, event: RunFinished) -> Iterator[BaseEvent]:
+        """Say what a run waits for that no page can answer: in words, and for a page that knows better as ``stepengine.waits``."""
+        result = event.result
+        said = waits_in_words(result.waits_for)
+        if not said or event.path:
+            return
+        waits = [
+            {
+                "kind": one.kind,
+                "path": one.path,
+                "wakesAt": one.wakes_at and one.wakes_at.isoformat(),
+                "topic": one.topic,
+                "children": list(one.children),
+                "said": one.words,
+            }
+            for one in result.waits_for
+            if one.kind != "question"
+        ]
+        yield self._custom(event, "waits", {"waits": waits})
+        yield from self._end_blocks("")
+        yield from self._more_text(event, said)
+        yield from self._end_text("", event.seq)
 
     def _requested(self, event: PermissionRequested) -> Iterator[BaseEvent]:
         # The end of the run tells it: a suspended one ends with its open questions.
@@ -664,6 +695,21 @@ class _Page:
             replace=True,
             subagent_run_id=self._agent(event.path),
         )
+
+    def _wait(self, event: OfWait) -> BaseEvent:
+        """Give a wait as one activity; a run that is suspended goes on with it in another message."""
+        is_over = isinstance(event, WaitFinished) and event.is_over
+        about = self._awaited.setdefault((event.path, event.seq), {"kind": event.kind})
+        if isinstance(event, WaitStarted):
+            about |= {"wakesAt": event.wakes_at, "topic": event.topic, "children": list(event.children)}
+        activity: BaseEvent = self._core.ActivitySnapshotEvent(
+            message_id=f"{self._agent(event.path) or self._root}-wait-{event.seq}",
+            activity_type="stepengine.wait",
+            content={**about, "isOver": is_over},
+            replace=True,
+            subagent_run_id=self._agent(event.path),
+        )
+        return activity
 
     def _answered(self, event: AnswerReceived | PermissionDecided) -> Iterator[BaseEvent]:
         if isinstance(event, AnswerReceived):

@@ -15,6 +15,7 @@ import attrs
 
 from stepengine.data.codec import plain
 from stepengine.data.events import Event, RunFinished
+from stepengine.data.frozen import frozen
 from stepengine.data.hooks import Change, HookContext, Hooks
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.messages import ToolMessage, ToolResult, UserMessage
@@ -42,7 +43,7 @@ MAX_TOOLS = 100
 NO_INPUT = {"type": "object", "properties": {}}
 
 
-@attrs.frozen
+@frozen
 class Asked:
     """
     What a page asks for; ``asked_of`` reads it.

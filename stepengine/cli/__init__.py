@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib import import_module
 
 # Not from `typing`: importing that takes as long as all the rest, and Ctrl-C would meanwhile end the command with a traceback.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from stepengine.cli.screen.console import ConsoleRenderer, TerminalInteractor
@@ -32,15 +32,24 @@ INTERRUPTED = 130
 def main() -> None:
     """Run the command line and leave with its exit code; ``stepengine --help`` lists the codes."""
     try:
-        _at_interrupt(_leave_at_once, signal.default_int_handler)
-        from stepengine.cli.app import app
-        from stepengine.cli.exits import finished
+        with loading():
+            from stepengine.cli.app import app
+            from stepengine.cli.exits import finished
 
-        _at_interrupt(signal.default_int_handler, _leave_at_once)
         finished(app)
     except KeyboardInterrupt:
         print("stepengine: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Let Ctrl-C end the process at once, while the modules of the command line are loaded."""
+    _at_interrupt(_leave_at_once, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        _at_interrupt(signal.default_int_handler, _leave_at_once)
 
 
 def _at_interrupt(handler: Callable[..., object], instead_of: Callable[..., object]) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import attrs
 
@@ -17,10 +18,12 @@ from stepengine.cli.options import Options
 from stepengine.cli.screen.render import is_terminal
 from stepengine.cli.settings import Settings, UsageProblem
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
+from stepengine.data.frozen import frozen
 from stepengine.data.limits import Limits
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
 from stepengine.errors import (
+    DefinitionError,
     MissingKey,
     UnknownModel,
 )
@@ -31,11 +34,24 @@ if TYPE_CHECKING:
     from stepengine.data.events import Event
     from stepengine.data.hooks import Hooks
     from stepengine.engine import Engine
+    from stepengine.engine.loading import AgentPlace
+    from stepengine.engine.packages import Member
     from stepengine.models import Models, Provider
     from stepengine.permissions import Policy
     from stepengine.runtime.performing import Pricing
+    from stepengine.system.workspace import Workspace
 
-__all__ = ("Bench", "bench_for", "family", "limits_of", "make_progress", "models_of", "pricing_of", "registry_of")
+__all__ = (
+    "Bench",
+    "bench_for",
+    "family",
+    "limits_of",
+    "make_progress",
+    "models_of",
+    "pricing_of",
+    "registry_of",
+    "served_models",
+)
 
 MILLION = 1_000_000
 ENDPOINTS: dict[str, Literal["runtime", "mantle", "converse"]] = {
@@ -53,7 +69,7 @@ agent {agent!r} needs a model, and none is set. Any of these helps:
 `stepengine demo` shows an agent at work without any of them"""
 
 
-@attrs.frozen
+@frozen
 class Bench:
     """
     What a run is performed with.
@@ -77,6 +93,8 @@ def limits_of(options: Options, agent: AgentDefinition) -> Limits | None:
     limits = attrs.evolve(chosen, **lower)
     if options.max_steps:
         limits = attrs.evolve(limits, max_steps=options.max_steps)
+    if options.ask_for_more:
+        limits = attrs.evolve(limits, ask=True)
     return None if limits == Limits() else limits
 
 
@@ -91,6 +109,7 @@ def bench_for(
     headless: bool | None = None,
     asks_nobody: bool = False,
     hooks: Sequence[str] | None = None,
+    others: Sequence[AgentDefinition] = (),
 ) -> Bench:
     """
     Return an engine for *agent* and those that it may spawn.
@@ -105,6 +124,7 @@ def bench_for(
         headless: Whether nobody is there to answer; by default that is the case where stdin is no terminal.
         asks_nobody: Whether the person at the terminal is not asked, who would have to answer for many runs.
         hooks: The names of the hooks of a recorded run: of those of the command line only these are there; by default all.
+        others: More agents that the engine has, with those that they may spawn.
 
     Raises:
         UsageProblem: when an option cannot be used, or the agent's tools need ``--write``, ``--shell`` or ``--web``.
@@ -117,6 +137,10 @@ def bench_for(
         raise UsageProblem(msg)
     settings = options.settings
     agents = family(agent, options.agent, settings.agent_folders)
+    for other in others:
+        known = {normalised_id(one.id) for one in agents}
+        below = family(other, options.agent, settings.agent_folders)
+        agents += [one for one in below if normalised_id(one.id) not in known]
     progress = make_progress(options)
     is_chat = options.asks and is_new
     somebody = _somebody(progress, options) if performs and not (is_chat or asks_nobody) else None
@@ -133,6 +157,7 @@ def bench_for(
         options = attrs.evolve(options, served=_recorded_models(options.journal))
     models = models_of(options, homeless)
     default, problem = _default_model(models, settings)
+    options = attrs.evolve(options, place=_place(options) if performs else None)
     engine = Engine(
         agents,
         allowed_tools(options, agents, (options.journal, into)) if performs else uncalled_tools(options.cwd.resolve()),
@@ -146,9 +171,24 @@ def bench_for(
         interactor=somebody,
         # The journal that every run has by itself is no sign that somebody will come back to answer.
         headless=True if headless is None and is_new and not options.journal and alone else headless,
-        workspace=options.cwd.resolve(),
+        workspace=options.place or options.cwd.resolve(),
     )
+    if options.place is not None:
+        weakref.finalize(engine, options.place.close)
     return Bench(engine, progress, problem or NO_MODEL.format(agent=agent.id))
+
+
+def _place(options: Options) -> Workspace | None:
+    """Return where the tools run that ``--workspace`` names; ``None`` for this machine."""
+    if not options.workspace:
+        return None
+    from stepengine.system.workspace import Workspace
+
+    try:
+        return Workspace.named(options.workspace, options.cwd.resolve())
+    except DefinitionError as error:
+        msg = f"--workspace: {error.message}"
+        raise UsageProblem(msg) from None
 
 
 def _own_hooks(recorded: Sequence[str] | None, agent: AgentDefinition) -> Hooks:
@@ -281,7 +321,7 @@ def pricing_of(options: Options) -> Pricing:
     return _Priced(into, out, frozenset(_served(options)) if options.base_url else frozenset())
 
 
-@attrs.frozen
+@frozen
 class _Priced:
     """
     Prices of a user's own.
@@ -320,6 +360,13 @@ class _Priced:
         if usage is None:
             return None
         return (self.into * usage.prompt_tokens + self.out * usage.completion_tokens) / MILLION
+
+
+def served_models(options: Options, agents: Iterable[AgentDefinition]) -> Models:
+    """Return where the replies to *agents* come from, as ``bench_for`` has it; errors as ``models_of``."""
+    from stepengine.models import Models
+
+    return Models.of(models_of(options, _homeless(options, agents)))
 
 
 def registry_of(settings: Settings) -> Models:
@@ -422,30 +469,69 @@ def family(agent: AgentDefinition, file: str = "", folders: Iterable[Path] = ())
     Raises:
         DefinitionError: when an id names no agent.
     """
-    from stepengine.engine.loading import AgentPlace, agents_in, load_agent
+    from stepengine.engine.packages import id_of, member_of
 
-    place = AgentPlace.of_text(file) if file else None
-    same = {} if place is None else {normalised_id(one.id): one for one in agents_in(place.file)}
-
-    def by_id(agent_id: str) -> AgentDefinition:
-        if (one := same.get(normalised_id(agent_id))) is not None:
-            return one
-        beside = None if place is None else place.file.with_name(f"{agent_id.replace('-', '_')}.py")
-        return load_agent(beside if beside is not None and beside.is_file() else agent_id, folders=folders)
-
+    finder = _Named.beside(file, folders)
     found: dict[str, AgentDefinition] = {}
-    held, named = [agent], list[str]()
+    held = [agent]
+    named: list[tuple[str, Member | None]] = []
     while held or named:
         # Ids come last: one of an agent that another holds, or of that agent itself, needs no file.
-        if not held and normalised_id(named[-1]) in found:
+        if not held and named[-1][1] is None and normalised_id(named[-1][0]) in found:
             named.pop()
             continue
-        definition = held.pop() if held else by_id(named.pop())
-        if normalised_id(definition.id) not in found:
-            found[normalised_id(definition.id)] = definition
-            for child in definition.spawnable_agents:
-                if isinstance(child, str):
-                    named.append(name_of_published(child) or child)
-                else:
-                    held.append(child)
+        definition = held.pop() if held else finder.found(*named.pop())
+        key = normalised_id(id_of(definition))
+        if key not in found:
+            found[key] = definition
+            given = definition.spawnable_agents
+            named += [(child, member_of(definition)) for child in given if isinstance(child, str)]
+            held += [child for child in given if not isinstance(child, str)]
     return list(found.values())
+
+
+@attrs.frozen
+class _Named:
+    """
+    Where agents are looked for that others name by id.
+
+    Attributes:
+        place: The file of the agent that is run; ``None`` where none was named.
+        same: The agents of that file.
+        folders: More folders.
+    """
+
+    place: AgentPlace | None
+    same: Mapping[str, AgentDefinition]
+    folders: tuple[Path, ...]
+
+    @classmethod
+    def beside(cls, file: str, folders: Iterable[Path]) -> Self:
+        """Return where it is looked for by what is in *file*, and beside it."""
+        from stepengine.engine.loading import AgentPlace
+
+        place = AgentPlace.of_text(file) if file else None
+        same = {} if place is None else {normalised_id(one.id): one for one in place.agents()}
+        return cls(place, same, tuple(folders))
+
+    def found(self, agent_id: str, by: Member | None) -> AgentDefinition:
+        """
+        Return the agent that is called so; one of a package, *by*, means its own where it names no publisher.
+
+        Raises:
+            DefinitionError: when there is none.
+        """
+        from stepengine.engine.loading import bundled_agent, load_agent, packaged
+
+        if (member := packaged(agent_id)) is not None:
+            return member.load()
+        agent_id = name_of_published(agent_id) or agent_id
+        own = self.same.get(normalised_id(agent_id)) if by is None else by.beside(agent_id) or bundled_agent(agent_id)
+        if own is not None:
+            return own
+        if self.place is not None:
+            # What lies beside a stranger's file is no more trusted than that.
+            file = self.place.file.with_name(f"{agent_id.replace('-', '_')}.py")
+            if file.is_file():
+                return load_agent(str(attrs.evolve(self.place, file=file, id="")), folders=self.folders)
+        return load_agent(agent_id, folders=self.folders)

@@ -9,13 +9,11 @@ import warnings
 from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 import typer
 
-from stepengine.cli.screen.render import message_of, visible
-from stepengine.cli.settings import UsageProblem
-from stepengine.data.state import RunResult, RunStatus
+from stepengine.data.visible import visible
 from stepengine.errors import (
     ChildError,
     InputError,
@@ -25,6 +23,9 @@ from stepengine.errors import (
     StepEngineError,
     UnknownModel,
 )
+
+if TYPE_CHECKING:
+    from stepengine.data.state import RunResult
 
 __all__ = ("EXIT_CODES", "Exit", "complain", "exit_code", "explained", "finished", "leave")
 
@@ -48,6 +49,8 @@ class Exit(IntEnum):
 
 def exit_code(result: RunResult) -> Exit:
     """Return the exit code of *result*; a run that nobody interrupted and that was cancelled has failed."""
+    from stepengine.data.state import RunStatus
+
     match result.status:
         case RunStatus.COMPLETED:
             return Exit.COMPLETED
@@ -80,7 +83,7 @@ Exit codes:
   0    completed
   1    the run failed
   2    wrong usage or configuration: unknown agent, wrong params, missing key
-  3    suspended: a question waits for an answer; its id is printed
+  3    suspended: an answer, a time or a message is waited for; it is printed
   4    a limit was reached, or the reply was cut; a durable worker is alive
   5    a replay did something else than its recording
   6    the database of a deployment cannot be reached
@@ -189,6 +192,9 @@ class _Warned:
 
 def explained(command: Callable[[], Exit]) -> Exit:
     """Do what *command* does; what went wrong before anything ran is one message on stderr."""
+    from stepengine.cli.screen.render import message_of
+    from stepengine.cli.settings import UsageProblem
+
     try:
         return command()
     except UsageProblem as problem:

@@ -13,12 +13,12 @@ from importlib import metadata
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import attrs
+from stepengine.data.frozen import frozen
 
 __all__ = ("Source", "own_source")
 
 
-@attrs.frozen
+@frozen
 class Source:
     """
     Where this stepengine came from.

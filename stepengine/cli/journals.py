@@ -18,10 +18,12 @@ from stepengine.cli.bench import Bench
 from stepengine.cli.exits import Exit, complain, explained
 from stepengine.cli.options import Options
 from stepengine.cli.perform import Run, interrupt, options_again, result_of, resume_hint, watched
-from stepengine.cli.recording import is_ours, latest, named, with_record
+from stepengine.cli.recording import is_ours, latest, lies_in_state_folder, named, with_record
 from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.settings import UsageProblem
+from stepengine.cli.toolset import in_code_mode, is_in_code_mode
 from stepengine.data.definition import AgentDefinition
+from stepengine.data.frozen import frozen
 from stepengine.data.limits import Limits
 from stepengine.data.questions import Answer, AnswerLike
 from stepengine.data.state import RunResult, RunStatus
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = (
     "RESULT",
     "GoingOn",
+    "agent_id_of",
     "agent_of",
     "answers_of",
     "as_usage",
@@ -56,6 +59,7 @@ __all__ = (
     "name_of",
     "new_journal",
     "on_journal",
+    "other_versions",
     "performed",
     "recorded_agent",
     "refuse_foreign_yes",
@@ -67,7 +71,7 @@ RESULT = "result:"
 """What an answer starts with that says what came of an effect in doubt."""
 BY = "command line"
 ADVISED = re.compile(r"stepengine (?:extend|fork|resume) \S+(?: --at '[^']*'| --on-divergence keep)?")
-PLAIN_ID = re.compile(r"[A-Za-z0-9_-]+")
+PLAIN_ID = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_-]+")
 
 
 class _Interrupted(Exception):
@@ -78,7 +82,7 @@ class _Interrupted(Exception):
         self.number = number
 
 
-@attrs.frozen
+@frozen
 class GoingOn:
     """What decides how a recorded run goes on, as it was typed."""
 
@@ -178,9 +182,9 @@ def _is_file(text: str) -> bool:
     return Path((database_of(text) or (text, ""))[0]).exists()
 
 
-def journal_at(text: str) -> Journal:
+def journal_at(text: str, *, sign: str = "") -> Journal:
     """
-    Return the journal of a file or of a recorded run: JSON Lines, or ``RUNS.db#RUN`` for a run in an SQLite file.
+    Return the journal of a file or of a recorded run: JSON Lines, or ``RUNS.db#RUN`` for a run in an SQLite file; *sign* is the file of a key.
 
     Raises:
         UsageProblem: when there is no such file, or it holds several runs and none is named.
@@ -198,16 +202,31 @@ def journal_at(text: str) -> Journal:
         msg = f"there is no journal {text!r}{beside}; `stepengine runs --all` lists the recorded runs"
         raise UsageProblem(msg)
     if database is None:
-        return FileJournal(name)
+        return FileJournal(name, sign=sign or None)
     runs = SqliteJournal(name).runs()
     if run not in runs and (run or len(runs) != 1):
         listed = ", ".join([f"{name}#{known}" for known in runs]) or "none"
         msg = f"{text!r} names no run; {name} holds: {listed}"
         raise UsageProblem(msg)
-    return SqliteJournal(name, run or runs[0])
+    return SqliteJournal(name, run or runs[0], sign=sign or None)
 
 
-def agent_of(history: History, given: str, folders: Iterable[Path] = ()) -> AgentDefinition:
+def agent_id_of(history: History) -> str:
+    """Return the id of the recorded agent; of one of a package with its publisher."""
+    root, head = str(history.root["agent_id"]), history.head
+    return root if head is None or "/" not in head.agent else head.agent
+
+
+def other_versions(history: History) -> list[str]:
+    """Return what is to be said of the packages of recorded agents that are installed in other versions, or not at all."""
+    from stepengine.engine.packages import versions
+    from stepengine.journal.history import other_packages
+
+    head = history.head
+    return [] if head is None or not head.packages else [*other_packages(head, versions(), history.name)]
+
+
+def agent_of(history: History, given: str, folders: Iterable[Path] = (), *, option: str = "--agent") -> AgentDefinition:
     """
     Return the agent *given* on the command line, or the one whose id is recorded.
 
@@ -219,19 +238,28 @@ def agent_of(history: History, given: str, folders: Iterable[Path] = ()) -> Agen
 
     if given:
         return load_agent(given, folders=folders)
-    agent_id = str(history.root["agent_id"])
+    agent_id = agent_id_of(history)
     # The id comes out of a file that may be anybody's: it must not name a file to be run.
     if PLAIN_ID.fullmatch(agent_id) is None or Path(agent_id).exists():
-        msg = f"{history.name} is a run of {agent_id!r}; say where that agent is with --agent PATH"
+        msg = f"{history.name} is a run of {agent_id!r}; say where that agent is with {option} PATH"
         raise DefinitionError(msg)
     try:
         return load_agent(agent_id, folders=folders)
     except DefinitionError as error:
-        msg = f"{history.name} is a run of {agent_id!r}: {error.message}. Say where it is with --agent PATH"
+        was = {} if history.head is None else history.head.packages
+        of = f" of {was[agent_id]}" if agent_id in was else ""
+        msg = f"{history.name} is a run of {agent_id!r}{of}: {error.message}. Say where it is with {option} PATH"
         raise DefinitionError(msg) from error
 
 
-def recorded_agent(journal: Journal, options: Options, history: History | None = None) -> AgentDefinition:
+def recorded_agent(
+    journal: Journal,
+    options: Options,
+    history: History | None = None,
+    *,
+    folders: Sequence[Path] | None = None,
+    option: str = "--agent",
+) -> AgentDefinition:
     """
     Return the agent of a journal; one that was recorded with another model than its own goes without its own.
 
@@ -239,9 +267,14 @@ def recorded_agent(journal: Journal, options: Options, history: History | None =
         journal: The journal.
         options: The options.
         history: What it says, where that was read already.
+        folders: Where the agent is looked for; by default where the settings say.
+        option: What the command calls the option that says where it is.
     """
     history = journal.history() if history is None else history
-    agent = agent_of(history, options.agent, options.settings.agent_folders)
+    folders = options.settings.agent_folders if folders is None else folders
+    agent = agent_of(history, options.agent, folders, option=option)
+    if options.code_mode or is_in_code_mode(history, agent):
+        agent = in_code_mode(agent)
     return attrs.evolve(agent, model=None) if "model" in history.root else agent
 
 
@@ -339,7 +372,7 @@ def followed(bench: Bench, start: Callable[[], Coroutine[object, Any, RunHandle]
     return watched(ended, bench.progress)
 
 
-def new_journal(path: str) -> Journal:
+def new_journal(path: str, *, sign: str = "") -> Journal:
     """
     Return a journal for a new run: one more in an SQLite file, else a file of its own.
 
@@ -353,10 +386,10 @@ def new_journal(path: str) -> Journal:
     if database is not None:
         name, run = database
         taken = run in SqliteJournal(name).runs()
-        made: Journal = SqliteJournal(name, run or f"r{secrets.token_hex(6)}")
+        made: Journal = SqliteJournal(name, run or f"r{secrets.token_hex(6)}", sign=sign or None)
     else:
         taken = Path(path).is_file() and Path(path).stat().st_size > 0
-        made = FileJournal(path)
+        made = FileJournal(path, sign=sign or None)
     if taken:
         msg = (
             f"{path!r} exists already; `stepengine resume {path}` goes on with its run, `stepengine show {path}` shows it. "
@@ -409,13 +442,21 @@ def asks_again(journal: Journal, history: History) -> bool:
 
     ahead = permissions_ahead(history)
     if not ahead or is_ours(journal):
-        return False
+        return _has_foreign_letters(journal)
     listed = f"{', '.join(ahead)} {'is' if len(ahead) == 1 else 'are'}"
     complain(
         f"{name_of(journal)} is not as your own commands left it, and allows calls that have not begun: {listed} "
         "asked again (--trust-answers takes what stands there)"
     )
     return True
+
+
+def _has_foreign_letters(journal: Journal) -> bool:
+    """Return whether somebody answered by the mailbox of a journal outside of the state folder: whoever made it could have."""
+    if lies_in_state_folder(journal):
+        return False
+    box = journal.mailbox()
+    return box.changed(0) and any(letter.kind == "answer" for letter in box.read()[0])
 
 
 def refuse_foreign_yes(

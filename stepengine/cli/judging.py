@@ -19,11 +19,12 @@ import typer
 
 from stepengine.cli.bench import Bench, bench_for
 from stepengine.cli.exits import Exit, complain, explained
-from stepengine.cli.journals import hooks_of, journal_at, recorded_agent
+from stepengine.cli.journals import hooks_of, journal_at, other_versions, recorded_agent
 from stepengine.cli.options import Options
 from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
+from stepengine.data.frozen import frozen
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ Made = TypeVar("Made")
 # --- agents ---------------------------------------------------------------------------------------------------------
 
 
-@attrs.frozen
+@frozen
 class Case:
     """A recorded run with the agent of today and what it is performed with."""
 
@@ -111,6 +112,7 @@ def case_of(file: str, options: Options, *, performs: bool, beside: Iterable[Cas
         UsageProblem: when there is no such journal, or a tool needs an option that was not given.
     """
     from stepengine.engine.loading import agent_place
+    from stepengine.engine.packages import member_of
 
     journal = journal_at(file)
     history = journal.history()
@@ -119,8 +121,11 @@ def case_of(file: str, options: Options, *, performs: bool, beside: Iterable[Cas
     if same is not None:
         return Case(file, journal, same.agent, hooks, same.bench)
     if not options.quiet:
-        place = agent_place(options.agent or agent.id, folders=options.settings.agent_folders)
-        complain(f"agent {agent.id} of {place}")
+        member = member_of(agent)
+        place = None if member else agent_place(options.agent or agent.id, folders=options.settings.agent_folders)
+        complain(f"agent {member or f'{agent.id} of {place}'}")
+    for said in other_versions(history):
+        complain(f"warning: {said}")
     bench = bench_for(attrs.evolve(options, quiet=True), agent, performs=performs, hooks=hooks)
     return Case(file, journal, agent, hooks, bench)
 

@@ -14,6 +14,7 @@ import typer
 from stepengine.cli.exits import Exit
 from stepengine.cli.settings import Settings, in_force
 from stepengine.data.definition import normalised_id
+from stepengine.data.frozen import frozen
 
 __all__ = (
     "Agent",
@@ -77,7 +78,7 @@ def _listed(given: str | list[str] | None) -> list[str] | None:
     return [given] if isinstance(given, str) else given
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Options:
     """
     What was typed for a command that runs an agent; annotated are the options that all of them have.
@@ -88,9 +89,12 @@ class Options:
         last: Whether the newest run was named in place of a journal.
         stem: The name of the run, where the command line keeps its journal and its options.
         served: The models that a recorded run asked *base_url* for.
+        code_mode: Whether the model calls the tools of the agent by programs.
+        ask_for_more: Whether limits ask for more before they end a run.
         asks: Whether what changes something is asked about where no policy is set, as in a chat.
         policy: The ``Policy`` in place of the one that is set; ``None`` for that one.
         buffers: The files that are open in the editor which is served; ``None`` for those of the disk.
+        place: The ``Workspace`` that *workspace* names; the bench makes it.
         terminals: The terminals of that editor, in which commands are run; ``None`` for processes of this one.
         settings: What is set; ``in_force`` fills it in.
     """
@@ -108,6 +112,13 @@ class Options:
     api_key_env: ApiKeyEnv = ""
     price: Price = ""
     cwd: Annotated[Path, typer.Option(help="Folder that the tools work in.")] = Path()
+    workspace: Annotated[
+        str,
+        typer.Option(
+            help="Where the tools run, if not on this machine: docker:IMAGE, where that folder is /workspace, ssh:HOST:/FOLDER ...",
+            metavar="KIND:WHERE",
+        ),
+    ] = ""
     write: Annotated[bool, typer.Option("--write", help="Let tools change files in that folder.")] = False
     shell: Annotated[bool, typer.Option("--shell", help="Let tools run programs, starting in that folder.")] = False
     web: Annotated[
@@ -122,10 +133,13 @@ class Options:
     last: bool = False
     stem: str = ""
     served: tuple[str, ...] = ()
+    code_mode: bool = False
+    ask_for_more: bool = False
     asks: bool = False
     policy: Any = None
     buffers: Any = None
     terminals: Any = None
+    place: Any = None
     config: Config = None
     settings: Settings = Settings()
 
@@ -182,7 +196,21 @@ Model: TypeAlias = Annotated[
         metavar="MODEL|AGENT=MODEL",
     ),
 ]
+CodeMode: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--code-mode", help="Let the model call the agent's tools by programs that it writes; needs the extra programs."
+    ),
+]
+AskForMore: TypeAlias = Annotated[
+    bool,
+    typer.Option("--ask-for-more", help="At a limit of steps, tokens or dollars ask for more, before it ends the run."),
+]
 NoJournal: TypeAlias = Annotated[bool, typer.Option("--no-journal", help="Do not record the run.")]
+Sign: TypeAlias = Annotated[
+    str,
+    typer.Option("--sign", help="Private key by which the journal is signed; see `stepengine verify`.", metavar="KEY"),
+]
 Files = Annotated[list[str], typer.Argument(metavar="FILE", help="Journals.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Repeat = Annotated[

@@ -10,14 +10,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
 from stepengine.cli.bench import Bench
 from stepengine.cli.exits import Exit, complain, exit_code
 from stepengine.cli.options import Options
 from stepengine.cli.screen.interrupting import interruptible
-from stepengine.cli.screen.render import dumps, json_of, message_of, print_output
+from stepengine.cli.screen.render import dumps, json_of, message_of, print_output, waiting_for
 from stepengine.data.definition import AgentDefinition
+from stepengine.data.frozen import frozen
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.errors import (
     ChildError,
@@ -54,7 +53,7 @@ __all__ = (
 )
 
 
-@attrs.frozen
+@frozen
 class Run:
     """
     A run that has ended.
@@ -181,7 +180,7 @@ def advised(ending: str, run: Run, options: Options) -> str:
 
 def tell_more(result: RunResult, options: Options) -> None:
     """Tell what waits for an answer, and what was odd."""
-    waits = options.journal and (result.pending_questions or result.status is RunStatus.CANCELLED)
+    waits = options.journal and (result.waits_for or result.status is RunStatus.CANCELLED)
     again = resume_hint(options, result.state.agent_id) if waits else ""
     if result.pending_questions and not options.journal:
         complain("this run was not recorded, so it cannot be resumed")
@@ -192,10 +191,25 @@ def tell_more(result: RunResult, options: Options) -> None:
             complain(f"answer it with: {again} --answer {question.id}=TEXT")
         if again and question.id.startswith("doubt:"):
             complain(f"or say what came of it: {again} --answer {question.id}=result:TEXT-or-JSON")
+    _tell_waits(result, again)
     if again and result.status is RunStatus.CANCELLED:
         complain(f"go on with: {again}")
     for warning in (*result.warnings, *[f"could not be stopped: {name}" for name in result.leaked]):
         complain(f"warning: {warning}")
+
+
+def _tell_waits(result: RunResult, again: str) -> None:
+    """Tell what else a suspended run waits for than people, and how it goes on."""
+    others = [one for one in result.waits_for if one.kind != "question"]
+    for one in others:
+        complain(f"it {waiting_for(one)}")
+        if again and one.kind == "message":
+            file = shlex.quote(shlex.split(again)[2])  # behind `stepengine resume`
+            path = f" --path {one.path}" if one.path else ""
+            complain(f"send it with: stepengine post {file} {shlex.quote(one.topic)} JSON{path}")
+    if others and again:
+        early = f"; now, whatever the time is: {again} --now" if result.wakes_at is not None else ""
+        complain(f"`stepengine wake` goes on with it then, or by hand: {again}{early}")
 
 
 def ending_of(run: Run) -> str:
@@ -203,6 +217,8 @@ def ending_of(run: Run) -> str:
     if run.signal is not None:
         return f"{signal.Signals(run.signal).name}: the run was cancelled"
     error = run.result.error
+    if run.result.status is RunStatus.SUSPENDED:
+        return "the run is suspended: it waits"
     return message_of(error) if error is not None else f"the run ended as {run.result.status.value}"
 
 
@@ -236,18 +252,16 @@ def options_again(options: Options, agent_id: str = "") -> list[str]:
     again: list[str] = []
     if options.agent and needs_agent(options.agent, agent_id, options.settings.agent_folders):
         again += ["--agent", shlex.quote(options.agent)]
-    if options.base_url:
-        again += ["--base-url", shlex.quote(options.base_url)]
-    if options.api_key_env:
-        again += ["--api-key-env", shlex.quote(options.api_key_env)]
-    if options.price:
-        again += ["--price", shlex.quote(options.price)]
-    if options.cwd != Path():
-        again += ["--cwd", shlex.quote(str(options.cwd))]
-    if options.web:
-        again += ["--web", shlex.quote(options.web)]
-    if options.config is not None:
-        again += ["--config", shlex.quote(str(options.config))]
+    typed = {
+        "--base-url": options.base_url,
+        "--api-key-env": options.api_key_env,
+        "--price": options.price,
+        "--cwd": "" if options.cwd == Path() else str(options.cwd),
+        "--workspace": options.workspace,
+        "--web": options.web,
+        "--config": "" if options.config is None else str(options.config),
+    }
+    again += [word for option, value in typed.items() if value for word in (option, shlex.quote(value))]
     return again + ["--write"] * options.write + ["--shell"] * options.shell
 
 

@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -24,14 +24,16 @@ from typing import TYPE_CHECKING, Any, Self
 import attrs
 
 from stepengine.cli.options import Options
-from stepengine.cli.screen.render import one_line, visible
+from stepengine.cli.screen.render import one_line, visible, waiting_for
 from stepengine.cli.settings import UsageProblem
+from stepengine.data.frozen import frozen
 from stepengine.data.state import RunStatus
 from stepengine.errors import DefinitionError, JournalError
 from stepengine.redaction import ANY
 
 if TYPE_CHECKING:
     from stepengine.data.state import RunResult
+    from stepengine.data.waiting import Waits
     from stepengine.engine.loading import AgentPlace
     from stepengine.journal import Journal
 
@@ -43,9 +45,11 @@ __all__ = (
     "Recording",
     "StateProblem",
     "entries",
+    "entry_of",
     "history_file",
     "is_ours",
     "latest",
+    "lies_in_state_folder",
     "named",
     "recorded_as",
     "runs_folder",
@@ -64,6 +68,7 @@ COMPANION_BYTES = 256 * 1024
 TITLE_CHARS = 80
 QUESTION_CHARS = 400
 LISTED = 5
+MAX_WAITS = 50
 ENDED = frozenset(s.value for s in RunStatus) - {RunStatus.SUSPENDED.value}
 GOES_ON = ("suspended", "interrupted")
 """What can be gone on with."""
@@ -124,7 +129,7 @@ def _check_owner(runs: Path) -> None:
 # --- what is recorded -------------------------------------------------------------------------------------------------
 
 
-@attrs.frozen
+@frozen
 class Entry:
     """
     A recorded run.
@@ -158,10 +163,18 @@ class Entry:
 
     def text(self, *names: str) -> str:
         """Return a text of the companion; ``""`` where there is none."""
+        value = self._member(names)
+        return value if isinstance(value, str) else ""
+
+    def flag(self, *names: str) -> bool:
+        """Return whether something of the companion is true."""
+        return self._member(names) is True
+
+    def _member(self, names: tuple[str, ...]) -> object:
         value: object = self.info
         for name in names:
             value = value.get(name) if isinstance(value, Mapping) else None
-        return value if isinstance(value, str) else ""
+        return value
 
     def _is_alive(self) -> bool:
         pid = self.info.get("pid")
@@ -214,6 +227,12 @@ def entries() -> list[Entry]:
     return sorted([e for e in found if e.info], key=lambda e: (e.text("created"), e.stem), reverse=True)
 
 
+def entry_of(folder: Path, stem: str) -> Entry | None:
+    """Return the run of that name in a folder, by its companion; ``None`` when there is none."""
+    info = _read(folder, stem) if STEM.fullmatch(stem) else None
+    return None if info is None else Entry(stem, info, folder)
+
+
 def _read(folder: Path, stem: str) -> dict[str, Any] | None:
     try:
         with (folder / f"{stem}.json").open("rb") as file:
@@ -240,12 +259,13 @@ def _rebuilt(folder: Path, stem: str) -> dict[str, object]:
     return {
         "version": 1,
         "run_id": root["run_id"],
-        "agent": {"id": root["agent_id"]},
+        "agent": {"id": root["agent_id"] if history.head is None else history.head.agent},
         "journal": str(path),
         "created": history.head.created if history.head is not None else None,
         "status": status if status in ENDED | {"suspended"} else "interrupted",
         "title": _title(str(root.get("prompt", ""))),
         "questions": [] if history.is_complete else questions,
+        "waits": _waits(history.waits()) if status == "suspended" else [],
         "usage": attrs.asdict(spending.usage),
         "cost": None if spending.cost is None else str(spending.cost),
     }
@@ -257,6 +277,12 @@ def _title(prompt: str) -> str:
 
 def _question(question: Any) -> dict[str, str]:
     return {"id": question.id, "text": ANY.beginning(question.text, QUESTION_CHARS)[:QUESTION_CHARS]}
+
+
+def _waits(waits: Sequence[Waits]) -> list[dict[str, object]]:
+    """Return what a run waits for beside people, as it is kept: in words, and when the time for it comes."""
+    others = [one for one in waits if one.kind != "question"][:MAX_WAITS]
+    return [{"kind": o.kind, "said": waiting_for(o), "wakes_at": o.wakes_at and o.wakes_at.isoformat()} for o in others]
 
 
 # --- naming one -------------------------------------------------------------------------------------------------------
@@ -307,6 +333,18 @@ def recorded_as(journal: str) -> Entry | None:
         return next((entry for entry in entries() if path in (entry.journal, entry.text("journal"))), None)
     except UsageProblem:
         return None
+
+
+def lies_in_state_folder(journal: Journal) -> bool:
+    """Return whether a journal stands where only this user's commands write."""
+    folder = runs_folder()
+    if folder is None or not folder.is_dir():
+        return False
+    try:
+        _check_owner(folder)
+    except StateProblem:
+        return False
+    return _is_in(folder, journal)
 
 
 def is_ours(journal: Journal) -> bool:
@@ -381,6 +419,7 @@ def with_record(options: Options, entry: Entry) -> Options:
         stem=entry.stem,
         agent=options.agent or (file if place is not None and place.file.is_file() else ""),
         cwd=options.cwd if options.cwd != Path() else Path(entry.text("options", "cwd") or entry.text("cwd")),
+        workspace=options.workspace or entry.text("options", "workspace"),
         base_url=options.base_url or entry.text("options", "base_url"),
         api_key_env=options.api_key_env or entry.text("options", "api_key_env"),
         price=options.price or entry.text("options", "price"),
@@ -388,6 +427,8 @@ def with_record(options: Options, entry: Entry) -> Options:
         web=options.web or entry.text("options", "web"),
         write=options.write or recorded.get("write") is True,
         shell=options.shell or recorded.get("shell") is True,
+        code_mode=recorded.get("code_mode") is True,
+        ask_for_more=recorded.get("ask_for_more") is True,
         asks=recorded.get("asks") is True,
         config=options.config or (Path(config) if config else None),
     )
@@ -462,6 +503,7 @@ class Recording:
             run_id=result.state.run_id,
             status=status,
             questions=[_question(question) for question in result.pending_questions],
+            waits=_waits(result.waits_for),
             usage=attrs.asdict(result.usage),
             cost=None if result.cost is None else str(result.cost),
         )
@@ -520,8 +562,11 @@ def _companion(
             "api_key_env": ANY.text(options.api_key_env),
             "price": options.price,
             "cwd": str(options.cwd.resolve()),
+            "workspace": ANY.text(options.workspace),
             "write": options.write,
             "shell": options.shell,
+            "code_mode": options.code_mode,
+            "ask_for_more": options.ask_for_more,
             "asks": options.asks,
             "web": ANY.text(USER.sub("//", options.web)),
             "max_steps": options.max_steps,
@@ -531,6 +576,7 @@ def _companion(
         "forked_from": forked_from,
         "title": _title(prompt),
         "questions": [],
+        "waits": [],
         "usage": None,
         "cost": None,
         "stepengine": installed,
@@ -616,7 +662,7 @@ def _prune_alone(keep_runs: int, keep_bytes: int) -> None:
 
 def _files(entry: Entry) -> list[Path]:
     """Return what is removed with a run; a journal that was put elsewhere stays."""
-    own = [entry.folder / f"{entry.stem}{suffix}" for suffix in (".jsonl", ".json")]
+    own = [entry.folder / f"{entry.stem}{suffix}" for suffix in (".jsonl", ".jsonl.mail", ".json")]
     return [*entry.folder.glob(f"{entry.stem}.before-*.jsonl"), *own]
 
 

@@ -20,6 +20,7 @@ import attrs
 
 from stepengine.cli.screen.render import visible
 from stepengine.data.alike import did_you_mean
+from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, freeze_object, thaw
 from stepengine.data.limits import Limits
 from stepengine.errors import DefinitionError
@@ -47,7 +48,7 @@ class UsageProblem(Exception):
     """What the user asked for cannot be done; the message says what would have been fine."""
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Key:
     """
     One thing that can be set.
@@ -158,6 +159,8 @@ KEYS: tuple[Key, ...] = (
     _limit("max_cost_usd", "a number above 0", _number, "US dollars of a run and its children."),
     _limit("max_seconds", "a number above 0", _number, "Seconds that a run may take."),
     _limit("max_depth", "a whole number from 1", _whole, "How deep agents may spawn agents."),
+    Key(name="limits.ask", kind="true or false", help="At a limit of steps, tokens or dollars ask for more, before it ends the run.",
+        read=_bool, parse=_parse_bool),
     Key(name="display.color", kind="auto, always or never", default="auto", help="Colours on the terminal.", project="yes",
         read=_one_of("auto", "always", "never")),
     Key(name="display.plain", kind="true or false", default=False, help="Lines only, nothing that is drawn again.",
@@ -176,14 +179,17 @@ KEYS: tuple[Key, ...] = (
     Key(name="providers.<prefix>.key", kind='{ env = "NAME" }', help="The variable that holds a provider's key.", read=_variable),
     Key(name="agents", kind="a list of folders", help="Folders in which agents are looked for, after ./agents.",
         read=_paths, parse=lambda text: text.split(os.pathsep)),
+    Key(name="sandboxed", kind="a list of files, folders and packages",
+        help="Agent files, folders of them, and installed packages, whose code runs in the sandbox alone.",
+        read=_paths, parse=lambda text: text.split(os.pathsep)),
     Key(name="permissions", kind="a table", help="The policy: its mode and its rules, as `Policy.save` writes them.", read=_policy),
 )  # fmt: skip
 """Everything that can be set."""
-FOREIGN = ("permissions", "mcp", "agents", "hooks", "tools", "web", "memory", "base_urls", "providers")
+FOREIGN = ("permissions", "mcp", "agents", "sandboxed", "hooks", "tools", "web", "memory", "base_urls", "providers")
 """What a project's file is refused by name, whether we know the key or not."""
 
 
-@attrs.frozen
+@frozen
 class Origin:
     """
     Where a value came from.
@@ -200,7 +206,7 @@ class Origin:
         return self.place or self.source
 
 
-@attrs.frozen
+@frozen
 class _Given:
     """A value as a file or variable gives it."""
 
@@ -209,7 +215,7 @@ class _Given:
     origin: Origin
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Settings:
     """
     Every value in force, and where it came from. Make one with ``Settings.load``.
@@ -255,11 +261,21 @@ class Settings:
     @property
     def agent_folders(self) -> tuple[Path, ...]:
         """The folders in which agents are looked for; a relative one of a file is beside that file, and absolute."""
-        origin = self.origin("agents")
         # One of the environment stays relative: it leads into whatever folder somebody stands in, and is trusted like that.
-        is_file = origin.source in ("user", "--config")
-        base = Path(origin.place.rpartition(":")[0]).parent.absolute() if is_file else Path()
+        base = self._base_of("agents")
         return tuple([base / Path(folder).expanduser() for folder in self.get("agents") or ()])
+
+    @property
+    def sandboxed(self) -> frozenset[str]:
+        """Names of packages, and real paths of files and folders, as ``stepengine.engine.trust`` compares them."""
+        base, given = self._base_of("sandboxed"), self.get("sandboxed") or ()
+        return frozenset([*given, *[str((base / Path(name).expanduser()).resolve()) for name in given]])
+
+    def _base_of(self, key: str) -> Path:
+        """Return what relative paths of a key are beside of: of a file its folder."""
+        origin = self.origin(key)
+        is_file = origin.source in ("user", "--config")
+        return Path(origin.place.rpartition(":")[0]).parent.absolute() if is_file else Path()
 
     def with_arguments(self, **given: object) -> Settings:
         """Return the settings with what was typed, by dotted name with ``__`` for ``.``; ``None`` is nothing."""
@@ -484,4 +500,8 @@ def in_force(config: Path | None = None) -> Settings:
     settings = Settings.load(Path.cwd(), config=config)
     for note in settings.notes:
         print(f"stepengine: {visible(note)}", file=sys.stderr)
+    if settings.sandboxed:
+        from stepengine.engine.trust import SANDBOXED
+
+        SANDBOXED.set(settings.sandboxed)
     return settings

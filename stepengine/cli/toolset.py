@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import attrs
 
 from stepengine.cli.options import Options
 from stepengine.cli.recording import EDITORS, HISTORY, runs_folder
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
-from stepengine.errors import DefinitionError
+from stepengine.data.tools import ToolLike, ToolSpec, Yielding
+from stepengine.errors import DefinitionError, WorkspaceLost
 
 if TYPE_CHECKING:
-    from stepengine.data.tools import ToolLike, ToolSpec
+    from stepengine.journal.history import History
+    from stepengine.tooling.definition import Tool
 
-__all__ = ("allowed_tools", "uncalled_tools")
+__all__ = ("allowed_tools", "in_code_mode", "is_in_code_mode", "uncalled_tools")
 
 FLAGS = (
     ("write", "changes files", "--write"),
@@ -28,11 +32,18 @@ FLAGS = (
 
 def uncalled_tools(root: Path) -> list[ToolLike]:
     """Return the tools for their names and schemas: what they may touch does not matter, they are never called."""
-    from stepengine.tools import file_tools, followup_tools, search_tools, shell_tools
+    from stepengine.tools import file_tools, search_tools, shell_tools
 
     files = file_tools(root, write=True, propose=True, allow_wide_root=True)
-    searches, shell = search_tools(root, allow_wide_root=True), shell_tools(root, allow_wide_root=True)
-    return [*files, *searches, *shell, *followup_tools(), *_web_tools("http://localhost")]
+    searches, shell = search_tools(root, allow_wide_root=True), shell_tools(root, allow_wide_root=True, watch=True)
+    return [*files, *searches, *shell, *_harmless_tools(), *_web_tools("http://localhost")]
+
+
+def _harmless_tools() -> list[ToolLike]:
+    """Return the tools that no option has to allow: what they start is judged by itself."""
+    from stepengine.tools import child_tools, followup_tools, recall_history_tool, sleep_tool
+
+    return [*followup_tools(), *child_tools(), sleep_tool(), recall_history_tool()]
 
 
 @cache
@@ -77,34 +88,97 @@ def allowed_tools(options: Options, agents: list[AgentDefinition], journals: Seq
     Raises:
         UsageProblem: when a tool that an agent names cannot work, or needs an option that was not given.
     """
-    from stepengine.tools import file_tools, followup_tools, search_tools, shell_tools
+    from stepengine.tools import file_tools, search_tools, shell_tools
 
     root = options.cwd.resolve()
+    where = root if options.place is None else options.place
     hidden = [*_kept_below(root), *[pattern for journal in journals for pattern in _files_of(journal, root)]]
-    named = [name for agent in agents for name in agent.tool_names]
-    wanted = {name: spec for name, spec in _specs().items() if name in named}
+    named = [name for agent in agents for name in (*agent.tool_names, *_used_names(agent))]
     try:
         tools: list[ToolLike] = [
-            *file_tools(root, write=options.write, propose=True, withhold=hidden, buffers=options.buffers),
-            *search_tools(root, withhold=hidden),
+            *file_tools(where, write=options.write, propose=True, withhold=hidden, buffers=options.buffers),
+            *search_tools(where, withhold=hidden),
         ]
-        tools += shell_tools(root, terminals=options.terminals) if options.shell else []
+        tools += shell_tools(where, terminals=options.terminals, watch=True) if options.shell else []
+    except WorkspaceLost as error:
+        msg = f"--workspace {options.workspace}: {error.message}"
+        raise UsageProblem(msg) from None
     except DefinitionError as error:
-        if local := sorted([name for name, spec in wanted.items() if spec.category != "network"]):
+        if local := sorted([name for name in named if name in _specs() and _specs()[name].category != "network"]):
             why = error.message.partition(";")[0]
             msg = f"{', '.join(local)} cannot work there: {why}; name a project folder with --cwd"
             raise UsageProblem(msg) from None
         tools = []
-    tools += followup_tools()
+    tools += _harmless_tools()
     if options.web:
         try:
             tools += _web_tools(options.web)
         except DefinitionError as error:
             msg = f"--web: {error.message}"
             raise UsageProblem(msg) from None
-    missing = set(wanted) - {tool.spec.name for tool in tools}
+    missing = {*named} - {tool.spec.name for tool in tools}
+    # Where all are there, nothing has to be built to know what those are that are not.
+    unmet = {name: spec for name, spec in _specs().items() if name in missing} if missing else {}
     for category, does, flag in FLAGS:
-        if names := sorted([name for name in missing if wanted[name].category == category]):
+        if names := sorted([name for name, spec in unmet.items() if spec.category == category]):
             msg = f"agent {agents[0].id!r} {does} with {', '.join(names)}; allow that with {flag}"
             raise UsageProblem(msg)
     return tools
+
+
+def _used_names(agent: AgentDefinition) -> list[str]:
+    """Return the names of tools that an agent's own tools call in their bodies."""
+    own = [tool for tool in agent.tools if isinstance(tool, ToolLike)]
+    bodies = [tool.binding().runs for tool in own]
+    uses = [one for body in bodies if isinstance(body, Yielding) for one in body.uses]
+    return [one for one in uses if isinstance(one, str)]
+
+
+# --- code mode --------------------------------------------------------------------------------------------------------
+
+
+RUN_CODE = "run_code"
+"""What the tool is called by which a model writes programs over the others."""
+
+
+def in_code_mode(agent: AgentDefinition) -> AgentDefinition:
+    """
+    Return an agent whose model calls its tools by programs; tools of the engine itself, and of servers, it calls as before.
+
+    Raises:
+        UsageProblem: when the agent has a handler, a tool of that name, or no tool that a program may call.
+    """
+    from stepengine.programs import code_mode
+    from stepengine.tooling.definition import Tool
+
+    problem = ""
+    if agent.handle_steps is not None:
+        problem = "has a handler, which calls its tools by itself; give it code_mode(...) among its tools in its file"
+    elif RUN_CODE in agent.tool_names:
+        problem = f"has a tool {RUN_CODE} already"
+    inside: dict[int, Tool[..., Any] | ToolSpec] = {}
+    for place, one in enumerate(agent.tools):
+        known = _specs().get(one) if isinstance(one, str) else one
+        if isinstance(known, Tool | ToolSpec) and _is_for_programs(known):
+            inside[place] = known
+    if not problem and not inside:
+        problem = "has no tools that programs may call"
+    if problem:
+        msg = f"--code-mode: agent {agent.id!r} {problem}"
+        raise UsageProblem(msg)
+    beside = [one for place, one in enumerate(agent.tools) if place not in inside]
+    return attrs.evolve(agent, tools=[code_mode(*inside.values()), *beside])
+
+
+def _is_for_programs(tool: Tool[..., Any] | ToolSpec) -> bool:
+    spec = tool if isinstance(tool, ToolSpec) else tool.spec
+    return not spec.ends_turn and spec.category != "control"
+
+
+def is_in_code_mode(history: History, agent: AgentDefinition) -> bool:
+    """Return whether a run was recorded with ``--code-mode``: its model was shown a tool that the agent has not."""
+    if agent.handle_steps is not None or RUN_CODE in agent.tool_names:
+        return False
+    intents = [each for each in history.intents.values() if not each.path and each.type == "CallModel"]
+    tools = history.form(intents[0])["request"].get("tools", ()) if intents else ()
+    return RUN_CODE in [tool["name"] for tool in tools]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,10 +22,11 @@ from stepengine.cli.screen.render import dumps, visible
 from stepengine.cli.settings import UsageProblem
 
 if TYPE_CHECKING:
-    from stepengine.engine.trust import Foreign
+    from stepengine.engine.trust import Foreign, Wishes
 
 __all__ = ("OPTION", "at_the_gate", "refuse_foreign", "refuse_inside", "trust")
 
+LISTED = 40
 CONTENT = re.compile(r"sha256:[0-9a-f]{64}")
 OPTION = typer.Option(
     "--trust", help="Run ./agents if its files have this content; for CI.", metavar="sha256:...", show_default=False
@@ -143,6 +144,7 @@ class _Gate:
     def __init__(self, *, asks: bool, content: str) -> None:
         self._asks, self._content = asks, content
         self._known: dict[Path, bool] = {}
+        self._agreed: dict[Wishes, bool] = {}
         self._told: set[str] = set()
 
     def allows(self, foreign: Foreign) -> bool:
@@ -150,6 +152,22 @@ class _Gate:
         if foreign.folder not in self._known:
             self._known[foreign.folder] = self._judged(foreign)
         return self._known[foreign.folder]
+
+    def agrees(self, wishes: Wishes) -> bool:
+        """Return whether what a package wants was agreed to, or somebody at the terminal does now."""
+        from stepengine.engine.trust import agree, not_agreed
+
+        if wishes not in self._agreed:
+            missing = not_agreed(wishes)
+            self._agreed[wishes] = missing == () or (self._asks and _can_ask() and _agreed_to(wishes, missing))
+            if self._agreed[wishes] and missing != ():
+                agree(wishes)
+        if not self._agreed[wishes]:
+            self.tell(
+                f"not loaded, because nobody agreed to what it wants: {wishes}\n{_listed(wishes, not_agreed(wishes))}\n"
+                f"  where nobody can be asked: {wishes.how}"
+            )
+        return self._agreed[wishes]
 
     def tell(self, message: str) -> None:
         """Say it on stderr, once."""
@@ -197,6 +215,26 @@ def _agreed(foreign: Foreign) -> bool:
     said = f"{foreign}{owner} was never trusted. Its files are programs and may do whatever you may"
     print(f"stepengine: {visible(said)}. Run them, now and from now on? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _agreed_to(wishes: Wishes, missing: Sequence[str] | None) -> bool:
+    said = f"{wishes}, was never agreed to" if missing is None else f"{wishes}, wants more than was agreed to"
+    print(f"stepengine: {visible(said)}:\n{visible(_listed(wishes, missing))}", file=sys.stderr)
+    print("Load it, now and from now on? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _listed(wishes: Wishes, missing: Sequence[str] | None) -> str:
+    """Return what a package wants, and what that is worth."""
+    asks = wishes.asks if missing is None else missing
+    lines = [*[f"  {wanted}" for wanted in asks[:LISTED]], *[f"  and {len(asks) - LISTED} more"] * (len(asks) > LISTED)]
+    return "\n".join(
+        [
+            "it wants:" if missing is None else "new is:",
+            *(lines or ["  no tool, folder or host"]),
+            "So it says itself. It is a program, and may do whatever you may.",
+        ]
+    )
 
 
 def _user(number: int) -> str:

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from stepengine.context.policy import COUNT, SHARE, ContextLimits, ContextPolicy, grouped
 from stepengine.data.estimate import message_tokens, transcript_tokens
+from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import DocumentPart, ImagePart, Message, TextPart, ToolMessage, ToolResult, strings
 from stepengine.data.transcript import Transcript
@@ -65,7 +66,7 @@ class Left(NamedTuple):
     named: int = 0
 
 
-@attrs.frozen
+@frozen
 class mask_tool_results(ContextPolicy):  # noqa: N801 - a policy is called by its name, as a hook is
     """
     A ``pre_step`` hook that puts notes in the place of tool results when a prompt is too large.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import attrs
 
 from stepengine.context.policy import TOKENS, limits_of
+from stepengine.data.frozen import frozen
 from stepengine.data.hooks import HookContext
 from stepengine.errors import ContextOverflow
 
 __all__ = ("raise_on_overflow",)
 
 
-@attrs.frozen
+@frozen
 class raise_on_overflow:  # noqa: N801 - a policy is called by its name, as a hook is
     """
     A ``pre_step`` hook that fails the run with ``ContextOverflow`` when its prompt is too large.

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from stepengine.data.estimate import estimate_tokens, message_tokens, transcript_tokens
+from stepengine.data.frozen import frozen
 from stepengine.data.hooks import Change, HookContext
 from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
 from stepengine.data.state import AgentState
@@ -42,7 +43,7 @@ def _maximum(max_tokens: int | None, context_window: int | None) -> int:
     return DEFAULT_MAX_TOKENS if context_window is None else int(context_window * WINDOW_RATIO)
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class ContextLimits:
     """
     What a policy has to keep to, in tokens.
@@ -164,7 +165,7 @@ COUNT = option(lambda value: value is not None and value >= 0, "a number from 0 
 SHARE = option(lambda value: value is not None and 0 <= value < 1, "a share from 0 on and below 1")
 
 
-@attrs.frozen
+@frozen
 class ContextPolicy(ABC):
     """
     A ``pre_step`` hook that shortens a history which has become too large.

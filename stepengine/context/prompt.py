@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.hooks import HookContext
 from stepengine.data.messages import system_reminder
 
@@ -21,7 +22,7 @@ def _variables(value: Mapping[str, object] | Iterable[tuple[str, object]]) -> tu
     return tuple([(str(name), str(content)) for name, content in dict(value).items()])
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Environment:
     """
     Where the agent works, as an ``<env>`` block; what is ``None`` leaves out its line.
@@ -67,7 +68,7 @@ def _texts(value: str | Iterable[str]) -> tuple[str, ...]:
     return tuple([t.strip() for t in texts if t.strip()])
 
 
-@attrs.frozen
+@frozen
 class SystemPrompt:
     """
     A system prompt from parts, for ``AgentDefinition(system_prompt=...)``.

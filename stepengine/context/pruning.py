@@ -20,6 +20,7 @@ from stepengine.context.policy import COUNT, TOKENS, ContextLimits, ContextPolic
 from stepengine.context.summarizing import SUMMARY
 from stepengine.context.truncating import GAP_TAG
 from stepengine.data.estimate import MEDIA_TOKENS, message_tokens, transcript_tokens
+from stepengine.data.frozen import frozen
 from stepengine.data.hooks import Change, HookContext
 from stepengine.data.json import JsonDict, compact
 from stepengine.data.messages import (
@@ -471,7 +472,7 @@ def _ids(value: Iterable[str]) -> frozenset[str]:
     return frozenset(value)
 
 
-@attrs.frozen
+@frozen
 class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its name, as a hook is
     """
     A ``pre_step`` hook that turns older turns into a summary without a model call.

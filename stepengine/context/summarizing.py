@@ -22,6 +22,7 @@ from stepengine.context.policy import COUNT, TOKENS, ContextLimits, last_tagged,
 from stepengine.context.truncating import truncate
 from stepengine.data.codec import to_json
 from stepengine.data.estimate import message_tokens, transcript_tokens
+from stepengine.data.frozen import frozen
 from stepengine.data.functions import is_async, unwrapped
 from stepengine.data.hooks import Change, HookContext
 from stepengine.data.messages import Message, ToolMessage, UserMessage
@@ -70,7 +71,7 @@ def _summarizer(_: object, __: attrs.Attribute[Any], given: object) -> None:
 WINDOW_SHARE = option(lambda value: value is not None and 0 < value <= 1, "a share above 0 and up to 1")
 
 
-@attrs.frozen
+@frozen
 class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
     """
     A ``pre_step`` hook that replaces older history by a summary which the model writes.

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from stepengine.context.policy import SHARE, ContextLimits, ContextPolicy, grouped, last_tagged, message_sizes
 from stepengine.data.estimate import message_tokens, transcript_tokens
+from stepengine.data.frozen import frozen
 from stepengine.data.messages import Message, UserMessage, strings, system_reminder
 from stepengine.data.transcript import Transcript
 
@@ -30,7 +31,7 @@ def _is_gap(message: Message) -> bool:
     return type(message) is UserMessage and GAP_TAG in message.tags
 
 
-@attrs.frozen
+@frozen
 class truncate(ContextPolicy):  # noqa: N801 - a policy is called by its name, as a hook is
     """
     A ``pre_step`` hook that leaves out whole oldest messages when a prompt is too large.

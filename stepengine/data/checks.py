@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 import attrs
 
 from stepengine.data.fields import shown
+from stepengine.data.frozen import frozen
 from stepengine.errors import DefinitionError, StepEngineError
 
 __all__ = (
@@ -39,7 +40,7 @@ SHOWN = 100
 Validator: TypeAlias = Callable[[Any, Any, Any], None]
 
 
-@attrs.frozen
+@frozen
 class Fine:
     """
     What a value has to be.

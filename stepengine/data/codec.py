@@ -18,7 +18,19 @@ from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origi
 import attrs
 
 from stepengine import errors
-from stepengine.data import hooks, limits, messages, models, outcomes, questions, server_tools, state, tools, usage
+from stepengine.data import (
+    hooks,
+    limits,
+    messages,
+    models,
+    outcomes,
+    questions,
+    server_tools,
+    state,
+    tools,
+    usage,
+    waiting,
+)
 from stepengine.data.fields import ENDLESS, RAW, SCALARS, Codec, Style, fault, literal, mapping, sequence, shown, within
 from stepengine.data.generated import generated
 from stepengine.data.json import JsonDict, mended, quoted
@@ -48,7 +60,7 @@ SAFE_INT = 2**63
 FORGOTTEN: Mapping[str, frozenset[str]] = {"ToolSpec": frozenset({"kind"})}
 """Fields that were stored once and say nothing any more: they are read and dropped."""
 
-MODULES = (hooks, limits, messages, models, outcomes, questions, server_tools, state, tools, usage)
+MODULES = (hooks, limits, messages, models, outcomes, questions, server_tools, state, tools, usage, waiting)
 
 
 def _stored() -> dict[str, type[Any]]:
@@ -58,7 +70,7 @@ def _stored() -> dict[str, type[Any]]:
             member = getattr(module, name)
             if isinstance(member, type) and attrs.has(member):
                 found[name] = member
-    how_calls_run = ("Asking", "Control", "Ordinary", "Spawning", "Yielding")
+    how_calls_run = ("Asking", "Control", "Driving", "Ordinary", "Spawning", "Yielding")
     for name in (
         "BodyEnd",
         "Ended",
@@ -70,6 +82,8 @@ def _stored() -> dict[str, type[Any]]:
         "StepContext",
         "ToolBinding",
         "Validated",
+        "Waited",
+        "Waits",
         *how_calls_run,
     ):
         found.pop(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from difflib import get_close_matches
+from importlib import import_module
 from inspect import isgenerator
 from typing import Any, Generic, Literal, Never, Protocol, TypeAlias
 
@@ -12,6 +13,7 @@ import attrs
 from typing_extensions import TypeVar
 
 from stepengine.data.checks import FLAG, Fine, an_instance, fine, or_none
+from stepengine.data.frozen import frozen
 from stepengine.data.functions import is_async, is_generator_function, location_of, takes_one_argument, unwrapped
 from stepengine.data.hooks import HookContext, Hooks, StepContext
 from stepengine.data.json import freeze_object, text_of
@@ -72,7 +74,7 @@ PROMPT = Fine(
 )
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class InputSchema:
     """
     What an agent expects.
@@ -159,7 +161,7 @@ NEAR = 0.75
 CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
-@attrs.frozen(init=False)
+@frozen(init=False)
 class AgentDefinition(Generic[Out]):
     """
     The frozen description of an agent.
@@ -264,6 +266,32 @@ class AgentDefinition(Generic[Out]):
             output_retries=output_retries,
         )
         _check(self)
+
+    @classmethod
+    def from_source(cls, text: str, *, sandboxed: Literal[True], file: str = "<agent>") -> AgentDefinition:
+        """
+        Return the agent that the text of an agent file defines; it is not imported, and its handler runs in the sandbox.
+
+        It needs the extra ``programs``; ``stepengine.programs.agents_of_source`` has limits to set, and reads files with several.
+
+        Args:
+            text: The text, at most 64 KiB.
+            sandboxed: True, so that whoever reads the call sees what may run; a file that is trusted is imported by ``load_agents``.
+            file: What it is called in messages.
+
+        Raises:
+            DefinitionError: naming file and line, for what cannot be run so, and for a text that has not one agent.
+        """
+        if sandboxed is not True:
+            msg = "AgentDefinition.from_source runs text in the sandbox alone, with sandboxed=True; load_agents() imports files"
+            raise DefinitionError(msg)
+        # The sandbox stands floors above this one, and is an extra: it is found by its name, as providers of models are.
+        found = import_module("stepengine.programs.strangers").agents_of_source(text, file=file)
+        if len(found) != 1:
+            msg = f"{file}: holds {len(found)} agents; stepengine.programs.agents_of_source() gives all of them"
+            raise DefinitionError(msg)
+        agent: AgentDefinition = found[0]
+        return agent
 
     @property
     def tool_names(self) -> tuple[str, ...]:
@@ -374,7 +402,9 @@ def _wrong_output(agent: AgentDefinition) -> str | None:
 def _wrong_spawning(agent: AgentDefinition) -> str | None:
     if agent.inherit_parent_system_prompt and agent.system_prompt:
         return "inherit_parent_system_prompt excludes a system_prompt of its own"
-    can_spawn = agent.handle_steps or {"spawn_agents", "spawn_agent_inline", "task"} & set(agent.tool_names)
+    can_spawn = agent.handle_steps or {"spawn_agents", "spawn_agent_inline", "start_agents", "task"} & set(
+        agent.tool_names
+    )
     if agent.spawnable_agents and not can_spawn:
         return "spawnable_agents needs a spawning tool such as 'spawn_agents' in tools, or a handler"
     return None

@@ -7,13 +7,15 @@ consecutive ones. Fields that are marked as not compared carry what a performer 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Hashable, Mapping
+from datetime import datetime
+from typing import Any, Literal, Protocol, TypeAlias
 
 import attrs
 
 from stepengine.data.estimate import Measured
 from stepengine.data.events import Event
+from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.makers import maker_of
 from stepengine.data.messages import Source
@@ -24,16 +26,28 @@ from stepengine.data.yields import Perform
 
 __all__ = (
     "RUNS",
+    "WAITS",
     "AskPerson",
+    "AwaitMessage",
+    "AwaitRuns",
+    "AwaitTime",
     "CallBody",
     "CallFunction",
     "CallModel",
     "CallTool",
+    "Compute",
     "Effect",
+    "EndRuns",
     "Gather",
+    "Keeps",
     "Leaf",
     "Notify",
+    "RunInBackground",
     "Spawn",
+    "TellRun",
+    "line_of",
+    "lines_of",
+    "quick_call_body",
     "quick_call_model",
     "quick_call_tool",
 )
@@ -43,7 +57,7 @@ def _hidden(**kwargs: Any) -> Any:
     return attrs.field(eq=False, repr=False, kw_only=True, **kwargs)
 
 
-@attrs.frozen(weakref_slot=False)
+@frozen(weakref_slot=False)
 class CallModel:
     """
     One model call. Outcome: ``Value(ModelReply)`` or ``Failure(ModelError | LimitExceeded)``.
@@ -64,7 +78,7 @@ class CallModel:
 quick_call_model = maker_of(CallModel)
 
 
-@attrs.frozen(weakref_slot=False)
+@frozen(weakref_slot=False)
 class CallTool:
     """
     One call of an ordinary tool. Outcome: ``Value(ToolResult)`` or ``Failure(UnknownOutcome | LimitExceeded)``.
@@ -79,6 +93,7 @@ class CallTool:
         state: Gives the state before the step, for the tool's context; call it before the effect's outcome is sent.
         step_index: The step in which it runs.
         measured: What the provider last reported of the run's prompt.
+        program_line: The line of the program that asks for it, from 1; 0 where no program does, here and in other effects.
     """
 
     seq: int
@@ -90,12 +105,13 @@ class CallTool:
     state: Callable[[], AgentState] = _hidden(default=AgentState)
     step_index: int = _hidden(default=0)
     measured: Measured | None = _hidden(default=None)
+    program_line: int = _hidden(default=0)
 
 
 quick_call_tool = maker_of(CallTool)
 
 
-@attrs.frozen(weakref_slot=False)
+@frozen(weakref_slot=False)
 class CallBody(CallTool):
     """
     One call of a tool that yields: its body is a run of its own, without a model, at the path of this run and *seq* joined by a dot.
@@ -111,7 +127,10 @@ class CallBody(CallTool):
     values: Mapping[str, Any] = _hidden(factory=JsonDict)
 
 
-@attrs.frozen
+quick_call_body = maker_of(CallBody)
+
+
+@frozen
 class Spawn:
     """
     One child run. Outcome: ``Value(ChildResult)``, ``Failure(LimitExceeded)`` or ``Stop("suspended")``.
@@ -127,6 +146,8 @@ class Spawn:
         is_inline: Whether the child goes on from the parent's history, and leaves its own in ``ChildResult.left``.
         of: How many children are asked for at once.
         at: What time it is for the parent, which is when the child begins; milliseconds since the root's start.
+        is_background: Whether the parent goes on at once, with a ``ChildRef`` for an outcome; how the child ended is an outcome
+            of its own, at the child's path and -1.
     """
 
     seq: int
@@ -134,14 +155,16 @@ class Spawn:
     prompt: str = ""
     params: JsonValue = attrs.field(default=None, converter=freeze)
     tool_call_id: str = ""
+    is_background: bool = False
     definition: Any = _hidden(default=None)
     parent: Callable[[], AgentState] = _hidden(default=AgentState)
     is_inline: bool = _hidden(default=False)
     of: int = _hidden(default=1)
     at: int = _hidden(default=0)
+    program_line: int = _hidden(default=0)
 
 
-@attrs.frozen
+@frozen
 class CallFunction:
     """
     The author's own I/O. Outcome: ``Value(JSON)`` or ``Failure(PerformError | UnknownOutcome)``.
@@ -155,7 +178,7 @@ class CallFunction:
     call: Perform[Any]
 
 
-@attrs.frozen
+@frozen
 class AskPerson:
     """
     Questions to a person. Outcome: ``Value(tuple[Answer, ...])`` in question order, or ``Stop("suspended")``.
@@ -163,24 +186,172 @@ class AskPerson:
     Attributes:
         seq: Its number.
         questions: What to ask.
-        purpose: ``"question"`` or ``"permission"``.
+        purpose: ``"question"``, ``"permission"``, or ``"limit"`` where a limit asks for more.
         tool_call_id: For a permission, the call that waits for it.
+        place: Of a call that a program makes, the program and its line, from 1; whoever is asked is shown both.
     """
 
     seq: int
     questions: tuple[Question, ...]
-    purpose: Literal["question", "permission"] = "question"
+    purpose: Literal["question", "permission", "limit"] = "question"
     tool_call_id: str = ""
+    program_line: int = _hidden(default=0)
+    place: tuple[str, int] | None = _hidden(default=None)
+
+
+@frozen
+class RunInBackground:
+    """
+    A child in the background, from its first effect to its end. Outcome: ``Value(ChildResult)`` or ``Stop``.
+
+    No machine asks for it: whoever starts the child does, at the child's own path, so that its end is recorded there.
+
+    Attributes:
+        agent_id: The agent.
+        plan: What the child is started with; *state* is the state that it starts from.
+        seq: -1, which is the number of a run as a whole.
+    """
+
+    agent_id: str
+    plan: Any = _hidden(default=None)
+    state: AgentState = _hidden(factory=AgentState)
+    seq: int = -1
+
+
+@frozen
+class AwaitTime:
+    """
+    A time that has to come. Outcome: ``Value(None)``, whose ``at`` is when the run woke, or ``Stop("suspended")``.
+
+    Attributes:
+        seq: Its number.
+        seconds: How long to wait, where that was asked for.
+        until: The date to wait for, where that was.
+        wakes: When it comes, in milliseconds since the root run was created.
+        asked: When it was asked for, in the same.
+    """
+
+    seq: int
+    seconds: float | None = None
+    until: datetime | None = None
+    wakes: int = _hidden(default=0)
+    asked: int = _hidden(default=0)
+    program_line: int = _hidden(default=0)
+
+
+@frozen
+class AwaitMessage:
+    """
+    The next message on a topic of this run. Outcome: ``Value(Received)``, ``Value(None)`` at the timeout, or ``Stop("suspended")``.
+
+    Attributes:
+        seq: Its number.
+        topic: The topic.
+        timeout: How many seconds it is waited for; ``None`` for ever.
+        schema: What a message has to fit: a JSON Schema or a pydantic model; ``None`` for any JSON.
+        wakes: When the patience ends, in milliseconds since the root run was created; ``None`` for never.
+        asked: When it was asked for, in the same.
+    """
+
+    seq: int
+    topic: str
+    timeout: float | None = None
+    schema: Any = _hidden(default=None)
+    wakes: int | None = _hidden(default=None)
+    asked: int = _hidden(default=0)
+
+
+@frozen
+class AwaitRuns:
+    """
+    The end of children in the background. Outcome: ``Value(Awaited)`` or ``Stop("suspended")``.
+
+    Attributes:
+        seq: Its number.
+        children: Their paths.
+        need: How many must have ended.
+        timeout: How many seconds they are waited for; ``None`` for ever.
+        wakes: When the patience ends, in milliseconds since the root run was created; ``None`` for never.
+        asked: When it was asked for, in the same.
+    """
+
+    seq: int
+    children: tuple[str, ...]
+    need: int
+    timeout: float | None = None
+    wakes: int | None = _hidden(default=None)
+    asked: int = _hidden(default=0)
+
+
+@frozen
+class TellRun:
+    """
+    Something said to a child in the background. Outcome: ``Value(bool)``, whether it is still at work.
+
+    Attributes:
+        seq: Its number.
+        child: The child's path.
+        value: What is said: a text for its inbox, or JSON on a topic.
+        topic: The topic; ``""`` for the inbox.
+    """
+
+    seq: int
+    child: str
+    value: JsonValue = attrs.field(default=None, converter=freeze)
+    topic: str = ""
+
+
+@frozen
+class EndRuns:
+    """
+    The end of children in the background, at once. Outcome: ``Value(Awaited)``.
+
+    Attributes:
+        seq: Its number.
+        children: Their paths.
+        reason: Why.
+    """
+
+    seq: int
+    children: tuple[str, ...]
+    reason: str = ""
+
+
+def lines_of(text: str) -> list[str]:
+    """Return the lines of a ``Compute``'s text as Python counts them; ``str.splitlines`` ends some at other places."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+
+def line_of(text: str, line: int) -> str:
+    """Return a line of a ``Compute``'s text, from 1, without its indent; ``""`` for one that it has not."""
+    lines = lines_of(text)
+    return lines[line - 1].strip() if 0 < line <= len(lines) else ""
 
 
 RUNS = (Spawn, CallBody)
 """The effects that start a run: compare with ``type(effect) in RUNS``."""
 
-Leaf: TypeAlias = CallModel | CallTool | CallBody | Spawn | CallFunction | AskPerson
+WAITS = (AwaitTime, AwaitMessage, AwaitRuns)
+"""The effects that only wait: for these alone, and for people, a run is suspended."""
+
+Leaf: TypeAlias = (
+    CallModel
+    | CallTool
+    | CallBody
+    | Spawn
+    | RunInBackground
+    | CallFunction
+    | AskPerson
+    | AwaitTime
+    | AwaitMessage
+    | AwaitRuns
+    | TellRun
+    | EndRuns
+)
 """An effect that has a number."""
 
 
-@attrs.frozen
+@frozen
 class Gather:
     """
     Several effects at once. Outcome: ``Gathered``, one outcome per member in request order.
@@ -192,19 +363,52 @@ class Gather:
             ``None`` all begin at once, and the limits in force say how many of a kind run at once.
         fail_fast: Whether the other children are cancelled as soon as one member fails.
         has_failed: Whether one failed before the others could begin.
+        races: The first member of each race among them and the one behind its last: the others of a race are given up as soon
+            as one of it has ended.
     """
 
     effects: tuple[Leaf, ...]
     concurrency: int | None = None
     fail_fast: bool = False
     has_failed: bool = False
+    races: tuple[tuple[int, int], ...] = ()
 
 
-@attrs.frozen
+@frozen
 class Notify:
     """Show *event* to whoever watches. No number, no outcome: the driver sends ``None``."""
 
     event: Event
 
 
-Effect: TypeAlias = CallModel | CallTool | CallBody | Spawn | CallFunction | AskPerson | Gather | Notify
+class Keeps(Protocol):
+    """What keeps things for one run until it ends."""
+
+    def get(self, key: Hashable, make: Callable[[], Any], /) -> Any:
+        """Return what is kept under *key*; what *make* returns, the first time. What it returns has ``async aclose()``."""
+
+
+@frozen(eq=False)
+class Compute:
+    """
+    Work off the event loop for the body of a tool, which comes to the same each time: it has no number and no intent.
+
+    ``Value`` with what *work* returned, or ``Failure`` with the ``StepEngineError`` that it raised. What the work of a body came
+    to is recorded when its call has its result, so that a replay of that needs none of what did the work.
+
+    Attributes:
+        work: Does it, given what is kept for the run that called the tool, in another thread; it returns a JSON object. Given as well
+            what the record has in its place it returns that, after it has taken note of it, and takes no time.
+        stop: Ends it at once, from the loop's thread; *work* returns or raises soon after.
+        text: What the body works through, such as a program. The member ``"line"`` of what *work* returned, from 1, is where
+            in it the body then waits: people and errors are shown that line.
+        known: What it is recorded to have come to; ``None`` where it has to be done.
+    """
+
+    work: Callable[[Keeps, JsonValue], JsonValue]
+    stop: Callable[[], None]
+    text: str = ""
+    known: JsonValue = None
+
+
+Effect: TypeAlias = Leaf | Gather | Notify | Compute

@@ -12,17 +12,20 @@ in their place, and ``ReplyDiscarded`` takes them back.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from decimal import Decimal
 from typing import Any, ClassVar
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonValue, freeze
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.questions import Question
 from stepengine.data.state import RunPhase, RunResult, RunStatus
 from stepengine.data.usage import Usage
+from stepengine.data.waiting import Waits, WaitsFor
 
 __all__ = (
     "EVENTS",
@@ -65,13 +68,15 @@ __all__ = (
     "ToolLog",
     "ToolProgress",
     "ToolStarted",
+    "WaitFinished",
+    "WaitStarted",
     "Warned",
 )
 
 EVENTS: dict[str, type[Event]] = {}
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Event:
     """
     The base of all events.
@@ -109,7 +114,7 @@ class Event:
         return {"type": self.type, **fields}
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class RunStarted(Event):
     """
     A run began; *own_id* is its own id, *run_id* that of the root run.
@@ -124,10 +129,10 @@ class RunStarted(Event):
     resumed: bool = False
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class StepStarted(Event):
     """
-    A model step began; *step* counts from 0.
+    A model step began; *step* counts from 0, *steps_remaining* is -1 where a run is followed, whose limits nobody here knows.
 
     *resumed* says that it goes on: the process that was there before began it, and its reply may have been shown.
     """
@@ -137,7 +142,7 @@ class StepStarted(Event):
     resumed: bool = False
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class StepFinished(Event):
     """
     A model step ended: each one that began does so, once, whatever became of it.
@@ -155,7 +160,7 @@ class StepFinished(Event):
     status: RunStatus = RunStatus.COMPLETED
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class PhaseChanged(Event):
     """The run does something else now; *detail* is a tool name or a child's agent id."""
 
@@ -163,7 +168,7 @@ class PhaseChanged(Event):
     detail: str = ""
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class ModelStarted(Event):
     """A model call began."""
 
@@ -172,7 +177,7 @@ class ModelStarted(Event):
     request: ModelRequest | None = attrs.field(default=None, eq=False, repr=False)
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class ModelFinished(Event):
     """
     A model call ended, for better or worse; *reply* is ``None`` when it failed.
@@ -190,7 +195,7 @@ class ModelFinished(Event):
     call_ids: tuple[str, ...] = ()
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class ModelRetry(Event):
     """An attempt of a model call failed and another follows after *wait* seconds; *attempt* counts from 1."""
 
@@ -200,7 +205,7 @@ class ModelRetry(Event):
     error: str
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class RateLimited(Event):
     """A model call waits for its turn, *wait* seconds at most if that is known; *limit* says why."""
 
@@ -210,7 +215,7 @@ class RateLimited(Event):
     wait: float | None = None
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Repeat(Event):
     """The model made the same tool call *count* times in a row and got the same result each time."""
 
@@ -219,28 +224,28 @@ class Repeat(Event):
     count: int
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class ReplyDiscarded(Event):
     """Deltas that were already shown belong to a reply that broke off; they do not count."""
 
     model: str
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class TextDelta(Event):
     """More visible text."""
 
     text: str
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class ThinkingDelta(Event):
     """More thinking text."""
 
     text: str
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class ToolInputDelta(Event):
     """
     More of a tool call's arguments, as raw JSON text.
@@ -254,21 +259,21 @@ class ToolInputDelta(Event):
     tool_call_id: str = ""
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class TextCompleted(Event):
     """The visible text of a reply, whole."""
 
     text: str
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class ThinkingCompleted(Event):
     """The thinking text of a reply, whole."""
 
     text: str
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class ToolStarted(Event):
     """
     A tool call began; *category* is that of the tool, such as ``"write"``, whoever called it.
@@ -284,7 +289,7 @@ class ToolStarted(Event):
     child_path: str = ""
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class ToolFinished(Event):
     """A tool call ended; *result* has ``is_error`` when it failed, *child_path* is as in ``ToolStarted``."""
 
@@ -295,7 +300,7 @@ class ToolFinished(Event):
     child_path: str = ""
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class ToolProgress(Event):
     """A tool says how far it is; *percent* is 0 to 100."""
 
@@ -305,7 +310,7 @@ class ToolProgress(Event):
     tool_call_id: str = ""
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class ToolLog(Event):
     """A tool logs a line."""
 
@@ -315,7 +320,7 @@ class ToolLog(Event):
     tool_call_id: str = ""
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class FileChanged(Event):
     """A tool changed a file; *action* is ``"created"``, ``"modified"`` or ``"deleted"``."""
 
@@ -325,7 +330,7 @@ class FileChanged(Event):
     tool_call_id: str = ""
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class FollowupsSuggested(Event):
     """A tool suggests what the user could ask next: a list of objects with ``prompt`` and perhaps ``label``."""
 
@@ -334,14 +339,14 @@ class FollowupsSuggested(Event):
     tool_call_id: str = ""
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class PerformStarted(Event):
     """A ``Perform`` began."""
 
     name: str
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class PerformFinished(Event):
     """A ``Perform`` ended; *error* is empty when it succeeded."""
 
@@ -350,14 +355,14 @@ class PerformFinished(Event):
     duration_ms: int = 0
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class QuestionAsked(Event):
     """A person is asked."""
 
     question: Question
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class AnswerReceived(Event):
     """A person answered."""
 
@@ -365,7 +370,7 @@ class AnswerReceived(Event):
     answer: str
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class PermissionRequested(Event):
     """
     A tool call waits for a person's permission.
@@ -382,7 +387,7 @@ class PermissionRequested(Event):
     category: str = ""
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class PermissionDecided(Event):
     """
     A tool call was allowed or denied; *rule_id* names the rule, if one decided.
@@ -400,9 +405,13 @@ class PermissionDecided(Event):
     edited_input: JsonValue = attrs.field(default=None, converter=freeze)
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class AgentSpawned(Event):
-    """A child run starts; its own events have *child_path*. *of* children were asked for at once."""
+    """
+    A child run starts; its own events have *child_path*.
+
+    *of* children were asked for at once, 0 where that is more than one and not known; its parent goes on meanwhile where it *is_background*.
+    """
 
     agent_id: str
     child_path: str
@@ -413,9 +422,10 @@ class AgentSpawned(Event):
     only_child: bool = True
     of: int = 1
     tool_call_id: str = ""
+    is_background: bool = False
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class AgentFinished(Event):
     """
     A child run ended, for better or worse.
@@ -431,16 +441,47 @@ class AgentFinished(Event):
     cost: Decimal | None = None
     text: str = ""
     error: str = ""
+    is_background: bool = False
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
+class WaitStarted(Event):
+    """
+    A run waits for something that is no person: ``kind`` is ``"time"``, ``"message"`` or ``"child"``.
+
+    *wakes_at* is when it goes on at the latest (UTC, RFC 3339), ``""`` for never; *topic* is that of the message, *children* are the
+    paths of the children.
+    """
+
+    kind: WaitsFor
+    wakes_at: str = ""
+    topic: str = ""
+    children: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """What the run does, in words, such as ``"waits for a message on 'go'"``."""
+        until = datetime.fromisoformat(self.wakes_at) if self.wakes_at else None
+        return Waits(kind=self.kind, wakes_at=until, topic=self.topic, children=self.children).words
+
+
+@frozen(kw_only=True)
+class WaitFinished(Event):
+    """A run waits no longer: what it waited for came, or the time did (*is_over*); else the run is suspended, or was stopped."""
+
+    kind: WaitsFor
+    is_over: bool = True
+    duration_ms: int = 0
+
+
+@frozen(kw_only=True)
 class TodosChanged(Event):
     """An agent wrote its todos anew: the whole list, objects with ``task`` and ``completed``."""
 
     todos: JsonValue = attrs.field(converter=freeze)
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Notification(Event):
     """What a handler sent with ``ctx.notify``."""
 
@@ -448,7 +489,7 @@ class Notification(Event):
     data: JsonValue = attrs.field(default=None, converter=freeze)
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class LogLine(Event):
     """What a handler or hook logged with ``ctx.logger``; *step* is the step that ran or comes next."""
 
@@ -458,7 +499,7 @@ class LogLine(Event):
     step: int = 0
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class HookFailed(Event):
     """A hook raised; post-hooks are dropped, pre-hooks end the run."""
 
@@ -467,7 +508,7 @@ class HookFailed(Event):
     error: str
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Compacted(Event):
     """
     What the model sees became smaller: a context policy, or a handler, cut, masked or summarised it.
@@ -489,7 +530,7 @@ class Compacted(Event):
     messages_after: int
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class HandlerNotice(Event):
     """Something odd about a handler that does not end the run: it ignored its close, or broke a text block."""
 
@@ -497,14 +538,14 @@ class HandlerNotice(Event):
     message: str
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Warned(Event):
     """Something that somebody should look at, such as a tool that blocks the event loop."""
 
     message: str
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class EventsDropped(Event):
     """
     A subscriber does not get all events that it asked for. It has no place in the stream and no ``id``.
@@ -512,14 +553,15 @@ class EventsDropped(Event):
     Attributes:
         count: How many of this epoch are missing.
         reason: ``"buffer"``: more wait than are kept. ``"epoch"``: the subscriber came with an id of another epoch, and what
-            is missing of that one is not known.
+            is missing of that one is not known. ``"journal"``: of a run that is followed, so many of the events that the
+            subscriber has do not stand in the journal any more.
     """
 
     count: int
     reason: str = "buffer"
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class RunFailed(Event):
     """A run failed; ``RunFinished`` follows."""
 
@@ -527,7 +569,7 @@ class RunFailed(Event):
     kind: str
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class RunFinished(Event):
     """The last event of a root run, exactly once."""
 

@@ -11,6 +11,7 @@ import attrs
 from typing_extensions import TypeVar
 
 from stepengine.data.estimate import Measured
+from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.messages import Message, ToolResult, UserMessage, tuple_of
 from stepengine.data.state import AgentState, prompt_tokens
@@ -45,7 +46,7 @@ class RunLogger(Protocol):
 Params = TypeVar("Params", default=Any)
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class StepContext(Generic[Params]):
     """
     What a handler is given; frozen.
@@ -56,7 +57,6 @@ class StepContext(Generic[Params]):
         agent_state: The state before the first yield; newer states arrive with each ``StepResult``.
         model: The model string of the run, or ``None``.
         logger: Log lines that become events; silent while a recorded prefix is replayed.
-        random: A random source seeded by the run; equal on every replay.
         is_asked: Whether the history holds a message with the prompt and the params of this run.
     """
 
@@ -65,11 +65,20 @@ class StepContext(Generic[Params]):
     agent_state: AgentState
     model: str | None
     logger: RunLogger
-    random: Random
+    _random: Callable[[], Random]
     _created: datetime
     _elapsed: Callable[[], int]
     _notify: Callable[[str, Any], None]
     is_asked: bool = False
+    _source: list[Random] = attrs.field(factory=list, init=False, eq=False, repr=False)
+
+    @property
+    def random(self) -> Random:
+        """A random source seeded by the run; equal on every replay."""
+        # It takes 3 KB, which is much of what a run needs that waits for an answer, and few handlers ever ask.
+        if not self._source:
+            self._source.append(self._random())
+        return self._source[0]
 
     @property
     def inherited_messages(self) -> tuple[Message, ...]:
@@ -129,7 +138,7 @@ def _object(value: object) -> Any:
     return None if value is None else freeze_object(value)
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Change:
     """
     What a hook or a tool wants changed; every field that is ``None`` stays as it is.
@@ -170,7 +179,7 @@ class Change:
         return ""
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class HookContext:
     """
     What every hook gets first.
@@ -249,7 +258,7 @@ def _hooks(value: object) -> tuple[Callable[..., object], ...]:
     raise DefinitionError(msg)
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Hooks:
     """
     Author code that the machine calls at fixed points, in list order.

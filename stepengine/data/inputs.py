@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.data.questions import AnswerLike
 
 __all__ = ("AnswerInput", "Interrupt", "RunInput", "Shutdown", "ToolResultInput", "UserInput")
 
 
-@attrs.frozen
+@frozen
 class UserInput:
     """Something that the user says; it becomes a user message before the next model call."""
 
     text: str
 
 
-@attrs.frozen
+@frozen
 class ToolResultInput:
     """
     The result of a deferred tool.
@@ -35,7 +34,7 @@ class ToolResultInput:
     path: str | None = None
 
 
-@attrs.frozen
+@frozen
 class AnswerInput:
     """The answer to an open question, permission questions included."""
 
@@ -43,12 +42,12 @@ class AnswerInput:
     answer: AnswerLike
 
 
-@attrs.frozen
+@frozen
 class Interrupt:
     """End the turn gracefully; a kept-open handle is idle then."""
 
 
-@attrs.frozen
+@frozen
 class Shutdown:
     """End the run and its children, and a kept-open handle with it."""
 

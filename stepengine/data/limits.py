@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 import attrs
 
 from stepengine.data.checks import AMOUNT, COUNT, FLAG, fine, named_fields, one_of, or_none
+from stepengine.data.frozen import frozen
 
 __all__ = ("DEFAULT_LIMITS", "Limits", "OnMaxSteps")
 
@@ -18,7 +19,7 @@ COUNTED = fine(or_none(COUNT))
 
 
 @named_fields
-@attrs.frozen(kw_only=True, cache_hash=True)
+@frozen(kw_only=True, cache_hash=True)
 class Limits:
     """
     What a run may spend.
@@ -48,6 +49,10 @@ class Limits:
             default, because polling is legal.
         max_denials: Tool calls of a run that rules, hooks or people may deny; with the last of them the run ends. After three
             denials of one tool in a row the model is told to stop calling it; default 10.
+        max_wait_seconds: How long a model that has ended its turn waits for its children in the background; default seven days.
+        ask: Whether a person is asked for more before ``max_steps``, ``max_tokens`` or ``max_cost_usd`` would be passed; off by
+            default. Yes allows as much again, a number that much more, and the run goes on where it stood; with no, or where
+            nobody can answer, it ends as it would have. A limit of a run and its children asks once for all of them.
         on_max_steps: At the step limit ``"final_answer"`` (default) asks the model once more without tools, ``"stop"``
             ends with what there is, ``"raise"`` makes the run raise ``LimitExceeded`` with the result.
 
@@ -68,7 +73,9 @@ class Limits:
     max_concurrent_tools: int | None = attrs.field(default=None, validator=COUNTED)
     max_identical_calls: int | None = attrs.field(default=None, validator=COUNTED)
     max_denials: int | None = attrs.field(default=None, validator=COUNTED)
+    ask: bool | None = attrs.field(default=None, validator=fine(or_none(FLAG)))
     on_max_steps: OnMaxSteps | None = attrs.field(default=None, validator=fine(or_none(ENDINGS)))
+    max_wait_seconds: float | None = attrs.field(default=None, validator=fine(or_none(AMOUNT)))
 
     def over(self, lower: Limits | None) -> Limits:
         """Return these limits with the gaps filled from *lower*."""
@@ -92,6 +99,7 @@ DEFAULT_LIMITS = Limits(
     max_children=16,
     max_concurrent_children=8,
     max_denials=10,
+    max_wait_seconds=7 * 24 * 3600.0,
     on_max_steps="final_answer",
 )
 """What holds when nobody said anything."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, overload
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze, freeze_object, mended, text_of
 from stepengine.data.makers import maker_of
 from stepengine.data.thoughts import parted
@@ -73,7 +74,7 @@ def _text_or_none(value: str | None) -> str | None:
     return None if value is None else text_of(value)
 
 
-@attrs.frozen(weakref_slot=False)
+@frozen(weakref_slot=False)
 class TextPart:
     """Plain text; *provider_data* is what goes back to the provider that said it, unchanged."""
 
@@ -84,7 +85,7 @@ class TextPart:
 quick_text = maker_of(TextPart)
 
 
-@attrs.frozen
+@frozen
 class ThinkingPart:
     """
     What a model thought before it answered.
@@ -98,7 +99,7 @@ class ThinkingPart:
     provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
 
 
-@attrs.frozen
+@frozen
 class RefusalPart:
     """The text with which a model refused."""
 
@@ -106,7 +107,7 @@ class RefusalPart:
     provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
 
 
-@attrs.frozen(weakref_slot=False)
+@frozen(weakref_slot=False)
 class ToolCallPart:
     """
     A tool call inside an assistant message.
@@ -145,7 +146,7 @@ def _check_source(part: ImagePart | DocumentPart) -> None:
         raise DataError(msg)
 
 
-@attrs.frozen
+@frozen
 class ImagePart:
     """
     An image, by *url*, as bytes in *data*, or by *file_id*.
@@ -170,7 +171,7 @@ class ImagePart:
         _check_source(self)
 
 
-@attrs.frozen
+@frozen
 class DocumentPart:
     """
     Any file but an image: a document, sound or video, by *url*, as bytes in *data*, or by *file_id*.
@@ -197,7 +198,7 @@ class DocumentPart:
         _check_source(self)
 
 
-@attrs.frozen(weakref_slot=False)
+@frozen(weakref_slot=False)
 class JsonPart:
     """A JSON value inside a tool result."""
 
@@ -207,7 +208,7 @@ class JsonPart:
 quick_json = maker_of(JsonPart)
 
 
-@attrs.frozen
+@frozen
 class ToolReferencePart:
     """
     A word in a tool result that the model may call a tool with ``defer_loading`` from now on, by its name.
@@ -223,7 +224,7 @@ class ToolReferencePart:
         return f"The tool {self.tool_name} can be called from now on."
 
 
-@attrs.frozen
+@frozen
 class OpaquePart:
     """
     A reply part that only its provider understands, kept as it came and sent back to nobody else.
@@ -243,7 +244,7 @@ class OpaquePart:
     text: str = attrs.field(default="", converter=text_of, kw_only=True)
 
 
-@attrs.frozen
+@frozen
 class CitationPart:
     """
     Where something in the texts before it comes from, for people; it is sent to nobody.
@@ -362,7 +363,7 @@ class _Text:
         return lambda text, **fields: owner(TextPart(text), **fields)
 
 
-@attrs.frozen
+@frozen
 class SideEffect:
     """
     Something a tool did to the world, for the log.
@@ -382,7 +383,7 @@ CUT_OFF = "cut_off"
 """The kind of the side effect of a call that was cut off from outside: its server is gone, or its work was cancelled."""
 
 
-@attrs.frozen(weakref_slot=False)
+@frozen(weakref_slot=False)
 class ToolResult:
     """
     The result of one tool call.
@@ -458,7 +459,7 @@ class ToolResult:
 quick_result = maker_of(ToolResult)
 
 
-@attrs.frozen(weakref_slot=False)
+@frozen(weakref_slot=False)
 class ToolCallLog:
     """
     One tool call of a run as the result lists it.
@@ -505,7 +506,7 @@ def _memo_slot() -> Any:
     return attrs.field(init=False, default=None, eq=False, repr=False)
 
 
-@attrs.frozen(weakref_slot=False)
+@frozen(weakref_slot=False)
 class UserMessage:
     """
     What a person, or the engine on a person's behalf, says to the model.
@@ -531,7 +532,7 @@ class UserMessage:
 quick_user = maker_of(UserMessage)
 
 
-@attrs.frozen(weakref_slot=False)
+@frozen(weakref_slot=False)
 class AssistantMessage:
     """
     One reply of a model, its parts in the order received.
@@ -572,7 +573,7 @@ class AssistantMessage:
 quick_assistant = maker_of(AssistantMessage)
 
 
-@attrs.frozen(weakref_slot=False)
+@frozen(weakref_slot=False)
 class ToolMessage:
     """
     The result of one tool call, as the history holds it.

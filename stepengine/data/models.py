@@ -22,6 +22,7 @@ from stepengine.data.checks import (
     one_of,
     or_none,
 )
+from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.makers import maker_of
 from stepengine.data.messages import (
@@ -84,7 +85,7 @@ def _effort(self: Any) -> str | None:
     return "none" if self.mode == "none" else None
 
 
-@attrs.frozen(init=False, repr=False)
+@frozen(init=False, repr=False)
 class Thinking:
     """
     Whether and how much a model thinks before it answers; ``Thinking()`` leaves the amount to the provider.
@@ -211,7 +212,7 @@ SERVER_TOOLS = Fine(
 
 
 @named_fields
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class ModelSettings:
     """
     How a model is asked; ``None`` leaves the provider's default.
@@ -292,7 +293,7 @@ class ModelSettings:
         return attrs.evolve(self, **{k: v for k, v in values.items() if v != getattr(default, k)})
 
 
-@attrs.frozen(weakref_slot=False)
+@frozen(weakref_slot=False)
 class ModelRequest:
     """
     One request to a model.
@@ -332,7 +333,7 @@ def _as_stop_reason(value: str) -> StopReason:
     return value if type(value) is StopReason else StopReason(value)
 
 
-@attrs.frozen(weakref_slot=False)
+@frozen(weakref_slot=False)
 class ModelReply:
     """
     One completed reply.
@@ -378,21 +379,21 @@ class ModelReply:
 quick_reply = maker_of(ModelReply)
 
 
-@attrs.frozen
+@frozen
 class TextChunk:
     """More visible text."""
 
     text: str
 
 
-@attrs.frozen
+@frozen
 class ThinkingChunk:
     """More thinking text."""
 
     text: str
 
 
-@attrs.frozen
+@frozen
 class ToolCallStarted:
     """A tool call begins; *index* tells calls of one reply apart."""
 
@@ -400,7 +401,7 @@ class ToolCallStarted:
     tool_name: str
 
 
-@attrs.frozen
+@frozen
 class ToolCallChunk:
     """More of a tool call's arguments, as raw JSON text."""
 
@@ -408,14 +409,14 @@ class ToolCallChunk:
     text: str
 
 
-@attrs.frozen
+@frozen
 class ToolCallEnded:
     """A tool call's arguments are complete."""
 
     index: int
 
 
-@attrs.frozen
+@frozen
 class ReplyDone:
     """The protocol's terminal marker has arrived; *reply* is the completed reply."""
 

@@ -7,18 +7,20 @@ record on replay. ``inputs`` are messages that were sent to the run meanwhile.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, Literal, TypeAlias
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonValue
 from stepengine.data.makers import maker_of
-from stepengine.data.messages import UserMessage
+from stepengine.data.messages import ToolResult, UserMessage
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult
 from stepengine.data.usage import Spending, Usage
-from stepengine.errors import StepEngineError
+from stepengine.errors import RaceLost, StepEngineError
 
 __all__ = (
     "Begun",
@@ -31,18 +33,20 @@ __all__ = (
     "Stop",
     "StopKind",
     "Value",
+    "first_of",
     "quick_value",
+    "was_given_up",
 )
 
 
-@attrs.frozen
+@frozen
 class SetOutput:
     """The body of a tool has set the output of its caller to *value*, which fits."""
 
     value: JsonValue
 
 
-@attrs.frozen(kw_only=True, weakref_slot=False)
+@frozen(kw_only=True, weakref_slot=False)
 class BodyEnd:
     """
     What the body of a tool that yields leaves to its caller beside the result.
@@ -53,25 +57,27 @@ class BodyEnd:
         questions: The open questions when it is suspended.
         changes: What it wants changed in the caller's run, in the order of the addresses in it: ``Change`` or
             ``SetOutput``; a ``UserMessage`` is one that was sent to it.
+        computed: What each ``Compute`` of it came to, in order; ``None`` for one that failed.
     """
 
     spending: Spending = Spending()
     children: tuple[ChildResult, ...] = ()
     questions: tuple[Question, ...] = ()
     changes: tuple[Any, ...] = ()
+    computed: tuple[JsonValue, ...] = ()
 
 
 StopKind: TypeAlias = Literal["suspended", "cancelled", "shutdown", "limit", "diverged", "crashed"]
 
 
-@attrs.frozen(weakref_slot=False)
+@frozen(weakref_slot=False)
 class Value:
     """
     An effect happened.
 
     Attributes:
         value: ``ModelReply`` for ``CallModel``, ``ToolResult`` for ``CallTool``, ``ChildResult`` for ``Spawn``, frozen
-            JSON for ``CallFunction``, a tuple of ``Answer`` for ``AskPerson``.
+            JSON for ``CallFunction``, a tuple of ``Answer`` for ``AskPerson``; for what only waits see the effects.
         at: Milliseconds since the root's ``created``.
         inputs: User messages that arrived meanwhile.
         body: For a ``CallBody``, what its body leaves; never stored, since a replay goes through the body again.
@@ -86,7 +92,7 @@ class Value:
 quick_value = maker_of(Value)
 
 
-@attrs.frozen
+@frozen
 class Failure:
     """
     An effect failed; *error* is thrown at the author's own ``yield``.
@@ -99,7 +105,7 @@ class Failure:
     inputs: tuple[UserMessage, ...] = ()
 
 
-@attrs.frozen
+@frozen
 class Begun:
     """
     What a model call had used that was stopped before it was done.
@@ -113,7 +119,7 @@ class Begun:
     cost: Decimal | None
 
 
-@attrs.frozen
+@frozen
 class Stop:
     """
     The run must end now; never shown to author code.
@@ -141,7 +147,24 @@ class Stop:
 Single: TypeAlias = Value | Failure | Stop
 
 
-@attrs.frozen
+def was_given_up(outcome: Single) -> bool:
+    """Return whether a member of a race did not come to its own end: it lost, or was stopped."""
+    if type(outcome) is Value:
+        value = outcome.value
+        return isinstance(value, ChildResult | ToolResult) and value.status == "cancelled"
+    return type(outcome) is Stop or isinstance(getattr(outcome, "error", None), RaceLost)
+
+
+def first_of(outcomes: Sequence[Single]) -> int:
+    """
+    Return which of the outcomes of a race has won it: the first by recorded time, and of several at one time the first in order.
+
+    Who was really first is not asked, so that a replay, in which all come at once, finds the same.
+    """
+    return min([(was_given_up(outcome), outcome.at, number) for number, outcome in enumerate(outcomes)])[2]
+
+
+@frozen
 class Gathered:
     """The outcomes of a ``Gather``, one per member in request order; finished members survive a ``Stop``."""
 

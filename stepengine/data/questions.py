@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Mapping
+from decimal import Decimal, InvalidOperation
 from typing import Any, Literal, Protocol, TypeAlias
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.functions import takes_one_argument
 from stepengine.data.json import ABSENT, JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.messages import strings
@@ -24,6 +26,7 @@ __all__ = (
     "answered",
     "checked_interactor",
     "covering_rule",
+    "number_in",
 )
 
 REMEMBERED = "remembered"
@@ -32,6 +35,10 @@ NOBODY = "nobody"
 """The ``by`` of the no that stands for an answer where nobody can give one."""
 REFUSED = "refused"
 """The ``by`` of the no that stands for an answer where the tool itself says that it will refuse the call."""
+YES, NO = ("yes", "y", "allow", "true"), ("no", "n", "deny", "false")
+SMALLEST, LARGEST = Decimal("0.000001"), Decimal(10) ** 12
+"""The numbers that answer a question lie between these."""
+NUMBER_CHARS = 32
 SHOWN_CHARS = 200
 MAX_QUESTIONS = 100
 """How many questions of a run may wait for an answer at once."""
@@ -49,7 +56,7 @@ def _options(value: str | Iterable[Any]) -> tuple[str, ...]:
     return tuple([str(o["label"] if isinstance(o, Mapping) and "label" in o else o) for o in strings(value)])
 
 
-@attrs.frozen
+@frozen
 class Question:
     """
     One question to a person.
@@ -72,6 +79,8 @@ class Question:
             ``"id"`` says in words what that allows. ``None`` when a rule would not keep the question from being asked again.
         wider: Rules that allow more than *remember* does, the narrowest first and the last for any input of the tool.
             ``Answer(remember=..., covers=rule["id"])`` adds one of them in its place.
+        number: Which numbers above 0 are answers beside the options: ``"whole"`` ones or ``"any"``; ``None`` for none. A limit that
+            asks for more (``Limits(ask=True)``) has one; ``"yes"`` and ``"no"`` answer it, too.
         descriptions: What each of the options means, in their order; empty when nothing is said of them.
     """
 
@@ -87,6 +96,7 @@ class Question:
     remember: JsonDict | None = attrs.field(default=None, converter=_object_or_none, eq=False, kw_only=True)
     wider: tuple[JsonDict, ...] = attrs.field(default=(), converter=_objects, eq=False, kw_only=True)
     descriptions: tuple[str, ...] = attrs.field(default=(), converter=strings, eq=False, kw_only=True)
+    number: Literal["whole", "any"] | None = attrs.field(default=None, kw_only=True)
 
     @property
     def problem(self) -> str:
@@ -94,7 +104,7 @@ class Question:
         return "" if self.preview is None else str(self.preview.get("problem", ""))
 
 
-@attrs.frozen
+@frozen
 class Answer:
     """
     What a person answered.
@@ -136,7 +146,7 @@ class Answer:
         """Whether this is a yes to a permission question."""
         if self.declined or not self.value:
             return not self.declined and (self.remember is not None or self.edited_input is not None)
-        return self.value.strip().lower() in ("yes", "y", "allow", "true")
+        return self.value.strip().lower() in YES
 
 
 AnswerLike: TypeAlias = "str | bool | Answer"
@@ -173,10 +183,39 @@ def answer_problem(value: AnswerLike, question: Question) -> str | None:
         return f"{said} selects {unknown}; its options are {list(question.options)}"
     if len(answer.selected) > 1 and not question.multi_select:
         return f"{said} selects {len(answer.selected)} options; only one can be chosen"
+    if question.number and not answer.selected and not answer.declined:
+        return _number_problem(answer, question, said)
     if answer.selected or answer.declined or is_permission or question.allow_text or not question.options:
         return None
-    text = answer.text if len(answer.text) <= SHOWN_CHARS else f"{answer.text[:SHOWN_CHARS]}..."
-    return f"{said} is {text!r}, which is none of its options: {', '.join(map(repr, question.options))}"
+    return f"{said} is {_cut(answer.text)!r}, which is none of its options: {', '.join(map(repr, question.options))}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
+
+
+def number_in(answer: Answer) -> Decimal | None:
+    """Return the number that an answer is, from a millionth to a million millions; ``None`` when it is none."""
+    text = answer.value.strip()
+    if len(text) > NUMBER_CHARS:
+        return None
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return None
+    return number if number.is_finite() and SMALLEST <= number <= LARGEST else None
+
+
+def _number_problem(answer: Answer, question: Question, said: str) -> str | None:
+    number = number_in(answer)
+    if number is None:
+        is_fine = answer.value.strip().lower() in (*YES, *NO)
+    else:
+        is_fine = question.number == "any" or number == number.to_integral_value()
+    if is_fine:
+        return None
+    what = "a whole number from 1" if question.number == "whole" else "a number above 0"
+    return f"{said} is {_cut(answer.value)!r}; it is {', '.join(map(repr, question.options))} or {what}"
 
 
 def _covers_problem(answer: Answer, question: Question) -> str | None:
@@ -229,7 +268,7 @@ def checked_interactor(given: Any, where: str) -> Interactor | None:
     raise DefinitionError(msg)
 
 
-@attrs.frozen
+@frozen
 class Decision:
     """
     What a ``pre_tool`` hook says about a call; ``None`` instead of a decision means no opinion.

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from stepengine.data.checks import COUNT, Fine, fine, or_none
+from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.messages import strings
 from stepengine.errors import DefinitionError
@@ -42,7 +43,7 @@ SOME = Fine(lambda value: _is_texts(value) and bool(value), "a text or a list of
 LOCATION = Fine(_is_place, "texts under 'city', 'country', 'region' and 'timezone'")
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class WebSearch:
     """
     Search in the web.
@@ -63,7 +64,7 @@ class WebSearch:
     location: JsonDict | None = attrs.field(default=None, converter=_place, validator=fine(or_none(LOCATION)))
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class UrlContext:
     """
     Reading of pages and documents whose addresses stand in the conversation.
@@ -82,7 +83,7 @@ class UrlContext:
     blocked_domains: tuple[str, ...] = attrs.field(default=(), converter=_texts, validator=fine(TEXTS))
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class CodeExecution:
     """
     Code that the model writes, run in a container of the provider.
@@ -97,7 +98,7 @@ class CodeExecution:
     files: tuple[str, ...] = attrs.field(default=(), converter=_texts, validator=fine(TEXTS))
 
 
-@attrs.frozen
+@frozen
 class FileSearch:
     """
     Search in files that were uploaded to the provider.
@@ -114,7 +115,7 @@ class FileSearch:
     max_results: int | None = attrs.field(default=None, validator=fine(or_none(COUNT)), kw_only=True)
 
 
-@attrs.frozen
+@frozen
 class Programs:
     """
     Programs that the model writes and the provider runs, and which call tools of the agent.

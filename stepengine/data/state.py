@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Generic
@@ -13,6 +14,7 @@ import attrs
 from typing_extensions import TypeVar
 
 from stepengine.data.estimate import Measured, estimate_tokens, tool_tokens, transcript_tokens
+from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.makers import maker_of
 from stepengine.data.messages import Message, ToolCallLog, ToolMessage, UserMessage, tuple_of
@@ -21,6 +23,7 @@ from stepengine.data.questions import Question
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Spending, Usage
+from stepengine.data.waiting import Waits
 from stepengine.errors import ChildError, DataError, StepEngineError
 
 __all__ = (
@@ -32,6 +35,7 @@ __all__ = (
     "RunPhase",
     "RunResult",
     "RunStatus",
+    "no_longer_waiting",
     "prompt_tokens",
     "quick_state",
     "suspended_at",
@@ -49,7 +53,7 @@ def _record(self: Any) -> Transcript:
     return record
 
 
-@attrs.frozen(weakref_slot=False)
+@frozen(weakref_slot=False)
 class AgentState:
     """
     The state of one run, an immutable value.
@@ -75,6 +79,8 @@ class AgentState:
         pending: Questions that the run waits for.
         next_call: The number of the next tool call id.
         id_prefix: What stands before call ids of a child that inherited its history, such as ``"c3_"``; else ``"c"``.
+        left_out: Messages that stood in the record before it was replaced, oldest first; kept only of a run whose agent has
+            the tool ``recall_history``.
     """
 
     run_id: str = ""
@@ -96,6 +102,7 @@ class AgentState:
     pending: tuple[Question, ...] = attrs.field(default=(), converter=tuple_of)
     next_call: int = 1
     id_prefix: str = "c"
+    left_out: tuple[Message, ...] = attrs.field(default=(), converter=tuple_of)
 
     @property
     def context_tokens(self) -> int:
@@ -213,11 +220,13 @@ class RunPhase(StrEnum):
     AWAITING_ANSWER = "awaiting_answer"
     EXECUTING_TOOL = "executing_tool"
     AWAITING_AGENT = "awaiting_agent"
+    AWAITING_TIME = "awaiting_time"
+    AWAITING_MESSAGE = "awaiting_message"
     DONE = "done"
     FAILED = "failed"
 
 
-@attrs.frozen
+@frozen
 class RunInfo:
     """
     What a caller says of a run beside what it asks for; the same for every run of a tree.
@@ -275,7 +284,7 @@ class Bill:
         return self.spending.cost_by_model
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class ChildResult(Bill, Generic[Out]):
     """
     How a child run ended, as its parent sees it.
@@ -329,7 +338,14 @@ class ChildResult(Bill, Generic[Out]):
         raise ChildError(msg, agent_id=self.agent_id, status=self.status.value, result=self) from self.error
 
 
-@attrs.frozen(kw_only=True, weakref_slot=False)
+def no_longer_waiting(child: ChildResult[Out]) -> ChildResult[Out]:
+    """Return how a child ended with which nobody goes on any more: one that was suspended is cancelled, and asks nothing."""
+    if child.status is not RunStatus.SUSPENDED:
+        return child
+    return attrs.evolve(child, status=RunStatus.CANCELLED, questions=())
+
+
+@frozen(kw_only=True, weakref_slot=False)
 class Ended(Bill, Generic[Out]):
     """How a run ended, as the machine that ran it and its caller both see it; ``RunResult`` says what the fields are."""
 
@@ -346,7 +362,7 @@ class Ended(Bill, Generic[Out]):
     warnings: tuple[str, ...] = attrs.field(default=(), eq=False)
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class RunResult(Ended[Out]):
     """
     How a run ended, for the caller.
@@ -374,9 +390,11 @@ class RunResult(Ended[Out]):
         warnings: What was logged and dropped: failing observers, hooks and handlers that ignored their close; and background
             jobs that were ended with the run.
         session_saved: Whether the session was saved; ``None`` when there is none.
+        waits_for: What it waits for when it is suspended: its open questions and everything else.
     """
 
     pending_questions: tuple[Question, ...] = ()
+    waits_for: tuple[Waits, ...] = ()
     session_id: str | None = None
     journal: Any = attrs.field(default=None, repr=False, eq=False)
     leaked: tuple[str, ...] = attrs.field(default=(), eq=False)
@@ -387,6 +405,11 @@ class RunResult(Ended[Out]):
         error = "" if self.error is None else f", error {type(self.error).__name__}: {reprlib.repr(str(self.error))}"
         what = f"{self.status.value}, output {reprlib.repr(self.output)}{error}"
         return f"<RunResult of {self.state.agent_id!r}: {what}, {len(self.state.message_history)} messages>"
+
+    @property
+    def wakes_at(self) -> datetime | None:
+        """When a suspended run goes on by itself, if ``resume`` is called then: the first of the times that it waits for."""
+        return min([one.wakes_at for one in self.waits_for if one.wakes_at is not None], default=None)
 
     def unwrap(self) -> Out:
         """
@@ -399,6 +422,8 @@ class RunResult(Ended[Out]):
             return self.output
         if self.error is not None:
             raise self.error
-        questions = f"; it waits for {[q.text for q in self.pending_questions]}" if self.pending_questions else ""
-        msg = f"the run of {self.state.agent_id!r} ended as {self.status.value}{questions}"
+        waits = [q.text for q in self.pending_questions]
+        waits += [said for one in self.waits_for if (said := one.said)]
+        what = f"; it waits for {waits}" if waits else ""
+        msg = f"the run of {self.state.agent_id!r} ended as {self.status.value}{what}"
         raise StepEngineError(msg)

@@ -18,6 +18,7 @@ import attrs
 from typing_extensions import ParamSpec, TypeVar
 
 from stepengine.data.checks import FLAG, fine
+from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze_object
 from stepengine.data.makers import maker_of
 from stepengine.data.messages import ToolResult, strings
@@ -26,9 +27,11 @@ from stepengine.errors import StepEngineError
 
 __all__ = (
     "FIND_TOOLS",
+    "RECALL_HISTORY",
     "Action",
     "Asking",
     "Control",
+    "Driving",
     "Entry",
     "How",
     "Ordinary",
@@ -41,8 +44,10 @@ __all__ = (
     "ToolSpec",
     "Validated",
     "Yielding",
+    "has_timed_out",
     "parameters_in",
     "quick_validated",
+    "timed_out",
 )
 
 P = ParamSpec("P", default=...)
@@ -52,7 +57,7 @@ ToolChoice: TypeAlias = str
 """``"auto"``, ``"none"``, ``"required"``, or the name of the one tool that must be called."""
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class ToolAnnotations:
     """
     Hints about what a tool does to the world.
@@ -72,6 +77,8 @@ class ToolAnnotations:
 
 FIND_TOOLS = "find_tools"
 """The tool that searches those with ``defer_loading``."""
+RECALL_HISTORY = "recall_history"
+"""The tool that looks up what a model is shown no longer; a run whose agent has it keeps what a replaced record held."""
 
 PARAMETER = re.compile(r"\{([^{}]+)\}")
 MOST_PLACES = 10_000
@@ -82,7 +89,7 @@ ANYWHERE = ".."
 NO_INPUT = freeze_object({"type": "object", "properties": {}})
 
 
-@attrs.frozen
+@frozen
 class ToolSpec:
     """
     What is known of a tool without running it.
@@ -163,7 +170,7 @@ def _texts_in(value: JsonValue) -> Iterator[str]:
             yield from _texts_in(member)
 
 
-@attrs.frozen(weakref_slot=False)
+@frozen(weakref_slot=False)
 class Validated:
     """
     The input of a tool call after validation.
@@ -180,8 +187,8 @@ class Validated:
 quick_validated = maker_of(Validated)
 
 
-How: TypeAlias = Literal["ordinary", "control", "spawns", "asks", "yields"]
-"""How a tool runs: a performer does it, the machine itself, child runs, a person, or a run without a model."""
+How: TypeAlias = Literal["ordinary", "control", "spawns", "asks", "yields", "drives"]
+"""How a tool runs: a performer does it, the machine itself, child runs, a person, a run without a model, or the run that calls it."""
 Action: TypeAlias = Literal[
     "set_output",
     "set_messages",
@@ -196,7 +203,7 @@ Action: TypeAlias = Literal[
 """What the machine can do to a run by itself."""
 
 
-@attrs.frozen
+@frozen
 class Ordinary:
     """
     A call is an effect of its own, ``CallTool``.
@@ -215,7 +222,7 @@ class Ordinary:
     )
 
 
-@attrs.frozen
+@frozen
 class Control:
     """
     The machine does it itself, with no effect and no record.
@@ -247,7 +254,7 @@ class Entry(NamedTuple):
     refused: StepEngineError | None = None
 
 
-@attrs.frozen
+@frozen
 class Spawning:
     """
     A call becomes children, one effect for each.
@@ -266,7 +273,7 @@ class Spawning:
     agents: tuple[Any, ...] = ()
 
 
-@attrs.frozen
+@frozen
 class Asking:
     """
     A call becomes questions to a person.
@@ -283,7 +290,7 @@ class Asking:
     interactor: Interactor | None = None
 
 
-@attrs.frozen
+@frozen
 class Yielding:
     """
     A call is a run of its own, without a model: what a generator yields, as a handler's does.
@@ -292,19 +299,58 @@ class Yielding:
         steps: Begins the body, with its context and the validated Python arguments.
         shown: Turns what the body returned, or the exception that it ended with instead, into the tool's result.
         uses: What the body may call beside what its caller has: tools, and the names of such; agents, and their ids.
+        sandbox: Names what the body's ``Compute`` needs, with its version, as the record of a call has it; it raises
+            ``DefinitionError`` where that is not installed, so that no run begins there. ``None`` for a body that needs nothing.
+        offers: Names of tools among *uses* that the model of an agent which is offered the tool is offered, too.
+        at_provider: Whether *uses*, which are tools, take its place where the provider of the model runs programs that call them.
     """
 
     how: ClassVar[How] = "yields"
     steps: Callable[[Any, Mapping[str, Any]], Generator[Any, Any, Any]]
     shown: Callable[[Any, BaseException | None], ToolResult]
     uses: tuple[Any, ...] = ()
+    sandbox: Callable[[], str] | None = attrs.field(default=None, eq=False)
+    offers: tuple[str, ...] = ()
+    at_provider: bool = False
 
 
-Runs: TypeAlias = Ordinary | Control | Spawning | Asking | Yielding
+@frozen
+class Driving:
+    """
+    A call is carried out in the run that makes it: what its steps yield is the run's own, as if a handler had yielded it.
+
+    So it may start children in the background that outlive the call, and what they did is told to the run.
+
+    Attributes:
+        steps: Begins them, with the validated input and the run's children in the background; they yield what waits, `Perform`,
+            `Complete` and `Ask`, one at a time, and return the tool's result.
+        reports: Whether the run is told of children that end by themselves, and waits for them at the end of a turn.
+        agents: The definitions that the tool carries for its own steps; nobody else runs them, by whatever id.
+        preview: Returns how a call looks to a person who is asked about it, as that of an ordinary tool does.
+    """
+
+    how: ClassVar[How] = "drives"
+    steps: Callable[[JsonDict, Any], Generator[Any, Any, ToolResult]]
+    reports: bool = False
+    agents: tuple[Any, ...] = ()
+    preview: Callable[[JsonDict], Any] | None = attrs.field(default=None, eq=False)
+
+
+def timed_out(tool_name: str, seconds: float) -> str:
+    """Return what the result of a call says that took too long."""
+    return f"tool {tool_name!r} timed out after {seconds:g} s"
+
+
+def has_timed_out(result: ToolResult) -> bool:
+    """Return whether a call took too long; its result says so in words alone, as it always did."""
+    return result.is_error and result.text.startswith(f"tool {result.tool_name!r} timed out after ")
+
+
+Runs: TypeAlias = Ordinary | Control | Spawning | Asking | Yielding | Driving
 """How a call of a tool runs."""
 
 
-@attrs.frozen
+@frozen
 class ToolBinding:
     """
     A tool as the machine knows it.

@@ -11,6 +11,7 @@ in call order, and call ids are unique.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import CO_GENERATOR
 from itertools import islice
@@ -288,6 +289,18 @@ class Transcript(Sequence[Message]):
             return min(self._length, other._length)
         theirs = dict(other._buffer.ancestry(other._length))
         return max([min(n, theirs.get(token, 0)) for token, n in self._buffer.ancestry(self._length)])
+
+    def left_out_of(self, shorter: Transcript) -> tuple[Message, ...]:
+        """Return the messages that do not stand in *shorter* as they are, in order; one that stands here twice has to stand there twice."""
+        shared = self.shared_prefix(shorter)
+        there = Counter(shorter.since(shared))
+        left: list[Message] = []
+        for message in self.since(shared):
+            if there[message]:
+                there[message] -= 1
+            else:
+                left.append(message)
+        return tuple(left)
 
     def memo(self, key: object, fn: Callable[[Message], T]) -> Sequence[T]:
         """

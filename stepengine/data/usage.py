@@ -8,13 +8,14 @@ from typing import Any
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict
 from stepengine.data.makers import maker_of
 
 __all__ = ("Spending", "Usage", "add_cost", "known_costs", "quick_spending", "quick_usage")
 
 
-@attrs.frozen(weakref_slot=False)
+@frozen(weakref_slot=False)
 class Usage:
     """
     Tokens of model calls in disjoint buckets that add up to the total.
@@ -78,7 +79,7 @@ def _mapping(value: Any) -> JsonDict:
     return value if type(value) is JsonDict else JsonDict(value)
 
 
-@attrs.frozen(weakref_slot=False)
+@frozen(weakref_slot=False)
 class Spending:
     """
     What a run and its children spent.

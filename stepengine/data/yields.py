@@ -7,7 +7,9 @@ yieldable is therefore iterable: iterating it yields the value itself once and u
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from enum import Enum
 from types import GeneratorType
 from typing import (
@@ -15,6 +17,7 @@ from typing import (
     Any,
     ClassVar,
     Generic,
+    Literal,
     NoReturn,
     ParamSpec,
     Protocol,
@@ -31,6 +34,7 @@ from typing_extensions import TypeVar
 
 from stepengine.data.checks import CHOICE, TEXT, Fine, an_instance, fine, or_none
 from stepengine.data.definition import AgentDefinition
+from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object, text_of
 from stepengine.data.makers import maker_of
 from stepengine.data.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage, tuple_of
@@ -38,6 +42,7 @@ from stepengine.data.models import ModelReply, ModelSettings
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.tools import ToolChoice, ToolLike, ToolSpec
 from stepengine.data.transcript import Transcript
+from stepengine.data.waiting import ChildRef, Waited
 from stepengine.errors import BadYield, PerformError, ToolError
 
 __all__ = (
@@ -46,19 +51,28 @@ __all__ = (
     "YIELD_FROM",
     "AgentCall",
     "Ask",
+    "Cancel",
     "Complete",
     "GenerateN",
     "Member",
     "Parallel",
     "Params",
     "Perform",
+    "Race",
+    "Receive",
     "Sentinel",
+    "Sleep",
+    "Start",
     "StepResult",
     "StepText",
     "StepWith",
     "Steps",
+    "Tell",
     "ToolCall",
+    "Wait",
     "Yieldable",
+    "a_topic",
+    "asked_by_program",
     "quick_step_result",
     "tool_name_of",
 )
@@ -149,7 +163,7 @@ def _a_prompt(value: str) -> str:
     raise BadYield(msg)
 
 
-@attrs.frozen
+@frozen
 class ToolCall(Member[ToolResult]):
     """
     Run one tool now, without a model call.
@@ -194,7 +208,7 @@ def _params(value: Params) -> JsonValue:
     return freeze_object(dump(mode="json"))
 
 
-@attrs.frozen
+@frozen
 class AgentCall(Member["ChildResult[Out]"], Generic[Out]):
     """
     Run a child agent and wait for it.
@@ -231,7 +245,7 @@ class AgentCall(Member["ChildResult[Out]"], Generic[Out]):
         return child.unwrap()
 
 
-@attrs.frozen(init=False)
+@frozen(init=False)
 class Perform(Member["T_co | PerformError"], Generic[T_co]):
     """
     Any I/O of the author's: run once, its JSON result recorded, never run again on replay.
@@ -310,7 +324,7 @@ def _key(value: str | None) -> str | None:
     return value
 
 
-@attrs.frozen
+@frozen
 class Ask(Member[str]):
     """
     Ask a person; the run suspends until someone answers, in this process or later.
@@ -351,6 +365,9 @@ def _no_member(value: object) -> str:
     return said if " at 0x" not in said else f"a {type(value).__name__}"
 
 
+MEMBERS = "ToolCall, AgentCall, Perform, Ask, Sleep, Receive, Wait and Race"
+
+
 def _width(value: int | None) -> int | None:
     number: object = value
     if value is None or (isinstance(number, int) and not isinstance(number, bool) and number >= 1):
@@ -359,12 +376,13 @@ def _width(value: int | None) -> int | None:
     raise BadYield(msg)
 
 
-@attrs.frozen(init=False)
+@frozen(init=False)
 class Parallel(_Iterated, Generic[T_co]):
     """
     Several calls at once.
 
-    ``Parallel(*calls)`` of ``ToolCall``, ``AgentCall``, ``Perform`` and ``Ask``; one list of them is accepted too.
+    ``Parallel(*calls)`` of ``ToolCall``, ``AgentCall``, ``Perform``, ``Ask``, ``Sleep``, ``Receive``, ``Wait`` and ``Race``; one
+    list of them is accepted too.
     ``yield from`` gives a tuple in order: ``ToolResult``, ``ChildResult``, value or ``PerformError``, answer. A failure
     stays inside its own entry. It counts as one action.
 
@@ -372,10 +390,11 @@ class Parallel(_Iterated, Generic[T_co]):
         calls: The members.
         fail_fast: Cancel the other children as soon as one member fails, a tool call with an error result included; each
             cancelled child has an entry that says so.
-        concurrency: How many members are under way at once, at least 1: as soon as one has ended, the next one begins. By
-            default all begin at once, of children ``max_concurrent_children`` (8) and of tool calls
+        concurrency: How many members are under way at once, at least 1: as soon as one has ended, the next one begins. All
+            of a race begin together. By default all begin at once, of children ``max_concurrent_children`` (8) and of tool calls
             ``max_concurrent_tools`` (all). A number stands in the place of these defaults, never of a limit that was set.
             After a crash only members that had begun are in doubt.
+        program_lines: Where a program asks for them (``asked_by_program``): the line of each member; else none.
 
     Raises:
         BadYield: for anything else inside, such as ``STEP``, and for a *concurrency* below 1.
@@ -386,6 +405,7 @@ class Parallel(_Iterated, Generic[T_co]):
     calls: tuple[Member[Any], ...]
     fail_fast: bool
     concurrency: int | None
+    program_lines: tuple[int, ...] = attrs.field(default=(), eq=False, repr=False)
 
     @overload
     def __init__(self: Parallel[tuple[()]], *, fail_fast: bool = ..., concurrency: int | None = ...) -> None: ...
@@ -456,13 +476,344 @@ class Parallel(_Iterated, Generic[T_co]):
         members = tuple(calls[0]) if len(calls) == 1 and isinstance(calls[0], list | tuple) else calls
         for call in members:
             if not isinstance(call, Member):
-                msg = f"Parallel holds ToolCall, AgentCall, Perform and Ask, not {_no_member(call)}"
+                msg = f"Parallel holds {MEMBERS}, not {_no_member(call)}"
                 raise BadYield(msg)
         self.__attrs_init__(members, fail_fast, _width(concurrency))
 
     def __iter__(self) -> Generator[Yieldable, StepResult, T_co]:
         value: T_co = (yield self).value
         return value
+
+
+def asked_by_program(calls: Sequence[Member[Any]], lines: Sequence[int]) -> Parallel[tuple[Any, ...]]:
+    """
+    Return the ``Parallel`` of what a program asks for at once, with the line of the program that asks for each, from 1.
+
+    The lines are recorded, so that whoever looks at the run sees each call at its line; nothing else depends on them.
+    """
+    asked: Parallel[tuple[Any, ...]] = object.__new__(Parallel)
+    asked.__attrs_init__(tuple(calls), fail_fast=False, concurrency=None, program_lines=tuple(lines))
+    return asked
+
+
+# --- waiting ----------------------------------------------------------------------------------------------------------
+
+LONGEST = 100 * 365.25 * 24 * 3600
+"""A hundred years in seconds: what is longer is a mistake, and some of it is no date any more."""
+LAST_YEAR = 9_000
+MAX_TOPIC = 200
+TOPIC_SIGNS = frozenset("_-.:/")
+
+
+def _patience(value: Any, what: str) -> float:
+    """Return seconds as a number."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 <= seconds <= LONGEST:
+        return float(seconds)
+    msg = f"{what} is a number of seconds or a timedelta, from 0 to a hundred years, not {value!r}"
+    raise BadYield(msg)
+
+
+def _timeout(value: float | timedelta | None) -> float | None:
+    return None if value is None else _patience(value, "a timeout")
+
+
+def _pause(value: float | timedelta | None) -> float | None:
+    return None if value is None else _patience(value, "how long to Sleep")
+
+
+def _date(value: datetime | None) -> datetime | None:
+    given: object = value
+    # What is near the end of the calendar cannot be told in another time zone, or a millisecond later.
+    if value is None or (isinstance(given, datetime) and given.utcoffset() is not None and given.year <= LAST_YEAR):
+        return value
+    msg = (
+        f"Sleep(until=...) needs a date with a time zone, up to the year {LAST_YEAR}, such as datetime(2027, 1, 1, 7, tzinfo=UTC), not "
+        f"{value!r}"
+    )
+    raise BadYield(msg)
+
+
+def a_topic(value: str) -> str:
+    """Return the name of a topic; raises ``BadYield`` for what is none."""
+    given: object = value
+    is_name = isinstance(given, str) and 0 < len(given) <= MAX_TOPIC and given.isascii()
+    if is_name and all(sign.isalnum() or sign in TOPIC_SIGNS for sign in value):
+        return value
+    msg = (
+        f"a topic is a name of at most {MAX_TOPIC} letters, digits and {' '.join(sorted(TOPIC_SIGNS))}, such as 'order/42', not "
+        f"{value!r}"
+    )
+    raise BadYield(msg)
+
+
+@frozen
+class Sleep(Member[datetime]):
+    """
+    Wait for a time; a recorded run outlives its process meanwhile.
+
+    ``Sleep(90)``, ``Sleep(timedelta(hours=8))`` or ``Sleep(until=date)``. ``yield from`` gives the time at which the run woke
+    (UTC), which is later when nobody resumed it in time. A time that has passed is no wait.
+
+    Attributes:
+        seconds: How long, from the run's own time on; at least 0.
+        until: The date to wait for, with a time zone; in place of *seconds*.
+
+    Raises:
+        BadYield: for both or neither, a negative number, a date without a time zone.
+    """
+
+    seconds: float | None = attrs.field(default=None, converter=_pause)
+    until: datetime | None = attrs.field(default=None, converter=_date, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        if (self.seconds is None) == (self.until is None):
+            msg = "Sleep needs either seconds, such as Sleep(60), or a date, such as Sleep(until=...)"
+            raise BadYield(msg)
+
+    def __iter__(self) -> Generator[Yieldable, StepResult, datetime]:
+        woke: datetime = (yield self).value
+        return woke
+
+
+def _schema(value: Any) -> Any:
+    if value is None or isinstance(value, Mapping):
+        return None if value is None else freeze_object(value)
+    if isinstance(value, type) and hasattr(value, "model_validate"):
+        return value
+    msg = f"the schema of a Receive is a JSON Schema or a pydantic model, not {value!r}"
+    raise BadYield(msg)
+
+
+@frozen(init=False)
+class Receive(Member["T_co | None"], Generic[T_co]):
+    """
+    Wait for the next message on a topic of this run.
+
+    Messages come in the order in which they arrived; those that came before the run asked wait for it. They are sent with
+    ``handle.post``, ``engine.post``, ``stepengine post`` or by the run's parent with ``Tell``. ``yield from`` gives what the message
+    says: JSON, or with a pydantic model as *schema* an object of it; ``None`` at the timeout.
+
+    Attributes:
+        topic: The topic.
+        timeout: The seconds after which nothing more is waited for; ``None`` for ever.
+        schema: What a message has to fit; one that does not is left out, with a warning in the run's result.
+
+    Raises:
+        BadYield: for what is no topic, timeout or schema.
+    """
+
+    topic: str = attrs.field(converter=a_topic)
+    timeout: float | None = attrs.field(default=None, converter=_timeout)
+    schema: Any = attrs.field(default=None, converter=_schema)
+
+    # Without a model nothing says what a message is, and a checker would take every one for ``None``.
+    @overload
+    def __init__(
+        self: Receive[Any],
+        topic: str,
+        timeout: float | timedelta | None = ...,
+        *,
+        schema: Mapping[str, Any] | None = ...,
+    ) -> None: ...
+    @overload
+    def __init__(self: Receive[A], topic: str, timeout: float | timedelta | None = ..., *, schema: type[A]) -> None: ...
+    def __init__(self, topic: str, timeout: float | timedelta | None = None, *, schema: Any = None) -> None:
+        self.__attrs_init__(topic, timeout, schema)
+
+    def __iter__(self) -> Generator[Yieldable, StepResult, T_co | None]:
+        value = (yield self).value
+        if value is None or self.schema is None or isinstance(self.schema, Mapping):
+            return cast("T_co | None", value)
+        return cast("T_co", self.schema.model_validate(value))
+
+
+def _ref(value: Any) -> ChildRef[Any]:
+    if isinstance(value, ChildRef):
+        return value
+    hint = f"; {YIELD_FROM}" if isinstance(value, StepResult) else ""
+    msg = f"a child in the background is named by the ChildRef that Start gave, not by {value!r}{hint}"
+    raise BadYield(msg)
+
+
+@frozen(init=False)
+class Start(_Iterated, Generic[T_co]):
+    """
+    Start children in the background, and go on at once.
+
+    ``yield from`` gives a ``ChildRef`` for one call, a tuple of them for several. How a child ended, ``Wait`` says. A child that
+    nobody waited for when the run around it returns or fails is ended with it, or waited for: none outlives its parent. One that
+    fails ends no other.
+
+    Attributes:
+        calls: What is started.
+        on_return: What becomes of those that are still at work when the handler returns: ``"cancel"`` or ``"wait"``.
+
+    Raises:
+        BadYield: for anything but ``AgentCall``.
+        AgentError: at the yield, for an unknown agent.
+        LimitExceeded: at the yield, when a limit has no room for them; nothing has started.
+    """
+
+    calls: tuple[AgentCall[Any], ...]
+    on_return: Literal["cancel", "wait"]
+
+    @overload
+    def __init__(
+        self: Start[ChildRef[A]], call: AgentCall[A], /, *, on_return: Literal["cancel", "wait"] = ...
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Start[tuple[ChildRef[Any], ...]], *calls: AgentCall[Any], on_return: Literal["cancel", "wait"] = ...
+    ) -> None: ...
+    def __init__(self, *calls: AgentCall[Any], on_return: Literal["cancel", "wait"] = "cancel") -> None:
+        given: tuple[object, ...] = calls
+        wrong = next((call for call in given if not isinstance(call, AgentCall)), None)
+        if wrong is not None or not calls:
+            msg = f"Start takes AgentCall(...), one or several, not {_no_member(wrong) if calls else 'nothing'}"
+            raise BadYield(msg)
+        if on_return not in ("cancel", "wait"):
+            msg = f"on_return is 'cancel' or 'wait', not {on_return!r}"
+            raise BadYield(msg)
+        self.__attrs_init__(calls, on_return)
+
+    def __iter__(self) -> Generator[Yieldable, StepResult, T_co]:
+        refs: T_co = (yield self).value
+        return refs
+
+
+@frozen(init=False)
+class Wait(Member["Waited[Out]"], Generic[Out]):
+    """
+    Wait for children in the background.
+
+    ``yield from`` gives a ``Waited``: how those that have ended did, in the order in which they did, and which have not. A child
+    may be waited for again: it has the same result.
+
+    Attributes:
+        refs: The children.
+        need: How many must have ended: ``"all"``, ``"any"`` or a number.
+        timeout: The seconds after which it goes on with what there is; ``None`` for ever.
+
+    Raises:
+        BadYield: for what is no ``ChildRef``, *need* or timeout.
+        AgentError: at the yield, for a child of another run.
+    """
+
+    refs: tuple[ChildRef[Out], ...]
+    need: int
+    timeout: float | None
+
+    def __init__(
+        self,
+        *refs: ChildRef[Out],
+        need: Literal["all", "any"] | int = "all",
+        timeout: float | timedelta | None = None,
+    ) -> None:
+        given: Any = tuple(refs[0]) if len(refs) == 1 and isinstance(refs[0], (list, tuple)) else refs
+        found = tuple(dict.fromkeys(map(_ref, given)))
+        count: Any = {"all": len(found), "any": min(1, len(found))}.get(need, need) if isinstance(need, str) else need
+        if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= len(found):
+            msg = f"need is 'all', 'any' or a number from 0 to {len(found)}, as many as are waited for, not {need!r}"
+            raise BadYield(msg)
+        self.__attrs_init__(found, count, _timeout(timeout))
+
+    def __iter__(self) -> Generator[Yieldable, StepResult, Waited[Out]]:
+        waited: Waited[Out] = (yield self).value
+        return waited
+
+
+@frozen(init=False)
+class Tell(_Iterated):
+    """
+    Say something to a child in the background: a text for its inbox, or a message on one of its topics.
+
+    ``Tell(ref, "look at the tests, too")`` becomes a user message before its next model call; ``Tell(ref, {"go": True},
+    topic="start")`` is what its ``Receive("start")`` gets. ``yield from`` gives whether it is still at work.
+
+    Attributes:
+        ref: The child.
+        value: The text, or with a topic JSON.
+        topic: The topic; ``""`` for the inbox.
+
+    Raises:
+        BadYield: for what is no text, JSON or topic.
+        AgentError: at the yield, for a child of another run.
+    """
+
+    ref: ChildRef[Any]
+    value: JsonValue
+    topic: str
+
+    def __init__(self, ref: ChildRef[Any], value: Any, *, topic: str = "") -> None:
+        if topic:
+            self.__attrs_init__(_ref(ref), freeze(value), a_topic(topic))
+        else:
+            self.__attrs_init__(_ref(ref), _a_prompt(value), "")
+
+    def __iter__(self) -> Generator[Yieldable, StepResult, bool]:
+        is_at_work: bool = (yield self).value
+        return is_at_work
+
+
+@frozen
+class Cancel(_Iterated):
+    """
+    End a child in the background, and the runs below it.
+
+    ``yield from`` gives how it ended: of one that had ended before, its result.
+
+    Attributes:
+        ref: The child.
+        reason: Why, for whoever looks at the run.
+    """
+
+    ref: ChildRef[Any] = attrs.field(converter=_ref)
+    reason: str = attrs.field(default="", converter=_a_prompt)
+
+    def __iter__(self) -> Generator[Yieldable, StepResult, ChildResult[Any]]:
+        child: ChildResult[Any] = (yield self).value
+        return child
+
+
+@frozen(init=False)
+class Race(Member["tuple[int, T_co]"], Generic[T_co]):
+    """
+    Several calls at once, of which the first to end is enough.
+
+    ``Race(*members)`` of what ``Parallel`` holds; one list of them is accepted too. ``yield from`` gives the number of the first, from
+    0, and what came of it, as an entry of ``Parallel``. The others are given up: a child is ended, a call that cannot happen again
+    may have had effects, a message that was not taken waits for the next ``Receive``.
+
+    Attributes:
+        members: The members; at least one.
+
+    Raises:
+        BadYield: for anything else inside, such as ``STEP``.
+    """
+
+    members: tuple[Member[Any], ...]
+
+    @overload
+    def __init__(self: Race[A], *members: Member[A]) -> None: ...
+    @overload
+    def __init__(self: Race[A], members: Sequence[Member[A]], /) -> None: ...
+    @overload
+    def __init__(self: Race[Any], *members: Member[Any]) -> None: ...
+    def __init__(self, *members: Any) -> None:
+        given = tuple(members[0]) if len(members) == 1 and isinstance(members[0], list | tuple) else members
+        for member in given:
+            if not isinstance(member, Member):
+                msg = f"Race holds {MEMBERS}, not {_no_member(member)}"
+                raise BadYield(msg)
+        if not given:
+            msg = "Race needs at least one member"
+            raise BadYield(msg)
+        self.__attrs_init__(given)
+
+    def __iter__(self) -> Generator[Yieldable, StepResult, tuple[int, T_co]]:
+        first: tuple[int, T_co] = (yield self).value
+        return first
 
 
 Ret = TypeVar("Ret", default=None)
@@ -486,7 +837,7 @@ ANSWERS = (str, bool, int, float, complex, dict, list, tuple)
 """What the values that ``yield from`` gives are; nobody means to compare these with a ``StepResult``."""
 
 
-@attrs.frozen(weakref_slot=False)
+@frozen(weakref_slot=False)
 class StepResult:
     """
     What every bare ``yield`` is sent.
@@ -496,7 +847,7 @@ class StepResult:
         tool_results: One result per call, in call order; empty after steps.
         steps_complete: Whether the last model step or ``StepText`` ended the turn, or the step budget is spent.
         n_responses: What the candidates of a ``GenerateN`` say, without thoughts; empty otherwise.
-        value: The value of a ``Perform``, ``Ask``, ``Complete``, ``AgentCall`` or ``Parallel``; ``None`` otherwise.
+        value: The value of a ``Perform``, ``Ask``, ``Complete``, ``AgentCall``, ``Parallel`` or of what waits; ``None`` otherwise.
 
     Raises:
         TypeError: when it is used as a truth value, or compared with text, a number, a dict, a list or a tuple: whoever does
@@ -522,6 +873,11 @@ class StepResult:
         """What the newest assistant message says, without thoughts and outer blanks; ``""`` for calls alone or none."""
         history = reversed(self.agent_state.message_history)
         return next((m.said.strip() for m in history if type(m) is AssistantMessage), "")
+
+    def __repr__(self) -> str:
+        """Return one line: it stands in the message where somebody hands it on in place of what ``yield from`` gives."""
+        what = f"value {reprlib.repr(self.value)}" if self.value is not None else f"text {reprlib.repr(self.text)}"
+        return f"<StepResult of {self.agent_state.agent_id!r}: {what}, {len(self.tool_results)} tool results>"
 
     def __bool__(self) -> NoReturn:
         msg = f"a StepResult is neither true nor false; {YIELD_FROM}"
@@ -588,7 +944,7 @@ def _names(value: Iterable[str | ToolLike] | None) -> tuple[str, ...] | None:
     return None if value is None else tuple(map(tool_name_of, value))
 
 
-@attrs.frozen
+@frozen
 class StepWith(_Iterated):
     """
     One step with overrides that hold for it alone.
@@ -616,7 +972,7 @@ def _text(value: str) -> str:
     raise BadYield(msg)
 
 
-@attrs.frozen
+@frozen
 class StepText(_Iterated):
     """
     Text that becomes an assistant message as if the model had said it; tool-call blocks in it run in order.
@@ -643,7 +999,7 @@ def _count(value: int) -> int:
     raise BadYield(msg)
 
 
-@attrs.frozen
+@frozen
 class GenerateN(_Iterated):
     """
     Ask the model *n* times for a reply to the present history, which stays untouched.
@@ -670,7 +1026,7 @@ def _specs(value: object) -> object:
     return value if isinstance(value, str) or not isinstance(value, Iterable) else tuple_of(value)
 
 
-@attrs.frozen
+@frozen
 class Complete(_Iterated):
     """
     One model call beside the conversation.
@@ -703,7 +1059,23 @@ class Complete(_Iterated):
 
 
 Yieldable: TypeAlias = (
-    ToolCall | AgentCall | Sentinel | StepWith | StepText | GenerateN | Complete | Parallel[Any] | Perform[Any] | Ask
+    ToolCall
+    | AgentCall
+    | Sentinel
+    | StepWith
+    | StepText
+    | GenerateN
+    | Complete
+    | Parallel[Any]
+    | Perform[Any]
+    | Ask
+    | Sleep
+    | Receive[Any]
+    | Start[Any]
+    | Wait[Any]
+    | Tell
+    | Cancel
+    | Race[Any]
 )
 """Everything that a handler may yield."""
 

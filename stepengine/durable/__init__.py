@@ -18,6 +18,7 @@ from stepengine.durable.database import DatabaseAway, embedded
 from stepengine.durable.engine import DurableEngine, DurableHandle
 from stepengine.durable.operate import Operator, RunView, Waiting
 from stepengine.durable.process import ExecutorBusy
+from stepengine.durable.schedules import DurableScheduler
 from stepengine.durable.sessions import Sessions, SessionView, TurnView
 from stepengine.durable.upkeep import (
     ExecutorView,
@@ -34,6 +35,7 @@ __all__ = (
     "DatabaseAway",
     "DurableEngine",
     "DurableHandle",
+    "DurableScheduler",
     "ExecutorBusy",
     "ExecutorView",
     "Operator",

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from datetime import UTC, datetime
+from functools import partial
+from math import inf
 from random import Random
 from typing import Any, cast
 
@@ -20,7 +22,7 @@ from stepengine.data.outcomes import Outcome
 from stepengine.data.state import AgentState
 from stepengine.data.tools import Yielding
 from stepengine.durable.sessions import ENTERED, begun, left_by_turn, looked_back
-from stepengine.durable.steps import END, LOOKUP, DurableRun, Steps
+from stepengine.durable.steps import END, LOOKUP, DurableRun, Steps, marking
 from stepengine.durable.wire import (
     Ancestor,
     Order,
@@ -33,7 +35,7 @@ from stepengine.durable.wire import (
 )
 from stepengine.engine.launching import Launcher, Planned
 from stepengine.engine.planning import Request, reopening, with_prompt
-from stepengine.engine.run import failing
+from stepengine.engine.run import EngineRun, failing
 from stepengine.errors import StepEngineError
 from stepengine.journal.encoding import comparable
 from stepengine.journal.fingerprints import definition_fingerprint
@@ -88,7 +90,7 @@ def planned(root: Planned, order: Order, *, depth: int | None = None) -> tuple[R
         plan, state = services.planner(plan, effect, path)
     if order.slice is not None:
         plan = attrs.evolve(plan, limits=_within(plan.given, order.slice))
-    return attrs.evolve(plan, random=Random(f"{order.seed}:{plan.path}")), state  # noqa: S311
+    return attrs.evolve(plan, random=partial(Random, f"{order.seed}:{plan.path}")), state
 
 
 def _asked(ancestor: Ancestor, parent: AgentState) -> Spawn | CallBody:
@@ -130,30 +132,15 @@ async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: i
     """
     if order.turn and not order.spawns:
         order = run.order = await _entered(run, order)
-    root = launcher.plan(requested(launcher, order))
-    plan, state = planned(root, order, depth=depth)
-    plan, state, failed = await _looked_up(run, plan, state)
-    run.timing.go_on(0, run.created, datetime.now(UTC))
-    seen = _Seen(run)
-    services = attrs.evolve(
-        root.services,
-        machine=seen.machine(root.services.machine if failed is None else failing(failed)),
-        planner=_with_seed(root.services.planner, order.seed),
-        middlewares=(*root.services.middlewares, seen.steps),
-        seed=order.seed,
-        clock=launcher.services.clock,
-    )
-    live = launcher.run_of(attrs.evolve(root, plan=plan, state=state, services=services), shows=run.shows)
-    live.tree.desk.know(order.rules)
-    run.tree = live.tree
-    result = await live.run()
+    seen = await _ready(launcher, order, run, depth=depth)
+    plan, result = seen.plan, await seen.live.run()
     if run.parked is not None:
         raise run.parked
     if run.fatal is not None:
         raise run.fatal
     finished = seen.finished
     assert finished is not None  # noqa: S101 - a run without an end has raised
-    rules = live.tree.desk.remembered.rules
+    rules = seen.live.tree.desk.remembered.rules
     ended = comparable(finished.as_child())
     if plan.body is not None:
         given = finished.as_tool_result(cast("Yielding", plan.tools[plan.body.tool_name].runs))
@@ -166,8 +153,34 @@ async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: i
     if order.turn and not order.spawns:
         form["session"] = left_by_turn(order, result, rules, began=finished.began)
     print_ = run.prints.value(ended)
-    await run.step(f"{END}:{print_}", _nothing, "its end")
-    return form
+    known = await run.step(f"{END}:{print_}", marking(at=run.at()), "its end")
+    # One that was begun by an earlier version has no time of its end.
+    return form | (known or {}) if order.spawns else form
+
+
+async def _ready(launcher: Launcher, order: Order, run: DurableRun, *, depth: int) -> _Seen:
+    """Return the run, ready to start; the plan that it was made from does not stay with it for as long as it may wait."""
+    root = launcher.plan(requested(launcher, order))
+    plan, state = planned(root, order, depth=depth)
+    plan, state, failed = await _looked_up(run, plan, state)
+    run.timing.go_on(0, run.created, datetime.now(UTC))
+    seen = _Seen(run, plan)
+    services = attrs.evolve(
+        root.services,
+        machine=seen.machine(root.services.machine if failed is None else failing(failed)),
+        planner=_with_seed(root.services.planner, order.seed),
+        middlewares=(*root.services.middlewares, seen.steps),
+        seed=order.seed,
+        clock=launcher.services.clock,
+        since=run.timing.since,
+        sleep_in_process=inf,
+        mail=run.heard,
+    )
+    seen.live = launcher.run_of(attrs.evolve(root, plan=plan, state=state, services=services), shows=run.shows)
+    run.tree = seen.live.tree
+    run.tree.desk.know(order.rules)
+    run.tree.is_held = True  # what it waits for comes here
+    return seen
 
 
 async def _entered(run: DurableRun, order: Order) -> Order:
@@ -179,10 +192,6 @@ async def _entered(run: DurableRun, order: Order) -> Order:
 
     print_ = run.prints.value({"session": order.info.session_id, "turn": order.turn})
     return begun(order, await run.step(f"{ENTERED}:{print_}", look, "its turn"))
-
-
-async def _nothing() -> None:
-    """Record no more than that this was reached."""
 
 
 async def _looked_up(
@@ -214,10 +223,13 @@ async def _looked_up(
 
 
 class _Seen:
-    """What is built into the services of one execution: the performer that records, and a look at the machine."""
+    """One execution, and what is built into its services: the performer that records, and a look at the machine."""
 
-    def __init__(self, run: DurableRun) -> None:
+    live: EngineRun
+
+    def __init__(self, run: DurableRun, plan: RunPlan) -> None:
         self._run = run
+        self.plan = plan
         self.finished: Finished | None = None
 
     def steps(self, inner: Performer) -> Performer:
@@ -246,6 +258,6 @@ def _with_seed(inner: ChildPlanner, seed: str) -> ChildPlanner:
 
     def child(parent: RunPlan, effect: Any, path: str) -> tuple[RunPlan, AgentState]:
         plan, state = inner(parent, effect, path)
-        return attrs.evolve(plan, random=Random(f"{seed}:{path}")), state  # noqa: S311
+        return attrs.evolve(plan, random=partial(Random, f"{seed}:{path}")), state
 
     return child

@@ -48,6 +48,7 @@ WORKFLOW = "stepengine.run"
 DIALECT = "postgresql+psycopg"
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{2,63}")
 QUIET_SECONDS = 10.0
+CANCELLED = ("DBOSAwaitedWorkflowCancelledError", "DBOSWorkflowCancelledError")
 UNLOCK = "select pg_advisory_unlock_all()"
 UNLOCK_SECONDS = 2.0
 KEEPALIVE: Mapping[str, Any] = {
@@ -185,11 +186,14 @@ class _Sparing(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a line is written."""
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        # A run that was moved away or cancelled while it was under way: who did that was told, and nothing is wrong with it.
+        if type(error).__name__ in CANCELLED:
+            return False
         place, now = (record.pathname, record.lineno), time.monotonic()
         if now - self._last.get(place, -QUIET_SECONDS) < QUIET_SECONDS:
             return False
         self._last[place] = now
-        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
         if error is not None:
             said = str(error).partition("\n")[0]
             record.msg, record.args = f"{record.getMessage()} {type(error).__name__}: {said}", None
@@ -341,6 +345,22 @@ async def plain_connection(url: str) -> Any:
             await made.close()
             raise
         return made
+
+
+@contextlib.contextmanager
+def blocking_connection(url: str) -> Iterator[Any]:
+    """
+    Give a connection of its own for one transaction, in a thread; it is committed at the end, and undone when that raises.
+
+    Raises:
+        DatabaseAway: when the database cannot be reached, or does not have the tables.
+        StepEngineError: when the extra is not installed.
+    """
+    guarded()
+    import psycopg
+
+    with away(url), psycopg.connect(url.replace(f"{DIALECT}://", "postgresql://", 1), **KEEPALIVE) as own:
+        yield own
 
 
 async def unlocked(lock: Any) -> None:

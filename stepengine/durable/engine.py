@@ -18,10 +18,11 @@ from stepengine.data.questions import AnswerLike
 from stepengine.data.sources import ToolSource
 from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.tools import ToolLike, Yielding
+from stepengine.data.waiting import Waits
 from stepengine.durable.body import planned, requested
 from stepengine.durable.database import DatabaseAway, url_of
 from stepengine.durable.messages import keep_delivering
-from stepengine.durable.operate import Operator, Waiting, check_id, new_id
+from stepengine.durable.operate import Operator, Waiting, check_asks_nobody, check_id, new_id
 from stepengine.durable.process import Process, Setting, release_of
 from stepengine.durable.rates import SharedRates
 from stepengine.durable.records import archived, followed, journaled, seeded
@@ -42,6 +43,7 @@ from stepengine.errors import (
 from stepengine.journal import Journal, JournalLike, MemoryJournal, as_journal
 from stepengine.journal.forks import branch
 from stepengine.redaction import redactor_for
+from stepengine.runtime.mail import Message
 from stepengine.runtime.rates import RateLimitsLike
 from stepengine.system.after_fork import leave, renewed
 from stepengine.tooling.definition import Tool
@@ -127,6 +129,8 @@ class DurableEngine:
                 raise DefinitionError(msg)
         self._engine = Engine(agents, tools, models, **engine)
         self._launcher = self._engine._launcher  # noqa: SLF001 - this is the same engine, on another ground
+        for known in self._engine.agents:
+            check_asks_nobody(self._launcher.catalog.find(known).limits, f"agent {known.id!r}", DefinitionError)
         setting = Setting(
             url=url_of(db), app=app, pool=pool, concurrency=concurrency, global_concurrency=global_concurrency,
             starts_per_minute=starts_per_minute, effects=effects, depth=depth, polling=polling,
@@ -169,6 +173,11 @@ class DurableEngine:
     def agents(self) -> tuple[AgentDefinition, ...]:
         """Every known agent definition."""
         return self._engine.agents
+
+    @property
+    def embedded_engine(self) -> Engine:
+        """The engine with the same agents that knows nothing of a database."""
+        return self._engine
 
     @property
     def release(self) -> str:
@@ -289,6 +298,7 @@ class DurableEngine:
         request = Request(agent=found, prompt=prompt, info=info, **options)
         # What cannot start is told here, as it would be without a database.
         plan = self._launcher.plan(reopening(request)).plan
+        check_asks_nobody(plan.limits, f"this run of {found.definition.id!r}", InputError)
         return await self.operator.submit(
             found.definition.id,
             prompt,
@@ -367,11 +377,14 @@ class DurableEngine:
 
     async def result(self, run: str, *, waits: bool = False) -> RunResult:
         """
-        Return how a run ended, once it has, or its open questions, once nothing of it goes on without their answers.
+        Return how a run ended, once it has, or what it waits for, once nothing of it goes on by itself.
+
+        It waits for answers, for messages, and for times further than ``sleep_in_process`` of ``Engine``; workers go on with it
+        when these come, whether or not anybody asks for the result.
 
         Args:
             run: The run's id.
-            waits: Whether to go on waiting while it waits for an answer.
+            waits: Whether to go on waiting while it waits.
 
         Raises:
             DatabaseAway: when the database is away for more than a minute.
@@ -386,9 +399,9 @@ class DurableEngine:
                 state = await self.operator.ended(run, pause)
                 if state is not None:
                     return await self._ended(run, state, waits=waits)
-                asked = [] if waits else await self.operator.stuck(run)
-                if asked:
-                    return self._suspended(run, asked)
+                asked, left = ([], []) if waits else await self.operator.rests(run, beyond=self._sleep_in_process)
+                if asked or left:
+                    return self._suspended(run, asked, left)
                 until, pause = None, min(2 * pause, MOST_PAUSE)
             except DatabaseAway:
                 # Workers wait for it as well; who waits here is told when it stays away.
@@ -430,14 +443,29 @@ class DurableEngine:
         except StepEngineError:
             return None
 
-    def _suspended(self, run: str, asked: list[Waiting]) -> RunResult:
+    @property
+    def _sleep_in_process(self) -> float:
+        return self._launcher.services.sleep_in_process
+
+    def _suspended(self, run: str, asked: list[Waiting], left: list[Waits]) -> RunResult:
         questions = tuple([question for each in asked for question in each.questions])
         state = AgentState(run_id=run, pending=questions)
-        return RunResult(status=RunStatus.SUSPENDED, state=state, pending_questions=questions, journal=run)
+        waits = [
+            Waits(kind="question", path=each.path, seq=each.seq, question=question)
+            for each in asked
+            for question in each.questions
+        ]
+        return RunResult(
+            status=RunStatus.SUSPENDED, state=state, pending_questions=questions, journal=run, waits_for=(*waits, *left)
+        )
 
     async def answer(self, run: str, answers: Mapping[str, AnswerLike]) -> None:
         """Answer open questions of a run; see ``Operator.answer``."""
         await self.operator.answer(run, answers)
+
+    async def post(self, run: str, topic: str, value: object, *, id: str | None = None, path: str = "") -> None:
+        """Send a message to a run that goes on; see ``Operator.post``."""
+        await self.operator.post(run, topic, value, id=id, path=path)
 
     async def resume(self, run: str, *, answers: Mapping[str, AnswerLike] | None = None) -> RunResult:
         """Answer open questions of a run, and return how it goes on; errors as ``answer`` and ``result``."""
@@ -496,6 +524,8 @@ class DurableEngine:
             msg = f"the database has a run {order.root!r} already; a journal is continued there once"
             raise JournalError(msg)
         await self.operator.enqueue(order, seed=seed, release=release or self.release)
+        for message in _unread(as_journal(journal)):
+            await self.operator.post(order.root, message.topic, message.value, id=message.id, path=message.path)
         return order.root
 
     async def fork(
@@ -569,6 +599,19 @@ class DurableEngine:
         return await self.operator.retry(run, release=self.release)
 
 
+def _unread(journal: Journal) -> list[Message]:
+    """Return the messages of a journal's run that it has not taken, those that wait in its mailbox included."""
+    history = journal.history()
+    found = [Message(**one) for one in history.unread_messages()]
+    known = {record.input.get("id") for record in history.inputs}
+    letters, _ = journal.mailbox().read()
+    return found + [
+        Message(letter.id, letter.path, letter.topic, letter.value)
+        for letter in letters
+        if letter.kind == "message" and letter.id not in known
+    ]
+
+
 class DurableHandle:
     """
     A run that was submitted in the background.
@@ -601,6 +644,10 @@ class DurableHandle:
     async def send_input(self, text: str) -> None:
         """Say something to it; see ``Operator.say``."""
         await self._engine.operator.say(await self.id(), text)
+
+    async def post(self, topic: str, value: object, *, id: str | None = None, path: str = "") -> None:
+        """Send it a message; see ``Operator.post``."""
+        await self._engine.post(await self.id(), topic, value, id=id, path=path)
 
     async def cancel(self) -> None:
         """Cancel it, and everything below it."""

@@ -10,22 +10,33 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stepengine.data.messages import UserMessage
-from stepengine.data.outcomes import Single, Stop
+from stepengine.data.outcomes import Single, Stop, Value
+from stepengine.data.waiting import Received
 from stepengine.durable.database import DatabaseAway
+from stepengine.errors import StepEngineError
 from stepengine.runtime.logs import LOGGER
+from stepengine.runtime.mail import Message
 
 if TYPE_CHECKING:
+    from stepengine.durable.wire import Order
     from stepengine.runtime.tree import RunTree
 
-__all__ = ("TOPIC", "Heard", "form_of", "keep_delivering", "problem_of")
+__all__ = ("TOPIC", "Heard", "form_of", "keep_delivering", "posted_to", "posted_topic", "problem_of")
 
 TOPIC = "said"
 """Where messages to a run wait."""
+POST = "post:"
 LOOK_SECONDS = 0.5
+POSTED = """
+    select destination_uuid, message_uuid, topic, message from dbos.notifications
+    where destination_uuid = any(%s) and topic like 'post:%%' and serialization = 'portable_json'
+        and message_uuid <> all(%s)
+    order by created_at_epoch_ms, message_uuid
+"""
 WAITING = """
     select destination_uuid, message_uuid, message from dbos.notifications
     where destination_uuid = any(%s) and topic = %s and not consumed and serialization = 'portable_json'
@@ -63,6 +74,8 @@ class Heard:
     def __init__(self) -> None:
         self._known: set[str] = set()
         self._waiting: dict[int, tuple[str, UserMessage]] = {}
+        self._posted: dict[str, str] = {}
+        self._refused: list[str] = []
 
     @property
     def known(self) -> Collection[str]:
@@ -73,24 +86,74 @@ class Heard:
         """Take note that a message was heard, and is recorded."""
         self._known.add(key)
 
-    def deliver(self, tree: RunTree, key: str, text: str) -> None:
-        """Put a message into the inbox of a run."""
+    def deliver(self, tree: RunTree, key: str, text: str, path: str = "") -> None:
+        """Put a message into the inbox of the run at *path*."""
         message = UserMessage(text)
         self._known.add(key)
         self._waiting[id(message)] = key, message
-        tree.inbox.append(message)
+        if path:
+            tree.inboxes.setdefault(path, []).append(message)
+        else:
+            tree.inbox.append(message)
+
+    def hand_over(self, tree: RunTree, key: str, message: Message) -> None:
+        """Let a run have what was posted on one of its topics."""
+        self._known.add(key)
+        self._posted[message.id] = key
+        tree.mail.arrive(message)
 
     def taken_by(self, outcome: Single) -> dict[str, Any]:
-        """Return what the record of an outcome says of the messages that it took along."""
+        """Return what the record of an outcome says of the messages that it took along, and of those that did not fit."""
         inputs = () if type(outcome) is Stop else outcome.inputs  # type: ignore[union-attr]
         keys = [self._waiting.pop(id(message))[0] for message in inputs if id(message) in self._waiting]
+        if type(outcome) is Value and isinstance(outcome.value, Received):
+            keys += self._recorded(outcome.value.id)
+        keys += self._refused
+        self._refused = []
         return {"heard": keys} if keys else {}
+
+    # --- as the post box of the run's tree: what is in the database comes by itself ------------------------------------
+
+    def unread(self) -> Sequence[Message]:
+        """Return nothing."""
+        return ()
+
+    def unheard(self, path: str) -> Sequence[str]:
+        """Return nothing: what a run was told and did not hear is in the database."""
+        return ()
+
+    def has(self, message_id: str) -> bool:
+        """Return that nobody here knows: whoever reads the database hands each message over once."""
+        return False
+
+    async def fetch(self) -> Sequence[Message]:
+        """Return nothing."""
+        return ()
+
+    def keep(self, message: Message) -> bool:
+        """Keep nothing: it is in the database."""
+        return True
+
+    def refuse(self, message: Message, why: str) -> None:
+        """Take note that a message fits nothing that was waited for; the next outcome records that."""
+        self._refused += self._recorded(message.id)
+
+    def _recorded(self, message_id: str) -> list[str]:
+        """Return the key of a message, for the record; nothing for one of which that tells, since who took it lost its race."""
+        key = self._posted.pop(message_id, None)
+        return [] if key is None else [key]
+
+    def post(self, message: Message) -> bool:
+        """Refuse: a message of a durable run is in the database before anybody here knows of it."""
+        msg = f"the message {message.id!r} of a durable run is sent by DurableEngine.post, and not by its tree"
+        raise StepEngineError(msg)
 
 
 class Listening(Protocol):
     """An execution of a run."""
 
     heard: Heard
+    order: Order
     tree: RunTree | None
     is_live: bool
     was_replayed: bool
@@ -105,10 +168,12 @@ async def keep_delivering(database: Database, runs: Callable[[], Collection[List
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         # One that still repeats what is recorded may be about to meet the record of having heard it.
-        found = {run.root: run for run in runs() if run.root is not None and run.tree is not None and run.is_live}
-        if found:
+        live = [run for run in runs() if run.tree is not None and run.is_live]
+        found = {run.root: run for run in live if run.root is not None}
+        if live:
             try:
                 await _deliver(database, found)
+                await _hand_over(database, live)
             except DatabaseAway:
                 continue
             except Exception as error:  # noqa: BLE001  (whatever a row holds, later messages are delivered)
@@ -129,6 +194,45 @@ async def _deliver(database: Database, found: Mapping[str, Listening]) -> None:
             LOGGER.warning("the run %r is not told the message %r, which holds no text", run, key)
         elif listening.tree is not None:
             listening.heard.deliver(listening.tree, key, text)
+
+
+async def _hand_over(database: Database, live: Sequence[Listening]) -> None:
+    """Give every run what was posted on its topics: that waits beside the root of its tree."""
+    runs: dict[str, list[Listening]] = {}
+    for listening in live:
+        runs.setdefault(listening.order.root, []).append(listening)
+    heard = [set(listening.heard.known) for listening in live]
+    for root, key, topic, said in await database.rows(POSTED, list(runs), list(set.intersection(*heard))):
+        path, name = posted_to(topic)
+        form = form_of(said)
+        for listening in runs[root]:
+            own = listening.order.path
+            # The body of a tool may be part of the run of its caller, which alone knows of it.
+            is_for = path == own or (bool(name) and (not own or path.startswith(f"{own}.")))
+            if not is_for or key in listening.heard.known:
+                continue
+            if (
+                (listening.was_replayed and await database.rows(RECORDED, listening.order.id, key))
+                or listening.tree is None
+                or "value" not in form
+            ):
+                listening.heard.note(key)
+            elif name:
+                message = Message(key.removesuffix(f"::{root}"), path, name, form["value"])
+                listening.heard.hand_over(listening.tree, key, message)
+            else:
+                listening.heard.deliver(listening.tree, key, str(form["value"]), path)
+
+
+def posted_topic(path: str, topic: str) -> str:
+    """Return where a message waits beside the root that is for the run at *path*; *topic* is ``""`` for its inbox."""
+    return f"{POST}{path}:{topic}"
+
+
+def posted_to(topic: str) -> tuple[str, str]:
+    """Return which path and topic a message is for."""
+    path, _, name = topic.removeprefix(POST).partition(":")
+    return path, name
 
 
 def form_of(said: str) -> Mapping[str, object]:

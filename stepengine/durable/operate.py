@@ -12,15 +12,18 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
 import attrs
 
-from stepengine.data.json import freeze
+from stepengine.data.frozen import frozen
+from stepengine.data.json import canonical, freeze
 from stepengine.data.limits import Limits
 from stepengine.data.questions import AnswerLike, Question, answer_problem
 from stepengine.data.state import AgentState, RunInfo
+from stepengine.data.waiting import Waits
+from stepengine.data.yields import a_topic
 from stepengine.durable.database import (
     WORKFLOW,
     DatabaseAway,
@@ -32,9 +35,9 @@ from stepengine.durable.database import (
     url_of,
 )
 from stepengine.durable.indexes import is_below, root_of
-from stepengine.durable.messages import TOPIC, problem_of
+from stepengine.durable.messages import TOPIC, posted_topic, problem_of
 from stepengine.durable.sessions import Sessions, line_name, meant
-from stepengine.durable.wire import Order, Reply, Seed, answers_form
+from stepengine.durable.wire import Order, Reply, Seed, answers_form, portable_form
 from stepengine.errors import AnswerRejected, InputError, JournalCorrupt, JournalError, StepEngineError
 from stepengine.journal.encoding import restored
 
@@ -43,6 +46,7 @@ __all__ = ("OVER", "Operator", "RunView", "Step", "Waiting", "new_id")
 OVER = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
 """The states of runs that no worker will go on with by itself."""
 MAX_ID = 200
+MAX_VALUE = 1024 * 1024
 UNREAD = """
     select topic, message, message_uuid from dbos.notifications
     where destination_uuid = %s and not consumed and serialization = 'portable_json' order by created_at_epoch_ms
@@ -62,6 +66,7 @@ LIVING = f"""
 """The runs of a tree that have not ended, with how many children they asked for, and of how many they know the end."""
 STATES = "select workflow_uuid, status from dbos.workflow_status where workflow_uuid = any(%s)"
 LOOK_SECONDS = 0.1
+CHILD_POLL = 0.2
 STEPS = """
     select function_id, function_name, output, serialization from dbos.operation_outputs
     where workflow_uuid = %s and function_id <> all(%s::int[]) order by function_id
@@ -81,11 +86,45 @@ OPEN = f"""
 What a run and those below it ask: a marker that no taken message follows; and the topics of those that were sent and not
 taken yet. The wait for a message draws the number after that of its marker.
 """
+WAITED = f"""
+    select o.workflow_uuid, o.output
+    from dbos.workflow_status s join dbos.operation_outputs o using (workflow_uuid)
+    where s.status in ('PENDING', 'ENQUEUED') and {OF_TREE}
+        and o.function_name like 'wait:%%' and o.serialization = 'portable_json'
+        and not exists (
+            select 1 from dbos.operation_outputs r where r.workflow_uuid = o.workflow_uuid and r.function_id = o.function_id + 1
+        )
+        and not exists (
+            select from dbos.notifications n
+            where n.destination_uuid = %s
+                and n.topic = 'post:' || (o.output::json->>'path') || ':' || (o.output::json->>'topic')
+                and not exists (
+                    select from dbos.operation_outputs h
+                    where h.workflow_uuid = o.workflow_uuid and h.serialization = 'portable_json' and exists (
+                        select from json_array_elements_text(h.output::json->'heard') as heard (key) where key = n.message_uuid
+                    )
+                )
+        )
+    order by o.workflow_uuid, o.function_id
+"""  # noqa: S608
+"""What a run and those below it wait for: a marker that no outcome follows; not for a message that nobody has taken yet."""
 
 
 def new_id() -> str:
     """Return an id for a root run; later ones sort after earlier ones."""
     return f"{int(time.time() * 1000):012x}{secrets.token_hex(5)}"
+
+
+def check_asks_nobody(limits: Limits | None, whose: str, error: type[StepEngineError]) -> None:
+    """
+    Raise *error* for limits that ask for more: each child of a durable run has a part of what is left, and nobody raises all of them.
+    """
+    if limits is not None and limits.ask:
+        msg = (
+            f"{whose} has Limits(ask=True), which a durable run cannot have: its children are driven in processes of their own, each with "
+            "its part of the limit; leave it out, or run it with a journal"
+        )
+        raise error(msg)
 
 
 def parent_of(run: str) -> str:
@@ -108,7 +147,7 @@ def check_id(run: str) -> str:
     return run
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class RunView:
     """
     One run as the database knows it.
@@ -149,7 +188,7 @@ class RunView:
         return self.state in OVER
 
 
-@attrs.frozen
+@frozen
 class Step:
     """
     One row of what is recorded of a run.
@@ -182,7 +221,7 @@ def _read(text: str, where: str) -> Any:
         raise JournalCorrupt(msg) from None
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Waiting:
     """
     An ``Ask`` that waits.
@@ -257,7 +296,7 @@ class _Watch:
         while self._waiting:
             runs = list(self._waiting)
             try:
-                states = {run: str(state) for run, state in await self._operator.rows(STATES, runs)}
+                states = await self._operator.states(runs)
             except StepEngineError as error:
                 for run in runs:
                     self._tell(run, error)
@@ -366,7 +405,7 @@ class Operator:
             prompt: What it should do.
             id: The run's id, which makes submitting idempotent; drawn by default.
             params: A JSON object.
-            limits: Limits of this run.
+            limits: Limits of this run; none that asks for more.
             previous: The state that it continues.
             info: Session, user, metadata. A run in a session is a turn: it begins when those before it are over, and goes on
                 from what they left. Where the session waits for an answer to its agent, it is that answer instead.
@@ -382,6 +421,7 @@ class Operator:
             SessionError: when the id of the session is none.
         """
         run = check_id(new_id() if id is None else id)
+        check_asks_nobody(limits, f"this run of {agent!r}", InputError)
         if priority < 0:
             msg = f"a priority is 0 or a larger number, not {priority}"
             raise InputError(msg, issues=("priority",))
@@ -423,7 +463,11 @@ class Operator:
             release: Which release runs it; by default the latest.
             queue: Another queue than that of its depth.
             attributes: What is kept with it beside its agent.
+
+        Raises:
+            InputError: when its limits ask for more.
         """
+        check_asks_nobody(order.limits, f"the run {order.id!r}", InputError)
         options: dict[str, object] = {
             "workflow_name": WORKFLOW,
             "queue_name": queue or queue_name(order.pool, len(order.spawns)),
@@ -459,6 +503,15 @@ class Operator:
         with away(self.url):
             found = await self._connection.execute(statement, values)
             return list(await found.fetchall())
+
+    async def states(self, runs: Sequence[str]) -> dict[str, str]:
+        """
+        Return the state of each of *runs* that there is, as in ``RunView.state``; one query however many.
+
+        Raises:
+            DatabaseAway: when the database cannot be reached.
+        """
+        return {run: str(state) for run, state in await self.rows(STATES, list(runs))}
 
     async def run(self, run: str) -> RunView:
         """
@@ -516,12 +569,51 @@ class Operator:
         ]
         return [each for each, sent in asked if each.topic not in (sent or ())]
 
+    async def waits(self, root: str) -> list[tuple[str, Waits]]:
+        """
+        Return what a run and those below it wait for beside answers, each with the run; not a message that has come already.
+
+        Raises:
+            JournalCorrupt: when a row is no JSON.
+        """
+        found: list[tuple[str, Waits]] = []
+        for run, text in await self.rows(WAITED, root, root, root):
+            form = _read(text, f"a wait of {run!r}")
+            until = form["wakes_at"]
+            wait = Waits(
+                kind=form["kind"], path=form["path"], seq=form["seq"], topic=form.get("topic", ""),
+                wakes_at=None if until is None else datetime.fromisoformat(until), children=form.get("children", ()),
+            )  # fmt: skip
+            found.append((run, wait))
+        return found
+
     async def stuck(self, root: str) -> list[Waiting]:
-        """Return what a tree waits for, if all of it waits for answers; nothing while some run of it goes on."""
-        asked = await self.waiting(root)
-        if not asked:
-            return []
-        asking = {each.run for each in asked}
+        """Return the questions of a tree of which all only waits, for answers or else; nothing while some run of it goes on."""
+        return (await self.rests(root))[0]
+
+    async def rests(self, root: str, *, beyond: float = 60.0) -> tuple[list[Waiting], list[Waits]]:
+        """
+        Return the open questions of a tree, and what else it waits for, if all of it only waits; nothing while some run goes on.
+
+        Args:
+            root: The root run.
+            beyond: Seconds; a run that wakes by itself before is one that goes on.
+        """
+        found = await self._resting(root, beyond)
+        if any(wait.kind == "child" for wait in found[1]):
+            # A child may have ended, and its parent not have seen it yet.
+            await asyncio.sleep(2 * LOOK_SECONDS + CHILD_POLL)
+            return found if await self._resting(root, beyond) == found else ([], [])
+        return found
+
+    async def _resting(self, root: str, beyond: float) -> tuple[list[Waiting], list[Waits]]:
+        asked, waits = await self.waiting(root), await self.waits(root)
+        if not asked and not waits:
+            return [], []
+        soon = datetime.now(UTC) + timedelta(seconds=beyond)
+        asking = {each.run for each in asked} | {
+            run for run, wait in waits if wait.wakes_at is None or wait.wakes_at > soon
+        }
         left = {run: (state, spawned - ended) for run, state, spawned, ended in await self.rows(LIVING, root, root)}
         below = Counter([_nearest(parent_of(run), left) for run in left])
         goes_on = [
@@ -529,7 +621,7 @@ class Operator:
             for run, (state, outstanding) in left.items()
             if state != "PENDING" or not (run in asking or 0 < outstanding <= below[run])
         ]
-        return [] if goes_on else asked
+        return ([], []) if goes_on else (asked, [wait for _, wait in waits])
 
     # --- acting -------------------------------------------------------------------------------------------------------
 
@@ -607,6 +699,38 @@ class Operator:
             msg = f"the run {root!r} takes no messages: {why}"
             raise JournalError(msg)
         await self.client.send_async(root, {"text": text}, TOPIC, idempotency_key=id or new_id())
+
+    async def post(self, root: str, topic: str, value: object, *, id: str | None = None, path: str = "") -> None:
+        """
+        Send a message to a run that goes on: what its ``Receive`` on that topic gets next, in the order of arrival.
+
+        Args:
+            root: A root run.
+            topic: The topic.
+            value: What it says, JSON of at most 1 MiB.
+            id: What makes the same message count once; drawn by default.
+            path: The path of the run that it is for, where that is a child.
+
+        Raises:
+            BadYield: when *topic* is none.
+            DataError: when *value* is no JSON that the database stores.
+            InputError: when it is too large, or *path* or *id* is none.
+            JournalError: when there is no such root run, or it has ended.
+        """
+        where, key = posted_topic(path, a_topic(topic)), check_id(new_id() if id is None else id)
+        if not all(part.isdecimal() for part in path.split(".") if path):
+            msg = f"the path of a run is numbers with dots between them, such as '3.0', not {path[:MAX_ID]!r}"
+            raise InputError(msg, issues=("path",))
+        said = portable_form({"value": freeze(value)})
+        if len(canonical(said)) > MAX_VALUE:
+            msg = f"a message is JSON of at most {MAX_VALUE:,} bytes"
+            raise InputError(msg, issues=("value",))
+        view = await self.run(root)
+        if view.is_over or "/" in root:
+            why = f"it is {view.state}" if view.is_over else "it is a child; name its root, and its path with path="
+            msg = f"the run {root!r} takes no messages: {why}"
+            raise JournalError(msg)
+        await self.client.send_async(root, said, where, idempotency_key=key)
 
     async def cancel(self, root: str, *, is_held: bool = False) -> list[str]:
         """

@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 
 from stepengine.data.definition import AgentDefinition
+from stepengine.data.frozen import frozen
 from stepengine.data.json import canonical
 from stepengine.durable.body import execute
 from stepengine.durable.database import (
@@ -32,6 +33,7 @@ from stepengine.durable.database import (
 )
 from stepengine.durable.indexes import made_indexes
 from stepengine.durable.rates import SharedRates
+from stepengine.durable.schedule_book import made_book
 from stepengine.durable.sessions import Sessions
 from stepengine.durable.steps import DurableRun
 from stepengine.durable.wire import SCHEMA, Order, Seed
@@ -39,7 +41,7 @@ from stepengine.durable.workers import enlist, made_list, strike_off
 from stepengine.engine.launching import Launcher
 from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.journal.fingerprints import definition_fingerprint
-from stepengine.redaction import redactor_for
+from stepengine.redaction import Redactor, known_in, redactor_for
 from stepengine.runtime.logs import LOGGER
 
 __all__ = ("ExecutorBusy", "Process", "Setting", "release_of")
@@ -68,7 +70,7 @@ def release_lock(app: str, release: str) -> str:
     return f"stepengine-release:{app}:{release}"
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Setting:
     """
     How a worker takes part.
@@ -169,6 +171,8 @@ class Process:
         self._effects = asyncio.Semaphore(setting.effects)
         self._under_way: dict[asyncio.Task[Any], DurableRun] = {}
         self._closing = False
+        self._known: Mapping[str, str] = {}
+        self._cleans = redactor_for("known", {})
         self._keeper: asyncio.Task[None] | None = None
         self.sessions: asyncio.Future[Sessions] = asyncio.get_running_loop().create_future()
 
@@ -210,6 +214,7 @@ class Process:
                 with away(self.setting.url):
                     await made_indexes(self._lock)
                     await made_list(self._lock)
+                    await made_book(self._lock)
             with away(self.setting.url):
                 await enlist(
                     self._lock, self.setting.app, self.setting.executor, self.setting.pool, self.setting.release
@@ -305,17 +310,22 @@ class Process:
                 on_conflict="update_if_latest_version",
             )
 
-    async def execute(self, form: Mapping[str, object], seed: Mapping[str, object] | None) -> dict[str, Any]:
-        """Drive the run that *form* orders, as the body of its workflow; it begins with what *seed* holds."""
+    async def execute(self, form: dict[str, object], seed: dict[str, object] | None) -> dict[str, Any]:
+        """Drive the run that *form* orders, as the body of its workflow; it begins with what *seed* holds. Both are emptied."""
         order = Order.of(form)
+        known = Seed() if seed is None else Seed.of(seed)
+        # The package keeps what it gave until the run ends, and a conversation or a journal in it would be there twice.
+        form.clear()
+        if seed is not None:
+            seed.clear()
         run = DurableRun(
             self._dbos,
             self._errors,
             order,
             release=self.setting.release,
             effects=self._effects,
-            redactor=redactor_for("known", os.environ),
-            seed=Seed() if seed is None else Seed.of(seed),
+            redactor=self._redactor(),
+            seed=known,
             sessions=self.sessions,
         )
         task = asyncio.current_task()
@@ -327,6 +337,13 @@ class Process:
             return await execute(self._launcher, order, run, depth=self.setting.depth)
         finally:
             del self._under_way[task]
+
+    def _redactor(self) -> Redactor:
+        """Return what takes secrets out; one for all runs while the environment has the same: it takes 1 KB for each of them."""
+        known = known_in(os.environ)
+        if known != self._known:
+            self._known, self._cleans = known, redactor_for("known", os.environ)
+        return self._cleans
 
     async def close(self, *, drain: float = 30.0) -> None:
         """
@@ -362,7 +379,7 @@ class Process:
         self._closing = True
         for run in self._under_way.values():
             run.leaves = True
-        busy = [asyncio.create_task(run.idle.wait()) for run in self._under_way.values()]
+        busy = [asyncio.create_task(run.idle()) for run in self._under_way.values()]
         if busy:
             _, late = await asyncio.wait(busy, timeout=drain)
             for waiting in late:

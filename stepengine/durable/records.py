@@ -11,23 +11,41 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 import attrs
 
-from stepengine.data.effects import RUNS, AskPerson, CallBody, CallModel, Spawn
+from stepengine.data.effects import RUNS, WAITS, AskPerson, CallBody, CallModel, RunInBackground, Spawn
 from stepengine.data.events import Event
+from stepengine.data.frozen import frozen
 from stepengine.data.outcomes import Failure, Single, Stop, Value
-from stepengine.data.state import AgentState, ChildResult
+from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.durable.body import requested
 from stepengine.durable.operate import Operator, RunView, Step
 from stepengine.durable.sessions import ENTERED, begun, meant
-from stepengine.durable.steps import ASK, BODY, CHILD, INTENT, KINDS, LOOKUP, SPAWN, TOOL, fingerprint_of, kind_of
+from stepengine.durable.steps import (
+    ASK,
+    BODY,
+    CHILD,
+    END,
+    INTENT,
+    LOOKUP,
+    MODEL,
+    OF_CHILDREN,
+    REASON,
+    SPAWN,
+    START,
+    TOOL,
+    WAIT,
+    fingerprint_of,
+    kind_of,
+    kind_of_effect,
+)
 from stepengine.durable.wire import Order, Seed, answers_of, error_of, outcome_form, outcome_of_form
 from stepengine.engine.launching import Launcher
 from stepengine.engine.planning import with_prompt
 from stepengine.engine.run import EngineRun, failing, streamed
-from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
+from stepengine.errors import AgentError, JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.encoding import describe, restored, touched_world
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import opening_of, parent_of
@@ -44,7 +62,7 @@ __all__ = ("Archive", "Entry", "archived", "followed", "journaled", "seeded")
 FOLLOW_SECONDS = 0.2
 
 
-@attrs.frozen
+@frozen
 class Entry:
     """
     What is recorded of one effect.
@@ -72,6 +90,7 @@ class Archive:
         runs: The runs, by path.
         sizes: How many steps were recorded when they were read, by run.
         known: The numbers of those that need not be read again, by run.
+        ends: When children ended, in the tree's own time, by path.
         is_begun: Whether it is known what the root goes on from: of a turn not before it is its turn.
     """
 
@@ -81,6 +100,7 @@ class Archive:
     runs: dict[str, RunView] = attrs.field(factory=dict)
     sizes: dict[str, int] = attrs.field(factory=dict)
     known: dict[str, set[int]] = attrs.field(factory=dict)
+    ends: dict[str, int] = attrs.field(factory=dict)
     is_begun: bool = True
 
     async def refresh(self, operator: Operator) -> None:
@@ -135,18 +155,26 @@ def _take(archive: Archive, path: str, steps: Sequence[Step]) -> set[int]:
             archive.lookups[path] = form
         elif kind == ENTERED:
             archive.order, archive.is_begun = begun(archive.order, form), True
-        elif kind in BEGINNINGS:
-            archive.entries.setdefault(address, Entry(BEGINNINGS[kind], fp))
+        elif kind == END:
+            archive.ends[path] = form["at"]
         elif kind == ASK and "questions" in form:
             said = received.get(step.number + 1)
             taken -= set() if said is not None else {step.number}
             archive.entries[address] = Entry(kind, fp, None if said is None else {**form, "said": said})
-        elif "seq" in form:
-            archive.entries[address] = Entry(kind, fp, form)
+        else:
+            _take_effect(archive, address, kind, fp, form)
     return taken
 
 
-BEGINNINGS = {INTENT: INTENT, SPAWN: CHILD, BODY: TOOL}
+def _take_effect(archive: Archive, address: Address, kind: str, fp: str, form: Mapping[str, Any]) -> None:
+    """Take in that an effect has begun, or its outcome."""
+    if kind in BEGINNINGS:
+        archive.entries.setdefault(address, Entry(BEGINNINGS[kind], fp))
+    elif "seq" in form:
+        archive.entries[address] = Entry(kind, fp, form)
+
+
+BEGINNINGS = {INTENT: INTENT, SPAWN: CHILD, BODY: TOOL, WAIT: WAIT}
 """Kinds of steps by which it is known that something has begun, and what it is."""
 
 
@@ -369,6 +397,10 @@ class _Played:
         )
         return ReplayDivergence(msg, kind="changed", address=where)
 
+    def is_begun(self, item: Item) -> bool:
+        """Return whether an effect is recorded, whether or not it has an outcome."""
+        return (item.path, item.effect.seq) in self._archive.entries
+
     def outcome(self, item: Item) -> Single | None:
         """Return the recorded outcome of an effect, if it has one."""
         entry = self._archive.entries.get((item.path, item.effect.seq))
@@ -395,10 +427,32 @@ class _Played:
         while path:
             address = parent_of(path)
             entry = self._archive.entries.get(address)
-            if entry is not None and entry.form is not None:
+            if entry is not None and entry.kind == START:
+                view = self._archive.runs.get(path)
+                if view is not None and view.is_over:
+                    return True
+            elif entry is not None and entry.form is not None:
                 return True
             path = address[0]
         return False
+
+    def ended_at(self, path: str) -> int:
+        """Return when the child in the background at *path* ended; of one that was cancelled, when it last did something."""
+        known = self._archive.ends.get(path)
+        if known is not None:
+            return known
+        inside, start = f"{path}.", parent_of(path)
+        times: list[int] = [
+            entry.form["at"]
+            for address, entry in self._archive.entries.items()
+            if entry.form is not None and (address in ((path, address[1]), start) or address[0].startswith(inside))
+        ]
+        return max(times, default=0)
+
+    def reason(self, path: str) -> str:
+        """Return why the parent of the child at *path* ended it; ``""`` where it gave no reason, or did not."""
+        view = self._archive.runs.get(path)
+        return "" if view is None else str(view.attributes.get(REASON) or "")
 
     def check_end(self) -> None:
         """Raise ``ReplayDivergence`` when the run ended before its record does."""
@@ -420,22 +474,52 @@ class _Player:
         """Compare with the record."""
         for item in batch:
             self._played.meet(item)
-        return self._inner.begin(batch)
+        asked = [item for item in batch if type(item.effect) is AskPerson and not self._played.is_begun(item)]
+        return self._inner.begin(batch) if self._played.coming is None or not asked else self._begin_open(batch, asked)
+
+    async def _begin_open(self, batch: Sequence[Item], asked: Sequence[Item]) -> None:
+        """Begin questions once they are recorded: who is shown one may answer it at once, and before that it is none of the run's."""
+        assert self._played.coming is not None  # noqa: S101 - it was looked
+        for item in asked:
+            while not self._played.is_begun(item) and await self._played.coming():
+                self._played.meet(item)
+        await self._inner.begin(batch)
 
     async def perform(self, item: Item, io: IO) -> Single:
         """Give the recorded outcome; a child, and the body of a tool, is driven over its own records."""
-        if type(item.effect) in RUNS:
+        if type(item.effect) is RunInBackground:
+            return await self._in_background(item, io)
+        if type(item.effect) in RUNS and not getattr(item.effect, "is_background", False):
             return await self._driven(item, io)
         known = await self._coming(item)
         if known is None:
-            if type(item.effect) is AskPerson and not self._played.was_cut(item.path):
-                stopped = await self._inner.perform(item, io)
-                return stopped if type(stopped) is Stop else self._played.end_of(item.path)
-            return self._played.end_of(item.path)
+            return await self._unanswered(item, io)
+        if type(known) is Value and type(item.effect) in (Spawn, *OF_CHILDREN):
+            return await self._about_children(item, io, known)
         for attempt in self._played.attempts(item):
             error = restored({"type": "Failure", "error": attempt["error"]}).error
             io.attempt(Failure(error), restored(attempt["usage"]) if "usage" in attempt else None)
         return known
+
+    async def _about_children(self, item: Item, io: IO, known: Value) -> Single:
+        """Start a child in the background where it is recorded to have been, or give what is recorded of some that have ended here."""
+        if type(item.effect) is Spawn:
+            outcome = await self._inner.perform(item, io)
+            return attrs.evolve(outcome, at=known.at, inputs=known.inputs) if type(outcome) is Value else outcome
+        ended = await io.ends(item, known.value.done)
+        if ended is None:
+            return Stop("cancelled")
+        return attrs.evolve(known, value=attrs.evolve(known.value, ended=ended))
+
+    async def _unanswered(self, item: Item, io: IO) -> Single:
+        """Return how the run stops before an effect without an outcome; where it waits there, it is suspended."""
+        if type(item.effect) in WAITS and not self._played.was_cut(item.path):
+            io.stands(item)
+            return Stop("suspended")
+        if type(item.effect) is AskPerson and not self._played.was_cut(item.path):
+            stopped = await self._inner.perform(item, io)
+            return stopped if type(stopped) is Stop else self._played.end_of(item.path)
+        return self._played.end_of(item.path)
 
     async def _coming(self, item: Item) -> Single | None:
         """Return the recorded outcome of an effect, if it has one, or will have."""
@@ -444,6 +528,16 @@ class _Player:
             self._played.meet(item)
             known = self._played.outcome(item)
         return known
+
+    async def _in_background(self, item: Item, io: IO) -> Single:
+        """Drive a child in the background to the end of its record, and give its end the time at which it came."""
+        outcome = await self._inner.perform(item, io)
+        if type(outcome) is not Value:
+            return outcome
+        why, child = self._played.reason(item.path), outcome.value
+        if why and child.status is RunStatus.CANCELLED:
+            child = attrs.evolve(child, error=AgentError(why))
+        return attrs.evolve(outcome, value=child, at=self._played.ended_at(item.path))
 
     async def _driven(self, item: Item, io: IO) -> Single:
         known = self._played.outcome(item)
@@ -482,6 +576,12 @@ def seeded(journal: Journal, redactor: Redactor, *, pool: str) -> tuple[Order, S
     if history.is_complete:
         msg = f"the run of {journal.name} has ended, so nothing of it can go on elsewhere; replay or fork it"
         raise JournalError(msg)
+    if any(intent.is_background for intent in history.intents.values()):
+        msg = (
+            f"the run of {journal.name} has started children in the background, which do not move between a journal and a database; "
+            "go on with it where it is"
+        )
+        raise JournalError(msg)
     prints = Fingerprints(redactor)
     outcomes: dict[Address, tuple[str, str, dict[str, object] | None]] = {}
     for address, intent in history.intents.items():
@@ -494,7 +594,11 @@ def seeded(journal: Journal, redactor: Redactor, *, pool: str) -> tuple[Order, S
             None if result is None else outcome_form(address[1], history.outcome(result), redactor, attempts=attempts)
         )
         if form is not None or touched_world(intent.effect):
-            outcomes[address] = KINDS[intent.type], fp, form
+            outcomes[address] = (
+                MODEL if intent.type == "CallModel" else kind_of_effect(cast("Any", intent.effect)),
+                fp,
+                form,
+            )
     lookups: dict[str, dict[str, object]] = {}
     for path in {*history.prompts, *history.windows}:
         lookups[path] = {"prompt": history.prompts.get(path), "window": history.windows.get(path)}

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import attrs
 
 from stepengine.data.codec import bare, restored
+from stepengine.data.frozen import frozen
 from stepengine.data.json import freeze
 from stepengine.data.state import RunResult
 from stepengine.data.usage import Usage
@@ -148,7 +149,7 @@ def line_name(pool: str) -> str:
     return f"se.{pool}.line"
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class TurnView:
     """
     One turn of a session.
@@ -199,7 +200,7 @@ class TurnView:
         return not self.is_in_line and self.state != "CANCELLED"
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class SessionView:
     """
     A session at a glance.
@@ -219,7 +220,7 @@ class SessionView:
     updated: int
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class _Move:
     """What can be done for the first turn in line: it begins, or it is what these replies say, or it is rejected."""
 

@@ -21,7 +21,19 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import attrs
 
-from stepengine.data.effects import RUNS, AskPerson, CallBody, CallModel, Leaf, Spawn
+from stepengine.data.effects import (
+    RUNS,
+    WAITS,
+    AskPerson,
+    AwaitRuns,
+    CallBody,
+    CallModel,
+    EndRuns,
+    Leaf,
+    RunInBackground,
+    Spawn,
+    TellRun,
+)
 from stepengine.data.events import Event, Warned
 from stepengine.data.json import freeze_object
 from stepengine.data.limits import Limits
@@ -32,7 +44,7 @@ from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.data.tools import Yielding
 from stepengine.data.usage import Usage
 from stepengine.durable.database import WORKFLOW, away_errors, queue_name
-from stepengine.durable.messages import Heard
+from stepengine.durable.messages import Heard, posted_topic
 from stepengine.durable.sessions import Sessions
 from stepengine.durable.wire import (
     Ancestor,
@@ -47,7 +59,7 @@ from stepengine.durable.wire import (
     uncertain,
     values_form,
 )
-from stepengine.errors import DataError, ReplayDivergence, StepEngineError, UnknownOutcome
+from stepengine.errors import AgentError, DataError, ReplayDivergence, StepEngineError, UnknownOutcome
 from stepengine.journal.divergence import parked_at
 from stepengine.journal.encoding import bare, describe, restored
 from stepengine.journal.fingerprints import Fingerprints
@@ -56,10 +68,12 @@ from stepengine.journal.records import shown_address
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.redaction import Redactor
 from stepengine.runtime.asking import shown_questions
+from stepengine.runtime.failfast import LOST, given_up
 from stepengine.runtime.limits import Ledger
 from stepengine.runtime.logs import LOGGER
-from stepengine.runtime.performer import IO, Item, Performer, is_repeatable
+from stepengine.runtime.performer import IO, Item, Performer, child_path, is_repeatable
 from stepengine.runtime.performing import is_deferred
+from stepengine.runtime.standstill import waits_of
 from stepengine.runtime.tree import RunTree
 
 __all__ = (
@@ -71,6 +85,7 @@ __all__ = (
     "LOOKUP",
     "SPAWN",
     "TOOL",
+    "WAIT",
     "DurableRun",
     "Steps",
     "fingerprint_of",
@@ -82,7 +97,16 @@ MODEL, TOOL, PERFORM = "model", "tool", "perform"
 SPAWN, CHILD, ASK, INTENT, LOOKUP, END = "spawn", "child", "ask", "intent", "lookup", "end"
 BODY, RESULT = "body", "result"
 """Kinds of steps: the body of a tool that was called alone begins; its result, where two are told apart."""
-KINDS = {"CallModel": MODEL, "CallTool": TOOL, "Perform": PERFORM, "Spawn": CHILD, "Ask": ASK}
+SLEEP, RECEIVE, AWAIT, START, TELL, CANCEL = "sleep", "receive", "await", "start", "tell", "cancel"
+WAIT = "wait"
+"""A kind of step: a wait begins, and what for; its outcome comes next."""
+KINDS = {
+    "CallModel": MODEL, "CallTool": TOOL, "Perform": PERFORM, "Spawn": CHILD, "Ask": ASK,
+    "Sleep": SLEEP, "Receive": RECEIVE, "Await": AWAIT, "Tell": TELL, "Cancel": CANCEL,
+}  # fmt: skip
+OF_CHILDREN = (AwaitRuns, EndRuns)
+REASON = "reason"
+"""An attribute of a child that its parent ended: why."""
 AGAIN = ("takeover", "again")
 """Attributes of runs that an operator gave to another worker, which makes the count of their executions begin anew."""
 LONG = 5_000
@@ -101,6 +125,11 @@ def kind_of(name: str) -> str:
 def fingerprint_of(name: str) -> str:
     """Return the fingerprint in a step's name."""
     return name.partition(":")[2]
+
+
+def kind_of_effect(form: Mapping[str, Any]) -> str:
+    """Return the kind of step that holds the outcome of an effect, of which *form* is the description."""
+    return START if form.get("background") else KINDS[form["type"]]
 
 
 class _Unrecorded(BaseException):
@@ -128,6 +157,7 @@ class _Place(NamedTuple):
         seeded: The outcome in the seed.
         is_settled: Whether that is all that is needed, so that nothing is done again.
         is_early: Whether nothing was done by this execution before it began, so that an earlier one may have begun it.
+        race: What is known of the race that it is a member of.
     """
 
     name: str
@@ -138,6 +168,7 @@ class _Place(NamedTuple):
     seeded: Mapping[str, Any] | None = None
     is_early: bool = False
     is_settled: bool = False
+    race: _Known | None = None
 
 
 class DurableRun:
@@ -164,7 +195,6 @@ class DurableRun:
         leaves: Whether the process is about to leave the run, so that nothing more may begin.
         asking: How many questions wait for their answers.
         heard: The messages to the run that it has heard.
-        idle: Set while nothing is under way that had better be recorded before the process leaves.
         bodies: The calls of tools that yield whose bodies are under way in this run, from the outermost on.
     """
 
@@ -199,10 +229,9 @@ class DurableRun:
         self.started = 0
         self.leaves = False
         self.asking = 0
-        self.idle = asyncio.Event()
-        self.idle.set()
         self.bodies: list[Ancestor] = []
         self._acting = 0
+        self._idle: asyncio.Event | None = None
         self._is_again: bool | None = None
         self.tree: RunTree | None = None
         self.machine: Any = None
@@ -220,13 +249,19 @@ class DurableRun:
     def acting(self) -> Iterator[None]:
         """Say that an effect is under way, until its outcome is recorded."""
         self._acting += 1
-        self.idle.clear()
         try:
             yield
         finally:
             self._acting -= 1
-            if not self._acting:
-                self.idle.set()
+            if not self._acting and self._idle is not None:
+                self._idle.set()
+                self._idle = None
+
+    async def idle(self) -> None:
+        """Wait until nothing is under way that had better be recorded before the process leaves."""
+        while self._acting:
+            self._idle = self._idle or asyncio.Event()
+            await self._idle.wait()
 
     def placed(self, item: Item) -> dict[str, str]:
         """Return what a form says of where an effect belongs: nothing of one of the run itself, its path of one in a body."""
@@ -270,6 +305,11 @@ class DurableRun:
         LOGGER.warning(message)
         if self.tree is not None:
             self.tree.emit(Warned(message=message))
+
+    def may_end(self, stop: Stop) -> bool:
+        """Return whether children elsewhere end with *stop*; they go on where this execution alone ends."""
+        goes_on = self.leaves or self.parked is not None or self.fatal is not None
+        return not goes_on and stop.kind in ("cancelled", "limit")
 
     def at(self) -> int:
         """Return the run's time now, in milliseconds."""
@@ -327,9 +367,15 @@ class DurableRun:
         return await self.at_place(self.dbos.reserve_step(), name, act, where)
 
     async def at_place(
-        self, reservation: Any, name: str, act: Callable[[], Coroutine[object, Any, object]], where: str
+        self,
+        reservation: Any,
+        name: str,
+        act: Callable[[], Coroutine[object, Any, object]],
+        where: str,
+        *,
+        only_waits: bool = False,
     ) -> Any:
-        """Do that in the place of *reservation*; cancelling the run interrupts it."""
+        """Do that in the place of *reservation*; cancelling the run interrupts it, and what *only_waits* is looked after together."""
         done = False
 
         async def doing() -> object:
@@ -337,7 +383,7 @@ class DurableRun:
             done = True
             return await act()
 
-        found = await self.guarded(reservation.run_async({"name": name, "preemptible": True}, doing), where)
+        found = await self.guarded(reservation.run_async({"name": name, "preemptible": not only_waits}, doing), where)
         if not done:
             self.was_replayed = True
         return found
@@ -357,6 +403,8 @@ class Steps:
         self._run = run
         self._places: dict[tuple[str, int], _Place] = {}
         self._siblings: dict[tuple[str, int], _Siblings] = {}
+        self._started: dict[str, _Started] = {}
+        self._races: dict[tuple[str, int], _Known] = {}
 
     async def begin(self, batch: Sequence[Item]) -> None:
         """
@@ -370,18 +418,17 @@ class Steps:
         if batch[0].effect.seq < LONG <= batch[-1].effect.seq + 1 and not is_early:
             self._run.is_long()
         for item in batch:
-            self._places[item.path, item.effect.seq] = (await self._begun(item))._replace(is_early=is_early)
+            place = (await self._begun(item))._replace(is_early=is_early)
+            self._places[item.path, item.effect.seq] = self._in_race(item, place)
         await self._inner.begin(batch)
 
     async def _begun(self, item: Item) -> _Place:
         run, effect = self._run, item.effect
         form = describe(item)
         print_ = run.prints.of(form)
-        name = f"{KINDS['CallModel' if type(effect) is CallModel else cast('Any', form)['type']]}:{print_}"
+        name = f"{MODEL if type(effect) is CallModel else kind_of_effect(cast('Any', form))}:{print_}"
         where = shown_address(item.path, effect.seq)
-        if is_deferred(item):
-            msg = f"the result of {effect.tool_name!r} comes from outside, which a durable run cannot wait for"  # type: ignore[union-attr]
-            raise StepEngineError(msg)
+        _check_possible(item)
         seeded = run.seed.outcomes.get((item.path, effect.seq))
         if seeded is not None:
             place = self._of_seed(item, name, seeded)
@@ -389,13 +436,36 @@ class Steps:
                 return place
         if type(effect) is AskPerson:
             return await self._asking(item, name, where)
-        if type(effect) in RUNS:
+        if type(effect) in WAITS:
+            await run.step(f"{WAIT}:{print_}", marking(**self._waiting_for(item)), where)
+            return _Place(name, run.dbos.reserve_step())
+        if type(effect) in RUNS and not _is_background(item):
             return await self._starting(item, name, where, seeded)
         if is_repeatable(item):
             return _Place(name, run.dbos.reserve_step())
         mark = marking(seq=effect.seq, token=run.token, **run.placed(item))
         intent = await run.step(f"{INTENT}:{print_}", mark, where)
         return _Place(name, run.dbos.reserve_step(), is_doubtful=intent["token"] != run.token)
+
+    def _waiting_for(self, item: Item) -> dict[str, Any]:
+        """Return what is written down of a wait, for whoever looks what a run waits for."""
+        wait = waits_of(item)[0]
+        until = None if wait.wakes_at is None else wait.wakes_at.isoformat(timespec="milliseconds")
+        form: dict[str, Any] = {"seq": item.effect.seq, "path": item.path, "kind": wait.kind, "wakes_at": until}
+        form |= {"topic": wait.topic} if wait.topic else {}
+        return form | ({"children": list(wait.children)} if wait.children else {})
+
+    def _in_race(self, item: Item, place: _Place) -> _Place:
+        """Return the place of a member of a race with what all of it have in common."""
+        race = _race_of(item)
+        if race is None:
+            return place
+        first = item.path, cast("Any", item.gather).effects[race[0]].seq
+        for over in [
+            key for key in self._races if key[0] == item.path and key[1] < cast("Any", item.gather).effects[0].seq
+        ]:
+            del self._races[over]
+        return place._replace(race=self._races.setdefault(first, _Known()))
 
     async def _starting(self, item: Item, name: str, where: str, seeded: _Seeded | None) -> _Place:
         """Take note that a child starts, or the body of a tool; one that is driven elsewhere has the place of its end already."""
@@ -450,12 +520,21 @@ class Steps:
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Give an effect's outcome: the recorded one, or that of performing it."""
+        kind = type(item.effect)
+        if kind is RunInBackground:
+            return self._in_background(item, io)
         place = self._places.pop((item.path, item.effect.seq))
         if place.is_settled:
             return self._from_seed(item, cast("Mapping[str, object]", place.seeded))
         if type(item.effect) is AskPerson:
             return self._answered(item, place)
-        if type(item.effect) in RUNS:
+        if kind in WAITS or kind is EndRuns:
+            return self._waited(item, io, place)
+        if kind is TellRun:
+            return self._told(item, place)
+        if _is_background(item):
+            return self._started_in_background(item, io, place)
+        if kind in RUNS:
             return self._body(item, io, place) if _is_here(item) else self._child(item, io, place)
         return self._leaf(item, io, place)
 
@@ -476,6 +555,8 @@ class Steps:
 
         async def act() -> dict[str, Any]:
             run.is_live = True
+            if place.race is not None and await place.race.is_lost(item):
+                return outcome_form(seq, given_up(item, run.at()), run.redactor) | run.placed(item)
             again = type(item.effect) is CallModel and place.is_early and await run.is_again()
             if place.is_doubtful:
                 error = UnknownOutcome(
@@ -503,9 +584,16 @@ class Steps:
     ) -> tuple[Single, Mapping[str, Any]]:
         """Return the outcome of an effect, and the form that it stands in; empty when it only stopped there."""
         run, where = self._run, shown_address(item.path, item.effect.seq)
+        if place.race is not None:
+            place.race.begin(item)
         try:
-            form = await run.at_place(place.reservation, place.name, act, where)
+            only_waits = type(item.effect) in WAITS
+            form = await run.at_place(place.reservation, place.name, act, where, only_waits=only_waits)
+            if place.race is not None:
+                place.race.settle(item, is_won="stop" not in form)
         except _Unrecorded as stopped:
+            if place.race is not None:
+                place.race.settle(item, is_won=False)
             if isinstance(stopped.outcome.error, ReplayDivergence):
                 # What stands below can be gone on with, so this run has not ended either.
                 run.fatal = run.fatal or stopped.outcome.error
@@ -588,10 +676,20 @@ class Steps:
 
         Of children that run at once each gets as much; one that runs alone gets all that is left.
         """
+        siblings = self._siblings_of(item)
+        try:
+            with self._setting_aside(item.path, siblings.begin()) as share:
+                yield share
+        finally:
+            siblings.end()
+
+    @contextlib.contextmanager
+    def _setting_aside(self, path: str, among: int) -> Iterator[Limits | None]:
+        """Set one of *among* equal parts aside of what is left of the budgets of the run at *path*."""
         tree = cast("RunTree", self._run.tree)
-        ledger = tree.ledger(item.path)
-        given = _left(ledger, self._siblings_of(item).begin())
-        deadline = _deadline(tree, item.path)
+        ledger = tree.ledger(path)
+        given = _left(ledger, among)
+        deadline = _deadline(tree, path)
         if deadline is not None:
             given["max_seconds"] = max(0.0, deadline - asyncio.get_running_loop().time())
         room = given.get("max_tokens", 0), given.get("max_cost_usd", Decimal(0))
@@ -603,7 +701,6 @@ class Steps:
         finally:
             ledger.reserve(-room[0], -room[1])
             ledger.count_children(-children, by_model=False)
-            self._siblings_of(item).end()
 
     def _siblings_of(self, item: Item) -> _Siblings:
         first = item.path, item.effect.seq if item.gather is None else item.gather.effects[0].seq
@@ -618,6 +715,9 @@ class Steps:
         ended: dict[str, object] = {}
 
         async def act() -> dict[str, Any]:
+            if place.race is not None and await place.race.is_lost(item):
+                await _cancelled(run, f"{run.order.root}/{child_path(item.path, seq)}", LOST)
+                return outcome_form(seq, given_up(item, run.at()), run.redactor) | run.placed(item)
             outcome = _unreachable(item) or await self._performed_elsewhere(item, io, ended)
             run.is_live = True
             if type(outcome) is Stop and outcome.kind != "limit":
@@ -649,6 +749,123 @@ class Steps:
     async def _performed_elsewhere(self, item: Item, io: IO, ended: dict[str, object]) -> Single:
         with self._sharing(item) as share:
             return await self._inner.perform(item, _Elsewhere(io, self._run, item, share, ended))
+
+    # --- what only waits, and children in the background --------------------------------------------------------------
+
+    async def _waited(self, item: Item, io: IO, place: _Place) -> Single:
+        """
+        Wait until the time that the run's record gives, for a message, or for children, and record what came.
+
+        The time needs no timer of the database: it follows from what is recorded, so that whoever goes on waits for the same one.
+        """
+        run, effect = self._run, item.effect
+        found: list[Single] = []
+
+        async def act() -> dict[str, Any]:
+            run.is_live = True
+            if place.race is not None and await place.race.is_lost(item):
+                return outcome_form(effect.seq, given_up(item, run.at()), run.redactor) | run.placed(item)
+            outcome = await self._inner.perform(item._replace(has_begun=True), io)
+            if type(outcome) is Stop and outcome.kind != "limit":
+                raise _Unrecorded(outcome)
+            found.append(outcome)
+            form = outcome_form(effect.seq, attrs.evolve(outcome, at=run.stamped(outcome.at)), run.redactor)
+            return form | run.heard.taken_by(outcome) | run.placed(item)
+
+        run.asking += 1
+        try:
+            outcome, _ = await self._recorded(item, place, act)
+        finally:
+            run.asking -= 1
+        if type(effect) not in OF_CHILDREN or type(outcome) is not Value:
+            return outcome
+        if found:
+            return attrs.evolve(outcome, value=attrs.evolve(outcome.value, ended=found[0].value.ended))  # type: ignore[union-attr]
+        return await self._with_ends(item, outcome, io)
+
+    async def _with_ends(self, item: Item, outcome: Value, io: IO) -> Single:
+        """Return a recorded outcome with how the children ended that it tells of, once that is known here, too."""
+        if type(item.effect) is EndRuns:
+            cast("RunTree", self._run.tree).background.end(item.effect.children, item.effect.reason)
+        ended = await io.ends(item, outcome.value.done)
+        if ended is None:
+            return Stop("cancelled", self._run.at())
+        return attrs.evolve(outcome, value=attrs.evolve(outcome.value, ended=ended))
+
+    async def _told(self, item: Item, place: _Place) -> Single:
+        """Send something to a child in the background, wherever it is executed: once, by the address of what says it."""
+        run, effect = self._run, cast("TellRun", item.effect)
+
+        async def act() -> dict[str, Any]:
+            run.is_live = True
+            is_at_work = cast("RunTree", run.tree).background.child(effect.child).result is None
+            if is_at_work:
+                said = {"value": effect.value}
+                key = f"tell:{shown_address(item.path, effect.seq)}"
+                topic = posted_topic(effect.child, effect.topic)
+                await run.dbos.send_async(run.order.root, said, topic, idempotency_key=key)
+            tree = cast("RunTree", run.tree)
+            form = outcome_form(effect.seq, Value(is_at_work, run.stamped(tree.elapsed())), run.redactor)
+            return form | run.placed(item)
+
+        with run.acting():
+            return (await self._recorded(item, place, act))[0]
+
+    async def _started_in_background(self, item: Item, io: IO, place: _Place) -> Single:
+        """Start a child in the background: that it was started is recorded before it is on its queue."""
+        run, effect = self._run, cast("Spawn", item.effect)
+        path = child_path(item.path, effect.seq)
+        started = self._started[path] = _Started(item)
+        performed: list[Single] = []
+
+        async def act() -> dict[str, Any]:
+            run.is_live = True
+            outcome = await self._inner.perform(item, io)
+            performed.append(outcome)
+            if type(outcome) is Stop and outcome.kind != "limit":
+                raise _Unrecorded(outcome)
+            form = outcome_form(effect.seq, attrs.evolve(outcome, at=run.stamped(outcome.at)), run.redactor)
+            return form | run.heard.taken_by(outcome) | run.placed(item)
+
+        with run.acting():
+            outcome, _ = await self._recorded(item, place, act)
+        if not performed and type(outcome) is Value:
+            # It is at work, or was; here it is only waited for.
+            again = await self._inner.perform(item._replace(has_begun=True), io)
+            if type(again) is not Value:
+                return again
+        started.is_recorded.set_result(None)
+        return outcome
+
+    async def _in_background(self, item: Item, io: IO) -> Single:
+        """Wait for the end of a child in the background, which its own workflow records."""
+        run, tree = self._run, cast("RunTree", self._run.tree)
+        started = self._started[item.path]
+        await started.is_recorded
+        ended: dict[str, Any] = {}
+        try:
+            with self._setting_aside(started.item.path, 1 + self._at_work_below(started.item.path)) as share:
+                outcome = await self._inner.perform(item, _Elsewhere(io, run, started.item, share, ended))
+        except _Unrecorded as stopped:
+            run.fatal = run.fatal or cast("ReplayDivergence", stopped.outcome.error)
+            tree.root.stop(stopped.outcome)
+            return stopped.outcome
+        child = outcome.value if type(outcome) is Value else None
+        if not isinstance(child, ChildResult):
+            return outcome
+        for rule in ended.get("rules", ()):
+            tree.desk.remembered.add(freeze_object(rule))
+        run.started += ended.get("started", 0) + bool(child.run_id)
+        plan: RunPlan = cast("RunInBackground", item.effect).plan
+        with contextlib.suppress(StepEngineError):
+            if child.output is not None and plan.decode_output is not None:
+                child = attrs.evolve(child, output=plan.decode_output(child.output))
+        self._count(started.item, child.usage, child.cost, ended.get("started", 0))
+        return attrs.evolve(cast("Value", outcome), value=child, at=ended.get("at", run.stamped(outcome.at)))
+
+    def _at_work_below(self, path: str) -> int:
+        """Return how many children of the run at *path* are at work in the background."""
+        return sum(child.rpartition(".")[0] == path for child in cast("RunTree", self._run.tree).background.at_work())
 
     def _count(self, item: Item, usage: Usage, cost: Decimal | None, started: int) -> None:
         """Count what a child or a body elsewhere, below which *started* others ran, has used of this run's budgets."""
@@ -689,6 +906,44 @@ class _Siblings:
     def end(self) -> None:
         """Let one have ended."""
         self._running -= 1
+
+
+class _Known:
+    """
+    What is recorded of a race, for those of its members that are not: none of them does anything while it may be lost already.
+    """
+
+    def __init__(self) -> None:
+        self._looking: set[int] = set()
+        self._is_won = False
+        self._news = asyncio.Event()
+
+    def begin(self, item: Item) -> None:
+        """Take note that the record of a member is looked for."""
+        self._looking.add(item.effect.seq)
+
+    def settle(self, item: Item, *, is_won: bool) -> None:
+        """Take note how a member ended, by which the race was won."""
+        self._looking.discard(item.effect.seq)
+        self._is_won = self._is_won or is_won
+        self._news.set()
+
+    async def is_lost(self, item: Item) -> bool:
+        """Return whether another member is recorded to have ended, once that is known of those under way."""
+        self._looking.discard(item.effect.seq)
+        self._news.set()
+        while self._looking and not self._is_won:
+            self._news.clear()
+            await self._news.wait()
+        return self._is_won
+
+
+class _Started:
+    """A child in the background: what started it, and when that is recorded."""
+
+    def __init__(self, item: Item) -> None:
+        self.item = item
+        self.is_recorded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 class _Ended:
@@ -733,11 +988,13 @@ class _Elsewhere:
         self._item = item
         self._share = share
         self._ended = ended
+        self._queued = asyncio.Event()
         self._io = io
         self.emit = io.emit
         self.attempt = io.attempt
         self.begun = io.begun
         self.waits = io.waits
+        self.ends, self.stands = io.ends, io.stands
 
     @property
     def watched(self) -> bool:
@@ -767,41 +1024,44 @@ class _Elsewhere:
             options["attributes"] = {"parent": order.id, "agent": plan.definition.id, "tool": plan.body.tool_name}
         options |= {"priority": order.priority} if order.priority else {}
         # In a context of its own: the child belongs to the run and not to this step, which may be done again.
-        task = asyncio.create_task(self._waited(options, child), context=contextvars.Context())
+        task = asyncio.create_task(self._waited(options, child, state.run_id), context=contextvars.Context())
         pull = tree.brake.pulled(path)
-        ends: set[asyncio.Future[Any]] = {task} if pull is None else {task, pull}
+        ending = tree.elsewhere[path] = asyncio.get_running_loop().create_future()
+        known = tree.background.stopping(path)
+        if known is not None:
+            ending.set_result(known)
+        ends: set[asyncio.Future[Any]] = {task, ending} if pull is None else {task, ending, pull}
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                await self._given_up(child.id)
+                await self._end(child.id, ending.result() if ending.done() else Stop("cancelled"), task)
             form = await asyncio.shield(task)
         except asyncio.CancelledError:
             stop = tree.root.stopping
             if stop is not None and stop.kind == "limit":
-                await self._given_up(child.id)
+                await _cancelled(run, child.id)
             raise
         finally:
+            tree.elsewhere.pop(path, None)
             task.cancel()
         self._ended.update(form)
         return cast("Finished", _Ended(child_of(form)) if plan.body is None else _EndedBody(form))
 
-    async def _given_up(self, child: str) -> None:
-        """Cancel a child and what is below it: nobody waits for what they would give."""
-        await asyncio.create_task(self._cancelled(child), context=contextvars.Context())
+    async def _end(self, child: str, stop: Stop, waiting: asyncio.Task[Any]) -> None:
+        """Cancel the child, once it is on its queue; where this execution alone ends, leave it, and wait no longer."""
+        if not self._run.may_end(stop):
+            raise asyncio.CancelledError
+        queued = asyncio.ensure_future(self._queued.wait())
+        await asyncio.wait((waiting, queued), return_when=asyncio.FIRST_COMPLETED)
+        queued.cancel()
+        await _cancelled(self._run, child, "" if stop.error is None else str(stop.error))
 
-    async def _cancelled(self, child: str) -> None:
-        dbos = self._run.dbos
-        below = await dbos.list_workflows_async(
-            workflow_id_prefix=f"{child}.", load_input=False, load_output=False, status=["PENDING", "ENQUEUED"]
-        )
-        for each in (child, *[status.workflow_id for status in below]):
-            await dbos.cancel_workflow_async(each)
-
-    async def _waited(self, options: Mapping[str, Any], child: Order) -> dict[str, object]:
+    async def _waited(self, options: Mapping[str, Any], child: Order, run_id: str) -> dict[str, object]:
         run, errors = self._run, self._run.errors
         seed = run.seed.below(child.path)
         more = [seed.form()] if seed.outcomes else []
         handle = await run.dbos.enqueue_workflow_with_options_async(options, child.form(), *more)
+        self._queued.set()
         try:
             form: dict[str, object] = await handle.get_result(polling_interval_sec=CHILD_POLL)
             return form
@@ -811,11 +1071,28 @@ class _Elsewhere:
                 return body_form(cut, cut.as_tool_result(cast("Yielding", None)), started=0)
             status = await handle.get_status()
             name = child.spawns[-1].agent_id
-            gone = ChildResult(agent_id=name, run_id=status.workflow_id, status=RunStatus.CANCELLED)
+            why = (status.attributes or {}).get(REASON)
+            error = AgentError(why) if why else None
+            gone = ChildResult(agent_id=name, run_id=run_id, status=RunStatus.CANCELLED, error=error)
             return {"child": bare(gone), "started": 0}
         except Exception as error:
             msg = f"the run {child.id!r} cannot go on: {error}"
             raise _Unrecorded(Stop("diverged", run.at(), ReplayDivergence(msg))) from error
+
+
+async def _cancelled(run: DurableRun, child: str, reason: str = "") -> None:
+    """Cancel a child and what is below it, in no step of the run: nobody waits for what they would give."""
+    await asyncio.create_task(_cancel(run.dbos, child, reason), context=contextvars.Context())
+
+
+async def _cancel(dbos: Any, child: str, reason: str) -> None:
+    below = await dbos.list_workflows_async(
+        workflow_id_prefix=f"{child}.", load_input=False, load_output=False, status=["PENDING", "ENQUEUED"]
+    )
+    if reason:
+        await dbos.update_workflow_attributes_async(child, {REASON: reason}, merge=True)
+    for each in (child, *[status.workflow_id for status in below]):
+        await dbos.cancel_workflow_async(each)
 
 
 def asked_by(item: Item, agent_id: str = "") -> Ancestor:
@@ -840,6 +1117,31 @@ def _is_here(item: Item) -> bool:
     Several at once are runs of their own, as children are: one run would number their steps in the order in which they end.
     """
     return type(item.effect) is CallBody and item.gather is None
+
+
+def _is_background(item: Item) -> bool:
+    """Return whether an effect starts a child in the background."""
+    return type(item.effect) is Spawn and item.effect.is_background
+
+
+def _check_possible(item: Item) -> None:
+    """Raise ``StepEngineError`` for what a durable run cannot do, before anything of it begins."""
+    if is_deferred(item):
+        msg = f"the result of {item.effect.tool_name!r} comes from outside, which a durable run cannot wait for"  # type: ignore[union-attr]
+        raise StepEngineError(msg)
+    if type(item.effect) is AskPerson and _race_of(item) is not None:
+        msg = "a durable run asks nobody in a race: let a child ask, and race with that"
+        raise StepEngineError(msg)
+
+
+def _race_of(item: Item) -> tuple[int, int] | None:
+    """Return the race that an effect is a member of, as places among those that it was asked for with."""
+    together = item.gather
+    if together is not None:
+        for race in together.races:
+            if any(effect.seq == item.effect.seq for effect in together.effects[slice(*race)]):
+                return race
+    return None
 
 
 def _leaves_more(item: Item, form: Mapping[str, Any]) -> bool:
@@ -914,6 +1216,7 @@ def inherited(effect: Leaf, plan: RunPlan) -> AgentState:
             "system_prompt",
             "tool_definitions",
             "context",
+            "left_out",
         )
         return AgentState(**{name: getattr(caller, name) for name in names})
     parent = cast("Spawn", effect).parent()
@@ -922,6 +1225,7 @@ def inherited(effect: Leaf, plan: RunPlan) -> AgentState:
         known |= {"system_prompt": parent.system_prompt, "tool_definitions": parent.tool_definitions}
     if plan.is_inline or plan.definition.include_message_history:
         known |= {"message_history": parent.message_history, "view": parent.view, "next_call": parent.next_call}
+        known["left_out"] = parent.left_out
     if plan.is_inline:
         known["context"] = parent.context
     return AgentState(**known)

@@ -13,8 +13,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.durable.database import WORKFLOW, DatabaseAway, plain_connection, url_of
 from stepengine.durable.database import away as gone
 from stepengine.durable.database import migrate as make_tables
@@ -22,6 +21,7 @@ from stepengine.durable.indexes import is_below, made_indexes, of_session, root_
 from stepengine.durable.operate import OVER, Operator
 from stepengine.durable.process import LOCK, ExecutorBusy, lock_name, release_lock
 from stepengine.durable.rates import made_tables
+from stepengine.durable.schedule_book import made_book
 from stepengine.durable.steps import ASK, CHILD, SPAWN, kind_of
 from stepengine.durable.workers import listed, made_list
 from stepengine.errors import DefinitionError
@@ -110,7 +110,7 @@ order by workflow_uuid limit %s
 """  # noqa: S608
 
 
-@attrs.frozen
+@frozen
 class ExecutorView:
     """
     A worker: one that lives, or one that died and has runs.
@@ -128,7 +128,7 @@ class ExecutorView:
     releases: tuple[str, ...]
 
 
-@attrs.frozen
+@frozen
 class ReleaseView:
     """
     A release with runs that have not ended.
@@ -144,7 +144,7 @@ class ReleaseView:
     runs: int
 
 
-@attrs.frozen
+@frozen
 class QueueView:
     """
     A queue as it stands in the database, which is what holds.
@@ -166,7 +166,7 @@ class QueueView:
     polling: float
 
 
-@attrs.frozen
+@frozen
 class RateView:
     """
     What is asked of one provider with one key, by all workers that limit it.
@@ -186,7 +186,7 @@ class RateView:
     tokens: int
 
 
-@attrs.frozen
+@frozen
 class Overview:
     """
     A deployment at a glance.
@@ -208,7 +208,7 @@ class Overview:
     unreadable: dict[str, int] | None = None
 
 
-@attrs.frozen
+@frozen
 class TakenOver:
     """
     What became of a run of a dead worker.
@@ -509,3 +509,4 @@ async def migrate(url: str, *, role: str | None = None) -> None:
             await made_indexes(own)
             await made_tables(own, role=role)
             await made_list(own, role=role)
+            await made_book(own, role=role)

@@ -16,6 +16,7 @@ import attrs
 
 from stepengine.data.codec import bare, bare_any, restored, restored_any
 from stepengine.data.fields import PLAIN
+from stepengine.data.frozen import frozen
 from stepengine.data.hooks import Change
 from stepengine.data.json import freeze
 from stepengine.data.limits import Limits
@@ -46,6 +47,7 @@ __all__ = (
     "error_of",
     "outcome_form",
     "outcome_of_form",
+    "portable_form",
     "result_form",
     "result_of",
     "values_form",
@@ -56,7 +58,8 @@ SCHEMA = 1
 """The version of everything that is stored here; another one is refused."""
 
 
-def _portable(form: Mapping[str, object]) -> dict[str, object]:
+def portable_form(form: Mapping[str, object]) -> dict[str, object]:
+    """Return a form as plain JSON; raises ``DataError`` for what cannot be stored."""
     made: dict[str, object] = json.loads(PLAIN.json(form))
     return made
 
@@ -64,7 +67,7 @@ def _portable(form: Mapping[str, object]) -> dict[str, object]:
 # --- what a run is started with -----------------------------------------------------------------------------------------
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Ancestor:
     """
     One ``Spawn``, or one call of a tool that yields, on the way from the root to a run.
@@ -106,7 +109,7 @@ class Ancestor:
 OF_CALLS = ("tool_name", "input", "source", "values")
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Order:
     """
     What a run is started with; stored once for each run, and never changed.
@@ -180,7 +183,7 @@ class Order:
         form |= {"rules": list(self.rules)} if self.rules else {}
         form |= {"answers": {k: _answer_form(v) for k, v in self.answers.items()}} if self.answers else {}
         form |= {"pool": self.pool, "spawns": [spawn.form() for spawn in self.spawns]}
-        return _portable(form)
+        return portable_form(form)
 
     @classmethod
     def of(cls, form: Mapping[str, Any]) -> Order:
@@ -213,7 +216,7 @@ class Order:
             raise DataError(msg) from error
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Reply:
     """
     A message that answers questions which were asked at once.
@@ -231,7 +234,7 @@ class Reply:
     message: dict[str, Any]
 
 
-@attrs.frozen
+@frozen
 class Seed:
     """
     The outcomes of a journal, with which a run goes on where the journal ends.
@@ -247,7 +250,7 @@ class Seed:
     def form(self) -> dict[str, Any]:
         """Return it as JSON."""
         outcomes = [[path, seq, *found] for (path, seq), found in self.outcomes.items()]
-        return _portable({"outcomes": outcomes, "lookups": self.lookups})
+        return portable_form({"outcomes": outcomes, "lookups": self.lookups})
 
     @classmethod
     def of(cls, form: Mapping[str, Any]) -> Seed:
@@ -275,13 +278,13 @@ def outcome_form(
     if type(outcome) is Failure:
         outcome = attrs.evolve(outcome, error=storable(outcome.error))
     try:
-        members = _portable(outcome_members(cast("Value | Failure", outcome)))
+        members = portable_form(outcome_members(cast("Value | Failure", outcome)))
     except DataError as error:
         msg = f"the effect happened, but its outcome cannot be stored: {error.message}"
-        members = _portable(outcome_members(Failure(StepEngineError(msg))))
+        members = portable_form(outcome_members(Failure(StepEngineError(msg))))
     form: dict[str, object] = {"seq": seq, "at": outcome.at, **members}
-    form |= {"attempts": _portable({"": list(attempts)})[""]} if attempts else {}
-    form |= {"writes": _portable({"": list(writes)})[""]} if writes else {}
+    form |= {"attempts": portable_form({"": list(attempts)})[""]} if attempts else {}
+    form |= {"writes": portable_form({"": list(writes)})[""]} if writes else {}
     if redactor.suspicious(PLAIN.json(form)):
         form = dict(redactor.value(form))
     return form
@@ -316,9 +319,9 @@ def error_form(error: BaseException) -> dict[str, Any]:
         error = StepEngineError(f"{type(error).__name__}: {error}")
     try:
         form: dict[str, object] = bare(Failure(storable(error)))["error"]
-        return _portable(form)
+        return portable_form(form)
     except DataError:
-        return _portable(bare(Failure(StepEngineError(error.message)))["error"])
+        return portable_form(bare(Failure(StepEngineError(error.message)))["error"])
 
 
 def error_of(form: Mapping[str, object] | None) -> StepEngineError | None:
@@ -338,7 +341,7 @@ def _answer_form(value: AnswerLike) -> object:
 
 def answers_form(questions: Sequence[Question], given: Mapping[str, AnswerLike]) -> dict[str, Any]:
     """Return the answers to *questions* as they are sent, by question id."""
-    return _portable({question.id: bare(answered(given[question.id], question)) for question in questions})
+    return portable_form({question.id: bare(answered(given[question.id], question)) for question in questions})
 
 
 def answers_of(form: Mapping[str, object], questions: Sequence[Question]) -> tuple[Answer, ...]:
@@ -368,7 +371,7 @@ def child_form(finished: Finished, *, is_inline: bool, started: int, rules: Sequ
     members = outcome_members(Value(child))["value"]
     left: dict[str, object] = {} if child.left is None else {"left": bare(child.left)}
     left |= {"rules": list(rules)} if rules else {}
-    return _portable({"schema": SCHEMA, "child": members, "started": started, **left})
+    return portable_form({"schema": SCHEMA, "child": members, "started": started, **left})
 
 
 def child_of(form: Mapping[str, object]) -> ChildResult:
@@ -394,7 +397,7 @@ def body_form(finished: Finished, result: ToolResult, *, started: int, rules: Se
         "changes": [_change_form(change) for change in end.changes],
     }
     form: dict[str, object] = {"schema": SCHEMA, "status": finished.status.value, "result": told, "body": left}
-    return _portable(form | {"started": started} | ({"rules": list(rules)} if rules else {}))
+    return portable_form(form | {"started": started} | ({"rules": list(rules)} if rules else {}))
 
 
 def body_of(form: Mapping[str, Any]) -> BodyEnd:
@@ -433,7 +436,7 @@ def values_form(values: Mapping[str, Any]) -> dict[str, Any]:
             kept[name] = bare_any(value)
         except DataError:
             continue
-    return _portable(kept)
+    return portable_form(kept)
 
 
 def values_of(form: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -457,7 +460,7 @@ def result_form(result: RunResult) -> dict[str, Any]:
     form |= {"children": [outcome_members(Value(child))["value"] for child in result.children]}
     form |= {"session_id": result.session_id, "warnings": list(result.warnings), "leaked": list(result.leaked)}
     form |= {} if result.error is None else {"error": error_form(result.error)}
-    return _portable(form)
+    return portable_form(form)
 
 
 def result_of(form: Mapping[str, Any], output: object = None) -> RunResult:

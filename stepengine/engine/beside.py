@@ -12,16 +12,18 @@ import ast
 import importlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import module_from_spec
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import Any
 
 from stepengine.errors import DefinitionError
 
-__all__ = ("module_at",)
+__all__ = ("module_at", "module_with")
 
 PREFIX = "stepengine_agents_"
 OWN = "stepengine"
@@ -50,6 +52,32 @@ def module_at(file: Path) -> ModuleType:
         sys.meta_path.insert(0, _Finder())
     importlib.invalidate_caches()
     return importlib.import_module(f"{package}.{resolved.stem}")
+
+
+def module_with(file: Path, source: bytes) -> ModuleType:
+    """
+    Return a module of its own that an agent file would be if it held *source*; the file stays as it is, and so does its module.
+
+    What it imports from beside it is what the file gets, too.
+
+    Raises:
+        Exception: whatever the code raises, ``SyntaxError`` included.
+    """
+    package = module_at(file).__name__.partition(".")[0]
+    name = f"{package}.{file.resolve().stem}_{sha256(source).hexdigest()[:12]}"
+    loader = _Given(name, str(file.resolve()))
+    loader.source = source
+    spec = ModuleSpec(name, loader, origin=loader.path)
+    spec.has_location = True
+    module = module_from_spec(spec)
+    # While its classes are made, pydantic and typing look their annotations up there.
+    sys.modules[name] = module
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 class _Finder(MetaPathFinder):
@@ -105,6 +133,31 @@ class _Loader(SourceFileLoader):
             if moved.has_moved
             else super().get_code(fullname)
         )
+
+
+class _Given(_Loader):
+    """Loads what a file could hold, in place of what it holds."""
+
+    source: bytes
+
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        """
+        Say nothing of the file, so that no bytecode is kept beside it.
+
+        Raises:
+            OSError: always.
+        """
+        msg = f"{path} holds something else"
+        raise OSError(msg)
+
+    def get_data(self, path: str) -> bytes:
+        """
+        Return the source.
+
+        Raises:
+            OSError: for anything else than the file itself.
+        """
+        return self.source if path == self.path else super().get_data(path)
 
 
 def _beside(folder: Path) -> set[str]:

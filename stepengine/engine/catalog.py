@@ -7,37 +7,43 @@ A definition that is met later, because a handler or a caller gave it, is checke
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 
 from stepengine.data.alike import did_you_mean
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
+from stepengine.data.frozen import frozen
 from stepengine.data.hooks import HOOK_POINTS, Change, HookContext, Hooks
 from stepengine.data.json import JsonDict, compact, freeze
 from stepengine.data.limits import Limits
 from stepengine.data.messages import ToolCallPart, system_reminder
 from stepengine.data.questions import Decision
+from stepengine.data.server_tools import Programs
 from stepengine.data.sources import ToolSource
 from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec, Yielding
+from stepengine.engine import packages
 from stepengine.engine.loading import bundled_agent, bundled_agents, bundled_id
 from stepengine.engine.schemas import Compiled, compiled
 from stepengine.errors import AgentError, DefinitionError
 from stepengine.machine.finding import with_finder
 from stepengine.machine.spawning import matching_id, stands_for
-from stepengine.permissions import Policy, PolicyFile
 from stepengine.runtime.logs import log_once
 from stepengine.tooling.control import set_output_binding
 from stepengine.tooling.makers import MAKERS, line_for
-from stepengine.tooling.spawning import BUILT_IN, carried_by, direct_tool, params_schema
+from stepengine.tooling.spawning import BUILT_IN, carried_by, direct_tool, params_schema, with_carried
 
-__all__ = ("Agent", "Catalog", "Uses", "check_hooks", "instructions_note", "with_carried")
+if TYPE_CHECKING:
+    from stepengine.journal import SigningKey
+    from stepengine.permissions import Policy, PolicyFile
+
+__all__ = ("Agent", "Catalog", "Uses", "check_hooks", "instructions_note")
 
 KEPT = 256
 """How many definitions that were only given for a run stay checked."""
-SPAWNERS = ("spawn_agents", "spawn_agent_inline")
+SPAWNERS = ("spawn_agents", "spawn_agent_inline", "start_agents")
 
 
 class Uses(NamedTuple):
@@ -53,7 +59,7 @@ class Uses(NamedTuple):
     agents: Mapping[str, str]
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class Agent:
     """
     A definition and what was made of it once.
@@ -70,6 +76,8 @@ class Agent:
         openings: The ``pre_run`` hooks, among *hooks*, by which its sources give it their tools.
         notes: What results of its runs are to say: which agents stand for ids with a publisher.
         uses: By the name of a tool that yields, what its body may call beside what the agent has.
+        at_provider: The agent as it is where the provider of its model runs programs that call its tools; ``None`` for one that is
+            the same everywhere.
     """
 
     definition: AgentDefinition
@@ -83,11 +91,51 @@ class Agent:
     openings: tuple[Callable[..., Any], ...]
     notes: tuple[str, ...]
     uses: Mapping[str, Uses]
+    at_provider: Agent | None
     _family: Mapping[str, Agent] = attrs.field(repr=False)
 
     def child(self, key: str) -> Agent:
         """Return the agent with a normalised id out of ``spawnable``."""
         return self._family[key]
+
+    @property
+    def family(self) -> Iterable[Agent]:
+        """The agents that were checked together with it, those of its engine among them."""
+        return self._family.values()
+
+    @cached_property
+    def sandboxes(self) -> Sequence[Callable[[], str]]:
+        """What names the sandboxes that tools of it, and of all that may run below it, run programs in."""
+        found: list[Callable[[], str]] = []
+        waiting, met = [self], set[int]()
+        for agent in waiting:
+            if id(agent) not in met:
+                met.add(id(agent))
+                runs = [binding.runs for binding in agent.tools.values() if type(binding.runs) is Yielding]
+                found += [one.sandbox for one in runs if one.sandbox is not None]
+                waiting += [agent.child(key) for key in agent.spawnable]
+        return found
+
+    @cached_property
+    def published(self) -> str:
+        """Its id as an agent of a package, ``publisher/name``; ``""`` for any other."""
+        member = packages.member_of(self.definition)
+        return "" if member is None else member.id
+
+    @cached_property
+    def packages(self) -> Mapping[str, str]:
+        """The packages of it and of all that may run below it: ``name==version`` by ``publisher/name``."""
+        found: dict[str, str] = {}
+        waiting, met = [self], set[int]()
+        for agent in waiting:
+            if id(agent) in met:
+                continue
+            met.add(id(agent))
+            member = packages.member_of(agent.definition)
+            if member is not None:
+                found[member.id] = f"{member.package.name}=={member.package.version}"
+            waiting += [agent.child(key) for key in agent.spawnable]
+        return dict(sorted(found.items()))
 
     @cached_property
     def children(self) -> Mapping[str, str]:
@@ -129,8 +177,7 @@ class Catalog:
         permissions: Policy | PolicyFile | None = None,
     ) -> None:
         check_hooks("the engine", hooks)
-        self._policy_file = permissions if isinstance(permissions, PolicyFile) else None
-        self._permissions = permissions.policy if isinstance(permissions, PolicyFile) else permissions
+        self._permissions, self.policy_file = _judges(permissions)
         self._limits = limits
         self._hooks = hooks
         given = list(tools)
@@ -140,6 +187,7 @@ class Catalog:
         self._check_folders("the engine", self._tools.values())
         self._bound = {name: tool.binding() for name, tool in {**BUILT_IN, **self._tools}.items()}
         self._agents: dict[str, Agent] = {}
+        self._spaces: dict[tuple[str, str], dict[str, Agent]] = {}
         self._agents = self._family(list(agents), carried_by(self._tools.values()))
         self._met: dict[int, Agent] = {}
 
@@ -164,7 +212,7 @@ class Catalog:
             DefinitionError: when the definition cannot be used.
         """
         if isinstance(agent, AgentDefinition):
-            known = self._agents.get(normalised_id(agent.id))
+            known = self._agents.get(_key_of(agent))
             return known if known is not None and known.definition is agent else self._meet(agent)
         if not isinstance(agent, str):
             msg = f"an agent is given by its id or as an AgentDefinition, not as {agent!r}"
@@ -178,10 +226,12 @@ class Catalog:
         return known
 
     def _published(self, agent_id: str) -> Agent | None:
-        """Return the agent that ``publisher/name[@version]`` stands for: one of the engine's, else a bundled one."""
+        """Return the agent that ``publisher/name[@version]`` stands for: that of a package, one of the engine's, a bundled one."""
         name = name_of_published(agent_id)
         if name is None:
             return None
+        if (member := packages.find(agent_id)) is not None:
+            return self._meet(member.load())
         bundled = None if name in self._agents else bundled_agent(name)
         if name in self._agents or bundled is not None:
             log_once(stands_for(agent_id, name))
@@ -191,7 +241,7 @@ class Catalog:
         """Return an agent that was given for one run; the last ones are kept, so that they are checked once."""
         known = self._met.get(id(definition))
         if known is None:
-            known = self._family([definition])[normalised_id(definition.id)]
+            known = self._family([definition])[_key_of(definition)]
             while len(self._met) >= KEPT:
                 self._met.pop(next(iter(self._met)), None)
             self._met[id(definition)] = known
@@ -226,9 +276,36 @@ class Catalog:
         """Return *given* and what they may spawn, checked; where they name others by id, those are the engine's."""
         definitions = _collected(given, also, self._agents)
         family: dict[str, Agent] = dict(self._agents)
-        made = {key: self._agent_of(d, family, {**self._agents, **definitions}) for key, d in definitions.items()}
+        ids: dict[str, Agent | AgentDefinition] = {**self._agents, **definitions}
+        made = {key: self._published_as(d) or self._agent_of(d, family, ids) for key, d in definitions.items()}
         family.update(made)
         return made
+
+    def _published_as(self, definition: AgentDefinition) -> Agent | None:
+        """
+        Return an agent of a package, ``None`` for any other.
+
+        A package is a space of its own: ids without a publisher that its agents name are those of their package, or come
+        with the engine. So two packages may have an agent of the same name, and none takes the place of one of the engine's.
+        """
+        member = packages.member_of(definition)
+        if member is None:
+            return None
+        space = self._spaces.setdefault((member.package.publisher, member.package.name), {})
+        known = space.get(member.declared.id)
+        if known is None or known.definition is not definition:
+            definitions = _collected([definition], (), {}, within=member)
+            new = {_local(key, d, member): d for key, d in definitions.items()}
+            ids: dict[str, Agent | AgentDefinition] = {**space, **new}
+            new = {key: d for key, d in new.items() if key not in space or d is definition}
+            foreign = {key: d for key, d in new.items() if _is_elsewhere(d, member)}
+            space |= {key: self._agent_of(d, space, ids) for key, d in new.items() if key not in foreign}
+            # Last: two packages may name each other's agents.
+            for key, other in foreign.items():
+                agent = self._published_as(other)
+                assert agent is not None  # noqa: S101 - it is of a package
+                space[key] = agent
+        return space[member.declared.id]
 
     def _agent_of(
         self,
@@ -247,10 +324,10 @@ class Catalog:
         check_hooks(f"agent {definition.id!r}", definition.hooks)
         spawnable = tuple([_spawnable(definition, wanted, ids) for wanted in definition.spawnable_ids])
         notes = [stands_for(*pair) for pair in zip(definition.spawnable_ids, spawnable, strict=True)]
-        direct = _direct(definition, [ids[key] for key in spawnable], tools)
+        direct = _direct(definition, {key: ids[key] for key in spawnable}, tools)
         tools |= direct
         uses = _uses(definition, tools, ids)
-        offered = (*listed, *direct)
+        offered = _offered([*listed, *direct], tools)
         schemas = compiled(definition)
         if schemas.output_schema is not None:
             tools["set_output"] = set_output_binding(schemas.output_schema)
@@ -269,12 +346,13 @@ class Catalog:
             openings=openings,
             notes=tuple(filter(None, notes)),
             uses=uses,
+            at_provider=None if (other := _at_provider(definition)) is None else self._agent_of(other, family, ids),
             family=family,
         )
 
     def _check_folders(self, whose: str, tools: Iterable[ToolLike]) -> None:
         """Refuse tools that may change the file which says what they may do."""
-        file = self._policy_file
+        file = self.policy_file
         if file is None or file.below_root:
             return
         for tool in with_carried(tools):
@@ -284,6 +362,24 @@ class Catalog:
                     f"{whose} has the tool {tool.spec.name!r}, which works in the folder of the policy file {str(file.path)!r}: a "
                     "model could allow itself everything. Keep the file outside of that folder, or accept it with "
                     "PolicyFile(path, below_root=True)"
+                )
+                raise DefinitionError(msg)
+
+    def check_key(self, agent: Agent, key: SigningKey) -> None:
+        """
+        Refuse to sign what an agent does that could read the key.
+
+        Raises:
+            DefinitionError: when a tool of the engine, or of an agent that may run, works in a folder that the key is in.
+        """
+        agents = {id(each): each for each in (*self._agents.values(), agent, *agent.family)}
+        own = [tool for each in agents.values() for tool in each.definition.tools if isinstance(tool, ToolLike)]
+        for tool in with_carried([*self._tools.values(), *own]):
+            folder: Sequence[str] | None = getattr(tool, "folder", None)
+            if folder is not None and key.folder[: len(folder)] == tuple(folder):
+                msg = (
+                    f"the tool {tool.spec.name!r} works in a folder that the signing key {str(key.path)!r} is in: an agent could read it, "
+                    "and sign what it likes. Keep the key outside of the folders that agents work in"
                 )
                 raise DefinitionError(msg)
 
@@ -338,6 +434,15 @@ def _opening(
     return opening
 
 
+def _judges(permissions: Policy | PolicyFile | None) -> tuple[Policy | None, PolicyFile | None]:
+    """Return the policy that judges calls, and the file that it stands in, if it does."""
+    if permissions is None:
+        return None, None
+    from stepengine.permissions import PolicyFile
+
+    return (permissions.policy, permissions) if isinstance(permissions, PolicyFile) else (permissions, None)
+
+
 def _judging(policy: Policy, specs: Mapping[str, ToolSpec]) -> Callable[[HookContext, ToolCallPart], Decision]:
     """Return the policy's hook for runs whose tools are found when they begin."""
 
@@ -367,59 +472,92 @@ def _uses(
         names: list[str] = []
         agents: dict[str, str] = {}
         for used in tools[name].runs.uses:  # type: ignore[union-attr]  # that of a tool that yields
-            if isinstance(used, ToolLike) and not isinstance(used, str | AgentDefinition):
+            if isinstance(used, ToolLike):
+                waiting += _added(definition, name, used, tools)
                 names.append(used.spec.name)
-                if used.spec.name not in tools:
-                    tools[used.spec.name] = used.binding()
-                    waiting += [used.spec.name] if type(used.binding().runs) is Yielding else []
-                elif tools[used.spec.name] != used.binding():
-                    msg = (
-                        f"agent {definition.id!r}: its tool {name!r} uses a tool {used.spec.name!r}, and the agent has another "
-                        "one of that name; names are unique"
-                    )
-                    raise DefinitionError(msg)
                 continue
             wanted = used.id if isinstance(used, AgentDefinition) else str(used)
             if wanted in tools:
                 names.append(wanted)
-                continue
-            key = matching_id(wanted, ids)
-            if key is None:
-                msg = (
-                    f"the tool {name!r} of agent {definition.id!r} uses {wanted!r}, which no tool and no agent is called; tools are: "
-                    f"{', '.join(sorted(tools))}; agents are: {', '.join(ids)}{did_you_mean(wanted, [*tools, *ids])}"
-                )
-                raise DefinitionError(msg)
-            other = ids[key]
-            agents[key] = (other.definition if isinstance(other, Agent) else other).display_name
+            else:
+                key = _agent_used(definition, name, wanted, tools, ids)
+                other = ids[key]
+                agents[key] = (other.definition if isinstance(other, Agent) else other).display_name
         found[name] = Uses(tuple(names), agents)
     return found
 
 
-def with_carried(tools: Iterable[ToolLike]) -> Iterator[ToolLike]:
-    """Give *tools*, and those that tools which yield carry."""
-    waiting, met = list(tools), set[int]()
-    for tool in waiting:
-        if id(tool) in met:
-            continue
-        met.add(id(tool))
-        yield tool
-        runs = tool.binding().runs
-        if type(runs) is Yielding:
-            waiting += [used for used in runs.uses if isinstance(used, ToolLike)]
+def _at_provider(definition: AgentDefinition) -> AgentDefinition | None:
+    """Return a definition with what programs of a provider may call, and the setting that lets them; ``None`` for most."""
+    own = [tool for tool in definition.tools if _carried_by_provider(tool) is None]
+    if len(own) == len(definition.tools):
+        return None
+    bodies = [body for tool in definition.tools if (body := _carried_by_provider(tool)) is not None]
+    known = attrs.evolve(definition, tools=own).tool_names
+    carried = {tool if isinstance(tool, str) else tool.spec.name: tool for body in bodies for tool in body.uses}
+    direct = {*known, *[name for body in bodies for name in body.offers]}
+    programs = Programs(list(carried), direct=[name for name in carried if name in direct])
+    made = attrs.evolve(
+        definition,
+        tools=[*own, *[tool for name, tool in carried.items() if name not in known]],
+        settings=attrs.evolve(definition.settings, server_tools=[*definition.settings.server_tools, programs]),
+    )
+    packages.stands_in(made, definition)
+    return made
+
+
+def _carried_by_provider(tool: object) -> Yielding | None:
+    runs = tool.binding().runs if isinstance(tool, ToolLike) else None
+    return runs if type(runs) is Yielding and runs.at_provider else None
+
+
+def _offered(names: Sequence[str], tools: Mapping[str, ToolBinding]) -> tuple[str, ...]:
+    """Return the names of what a model is offered: *names*, and what tools among these want it to have, too."""
+    runs = [tools[name].runs for name in names]
+    more = [name for one in runs if type(one) is Yielding for name in one.offers]
+    return tuple(dict.fromkeys([*names, *more])) if more else tuple(names)
+
+
+def _added(definition: AgentDefinition, by: str, used: ToolLike, tools: dict[str, ToolBinding]) -> list[str]:
+    """Add a tool that the tool *by* carries to *tools*; return its name where it yields and was not there."""
+    name, binding = used.spec.name, used.binding()
+    if name not in tools:
+        tools[name] = binding
+        return [name] if type(binding.runs) is Yielding else []
+    if tools[name] != binding:
+        msg = (
+            f"agent {definition.id!r}: its tool {by!r} uses a tool {name!r}, and the agent has another "
+            "one of that name; names are unique"
+        )
+        raise DefinitionError(msg)
+    return []
+
+
+def _agent_used(
+    definition: AgentDefinition, by: str, wanted: str, tools: Iterable[str], ids: Mapping[str, object]
+) -> str:
+    """Return the normalised id of an agent that the tool *by* carries."""
+    key = matching_id(wanted, ids)
+    if key is None:
+        msg = (
+            f"the tool {by!r} of agent {definition.id!r} uses {wanted!r}, which no tool and no agent is called; tools are: "
+            f"{', '.join(sorted(tools))}; agents are: {', '.join(ids)}{did_you_mean(wanted, [*tools, *ids])}"
+        )
+        raise DefinitionError(msg)
+    return key
 
 
 def _direct(
-    definition: AgentDefinition, children: Iterable[Agent | AgentDefinition], known: Mapping[str, object]
+    definition: AgentDefinition, children: Mapping[str, Agent | AgentDefinition], known: Mapping[str, object]
 ) -> dict[str, ToolBinding]:
     """Return a tool for each agent that the model of *definition* may spawn."""
     made: dict[str, ToolBinding] = {}
-    for child in children if "spawn_agents" in definition.tool_names else ():
-        tool = direct_tool(child.definition if isinstance(child, Agent) else child)
+    for key, child in children.items() if "spawn_agents" in definition.tool_names else ():
+        tool = direct_tool(child.definition if isinstance(child, Agent) else child, key if "/" in key else "")
         name = tool.spec.name
         if name in known:
             msg = (
-                f"agent {definition.id!r}: its spawnable agent {name.replace('_', '-')!r} is offered as the tool {name!r}, "
+                f"agent {definition.id!r}: its spawnable agent {(key if '/' in key else name.replace('_', '-'))!r} is offered as the tool {name!r}, "
                 "but there is a tool of that name; rename one of them"
             )
             raise DefinitionError(msg)
@@ -428,35 +566,82 @@ def _direct(
 
 
 def _collected(
-    given: Iterable[object], also: Iterable[AgentDefinition], others: Mapping[str, object]
+    given: Iterable[object],
+    also: Iterable[AgentDefinition],
+    others: Mapping[str, object],
+    within: packages.Member | None = None,
 ) -> dict[str, AgentDefinition]:
     """
     Return definitions and those that they may spawn, or carry in their tools, by normalised id.
 
-    Where one names ``publisher/name@version``, and neither they nor *others* are called so, a bundled agent is meant.
+    Where one names ``publisher/name@version``, the agent of that package is meant, and where there is none, and neither they
+    nor *others* are called so, a bundled agent. Agents *within* a package name those beside them without a publisher.
     """
     found = _unique(given)
     waiting = list(found.values())
-    met = list(also)
-    while waiting or met or (met := _bundled(found, others)):
-        for child in met:
-            key = normalised_id(child.id)
+    met = [(_key_of(child), child) for child in also]
+    while waiting or met or (met := [*_named(found, others, within), *_bundled(found, others)]):
+        for key, child in met:
             if key not in found:
                 found[key] = child
                 waiting.append(child)
             elif found[key] is not child and found[key] != child:
                 raise _twice(child.id)
-        met = _children(waiting.pop(0)) if waiting else []
+        met = []
+        if waiting and not _is_elsewhere(last := waiting.pop(0), within):
+            met = [(_key_of(child), child) for child in _children(last)]
     return found
 
 
-def _bundled(found: Mapping[str, AgentDefinition], others: Mapping[str, object]) -> list[AgentDefinition]:
+def _key_of(definition: AgentDefinition) -> str:
+    """Return what an agent is found by in an engine: its id, and of one of a package with the publisher."""
+    member = packages.member_of(definition)
+    return normalised_id(definition.id) if member is None else member.id
+
+
+def _local(key: str, definition: AgentDefinition, beside: packages.Member) -> str:
+    """Return *key* as agents of a package name it: those of their own without the publisher."""
+    member = packages.member_of(definition)
+    return key if member is None or member.package != beside.package else member.declared.id
+
+
+def _is_elsewhere(definition: AgentDefinition, within: packages.Member | None) -> bool:
+    """Return whether an agent is of a package, and not of the one *within* which is looked: what it names is looked up there."""
+    member = packages.member_of(definition)
+    return member is not None and (within is None or member.package != within.package)
+
+
+def _named(
+    found: Mapping[str, AgentDefinition], others: Mapping[str, object], within: packages.Member | None
+) -> list[tuple[str, AgentDefinition]]:
+    """Return the agents of packages that *found* name by id, by these ids; within a package those beside them, too."""
+    named: dict[str, AgentDefinition] = {}
+    for definition in [d for d in found.values() if not _is_elsewhere(d, within)]:
+        member = packages.member_of(definition)
+        for wanted in [normalised_id(c.strip()) for c in definition.spawnable_agents if isinstance(c, str)]:
+            key, meant = wanted, None
+            if wanted in found or wanted in others:
+                continue
+            if "/" in wanted:
+                other = packages.find(wanted)
+                meant = None if other is None else other.load()
+            elif member is not None and (meant := member.beside(wanted) or bundled_agent(wanted)) is not None:
+                key = _key_of(meant)
+            if meant is not None and key not in found:
+                named[key] = meant
+    return list(named.items())
+
+
+def _bundled(found: Mapping[str, AgentDefinition], others: Mapping[str, object]) -> list[tuple[str, AgentDefinition]]:
     """Return the bundled agents that *found* name by ids with a publisher, which nothing else is called."""
     named = {
-        name_of_published(c) for d in found.values() for c in d.spawnable_agents if isinstance(c, str) and "/" in c
+        name_of_published(c)
+        for d in found.values()
+        for c in d.spawnable_agents
+        if isinstance(c, str) and "/" in c and normalised_id(c.strip()) not in found
     }
     bundled = [bundled_agent(name) for name in sorted(filter(None, named)) if name not in found and name not in others]
-    return [agent for agent in bundled if agent is not None]
+    return [(normalised_id(agent.id), agent) for agent in bundled if agent is not None]
 
 
 def _children(definition: AgentDefinition) -> list[AgentDefinition]:
@@ -469,9 +654,9 @@ def _unique(given: Iterable[object]) -> dict[str, AgentDefinition]:
         if not isinstance(definition, AgentDefinition):
             msg = f"agents holds AgentDefinition objects, not {definition!r}"
             raise DefinitionError(msg)
-        if normalised_id(definition.id) in found:
+        if _key_of(definition) in found:
             raise _twice(definition.id)
-        found[normalised_id(definition.id)] = definition
+        found[_key_of(definition)] = definition
     return found
 
 
@@ -556,12 +741,12 @@ def instructions_note(agent: Agent, sent: Sequence[ToolSpec] | None) -> str:
         agent: The agent that runs.
         sent: The tool definitions that it inherits, if it does; then it is told what it may really call.
     """
-    children = [agent.child(key).definition for key in agent.spawnable] if _may_spawn(agent) else []
+    children = {key: agent.child(key).definition for key in agent.spawnable} if _may_spawn(agent) else {}
     if sent is None:
-        lines = [f"- {_introduced(child)}" for child in children]
+        lines = [f"- {_introduced(key, child)}" for key, child in children.items()]
         text = "\n".join(["You may run these agents:", *lines]) if lines else ""
     else:
-        text = "\n\n".join([_own_tools(agent, sent), *[_in_full(child) for child in children]])
+        text = "\n\n".join([_own_tools(agent, sent), *[_in_full(key, child) for key, child in children.items()]])
     return system_reminder(text) if text else ""
 
 
@@ -569,10 +754,11 @@ def _may_spawn(agent: Agent) -> bool:
     return any(name in agent.offered for name in SPAWNERS)
 
 
-def _introduced(child: AgentDefinition[object]) -> str:
-    """Return an agent's id and what is known of it beside that."""
+def _introduced(key: str, child: AgentDefinition[object]) -> str:
+    """Return an agent's id and what is known of it beside that; one of another package is named with its publisher."""
     known = child.description or (child.display_name if child.display_name != child.id else "")
-    return f"{child.id}: {known}" if known else child.id
+    named = key if "/" in key else child.id
+    return f"{named}: {known}" if known else named
 
 
 def _own_tools(agent: Agent, sent: Sequence[ToolSpec]) -> str:
@@ -590,8 +776,8 @@ def _own_tools(agent: Agent, sent: Sequence[ToolSpec]) -> str:
     return "\n".join(lines)
 
 
-def _in_full(child: AgentDefinition[object]) -> str:
-    lines = [f"You may run the agent {_introduced(child)}"]
+def _in_full(key: str, child: AgentDefinition[object]) -> str:
+    lines = [f"You may run the agent {_introduced(key, child)}"]
     if child.input_schema is not None and child.input_schema.prompt:
         lines.append(f"Its prompt: {child.input_schema.prompt}")
     params = params_schema(child)

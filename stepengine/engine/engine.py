@@ -9,25 +9,13 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, Self, TypeVar, Unpack, overload
 
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.events import Event
 from stepengine.data.hooks import Hooks
-from stepengine.data.json import thaw
 from stepengine.data.limits import Limits
-from stepengine.data.models import ModelRequest
-from stepengine.data.questions import Interactor, checked_interactor
-from stepengine.data.sources import ToolSource
-from stepengine.data.state import AgentState, RunResult
-from stepengine.data.tools import ToolLike
-from stepengine.data.yields import StepResult
-from stepengine.engine.catalog import Catalog
+from stepengine.data.questions import checked_interactor
 from stepengine.engine.event_loops import need_loop, refuse_trio
-from stepengine.engine.handles import BackgroundLaunch, end, in_background, named
-from stepengine.engine.launching import ONE_STEP, Launcher, StepRun
-from stepengine.engine.loop_thread import LoopThread, give_back
 from stepengine.engine.options import (
     AgentLike,
     ExtendOptions,
@@ -42,39 +30,38 @@ from stepengine.engine.options import (
     StartForkOptions,
     StartOptions,
     StartResumeOptions,
-    check_engine,
     given,
-    rates_of,
-    watcher_of,
 )
-from stepengine.engine.planning import Request
-from stepengine.engine.run import EngineRun, streamed, until_ended, warn_of
-from stepengine.engine.session_turns import Sessions
 from stepengine.errors import InputError
-from stepengine.machine import run_agent
-from stepengine.models import Models, Provider
-from stepengine.models.files import Files
 from stepengine.models.pricing import cost_of
-from stepengine.permissions import Policy, PolicyFile, Rule
-from stepengine.redaction import GIVEN
-from stepengine.runtime.clock import Clock, SystemClock
-from stepengine.runtime.handle import RunHandle, Runner
-from stepengine.runtime.hub import ObserverLike
-from stepengine.runtime.logs import LOGGER
-from stepengine.runtime.performing import Pricing, ToolSetting
-from stepengine.runtime.rates import RateLimitsLike
-from stepengine.runtime.retry import RetryPolicy
-from stepengine.runtime.sizes import estimated_tokens
-from stepengine.runtime.tree import RunTree, Services
-from stepengine.system.threads import ThreadPool
-from stepengine.system.workspace import Workspace
-from stepengine.tooling.context import ResourceMap
 
 if TYPE_CHECKING:
-    from stepengine.engine.stepping import Stepper
+    from types import TracebackType
+
+    from stepengine.data.events import Event
+    from stepengine.data.models import ModelRequest
+    from stepengine.data.questions import Interactor
+    from stepengine.data.sources import ToolSource
+    from stepengine.data.state import AgentState, RunResult
+    from stepengine.data.tools import ToolLike
+    from stepengine.data.yields import StepResult
+    from stepengine.engine.run import EngineRun
+    from stepengine.engine.stepping import Stepper, Tape
     from stepengine.journal import JournalLike
     from stepengine.journal.journaled_run import JournaledRun
+    from stepengine.journal.replayer import Leeway
     from stepengine.journal.rerunning import Rerun
+    from stepengine.models.files import Files
+    from stepengine.permissions import Policy, PolicyFile, Rule
+    from stepengine.runtime.clock import Clock
+    from stepengine.runtime.handle import RunHandle, Runner
+    from stepengine.runtime.hub import ObserverLike
+    from stepengine.runtime.performing import Pricing
+    from stepengine.runtime.rates import RateLimitsLike
+    from stepengine.runtime.retry import RetryPolicy
+    from stepengine.runtime.tree import RunTree
+    from stepengine.system.workspace import Workspace
+    from stepengine.tooling.context import ResourceMap
 
 __all__ = ("Engine",)
 
@@ -99,9 +86,9 @@ class Engine:
         observers: Functions or objects with ``on_event`` that are shown every event.
         interactor: Somebody who answers questions in process: an object with a method ``ask(question)``, plain or async,
             that returns a string, a bool or an ``Answer``, or ``None`` to leave the question open.
-        headless: Whether nobody is there to permit a tool call, so that what needs a person's approval is denied and the
-            model is told; a handler's ``Ask`` still suspends the run. By default that holds for a ``run`` with neither
-            interactor, journal nor session, which nobody could go on with.
+        headless: Whether nobody is there to permit a tool call, or to allow more than a limit that asks: what needs a person's
+            approval is denied and the model is told, and a limit ends the run; a handler's ``Ask`` still suspends it. By default
+            that holds for a ``run`` with neither interactor, journal nor session, which nobody could go on with.
         dependency_overrides: Dependency factories of tools that replace others.
         pricing: What model replies cost; ``None`` switches it off.
         default_model: The model of agents that name none; by default the ``default_model`` of the one ``Provider`` that
@@ -120,6 +107,9 @@ class Engine:
             object with ``get_history(id)`` and ``save_history(id, messages)``, plain or async. Plain methods of a store
             with ``blocking = True`` are called in a thread. Without a store every run stands for itself.
         child_sessions: Whether the conversations of children are kept, too, as sessions that name the one they began in.
+        sleep_in_process: Seconds up to which a recorded run waits for a time in this process; for a longer one it is
+            suspended when nothing else of it is at work, and `stepengine wake` or ``resume`` goes on with it. 60 by default; 0
+            for never, ``math.inf`` for always. A run that is not recorded always waits here.
 
     Raises:
         DefinitionError: when ids or tool names are used twice or name nothing, or a hook, observer, interactor or
@@ -150,9 +140,29 @@ class Engine:
         rate_limits: RateLimitsLike = None,
         sessions: SessionsLike = None,
         child_sessions: bool = False,
+        sleep_in_process: float = 60.0,
         **unknown: Never,
     ) -> None:
-        check_engine(locals())
+        arguments = locals()
+        # Loaded with the first engine: whoever only names the class, to annotate or to define agents, waits for none of it.
+        from stepengine.engine.catalog import Catalog
+        from stepengine.engine.checking import check_engine, rates_of, sessions_in, watcher_of
+        from stepengine.engine.launching import Launcher
+        from stepengine.engine.loop_thread import LoopThread, give_back
+        from stepengine.machine import run_agent
+        from stepengine.models.base import Provider
+        from stepengine.models.registry import Models
+        from stepengine.redaction import GIVEN
+        from stepengine.runtime.clock import SystemClock
+        from stepengine.runtime.logs import LOGGER
+        from stepengine.runtime.performing import ToolSetting
+        from stepengine.runtime.retry import RetryPolicy
+        from stepengine.runtime.tree import Services
+        from stepengine.system.threads import ThreadPool
+        from stepengine.system.workspace import Workspace
+        from stepengine.tooling.context import ResourceMap
+
+        check_engine(arguments)
         GIVEN.learn(os.environ)
         registry, time = Models.of(models), clock or SystemClock()
         self._models = registry
@@ -165,9 +175,10 @@ class Engine:
             resources=resources if isinstance(resources, ResourceMap) else ResourceMap(resources),
             guard=permissions.guard if permissions is not None and permissions.binds_files else None,
         )
+        catalog = Catalog(agents, tools, hooks or Hooks(), limits or Limits(), permissions)
         self._launcher = Launcher(
-            catalog=Catalog(agents, tools, hooks or Hooks(), limits or Limits(), permissions),
-            allowed=permissions if isinstance(permissions, PolicyFile) else None,
+            catalog=catalog,
+            allowed=catalog.policy_file,
             models=registry,
             keep_names=isinstance(models, Provider),
             default_model=default_model,
@@ -181,11 +192,12 @@ class Engine:
                 retry=retry or RetryPolicy(),
                 rates=rates_of(rate_limits, registry, time),
                 clock=time,
+                sleep_in_process=sleep_in_process,
             ),
             watchers=tuple([watcher_of(o) for o in observers]),
             logger=LOGGER if logger is None else logger,
             headless=bool(headless),
-            sessions=Sessions(sessions, children=child_sessions) if sessions is not None or child_sessions else None,
+            sessions=sessions_in(sessions, children=child_sessions),
         )
         self._loop_thread = LoopThread()
         self._finalizer = weakref.finalize(self, give_back, self._loop_thread, self._threads)
@@ -249,6 +261,8 @@ class Engine:
 
         Leaving the iteration early, or closing the generator, cancels the run. Arguments and errors are those of ``run``.
         """
+        from stepengine.engine.run import streamed
+
         refuse_trio("stream()", "run_sync()")
         live = self._launcher.asked(agent, prompt, given("run", RunOptions, options))
         events = streamed(live)
@@ -276,6 +290,8 @@ class Engine:
         Raises:
             StepEngineError: when no event loop runs here; for the rest, see ``run``.
         """
+        from stepengine.engine.handles import in_background
+
         need_loop("start()", "run_sync()")
         asked = given("start", StartOptions, options)
         keeps_open = asked.pop("keep_open", False)
@@ -287,7 +303,9 @@ class Engine:
                 "Engine(sessions=...) each of them has a journal of its own"
             )
             raise InputError(msg, issues=("journal does not go with keep_open",))
-        live = self._launcher.asked(agent, prompt, dict(asked))
+        first = dict(asked)
+        asked.pop("run_id", None)  # which no other turn may have
+        live = self._launcher.asked(agent, prompt, first)
         live.tree.desk.patience = patience
 
         def turn(last: RunResult, text: str) -> tuple[RunTree, Runner]:
@@ -314,6 +332,9 @@ class Engine:
         Raises:
             StepEngineError: what kept the step from ending, such as the ``ModelError``.
         """
+        from stepengine.engine.launching import ONE_STEP, StepRun
+        from stepengine.engine.planning import Request
+
         need_loop("step()", "step_sync()")
         found = self._launcher.catalog.find(state.agent_id if agent is None else agent)
         step = StepRun(found, state)
@@ -475,6 +496,8 @@ class Engine:
         What is recorded shows no events. A divergence is raised by ``handle.result()``. ``wait_for_answers=`` says how long its
         questions stay open for ``handle.answer``.
         """
+        from stepengine.engine.handles import BackgroundLaunch
+
         need_loop("start_resume()", "resume_sync()")
         from stepengine.journal import runs
 
@@ -493,6 +516,8 @@ class Engine:
 
         ``wait_for_answers=`` says how long its questions stay open for ``handle.answer``.
         """
+        from stepengine.engine.handles import BackgroundLaunch
+
         need_loop("start_fork()", "fork_sync()")
         from stepengine.journal import as_journal, runs
 
@@ -519,23 +544,66 @@ class Engine:
         """Run the session of a recorded run to its end; *changes* are those of ``Launcher.again``."""
         return await self._launcher.again(session, **changes)()
 
-    def stepper(self, journal: JournalLike, *, agent: AgentLike | None = None) -> Stepper:
+    def stepper(
+        self, journal: JournalLike | Tape, *, agent: AgentLike | None = None, leeway: Leeway | None = None
+    ) -> Stepper:
         """
         Return what goes through a recorded run one result at a time, with neither loop nor threads; close it when done.
 
         Args:
-            journal: The journal, or the path of its file; it is read once, and only read.
+            journal: The journal, or the path of its file; it is read once, and only read. A ``Tape`` is one that was read before.
             agent: Id or definition of the agent; by default the engine's agent that the journal names.
+            leeway: What the run may do differently; by default nothing.
 
         Raises:
             AgentError: when the engine has no agent of the recorded id.
             JournalError: when the journal is damaged, of a newer version, or holds no run.
             ReplayDivergence: when the run begins with something else than is recorded.
         """
-        from stepengine.engine.stepping import Stepper
+        from stepengine.engine.stepping import Stepper, Tape
         from stepengine.journal import as_journal
+        from stepengine.journal.replayer import NO_LEEWAY
 
-        return Stepper.of(self._launcher, as_journal(journal), agent)
+        tape = journal if isinstance(journal, Tape) else Tape(as_journal(journal))
+        return Stepper(self._launcher, tape, agent, leeway=leeway or NO_LEEWAY)
+
+    async def post(
+        self, run: RunHandle | JournalLike, topic: str, value: object, *, id: str | None = None, path: str = ""
+    ) -> bool:
+        """
+        Send a message to a run: what its ``Receive`` on that topic gets next.
+
+        It is on the disk when this returns, in the mailbox beside the journal, whoever holds the run. One that sleeps and waits
+        for it is due at once for `stepengine wake`; one that is under way, here or elsewhere, gets it within moments.
+
+        Args:
+            run: A handle, the id of a run (or session) that is under way in this engine, or a journal or the path of its file.
+            topic: The topic.
+            value: What it says, JSON of at most 1 MiB.
+            id: Its id; a second message with the same id is none. By default it has one of its own.
+            path: The path of the run that it is for, where that is a child.
+
+        Returns:
+            Whether it is new: ``False`` when it was sent before.
+
+        Raises:
+            BadYield: for what is no topic.
+            DataError: for what is no JSON.
+            InputError: when it is too long, or another message has its id.
+            JournalMissing: when there is no such run.
+            JournalError: when it cannot be kept.
+            StepEngineError: when the run has ended, or the child at *path*, or there is none; or when no event loop runs here.
+        """
+        need_loop("post()", "post_sync()")
+        from stepengine.engine.posting import post
+
+        return await post(self._launcher, run, topic, value, id=id, path=path)
+
+    def post_sync(
+        self, run: RunHandle | JournalLike, topic: str, value: object, *, id: str | None = None, path: str = ""
+    ) -> bool:
+        """Do what ``post`` does for synchronous code."""
+        return self._loop_thread.run(lambda: self.post(run, topic, value, id=id, path=path))
 
     # --- beside runs --------------------------------------------------------------------------------------------------
 
@@ -548,6 +616,8 @@ class Engine:
         Raises:
             ModelError: when there is no such model, or its provider failed.
         """
+        from stepengine.runtime.sizes import estimated_tokens
+
         provider = (self._launcher.override.models or self._models).provider_for(request.model)
         count = getattr(provider, "count_tokens", None)
         counted = None if count is None else await count(request)
@@ -556,6 +626,8 @@ class Engine:
     @property
     def files(self) -> Files:
         """What uploads files to providers and deletes them there."""
+        from stepengine.models.files import Files
+
         return Files(lambda: self._launcher.override.models or self._models)
 
     def remembered(self, session_id: str) -> tuple[Rule, ...]:
@@ -565,6 +637,9 @@ class Engine:
         The engine keeps these rules in its memory, of the last 10,000 conversations: another process asks again, unless they
         stand in a ``PolicyFile``.
         """
+        from stepengine.data.json import thaw
+        from stepengine.permissions import Policy
+
         return Policy.from_json({"rules": thaw(self._launcher.rules(session_id))}).rules
 
     def forget(self, session_id: str, *ids: str) -> None:
@@ -590,10 +665,14 @@ class Engine:
         Args:
             run: A session's id, or that of a run. Of several handles in a session it is the one that was made first.
         """
+        from stepengine.engine.handles import named
+
         return next(iter(named(self._launcher, run)[0]), None)
 
     def is_running(self, run: str) -> bool:
         """Return whether something is under way in the session, or as the run, of that id; what is idle, too."""
+        from stepengine.engine.handles import named
+
         return any(named(self._launcher, run))
 
     def active(self) -> tuple[str, ...]:
@@ -604,6 +683,8 @@ class Engine:
 
     async def shutdown(self, run: str) -> bool:
         """End what is under way in the session, or as the run, of that id, and wait for it; return whether there was any."""
+        from stepengine.engine.handles import end, named
+
         handles, lives = named(self._launcher, run)
         end(handles, lives)
         for live in lives:
@@ -612,6 +693,8 @@ class Engine:
 
     async def shutdown_all(self) -> None:
         """End everything that is under way, and wait for it. The engine stays open; ``aclose`` also gives things back."""
+        from stepengine.engine.handles import end
+
         lives = list(self._launcher.active)
         end(list(self._launcher.handles), lives)
         for live in lives:
@@ -625,6 +708,8 @@ class Engine:
 
         Runs that have not ended after ten seconds, or whose event loop stands still, are named in a ``ResourceWarning``.
         """
+        from stepengine.engine.run import until_ended, warn_of
+
         if _loop_here() is None:  # under trio, where nothing of this engine runs in the loop that waits
             self.close()
             return
@@ -639,6 +724,8 @@ class Engine:
 
     def close(self) -> None:
         """Do what ``aclose`` does, for synchronous code; runs of the event loop that calls it are only told to end."""
+        from stepengine.engine.run import until_ended, warn_of
+
         forgotten = self._stop_all()
         here = _loop_here()
         left = self._loop_thread.run(lambda: until_ended(self._launcher.active, here))
@@ -654,6 +741,8 @@ class Engine:
 
     def _stop_all(self) -> list[EngineRun]:
         """Tell every run to end; return those in the background whose handles nobody ever looked at."""
+        from stepengine.engine.handles import end
+
         runs = list(self._launcher.active)
         forgotten = [live for live in runs if live.handle and not (live.handle.done or live.handle.is_used)]
         end(list(self._launcher.handles), runs)

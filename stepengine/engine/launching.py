@@ -8,7 +8,7 @@ runs it, in ``live``. The journal's own code is loaded when the first journal is
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -18,14 +18,17 @@ import attrs
 
 from stepengine.data.definition import normalised_id
 from stepengine.data.events import Event
+from stepengine.data.frozen import frozen
 from stepengine.data.hooks import Hooks
 from stepengine.data.json import JsonDict
 from stepengine.data.limits import Limits
+from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, RunResult
 from stepengine.data.usage import add_cost
 from stepengine.data.yields import STEP, StepResult
 from stepengine.engine.catalog import Agent, Catalog
-from stepengine.engine.options import AgentLike, ModelsLike, Override, Overrides, overrides
+from stepengine.engine.options import AgentLike, ModelsLike, Overrides
+from stepengine.engine.overriding import Override, overrides
 from stepengine.engine.planning import (
     NOTHING_RECORDED,
     Planner,
@@ -38,33 +41,32 @@ from stepengine.engine.planning import (
     with_prompt,
 )
 from stepengine.engine.run import EngineRun, failing
-from stepengine.engine.session_turns import Sessions, Turn
 from stepengine.errors import StepEngineError, UnknownModel
 from stepengine.machine.plan import RunPlan
-from stepengine.models import Models
-from stepengine.permissions import PolicyFile
 from stepengine.runtime.asking import Remembered
 from stepengine.runtime.handle import RunHandle
 from stepengine.runtime.hub import WATCHED, Hub, Watcher
 from stepengine.runtime.tree import RunTree, Services, lent
-from stepengine.sessions.session import check_id
 from stepengine.system.after_fork import leave, renewed
 
 if TYPE_CHECKING:
+    from stepengine.engine.session_turns import Sessions
     from stepengine.journal import Journal, JournalLike
     from stepengine.journal.journaled_run import JournaledRun
+    from stepengine.models import Models
+    from stepengine.permissions import PolicyFile
 
 __all__ = ("Launcher", "Planned", "StepRun")
 
 KEPT_SESSIONS = 10_000
 NO_OVERRIDES: Mapping[int, Override] = {}
 NOTHING_REPLACED = Override()
-ONE_STEP = Limits(max_steps=1, on_max_steps="stop")
+ONE_STEP = Limits(max_steps=1, on_max_steps="stop", ask=False)
 Prepare: TypeAlias = Callable[[RunPlan, AgentState], tuple[RunPlan, AgentState]]
 Wrap: TypeAlias = Callable[[Services], Services]
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Planned:
     """
     A run that can start: whatever is wrong with what was asked for was told. Nothing of its author's was called yet.
@@ -170,12 +172,22 @@ class Launcher:
 
     def _in_session(self, sessions: Sessions, request: Request, journal: JournalLike | None) -> EngineRun:
         """Return a run that learns what it starts from when it was let into its session; what is wrong is told before."""
+        from stepengine.engine.session_turns import Turn
+        from stepengine.sessions.session import check_id
+
         info = request.info
         info = attrs.evolve(info, session_id=check_id(new_run_id() if info.session_id is None else info.session_id))
         request = attrs.evolve(request, info=info)
         made = self.plan(attrs.evolve(request, answers=None))
         live = self.run_of(made)
-        live.turn = Turn(sessions, request, journal, let_in=partial(self.planned, made=made), again=self.again)
+        live.turn = Turn(
+            sessions,
+            request,
+            journal,
+            let_in=partial(self.planned, made=made),
+            again=self.again,
+            now=self.services.clock.now,
+        )
         return live
 
     def planned(
@@ -250,6 +262,8 @@ class Launcher:
     ) -> EngineRun:
         """Return a run that goes through *session*; when it cannot start, the journal is given back."""
         try:
+            if session.source.signing is not None:
+                self.catalog.check_key(request.agent, session.source.signing)
             live = self._prepared(
                 self._now(request, made, recorded),
                 prepare=partial(session.start, limits=request.limits, models=self.agent_models),
@@ -474,13 +488,31 @@ class StepRun:
 
 
 def _at_least_spent(limits: Limits, session: JournaledRun) -> Limits:
-    """Return *limits* with room for what is recorded: new ones hold for what is live, spent is spent."""
+    """
+    Return *limits* with room for what is recorded: new ones hold for what is live, spent is spent.
+
+    Where the run has asked for more steps, it asks at the same places again, and is told the recorded answers.
+    """
+    from stepengine.journal.encoding import questions_of  # a run that is not recorded loads no journal
+
     assert session.past is not None  # noqa: S101 - only recorded runs are started again
-    own = [i for (path, seq), i in session.past.history.intents.items() if not path and seq >= 0]
+    history = session.past.history
+    own = [i for (path, seq), i in history.intents.items() if not path and seq >= 0]
     asked = {i.seq if i.gather is None else i.gather for i in own}
     spent = {"max_steps": sum(i.type == "CallModel" for i in own), "max_actions": len(asked)}
     given = {name: getattr(limits, name) for name in spent}
-    return attrs.evolve(limits, **{n: max(v, spent[n]) for n, v in given.items() if v is not None})
+    limits = attrs.evolve(limits, **{n: max(v, spent[n]) for n, v in given.items() if v is not None})
+    steps = _first_steps(question for i in own if i.type == "Ask" for question in questions_of(history.form(i)))
+    return limits if steps is None else attrs.evolve(limits, max_steps=steps, ask=True)
+
+
+def _first_steps(questions: Iterable[Question]) -> int | None:
+    """Return how many steps a run had when it first asked for more of them; ``None`` when it never did."""
+    for question in questions:
+        told: Any = question.details
+        if question.number and isinstance(told, Mapping) and told.get("limit") == "steps":
+            return int(told["reached"])
+    return None
 
 
 def _recorded_models(session: JournaledRun, forked: Journal | None) -> RecordedModels:

@@ -1,13 +1,14 @@
 """
 Loads agent files: Python files that hold ``agent = AgentDefinition(...)`` or ``agents = [...]`` at module level.
 
+Beside them stands ``schedule = Schedule(...)`` or ``schedules = [...]`` where they are started at times of their own.
 How their modules are named and what they import from beside them is told in ``beside``.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Self
@@ -16,38 +17,46 @@ import attrs
 
 from stepengine.data.alike import did_you_mean
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
-from stepengine.engine import trust
-from stepengine.engine.beside import module_at
+from stepengine.data.frozen import frozen
+from stepengine.engine import packages, trust
+from stepengine.engine.beside import module_at, module_with
+from stepengine.engine.modules import EXPECTED, agents_of, sandboxed_loader
+from stepengine.engine.schedules import Schedule, unique
 from stepengine.errors import DefinitionError
 from stepengine.machine.author import noted, raised_at
 from stepengine.machine.spawning import stands_for
 from stepengine.runtime.logs import log_once
 
 __all__ = (
+    "IN_SANDBOX",
     "AgentPlace",
     "BrokenFile",
     "Loaded",
     "agent_folders",
     "agent_place",
     "agents_in",
+    "agents_with",
     "bundled_agent",
     "bundled_agents",
     "bundled_id",
     "load_agent",
     "load_agents",
     "load_folder",
+    "load_schedules",
     "module_of",
+    "packaged",
 )
 
 NEAR = 0.75
-EXPECTED = "`agent = AgentDefinition(...)` or `agents = [AgentDefinition(...), ...]` at module level"
+IN_SANDBOX = "sandboxed:"
+"""Before the path of an agent file: it is a stranger's, and runs in the sandbox alone."""
 
 
 class BrokenFile(UserWarning):
     """A file of a folder cannot be loaded, so that its agents are missing; the others are there."""
 
 
-@attrs.frozen
+@frozen
 class AgentPlace:
     """
     Where an agent is.
@@ -55,26 +64,46 @@ class AgentPlace:
     Attributes:
         file: Its file.
         id: Which agent of the file; ``""`` for the only one.
+        sandboxed: Whether the file is a stranger's: it is not imported, and its handler runs in the sandbox.
     """
 
     file: Path
     id: str = ""
+    sandboxed: bool = False
 
     def __str__(self) -> str:
-        return f"{self.file}#{self.id}" if self.id else str(self.file)
+        name = f"{self.file}#{self.id}" if self.id else str(self.file)
+        return f"{IN_SANDBOX}{name}" if self.sandboxed else name
 
     @classmethod
     def of_text(cls, text: str | Path) -> Self | None:
         """
         Return the place that ``FILE`` or ``FILE#id`` names, whether there is such a file or not; ``None`` for an id.
 
-        A file ends in ``.py``: a folder that somebody else made could hold one that is called like an id.
+        A file ends in ``.py``: a folder that somebody else made could hold one that is called like an id. ``sandboxed:FILE`` is a
+        file whose handler runs in the sandbox.
         """
+        if str(text).startswith(IN_SANDBOX):
+            inner = cls.of_text(str(text).removeprefix(IN_SANDBOX))
+            return None if inner is None else attrs.evolve(inner, sandboxed=True)
         path = Path(text)
         if path.suffix == ".py":
             return cls(path)
         file, separator, agent_id = str(text).rpartition("#")
         return cls(Path(file), normalised_id(agent_id)) if separator and file.endswith(".py") else None
+
+    def under(self, root: Path) -> Self:
+        """Return the same place with its file seen from a folder."""
+        return attrs.evolve(self, file=root / self.file)
+
+    def agents(self) -> tuple[AgentDefinition, ...]:
+        """
+        Return the agents of the file.
+
+        Raises:
+            DefinitionError: naming the file and what it should hold.
+        """
+        return sandboxed_loader()(self.file) if self.sandboxed else agents_in(self.file)
 
     def load(self) -> AgentDefinition:
         """
@@ -83,7 +112,7 @@ class AgentPlace:
         Raises:
             DefinitionError: when the file holds no such agent, or several and it is not said which.
         """
-        found = agents_in(self.file)
+        found = self.agents()
         chosen = [agent for agent in found if normalised_id(agent.id) == self.id] if self.id else found
         if len(chosen) == 1:
             return chosen[0]
@@ -91,29 +120,53 @@ class AgentPlace:
         if self.id:
             msg = f"{self.file} holds no agent {self.id!r}; it holds {held}"
         else:
-            msg = f"{self.file} holds several agents: {held}; say which, such as '{self.file}#{found[0].id}'"
+            named = attrs.evolve(self, id=found[0].id)
+            msg = f"{self.file} holds several agents: {held}; say which, such as '{named}'"
         raise DefinitionError(msg)
 
 
-def load_agent(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> AgentDefinition:
+def load_agent(path_or_id: str | Path, *, folders: Iterable[Path] = (), sandboxed: bool = False) -> AgentDefinition:
     """
     Return one agent.
 
     Args:
         path_or_id: A path to a ``.py`` file, with ``#id`` where it holds several agents, or an agent's id. An id is looked for
             in ``./agents``, then in *folders*, then among the agents that come with stepengine; its file is called like the
-            id, with ``_`` for ``-``, or holds an agent of that id. Of ``publisher/name@version`` the name is looked for, and
-            the version is not checked. A path is never asked about. ``./agents`` is searched where its code may run: a person
+            id, with ``_`` for ``-``, or holds an agent of that id. ``publisher/name`` is an agent of an installed package, and
+            ``publisher/name@version`` that version of it; where no package has it, the name is looked for, and the version is
+            not checked. A path is never asked about. ``./agents`` is searched where its code may run: a person
             trusted it (``stepengine trust``), or code of its project runs already, such as the main file or tests.
         folders: More folders to look in.
+        sandboxed: Whether the file, which is named by its path, is a stranger's: it is not imported, and its handler runs in the
+            sandbox, which needs the extra ``programs``. ``"sandboxed:FILE"`` says the same.
 
     Raises:
-        DefinitionError: naming the file and what it should hold, or where was searched.
+        DefinitionError: naming the file and what it should hold, or where was searched; when another version is installed, or
+            two packages have that agent.
     """
+    if (member := packaged(path_or_id)) is not None:
+        return member.load()
+    is_named = AgentPlace.of_text(path_or_id) is not None
+    if sandboxed and not is_named:
+        msg = f"an agent that runs in the sandbox is named by its file, such as './agents/{path_or_id}.py', not {str(path_or_id)!r}"
+        raise DefinitionError(msg)
     place = agent_place(path_or_id, folders=folders)
-    if AgentPlace.of_text(path_or_id) is not None:
+    if sandboxed or place.sandboxed:
+        return attrs.evolve(place, sandboxed=True).load()
+    if is_named:
         trust.has_run(place.file)
     return place.load()
+
+
+def packaged(path_or_id: str | Path) -> packages.Member | None:
+    """
+    Return the agent of an installed package that is named; ``None`` for all others.
+
+    Raises:
+        DefinitionError: as ``load_agent`` does.
+    """
+    is_file = isinstance(path_or_id, Path) or AgentPlace.of_text(path_or_id) is not None
+    return None if is_file else packages.find(str(path_or_id))
 
 
 def agent_place(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> AgentPlace:
@@ -152,7 +205,9 @@ def _place_of_id(agent_id: str, places: tuple[Path, ...]) -> AgentPlace:
     names = [normalised_id(file.stem) for folder in places for file in _files(folder)]
     searched = ", ".join([str(f) for f in places]) or "no folder: there is no ./agents"
     near = did_you_mean(wanted, names, alike=NEAR)
-    msg = f"no agent has the id {agent_id!r}; searched: {searched}. Give a path such as './agents/reviewer.py', or an id{near}"
+    having = " and ".join([f"{p.publisher}/{wanted}" for p in packages.installed().packages if wanted in p.agents])
+    having = f". An installed package has {having}: name it so" if having else ""
+    msg = f"no agent has the id {agent_id!r}; searched: {searched}{having}. Give a path such as './agents/reviewer.py', or an id{near}"
     foreign = trust.foreign_at(trust.LOCAL) if trust.LOCAL not in places else None
     if foreign is not None:
         msg = f"{msg}. Not searched, because nobody trusts it: {foreign}; `{foreign.how}` does"
@@ -165,53 +220,119 @@ def _tell_of_shadow(found: AgentPlace, wanted: str) -> None:
         trust.tell(f"the agent {wanted!r} is that of {found.file}, and not the one that comes with stepengine")
 
 
-@attrs.frozen
+@frozen
 class Loaded:
-    """The agents of a folder, and what is wrong with the files that hold none."""
+    """The agents and the schedules of a folder, and what is wrong with the files that hold none."""
 
     agents: tuple[AgentDefinition, ...]
     problems: tuple[str, ...]
+    schedules: tuple[Schedule, ...] = ()
 
 
-def load_agents(path: str | Path) -> tuple[AgentDefinition, ...]:
+def load_agents(path: str | Path, *, sandboxed: bool = False) -> tuple[AgentDefinition, ...]:
     """
     Return the agents of a file, or of all files of a folder, in the order of their names; subfolders and ``_*.py`` are not read.
 
     A file of a folder that cannot be loaded costs its own agents only; a ``UserWarning`` names it.
 
+    Args:
+        path: The file or folder.
+        sandboxed: Whether the files are strangers': none is imported, and their handlers run in the sandbox, which needs the extra
+            ``programs``.
+
     Raises:
         DefinitionError: when there is no such file or folder, or nothing of it can be loaded.
     """
+    if sandboxed:
+        return _load_sandboxed(Path(path))
     place = AgentPlace.of_text(path)
     if place is not None:
-        trust.has_run(place.file)
-        return (place.load(),) if place.id else agents_in(agent_place(path).file)
+        if not place.sandboxed:
+            trust.has_run(place.file)
+        return (place.load(),) if place.id else agent_place(path).agents()
     loaded = load_folder(Path(path))
     for said in loaded.problems:
         _warn_of(said)
     return loaded.agents
 
 
-def load_folder(folder: Path) -> Loaded:
+def _load_sandboxed(path: Path) -> tuple[AgentDefinition, ...]:
+    load_file = sandboxed_loader()
+    place = AgentPlace.of_text(path)
+    if place is not None:
+        place = attrs.evolve(place, sandboxed=True)
+        return (place.load(),) if place.id else place.agents()
+    if not path.is_dir():
+        msg = f"there is no file or folder {str(path)!r} with agents"
+        raise DefinitionError(msg)
+    found: list[AgentDefinition] = []
+    broken: dict[Path, DefinitionError] = {}
+    for file in _files(path):
+        try:
+            found += load_file(file)
+        except DefinitionError as error:
+            broken[file] = error
+    if not found:
+        raise next(iter(broken.values()), None) or DefinitionError(f"there are no agent files in {str(path)!r}")
+    for file, problem in broken.items():
+        _warn_of(_said_of(file, problem))
+    return tuple(found)
+
+
+def load_schedules(path: str | Path) -> tuple[Schedule, ...]:
     """
-    Return the agents of all files of a folder, and why some are missing.
+    Return the schedules of an agent file, or of all files of a folder, in the order of their names.
+
+    A file of a folder that cannot be loaded costs what it holds only; a ``UserWarning`` names it.
 
     Raises:
-        DefinitionError: when there is no such folder, or it holds files and none of them can be loaded.
+        DefinitionError: when there is no such file or folder, nothing of it can be loaded, or two schedules have one id.
+    """
+    place = AgentPlace.of_text(path)
+    if place is not None:
+        if place.sandboxed:
+            return ()
+        trust.has_run(place.file)
+        file = agent_place(place.file).file
+        agents_in(file)
+        return schedules_of(module_of(file), str(file))
+    loaded = load_folder(Path(path))
+    for said in loaded.problems:
+        _warn_of(said)
+    return loaded.schedules
+
+
+def load_folder(folder: Path) -> Loaded:
+    """
+    Return the agents and the schedules of all files of a folder, and why some are missing.
+
+    Raises:
+        DefinitionError: when there is no such folder, it holds files and none of them can be loaded, or schedules of two files
+            have one id.
     """
     if not folder.is_dir():
         msg = f"there is no folder {str(folder)!r} with agent files"
         raise DefinitionError(msg)
     agents: list[AgentDefinition] = []
+    schedules: dict[str, tuple[Schedule, Path]] = {}
     broken: dict[Path, DefinitionError] = {}
     for file in _files(folder):
         try:
-            agents += agents_in(file)
+            # Schedules are the host's; a file in the sandbox has none.
+            found = agents_in(file), () if trust.is_sandboxed(file) else schedules_of(module_of(file), str(file))
         except DefinitionError as error:
             broken[file] = error
+            continue
+        agents += found[0]
+        for schedule in found[1]:
+            _, first = schedules.setdefault(schedule.id, (schedule, file))
+            if first != file:
+                msg = f"{first} and {file} both have a schedule of the id {schedule.id!r}; each needs its own"
+                raise DefinitionError(msg)
     if broken and not agents:
         raise next(iter(broken.values()))
-    return Loaded(tuple(agents), tuple([_said_of(file, error) for file, error in broken.items()]))
+    problems = tuple([_said_of(file, error) for file, error in broken.items()])
+    return Loaded(tuple(agents), problems, tuple([schedule for schedule, _ in schedules.values()]))
 
 
 def agent_folders(more: Iterable[Path] = ()) -> tuple[Path, ...]:
@@ -273,38 +394,42 @@ def agents_in(file: Path) -> tuple[AgentDefinition, ...]:
     Raises:
         DefinitionError: naming the file and what it should hold.
     """
-    return agents_of(module_of(file), str(file))
+    return sandboxed_loader()(file) if trust.is_sandboxed(file) else agents_of(module_of(file), str(file))
 
 
-def agents_of(module: ModuleType, name: str) -> tuple[AgentDefinition, ...]:
+def agents_with(file: Path, source: bytes) -> tuple[AgentDefinition, ...]:
     """
-    Return the agents of a module, which is called *name* in messages; at least one.
+    Return the agents that a file would hold if its text were *source*; the file and the agents in it stay as they are.
 
     Raises:
-        DefinitionError: when it holds none, or both ``agent`` and ``agents``, or two of one id.
+        DefinitionError: naming the file, when loading that fails or it holds no agent.
     """
-    one, several = getattr(module, "agent", None), getattr(module, "agents", None)
+    return agents_of(_loaded(file, lambda: module_with(file, source)), str(file))
+
+
+def schedules_of(module: ModuleType, name: str) -> tuple[Schedule, ...]:
+    """
+    Return the schedules of a module, which is called *name* in messages; most have none.
+
+    Raises:
+        DefinitionError: when ``schedule`` or ``schedules`` is something else, both are there, or two have one id.
+    """
+    one, several = getattr(module, "schedule", None), getattr(module, "schedules", None)
+    if not isinstance(one, Schedule) and not _lists_schedules(several):
+        # A file may use these words for something of its own.
+        return ()
     if one is not None and several is not None:
-        msg = f"{name}: holds both 'agent' and 'agents'; one of them would be fine: {EXPECTED}"
+        msg = f"{name}: holds both 'schedule' and 'schedules'; one of them would be fine"
         raise DefinitionError(msg)
-    if isinstance(one, AgentDefinition):
-        return (one,)
-    if not isinstance(several, list | tuple) or not several:
-        found = "nothing called 'agent' or 'agents'"
-        found = found if one is None else f"an 'agent' that is {one!r}"
-        found = found if several is None else f"'agents' that are {several!r}"
-        msg = f"{name}: expected {EXPECTED}, found {found}"
-        raise DefinitionError(msg)
-    ids: set[str] = set()
-    for agent in several:
-        if not isinstance(agent, AgentDefinition):
-            msg = f"{name}: expected {EXPECTED}, found {agent!r} in 'agents'"
-            raise DefinitionError(msg)
-        if normalised_id(agent.id) in ids:
-            msg = f"{name}: 'agents' holds two agents of the id {agent.id!r}; each needs its own"
-            raise DefinitionError(msg)
-        ids.add(normalised_id(agent.id))
-    return tuple(several)
+    try:
+        return unique([one] if isinstance(one, Schedule) else several or ())
+    except DefinitionError as error:
+        msg = f"{name}: {error.message}"
+        raise DefinitionError(msg) from None
+
+
+def _lists_schedules(value: object) -> bool:
+    return isinstance(value, list | tuple) and any(isinstance(member, Schedule) for member in value)
 
 
 def module_of(file: Path) -> ModuleType:
@@ -314,8 +439,15 @@ def module_of(file: Path) -> ModuleType:
     Raises:
         DefinitionError: when loading it fails.
     """
+    if trust.is_sandboxed(file):
+        msg = f"{file}: is not imported, since it is set to run in the sandbox alone"
+        raise DefinitionError(msg)
+    return _loaded(file, lambda: module_at(file))
+
+
+def _loaded(file: Path, load: Callable[[], ModuleType]) -> ModuleType:
     try:
-        return module_at(file)
+        return load()
     except DefinitionError as error:
         noted(error)
         raise
@@ -350,7 +482,7 @@ def _find(folder: Path, wanted: str, broken: list[str]) -> AgentPlace | None:
 
 def _said_of(file: Path, error: DefinitionError) -> str:
     """Return why a file cannot be loaded, beginning with the file, which the error of a definition does not name."""
-    return error.message if error.message.startswith(f"{file}: ") else f"{file}: {error.message}"
+    return error.message if error.message.startswith(f"{file}:") else f"{file}: {error.message}"
 
 
 def _warn_of(said: str) -> None:

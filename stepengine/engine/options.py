@@ -1,45 +1,32 @@
-"""What callers may say about an engine and its runs, and what ``Engine.override`` replaces for a while."""
+"""What callers may say about runs, and what an engine takes for models, sessions and dependencies."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextvars import ContextVar
+import string
+from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
-
-import attrs
 
 from stepengine.data.checks import FLAG, NUMBER, TEXT, Fine, an_instance, or_none
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.hooks import Hooks
 from stepengine.data.limits import Limits
 from stepengine.data.questions import AnswerLike
 from stepengine.data.state import AgentState
-from stepengine.errors import DefinitionError, InputError, ReplayDivergence
-from stepengine.models import Models, Provider
-from stepengine.permissions import Policy, PolicyFile
-from stepengine.runtime.clock import Clock
-from stepengine.runtime.hub import ObserverLike, Watcher
-from stepengine.runtime.performing import ToolSetting
-from stepengine.runtime.rates import RateLimit, RateLimits, RateLimitsLike
-from stepengine.runtime.retry import RetryPolicy
-from stepengine.sessions import SessionStore, VersionedStore
-from stepengine.system.workspace import Workspace
-from stepengine.tooling.context import ResourceMap
+from stepengine.errors import InputError, ReplayDivergence
 
 if TYPE_CHECKING:
     from stepengine.journal import InDoubt, JournalLike, OnDivergence
     from stepengine.journal.rerunning import Purse, RerunTools, Simulator
     from stepengine.journal.undoing import Roots
+    from stepengine.models import Models, Provider
+    from stepengine.sessions import SessionStore, VersionedStore
 
 __all__ = (
+    "LIMITS",
     "AgentLike",
     "ExtendOptions",
     "ForkOptions",
     "ModelsLike",
-    "Override",
     "Overrides",
     "ReplayOptions",
     "RerunOptions",
@@ -49,11 +36,7 @@ __all__ = (
     "StartForkOptions",
     "StartOptions",
     "StartResumeOptions",
-    "check_engine",
     "given",
-    "overrides",
-    "rates_of",
-    "watcher_of",
 )
 
 AgentLike: TypeAlias = str | AgentDefinition
@@ -109,10 +92,14 @@ class StartOptions(RunOptions, total=False):
         wait_for_answers: How many seconds a question stays open for ``handle.answer`` before it suspends the run; ``None``
             for ever. By default a run that can be resumed, because it has a journal or a session, is suspended at once, and
             any other waits for ever. While somebody reads ``handle.events(answers=True)`` a question stays open.
+        run_id: The run's id, such as one under which a service told of the run before it began; by default a new one. 1 to 200
+            ASCII letters, digits, ``_``, ``-`` and ``.``; unique, which nobody checks. Of the first turn where the handle is
+            kept open.
     """
 
     keep_open: bool
     wait_for_answers: float | None
+    run_id: str
 
 
 class ReplayOptions(TypedDict, total=False):
@@ -160,7 +147,10 @@ class ResumeOptions(TypedDict, total=False):
             After the last record the code runs as it is now.
         ask_again: Whether permissions are asked for again that are recorded for calls which have not begun, or for good:
             for a journal that comes from somebody else, who could have written any yes into it. False by default: a
-            program knows its journals, wherever they were moved. What stood there is kept beside the journal.
+            program knows its journals, wherever they were moved. What stood there is kept beside the journal. Permissions
+            that somebody posted into its mailbox are not believed then, either.
+        now: Whether what the run sleeps for, and its patience for messages and children, is over at once, whatever time it
+            is; false by default. What begins after that takes its time.
     """
 
     answers: Mapping[str, AnswerLike] | None
@@ -169,6 +159,7 @@ class ResumeOptions(TypedDict, total=False):
     in_doubt: InDoubt
     on_divergence: OnDivergence
     ask_again: bool
+    now: bool
 
 
 class StartResumeOptions(ResumeOptions, total=False):
@@ -267,124 +258,27 @@ class StartForkOptions(ForkOptions, total=False):
     wait_for_answers: float | None
 
 
-@attrs.frozen
-class Override:
-    """
-    What ``Engine.override`` replaces in one context.
-
-    Attributes:
-        models: The registry in force; ``None`` for the engine's.
-        keep_names: Whether model strings stay as written, because one provider serves them all.
-        dependencies: Dependency factories that replace others.
-    """
-
-    models: Models | None = None
-    keep_names: bool = False
-    dependencies: Overrides = attrs.field(factory=dict)
-
-    def over(self, tools: ToolSetting) -> ToolSetting:
-        """Return what tools are run with, with the dependencies replaced."""
-        if not self.dependencies:
-            return tools
-        return attrs.evolve(tools, overrides={**tools.overrides, **self.dependencies})
-
-    def replaced(self, models: ModelsLike, dependencies: Overrides | None) -> Override:
-        """Return this override with more of it replaced."""
-        return Override(
-            self.models if models is None else Models.of(models),
-            self.keep_names if models is None else isinstance(models, Provider),
-            {**self.dependencies, **(dependencies or {})},
-        )
-
-
-overrides: ContextVar[Mapping[int, Override]] = ContextVar("stepengine_overrides")
-"""By the identity of the engine's launcher. A context variable: overrides of concurrent tasks do not meet."""
-
-
-def _several(of_what: str) -> Fine:
-    return Fine(lambda value: isinstance(value, Iterable) and not isinstance(value, str), f"a list of {of_what}")
-
-
 LIMITS = or_none(an_instance(Limits, "Limits(max_steps=20)"))
-ENGINE = {
-    "agents": _several("AgentDefinition objects"),
-    "tools": _several("Tool objects, and a model goes to Engine(agents, models=...)"),
-    "hooks": or_none(an_instance(Hooks, "Hooks(pre_step=[check])")),
-    "permissions": or_none(
-        Fine(
-            lambda value: isinstance(value, Policy | PolicyFile),
-            'a Policy such as Policy([Rule.allow_category("read")])',
-        )
-    ),
-    "headless": or_none(FLAG),
-    "limits": LIMITS,
-    "observers": _several("functions of an event, or of objects with on_event"),
-    "dependency_overrides": or_none(Fine(lambda value: isinstance(value, Mapping), "a mapping between functions")),
-    "pricing": or_none(Fine(callable, "a function of model, usage and time")),
-    "default_model": or_none(TEXT),
-    "agent_models": or_none(
-        Fine(
-            lambda value: (
-                isinstance(value, Mapping) and all(isinstance(m, str) for pair in value.items() for m in pair)
-            ),
-            'a mapping from agent ids to models, such as {"editor": "anthropic/claude-sonnet-4-5"}',
-        )
-    ),
-    "retry": or_none(an_instance(RetryPolicy, "RetryPolicy(attempts=2)")),
-    "rate_limits": or_none(
-        Fine(
-            lambda value: (
-                isinstance(value, RateLimit)
-                or (isinstance(value, Mapping) and all(isinstance(limit, RateLimit) for limit in value.values()))
-            ),
-            "a RateLimit, or a mapping from provider prefixes to them",
-        )
-    ),
-    "sessions": or_none(
-        Fine(
-            lambda value: isinstance(value, SessionStore | VersionedStore) and not isinstance(value, type),
-            'a session store, such as FileSessions("sessions"), or an object with get_history and save_history',
-        )
-    ),
-    "child_sessions": Fine(lambda value: isinstance(value, bool), "True or False"),
-    "resources": Fine(
-        lambda value: (
-            isinstance(value, ResourceMap) or (isinstance(value, Iterable) and not isinstance(value, str | Mapping))
-        ),
-        "a list of objects, each found by its own type; ResourceMap.insert(value, as_type=Base) files one under another",
-    ),
-    "workspace": or_none(Fine(lambda value: isinstance(value, Workspace | Path | str), "a folder or a Workspace")),
-}
+RUN_ID = frozenset(string.ascii_letters + string.digits + "_-.")
+MAX_RUN_ID = 200
+
+
+def _is_run_id(value: object) -> bool:
+    return type(value) is str and 1 <= len(value) <= MAX_RUN_ID and RUN_ID.issuperset(value)
+
+
 RUN = {
     "limits": LIMITS,
+    "run_id": Fine(_is_run_id, f"1 to {MAX_RUN_ID} ASCII letters, digits, _, - and ."),
     "session_id": or_none(TEXT),
     "user_id": or_none(TEXT),
     "keep_open": FLAG,
     "wait_for_answers": or_none(NUMBER),
+    "now": FLAG,
 }
 MODEL_HINT = (
     "; a model is set with AgentDefinition(model=...), attrs.evolve(agent, model=...) or Engine(default_model=...)"
 )
-
-
-def check_engine(arguments: Mapping[str, Any]) -> None:
-    """
-    Refuse what an engine cannot be made of.
-
-    Args:
-        arguments: The arguments by name, and under ``"unknown"`` those that there are not.
-
-    Raises:
-        DefinitionError: saying what would have been fine.
-    """
-    for name in arguments["unknown"]:
-        known = ", ".join([each for each in arguments if each not in ("self", "unknown")])
-        msg = f"an Engine takes no {name!r}; it takes: {known}"
-        raise DefinitionError(msg)
-    for problem in filter(
-        None, [what.problem(f"Engine({name}=...)", arguments[name]) for name, what in ENGINE.items()]
-    ):
-        raise DefinitionError(problem)
 
 
 def given(method: str, kind: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -404,34 +298,3 @@ def given(method: str, kind: type[Any], options: Mapping[str, Any]) -> dict[str,
         msg = f"{method}(): {issue}"
         raise InputError(msg, issues=(issue,))
     return dict(options)
-
-
-def watcher_of(observer: ObserverLike) -> Watcher:
-    """
-    Return what shows events to *observer*.
-
-    Raises:
-        DefinitionError: when it cannot be called, or is async.
-    """
-    call = getattr(observer, "on_event", observer)
-    if not callable(call) or inspect.iscoroutinefunction(call):
-        msg = f"an observer is a plain function of one event, or an object with such an on_event, not {observer!r}"
-        raise DefinitionError(msg)
-    return Watcher(observer)
-
-
-def rates_of(given: RateLimitsLike, models: Models, clock: Clock) -> RateLimits | None:
-    """
-    Return the limiters for what ``Engine(rate_limits=...)`` was given.
-
-    Raises:
-        DefinitionError: when that names a provider that *models* does not have.
-    """
-    if given is None:
-        return None
-    unknown = [] if isinstance(given, RateLimit) else [name for name in given if name not in models.providers]
-    if unknown:
-        known = ", ".join([repr(name) for name in models.providers])
-        msg = f"rate_limits names the provider {unknown[0]!r}, which is not registered; registered are: {known}"
-        raise DefinitionError(msg)
-    return RateLimits(given, clock)

@@ -15,28 +15,31 @@ from difflib import get_close_matches
 from functools import lru_cache, partial
 from random import Random
 from threading import get_ident
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import attrs
 
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.effects import CallBody, Spawn
 from stepengine.data.events import LogLine
+from stepengine.data.frozen import frozen
 from stepengine.data.hooks import HookContext
 from stepengine.data.json import JsonDict, JsonValue, freeze, text_of
 from stepengine.data.limits import Limits
 from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem
 from stepengine.data.state import AgentState, RunInfo, quick_state, suspended_at
-from stepengine.data.tools import Spawning, ToolSpec, Yielding
+from stepengine.data.tools import Driving, Spawning, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.engine.catalog import Agent, Catalog, Uses, instructions_note
 from stepengine.errors import AnswerRejected, DataError, HandlerError, InputError, StepEngineError, UnknownModel
 from stepengine.machine.author import blamed, noted
 from stepengine.machine.plan import Body, RunPlan, quick_plan
 from stepengine.machine.spawning import matching_id, not_allowed
-from stepengine.models import Models
 from stepengine.runtime.hub import Hub
 from stepengine.runtime.logs import LOGGER, Lines
+
+if TYPE_CHECKING:
+    from stepengine.models import Models
 
 __all__ = (
     "NOTHING_RECORDED",
@@ -67,7 +70,7 @@ def _divergence(_: object, __: object, given: object) -> None:
         raise InputError(msg, issues=(msg,))
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Request:
     """
     What a caller asks for.
@@ -149,7 +152,7 @@ def not_from_state(agent: AgentDefinition, state: AgentState) -> str | None:
     return None
 
 
-@attrs.frozen
+@frozen
 class RecordedModels:
     """
     What the record of a run tells of models, so that it can be repeated without any.
@@ -168,6 +171,7 @@ class RecordedModels:
 
 
 NOTHING_USED = Uses((), {})
+NO_PACKAGES: Mapping[str, str] = {}
 NOTHING_RECORDED = RecordedModels()
 
 
@@ -230,7 +234,10 @@ class Planner:
             UnknownModel: when the model names no provider.
             MissingKey: when the provider has no key.
         """
+        model = self._asked_model(request.agent) or self._model(self._default_model)
         agent, run_id = request.agent, request.run_id or new_run_id()
+        if agent.at_provider is not None:
+            agent = _as_for(agent, agent.at_provider, model)
         self.seed = self.seed or run_id
         plan = self._plan(
             agent,
@@ -238,7 +245,7 @@ class Planner:
             path="",
             prompt=request.prompt,
             params=request.params,
-            model=self._asked_model(agent) or self._model(self._default_model),
+            model=model,
             limits=agent.limits if request.limits is None else request.limits.over(agent.limits),
             created=self._created,
             info=request.info,
@@ -256,6 +263,9 @@ class Planner:
             return self._body(parent, effect, path)
         assert type(effect) is Spawn  # noqa: S101 - the second of two
         agent = self._allowed(parent, effect)
+        model = self._asked_model(agent) or parent.model or self._model(self._default_model)
+        if agent.at_provider is not None:
+            agent = _as_for(agent, agent.at_provider, model)
         definition, inherited = agent.definition, effect.parent()
         inherits = definition.inherit_parent_system_prompt or effect.is_inline
         plan = self._plan(
@@ -264,7 +274,7 @@ class Planner:
             path=path,
             prompt=effect.prompt,
             params=effect.params,
-            model=self._asked_model(agent) or parent.model or self._model(self._default_model),
+            model=model,
             limits=_within(agent.limits, parent.given, parent.limits.max_depth),
             created=parent.created,
             starts_at=effect.at,
@@ -292,6 +302,9 @@ class Planner:
         is_inline: bool = False,
     ) -> RunPlan:
         definition, schemas = agent.definition, agent.schemas
+        if not self._recorded.is_whole:
+            for sandbox in agent.sandboxes:
+                sandbox()  # says what is not installed, before any model is asked
         if not isinstance(prompt, str):
             msg = f"the prompt of agent {definition.id!r} is a string, not a {type(prompt).__name__}"
             raise InputError(msg, issues=("prompt should be a string",))
@@ -307,7 +320,7 @@ class Planner:
             path=path,
             created=created,
             starts_at=starts_at,
-            random=Random(f"{self.seed}:{path}") if definition.handle_steps is not None else None,  # noqa: S311
+            random=partial(Random, f"{self.seed}:{path}") if definition.handle_steps is not None else None,
             model=model,
             tools=dict(agent.tools) if agent.hooks.pre_run else agent.tools,
             offered=agent.offered,
@@ -331,6 +344,8 @@ class Planner:
             here=self._here,
             watched=self._watched,
             opened=None if path else self._opened,
+            published=agent.published,
+            packages=NO_PACKAGES if path else agent.packages,
         )
 
     def _body(self, parent: RunPlan, effect: CallBody, path: str) -> tuple[RunPlan, AgentState]:
@@ -338,6 +353,7 @@ class Planner:
         binding, agent = parent.tools[effect.tool_name], cast("Agent", parent.planned_from)
         runs = cast("Yielding", binding.runs)
         uses = agent.uses.get(binding.spec.name, NOTHING_USED)
+        more = [*uses.tools, *_found(parent, agent)]
         arguments = binding.validate(effect.input).arguments if effect.arguments is None else effect.arguments
         around, seconds = parent.body, binding.spec.timeout
         body = Body(
@@ -354,11 +370,11 @@ class Planner:
             path=path,
             created=parent.created,
             starts_at=effect.at,
-            random=Random(f"{self.seed}:{path}"),  # noqa: S311
+            random=partial(Random, f"{self.seed}:{path}"),
             model=parent.model,
             tools=parent.tools,
-            offered=tuple(dict.fromkeys([*parent.offered, *uses.tools, *_found(parent, agent)])),
-            agents={**(parent.agents or {}), **uses.agents},
+            offered=tuple(dict.fromkeys([*parent.offered, *more])) if more else parent.offered,
+            agents={**(parent.agents or {}), **uses.agents} if uses.agents else parent.agents,
             mend_params=parent.mend_params,
             planned_from=agent,
             agent_info=parent.agent_info,
@@ -441,6 +457,13 @@ class Planner:
         return spawner.child(key)
 
 
+def _as_for(agent: Agent, at_provider: Agent, model: str | None) -> Agent:
+    """Return an agent as it is with a model, whose provider may run the programs that call the agent's tools."""
+    from stepengine.models._programs import runs_programs
+
+    return at_provider if model is not None and runs_programs(model) else agent
+
+
 def _is_of_tool(parent: RunPlan, effect: Spawn) -> bool:
     """Return whether a tool that spawns asks for a child, and not a handler or body itself: that bears the id of its own call."""
     return bool(effect.tool_call_id) and (parent.body is None or effect.tool_call_id != parent.body.tool_call_id)
@@ -449,7 +472,7 @@ def _is_of_tool(parent: RunPlan, effect: Spawn) -> bool:
 def _carried(parent: RunPlan, effect: Spawn) -> AgentDefinition | None:
     """Return the agent that a tool of the parent carries under the id that came without it, as to another process."""
     for binding in parent.tools.values():
-        for agent in binding.runs.agents if type(binding.runs) is Spawning else ():
+        for agent in binding.runs.agents if isinstance(binding.runs, Spawning | Driving) else ():
             if normalised_id(agent.id) == normalised_id(effect.agent_id):
                 return cast("AgentDefinition", agent)
     return None
@@ -606,6 +629,7 @@ def _body_state(plan: RunPlan, caller: AgentState) -> AgentState:
         context=caller.context,
         # What is shown of its calls stands beside those of its caller.
         id_prefix=f"c{plan.path.replace('.', '_')}_",
+        left_out=caller.left_out,
     )
 
 
@@ -627,6 +651,7 @@ def continued(plan: RunPlan, agent: Agent, previous: AgentState | None) -> Agent
         pending=previous.pending if previous is not None else (),
         next_call=previous.next_call if previous is not None else 1,
         id_prefix=previous.id_prefix if previous is not None else "c",
+        left_out=previous.left_out if previous is not None else (),
     )
 
 
@@ -654,4 +679,5 @@ def _child_state(plan: RunPlan, agent: Agent, parent: AgentState) -> AgentState:
         context=parent.context if plan.is_inline else NO_CONTEXT,
         next_call=parent.next_call if inherits else 1,
         id_prefix=f"c{plan.path.replace('.', '_')}_" if inherits else "c",
+        left_out=parent.left_out if inherits else (),
     )

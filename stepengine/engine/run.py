@@ -14,7 +14,9 @@ import attrs
 from stepengine.data.effects import Notify
 from stepengine.data.events import Event, PhaseChanged, RunFailed, RunFinished, RunStarted
 from stepengine.data.outcomes import Outcome, Stop
+from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, RunPhase, RunResult, RunStatus
+from stepengine.data.waiting import Waits
 from stepengine.engine.event_loops import need_loop
 from stepengine.errors import LimitExceeded, ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
@@ -139,7 +141,9 @@ class EngineRun:
     async def _performed(self) -> Finished:
         finished = await self.tree.run()
         self.began = finished.began
-        return finished if self.session is None else await self._to_the_end(self.session.finish(finished))
+        if self.session is None:
+            return finished
+        return await self._to_the_end(self.session.finish(finished, self._waits(finished, self._pending(finished))))
 
     async def _in_session(self, turn: Turn) -> RunResult:
         tree = self.tree
@@ -164,6 +168,23 @@ class EngineRun:
                 self.tree.root.cancelled = True
         return work.result()
 
+    def _pending(self, finished: Finished) -> tuple[Question, ...]:
+        """Return the questions that wait for an answer."""
+        if finished.status is not RunStatus.SUSPENDED:
+            return ()
+        known = {question.id: question for question in finished.pending} | dict(sorted(self.tree.suspended.items()))
+        return tuple(known.values())
+
+    def _waits(self, finished: Finished, pending: Sequence[Question]) -> tuple[Waits, ...]:
+        """Return all that the run waits for, the questions first."""
+        if finished.status is not RunStatus.SUSPENDED:
+            return ()
+        asks = [Waits(kind="question", path=q.path, question=q) for q in pending]
+        # By address: in which order runs come to stand still is a matter of time, and of a replay another one.
+        standing = sorted(self.tree.standstill.waits.items())
+        waits = [one for _, known in standing for one in known if one.kind != "question"]
+        return (*asks, *waits)
+
     def forsake(self) -> None:
         """Give the journal back if the run was never begun, because nobody iterated its stream."""
         if self.session is not None and not self._begun:
@@ -178,7 +199,10 @@ class EngineRun:
             warnings.append(
                 f"the run ended before {len(tree.inbox)} of the messages that were sent to it were delivered"
             )
+        pending = self._pending(finished)
         return finished.as_result(
+            pending_questions=pending,
+            waits_for=self._waits(finished, pending),
             session_id=tree.root.plan.info.session_id,
             journal=None if self.session is None else self.session.journal,
             leaked=tuple(tree.leaked),

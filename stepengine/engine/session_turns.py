@@ -13,18 +13,21 @@ import contextvars
 import secrets
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
 from stepengine.data.definition import AgentDefinition
+from stepengine.data.frozen import frozen
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Outcome
 from stepengine.data.questions import AnswerLike, Question
 from stepengine.data.state import AgentState, RunResult, RunStatus, suspended_at
 from stepengine.data.usage import Usage
+from stepengine.data.waiting import Waits, waits_in_words
 from stepengine.engine.planning import Request, not_from_state
 from stepengine.engine.run import EngineRun
 from stepengine.errors import (
@@ -55,7 +58,7 @@ OPEN = Question("", "")
 """A question of which no more is known than that a call waits for its answer."""
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class Place:
     """A place in the line of a session; who has the first one is in."""
 
@@ -240,7 +243,7 @@ class Within(Journals):
         """Do nothing: each save replaces the journal before."""
 
 
-@attrs.frozen
+@frozen
 class Conversation:
     """How a child of a run in a session ended: its place in the tree, the call that spawned it, and the rest."""
 
@@ -265,6 +268,7 @@ class Turn:
         journal: Where the caller wants it recorded; ``None`` for the store's own place.
         let_in: Lets the run start from a request, recorded in a journal or not.
         again: Lets a run start from what was recorded: a given one, or without one a new one.
+        now: Gives the time by the engine's clock.
 
     Attributes:
         sessions: As given.
@@ -280,6 +284,7 @@ class Turn:
         *,
         let_in: LetIn,
         again: Again,
+        now: Callable[[], datetime],
     ) -> None:
         assert request.info.session_id is not None  # noqa: S101 - one was made where none was given
         self.session_id = request.info.session_id
@@ -288,6 +293,7 @@ class Turn:
         self._journal = journal
         self._let_in = let_in
         self._again = again
+        self._now = now
         self._conversations: list[Conversation] = []
         self._context = contextvars.copy_context()
         self._before = Session(info=SessionInfo(session_id=self.session_id))
@@ -317,7 +323,7 @@ class Turn:
         recording = self._answered()
         if recording is not None:
             self._continues = True
-            if self._request.answers and self._request.prompt:
+            if self._request.prompt and (self._request.answers or not self._waiting):
                 live.tree.inbox.append(UserMessage(self._request.prompt))
             self._context.run(self._again, recording, live, agent=self._agent(recording), limits=self._request.limits)
         else:
@@ -398,13 +404,16 @@ class Turn:
         from stepengine.journal.journaled_run import JournaledRun
 
         name, state = self._before.journal, self._before.state
-        if name is None or state is None or self._journals is None or not self._waiting:
+        if name is None or state is None or self._journals is None or self._request.previous is not None:
             return None
-        if not_from_state(self._request.agent.definition, state) is None:
-            return None  # its state is enough, and goes on also where prompts and tools have changed since
         journal = self._journals.journal(name)
+        waits = _waits(journal)
+        if not waits and (not self._waiting or not_from_state(self._request.agent.definition, state) is None):
+            return None  # its state is enough, and goes on also where prompts and tools have changed since
         if not journal.records():
             return None
+        if waits and not self._waiting:
+            self._refuse_while_asleep(journal, waits)
         if self._journal is not None:
             msg = (
                 f"the session {self.session_id!r} waits for an answer, and the run that asked goes on in the journal that the "
@@ -416,6 +425,22 @@ class Turn:
         recording.raises = asked != "stop"
         self._name = name
         return recording
+
+    def _refuse_while_asleep(self, journal: Journal, waits: Sequence[Waits]) -> None:
+        """Refuse what is said to a run that waits for something else than a person, and for which nothing came yet."""
+        from stepengine.journal.sleeping import is_due
+
+        before, request = self._before, self._request
+        is_other = before.info.agent_id != request.agent.definition.id
+        if not is_other and (not (request.prompt or request.answers) or is_due(journal, waits, self._now())):
+            return
+        whose = f" It is one of {before.info.agent_id!r}." if is_other else ""
+        msg = (
+            f"the last run in the session {self.session_id!r} has not ended, so nothing can be said to it yet. "
+            f"{waits_in_words(waits)}{whose} It goes on with the first run of its agent in this session after that, or at once "
+            f"with engine.resume(JOURNAL, now=True) or `stepengine resume JOURNAL --now`, of its journal {journal.name}"
+        )
+        raise SessionError(msg)
 
     def _agent(self, recording: JournaledRun) -> AgentDefinition | None:
         """Return the definition of a recorded run's agent where the caller gave it; else the engine knows it by its id."""
@@ -484,9 +509,7 @@ class Turn:
                 return [before.journal]
         news = [name for name in journals.names() if name.startswith(f"{before.turns + 1:06d}-")]
         known = {name: _history(journals.journal(name)) for name in news}
-        return [
-            name for name, history in known.items() if history and (history.is_complete or history.open_questions())
-        ]
+        return [name for name, history in known.items() if history and (history.is_complete or _is_suspended(history))]
 
     async def _save_again(self, name: str) -> None:
         from stepengine.journal.journaled_run import JournaledRun
@@ -602,6 +625,18 @@ class Turn:
 def _without(usage: Usage, other: Usage) -> Usage:
     numbers = {name: getattr(usage, name) - getattr(other, name) for name in NUMBERS}
     return attrs.evolve(usage, **numbers)
+
+
+def _waits(journal: Journal) -> list[Waits]:
+    """Return what the run of a journal waits for beside people."""
+    history = _history(journal)
+    return [] if history is None else [one for one in history.waits() if one.kind != "question"]
+
+
+def _is_suspended(history: History) -> bool:
+    """Return whether a run ended in waiting, and nothing of it was under way: one that a crash cut off is not gone on with here."""
+    is_stopped = history.stop is not None and history.stop.input["kind"] == "suspended"
+    return bool(history.open_questions()) or (is_stopped and bool(history.waits()))
 
 
 def _history(journal: Journal) -> History | None:

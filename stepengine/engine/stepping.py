@@ -24,21 +24,31 @@ import attrs
 
 from stepengine.data.effects import (
     RUNS,
+    WAITS,
     AskPerson,
+    AwaitMessage,
+    AwaitRuns,
+    AwaitTime,
     CallBody,
     CallFunction,
     CallModel,
     CallTool,
+    Compute,
     Effect,
+    EndRuns,
     Gather,
     Leaf,
     Notify,
+    RunInBackground,
     Spawn,
+    TellRun,
 )
+from stepengine.data.frozen import frozen
 from stepengine.data.functions import PACKAGE
 from stepengine.data.hooks import HOOK_POINTS, Hooks
 from stepengine.data.models import ModelRequest
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value
+from stepengine.data.programs import KeepsVariables, RunsProgram
 from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.data.tools import Yielding
 from stepengine.data.transcript import Transcript
@@ -57,24 +67,30 @@ from stepengine.machine.run import parts_of
 from stepengine.machine.signals import is_callers
 from stepengine.machine.state import RunState
 from stepengine.runtime.asking import shown_questions
-from stepengine.runtime.performer import Item, child_path
+from stepengine.runtime.performer import Item, child_path, computed
+from stepengine.tooling.context import Belongings
 
 if TYPE_CHECKING:
     from stepengine.engine.launching import Launcher
 
-__all__ = ("Frame", "FrameKind", "HookCall", "Moment", "Stepper")
+__all__ = ("Frame", "FrameKind", "HookCall", "Moment", "Stepper", "Tape")
 
-FrameKind: TypeAlias = Literal["handler", "helper", "hook", "tool", "package", "opaque"]
+FrameKind: TypeAlias = Literal["handler", "helper", "hook", "tool", "program", "package", "opaque"]
 TOPS = ("handler", "hook", "tool")
 STORED_AS: Mapping[type[Leaf], str] = {
     CallModel: "CallModel", CallTool: "CallTool", CallBody: "CallTool", Spawn: "Spawn", CallFunction: "Perform", AskPerson: "Ask",
+    AwaitTime: "Sleep", AwaitMessage: "Receive", AwaitRuns: "Await", TellRun: "Tell", EndRuns: "Cancel",
 }  # fmt: skip
 """The name of each effect in a record."""
 MAX_FRAMES = 100
 SHOWN = 200
 
 
-@attrs.frozen(kw_only=True)
+def _nothing() -> None:
+    return None
+
+
+@frozen(kw_only=True)
 class Frame:
     """
     One frame of author code that waits.
@@ -86,8 +102,11 @@ class Frame:
         source: The text of that line, as the file has it now; ``""`` where that cannot be read.
         locals: Its variables, a copy: the objects themselves.
         kind: ``handler``, ``hook`` and ``tool`` are the functions that the machine called, ``helper`` a generator that they wait for,
-            ``package`` one of this package, ``opaque`` what cannot be looked into, such as an iterator.
+            ``program`` a program that a model wrote, ``package`` one of this package, ``opaque`` what cannot be looked into, such as
+            an iterator.
         globals: What its code sees as globals.
+        text: The whole text that *line* is one of, where it stands in no file: of a program.
+        printed: Gives what a program has printed so far, for as long as it waits here; ``None`` where there is no sandbox that says so.
     """
 
     function: str
@@ -97,9 +116,11 @@ class Frame:
     locals: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
     kind: FrameKind = "helper"
     globals: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
+    text: str = attrs.field(default="", repr=False)
+    printed: Callable[[], str | None] = attrs.field(default=_nothing, eq=False, repr=False)
 
 
-@attrs.frozen
+@frozen
 class HookCall:
     """
     One call of a hook, made again by the replay.
@@ -115,7 +136,7 @@ class HookCall:
     said: Any = None
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Moment:
     """
     What stands before the outcome at a position is sent.
@@ -153,9 +174,12 @@ class Moment:
     at: int
 
 
-class _Tape:
+class Tape:
     """
     What all steppers of one journal share: its records, parsed once, and the order of its results.
+
+    Args:
+        journal: The journal; it is read once, and only read.
 
     Attributes:
         verified: Up to which position the effects were compared with the record.
@@ -177,8 +201,10 @@ class _Tape:
         self.verified = 0
 
     def step_of(self, address: Address) -> int:
-        """Return the step that an effect belongs to, as ``stepengine show`` numbers them."""
-        return bisect_right(self.steps.get(address[0], ()), address[1])
+        """Return the step that an effect belongs to, as ``stepengine show`` numbers them; a child's own end, to its last."""
+        path, seq = address
+        steps = self.steps.get(path, ())
+        return len(steps) if seq == -1 else bisect_right(steps, seq)
 
     def waiting(self) -> Address | None:
         """Return the first effect that waits where the record ends: a question that is open goes before all others."""
@@ -188,23 +214,23 @@ class _Tape:
         asked = [address for address, _ in history.open_questions().values()]
         left = [a for a, i in history.intents.items() if a not in history.results and a != ROOT and not i.begins_run]
         # What was cancelled with a run that has ended never finishes.
-        return next((a for a in [*asked, *left] if not self._is_over(a[0])), None)
-
-    def _is_over(self, path: str) -> bool:
-        while path:
-            address = parent_of(path)
-            if address in self.history.results:
-                return True
-            path = address[0]
-        return False
+        return next((a for a in [*asked, *left] if not history.has_ended(a[0])), None)
 
 
 class _Running:
-    """One run of the tree: its machine, and what that waits for."""
+    """One run of the tree: its machine, what that waits for, and the children that it started in the background."""
 
-    __slots__ = ("effect", "finished", "hooks", "machine", "path", "plan", "request", "slots", "state", "waits")
+    __slots__ = (
+        "background", "effect", "end", "finished", "hooks", "machine", "path", "plan", "request", "slots", "state", "told",
+        "waits",
+    )  # fmt: skip
 
     def __init__(self, path: str, plan: RunPlan, state: AgentState) -> None:
+        # Those of which it was not told how they ended, by path, with that once they have.
+        self.background: dict[str, ChildResult | None] = {}
+        self.told: dict[str, ChildResult] = {}
+        # Its own end, where it runs in the background.
+        self.end = Item(path, RunInBackground(plan.definition.id, plan=plan, state=state), plan)
         self.path = path
         self.plan = plan
         self.state = state
@@ -238,7 +264,7 @@ class Stepper:
     """
 
     def __init__(
-        self, launcher: Launcher, tape: _Tape, agent: AgentLike | None = None, *, leeway: Leeway = NO_LEEWAY
+        self, launcher: Launcher, tape: Tape, agent: AgentLike | None = None, *, leeway: Leeway = NO_LEEWAY
     ) -> None:
         self.position = 0
         self.diverged: ReplayDivergence | None = None
@@ -252,12 +278,8 @@ class Stepper:
         self._replayer: Replayer = cast("Replayer", session.replayer)
         self._past: Past = cast("Past", session.past)
         self._runs: dict[str, _Running] = {}
+        self._kept: dict[str, Belongings] = {}
         self._guarded(partial(self._start, tree.root.plan, tree.root.state, ""))
-
-    @classmethod
-    def of(cls, launcher: Launcher, journal: Journal, agent: AgentLike | None = None) -> Stepper:
-        """Return a stepper for a journal, which is read once; errors as for the class."""
-        return cls(launcher, _Tape(journal), agent)
 
     def anew(self) -> Stepper:
         """
@@ -277,8 +299,20 @@ class Stepper:
 
     def close(self) -> None:
         """Close all handlers and hooks, children first, so that their ``finally`` blocks run; may be called twice."""
-        for path in sorted(self._runs, key=lambda path: path.count(".") + bool(path), reverse=True):
-            self._runs.pop(path).machine.close()
+        self._close("")
+
+    def _close(self, path: str) -> None:
+        """Close a run and all below it."""
+        below = [known for known in self._runs if not path or known == path or known.startswith(f"{path}.")]
+        for known in sorted(below, key=lambda path: path.count(".") + bool(path), reverse=True):
+            self._runs.pop(known).machine.close()
+            self._end_kept(known)
+
+    def _end_kept(self, path: str) -> None:
+        """End what was kept for a run that has ended."""
+        kept = self._kept.pop(path, None)
+        if kept is not None:
+            kept.close()
 
     # --- places -------------------------------------------------------------------------------------------------------
 
@@ -291,6 +325,11 @@ class Stepper:
     def history(self) -> History:
         """What is recorded."""
         return self._tape.history
+
+    @property
+    def kept(self) -> list[str]:
+        """Where a model was asked something else than is recorded, and was taken to say the same; see ``Leeway.keeps_replies``."""
+        return [shown_address(note.path, note.seq) for note in self._session.kept]
 
     @property
     def last(self) -> int:
@@ -374,15 +413,32 @@ class Stepper:
     def _take(self, path: str, seq: int) -> None:
         run = self._reached(path)
         known = self.history.results[run.path, seq]
+        if seq == -1:
+            self._take_end(run, known)
+            self._count(known)
+            return
         item = run.waits.get(seq)
         if item is None:
             raise self._left(run, (run.path, seq))
-        outcome = self._of_run(item, known) if type(item.effect) in RUNS else self._replayer.answer(known, item)
-        self.position += 1
-        self._at = max(self._at, known.at)
+        outcome = self._outcome(run, item, known)
+        self._count(known)
         run.slots[seq] = outcome
         if len(run.slots) == len(run.waits):
             self._answer(run)
+
+    def _outcome(self, run: _Running, item: Item, known: Result) -> Single:
+        """Return what is recorded of an effect, together with the runs that it is about."""
+        effect = item.effect
+        if type(effect) is Spawn and effect.is_background:
+            return self._of_start(run, item, known)
+        if type(effect) in RUNS:
+            return self._of_run(item, known)
+        outcome = self._replayer.answer(known, item)
+        return self._of_ends(run, item, outcome) if type(effect) in (AwaitRuns, EndRuns) else outcome
+
+    def _count(self, known: Result) -> None:
+        self.position += 1
+        self._at = max(self._at, known.at)
 
     def _left(self, run: _Running, address: Address) -> StepEngineError:
         """Return the error for a run that has ended, or waits for something else, where it was to take a result."""
@@ -407,10 +463,13 @@ class Stepper:
         run.effect, run.waits, run.slots = None, {}, {}
         try:
             effect = send(outcome)
-            while type(effect) is Notify:
-                effect = send(None)
+            while type(effect) in (Notify, Compute):
+                # What is to be worked out is worked out here and now: nobody else waits while somebody steps.
+                kept = self._kept.setdefault(run.path.rpartition(".")[0], Belongings())
+                effect = send(computed(effect, kept) if type(effect) is Compute else None)
         except StopIteration as stop:
             run.finished = stop.value
+            self._end_kept(run.path)
             return
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) or not is_callers(error):
@@ -461,15 +520,68 @@ class Stepper:
         if item is None:
             raise self._left(parent, (above, seq))
         plan, state = self._services.planner(parent.plan, item.effect, path)
+        if type(item.effect) is Spawn and item.effect.is_background:
+            parent.background[path] = None
+        elif type(self._recorded((above, seq))) is Failure:
+            # Another member of its race won: nothing that it asks for then is recorded.
+            self._replayer.give_up(path)
         return self._start(plan, state, path)
+
+    def _recorded(self, address: Address) -> Value | Failure | None:
+        known = self.history.results.get(address)
+        return None if known is None else self.history.outcome(known)
+
+    def _of_start(self, run: _Running, item: Item, known: Result) -> Single:
+        """Return the reference to a child in the background, which has begun by then: nobody could find its plan later."""
+        refused = self._replayer.refused_run((item.path, item.effect.seq), item)
+        if refused is not None:
+            return refused
+        path = child_path(item.path, item.effect.seq)
+        if path not in run.background:
+            try:
+                self._reached(path)
+            except ReplayDivergence:
+                raise
+            except StepEngineError as error:
+                confirmed = self._replayer.confirm(known, Failure(error, known.at), item)
+                assert confirmed is not None  # noqa: S101 - nothing is performed, so nothing can be new
+                return confirmed
+        return self._replayer.answer(known, item)
+
+    def _take_end(self, run: _Running, known: Result) -> None:
+        """Take how a child in the background ended, which stands at its own path."""
+        parent = self._runs.get(parent_of(run.path)[0])
+        if parent is None or run.path not in parent.background:
+            raise self._left(run, (run.path, -1))
+        ended = self._replayer.confirm(known, Value(self._ended(run).as_child(), known.at), run.end)
+        assert ended is not None  # noqa: S101 - nothing is performed, so nothing can be new
+        parent.background[run.path] = ended.value  # type: ignore[union-attr]  # how a run ended is a value
+        self._close(run.path)
+
+    def _of_ends(self, run: _Running, item: Item, outcome: Value | Failure) -> Single:
+        """Return what a run is told of children in the background, with how these ended."""
+        if type(outcome) is not Value:
+            return outcome
+        ended: dict[str, ChildResult] = {}
+        for path in outcome.value.done:
+            child = run.background.get(path) or run.told.get(path)
+            if child is None:
+                raise self._left(run, (item.path, item.effect.seq))
+            ended[path] = run.told[path] = child
+            run.background.pop(path, None)
+        return attrs.evolve(outcome, value=attrs.evolve(outcome.value, ended=ended))
 
     def _of_run(self, item: Item, known: Result) -> Single:
         """Return what a child, or the body of a tool, gave, which is what is recorded of it."""
         effect, address = item.effect, (item.path, item.effect.seq)
+        path = child_path(*address)
         refused = self._replayer.refused_run(address, item)
         if refused is not None:
+            if (path, 0) in self.history.intents:
+                # It had begun when another member of its race won, and did no more.
+                self._reached(path)
+                self._close(path)
             return refused
-        path = child_path(*address)
         try:
             run = self._reached(path)
         except ReplayDivergence:
@@ -493,14 +605,32 @@ class Stepper:
                 if seq not in run.slots:
                     run.slots[seq] = self._halted(item)
             self._answer(run)
-        return run.finished
+        finished = run.finished
+        for path in run.background:
+            child = self._left_behind(path, run)
+            spent = finished.spending + child.spending
+            finished = attrs.evolve(finished, spending=spent, children=(*finished.children, child))
+        run.background.clear()
+        run.finished = finished
+        return finished
+
+    def _left_behind(self, path: str, run: _Running) -> ChildResult:
+        """Return how a child in the background ended, or stood still, of which a run that ended was not told."""
+        child = run.background[path]
+        if child is not None:
+            return child
+        ended = self._ended(self._runs[path]).as_child()
+        del self._runs[path]
+        return ended
 
     def _halted(self, item: Item) -> Stop:
         address = (item.path, item.effect.seq)
         if type(item.effect) is AskPerson:
             return self._replayer.halt(item.path, shown_questions(item))
-        if type(item.effect) not in RUNS or not self._replayer.has_begun(address):
-            return attrs.evolve(self._replayer.halt(item.path, ()), begun=self._replayer.begun(item))
+        is_background = type(item.effect) is Spawn and item.effect.is_background
+        if type(item.effect) not in RUNS or is_background or not self._replayer.has_begun(address):
+            stop = self._replayer.halt(item.path, (), waits=type(item.effect) in WAITS)
+            return attrs.evolve(stop, begun=self._replayer.begun(item))
         path = child_path(*address)
         ended = self._ended(self._reached(path))
         del self._runs[path]
@@ -524,7 +654,7 @@ class Stepper:
             step=self._tape.step_of(address),
             address=shown_address(*address),
             agent_id=run.plan.definition.id,
-            asked="" if effect is None else _said(effect),
+            asked="" if effect is None else SAID[type(effect)](effect),
             effect=effect,
             outcome=self.outcome(),
             state=state,
@@ -540,6 +670,13 @@ class Stepper:
         """Return the frames of the moment alone; raises as ``moment``."""
         return tuple(self._frames())
 
+    def variables(self) -> Mapping[str, str]:
+        """Return what programs have left in the run of the moment, by name and as texts; nothing while one waits; raises as ``moment``."""
+        address = self._here()
+        kept = self._kept.get("" if address is None else address[0])
+        found = [] if kept is None else [one for one in kept if isinstance(one, KeepsVariables)]
+        return {name: text for one in found for name, text in one.variables().items()}
+
     def outermost(self) -> Frame | None:
         """Return the frame of the handler or hook alone, if one waits; raises as ``moment``."""
         return next((frame for frame in self._frames() if frame.kind in TOPS), None)
@@ -551,7 +688,10 @@ class Stepper:
     def effect(self) -> Leaf | None:
         """Return the effect of the moment alone; raises as ``moment``."""
         address = self._here()
-        item = None if address is None else self._runs[address[0]].waits.get(address[1])
+        if address is None:
+            return None
+        run, seq = self._runs[address[0]], address[1]
+        item = run.end if seq == -1 else run.waits.get(seq)
         return None if item is None else item.effect
 
     def outcome(self) -> Value | Failure | None:
@@ -622,19 +762,23 @@ def _given_by(ended: Finished, item: Item, at: int) -> Value:
     return Value(ended.as_child(is_inline=cast("Spawn", effect).is_inline), at)
 
 
-def _said(effect: Leaf) -> str:
-    """Return what an effect asks for, in a line."""
-    match effect:
-        case CallModel(request=request):
-            return f"model {request.model} with {len(request.messages)} messages"
-        case CallTool(tool_name=name, input=given):
-            return f"{name} {_short(given)}"
-        case Spawn(agent_id=name, prompt=prompt):
-            return f"agent {name} {_short(prompt)}"
-        case CallFunction(call=call):
-            return f"perform {call.name}"
-        case AskPerson(questions=questions):
-            return " / ".join([question.text for question in questions])
+SAID: Mapping[type[Leaf], Callable[[Any], str]] = {
+    CallModel: lambda effect: f"model {effect.request.model} with {len(effect.request.messages)} messages",
+    CallTool: lambda effect: f"{effect.tool_name} {_short(effect.input)}",
+    CallBody: lambda effect: f"{effect.tool_name} {_short(effect.input)}",
+    Spawn: lambda effect: f"agent {effect.agent_id} {_short(effect.prompt)}",
+    CallFunction: lambda effect: f"perform {effect.call.name}",
+    AskPerson: lambda effect: " / ".join([question.text for question in effect.questions]),
+    AwaitTime: lambda effect: (
+        f"sleep until {effect.until}" if effect.seconds is None else f"sleep {effect.seconds:g} s"
+    ),
+    AwaitMessage: lambda effect: f"message on {effect.topic}",
+    AwaitRuns: lambda effect: f"{effect.need} of the children at {', '.join(effect.children)}",
+    TellRun: lambda effect: f"to the child at {effect.child}: {_short(effect.value)}",
+    EndRuns: lambda effect: f"the end of the children at {', '.join(effect.children)}",
+    RunInBackground: lambda effect: f"the end of agent {effect.agent_id} in the background",
+}
+"""What an effect asks for, in a line."""
 
 
 def _short(value: object) -> str:
@@ -679,12 +823,6 @@ def _state_in(error: BaseException) -> AgentState | None:
     return None
 
 
-def _top_of(author: Author) -> FrameKind:
-    if author.what.startswith("handle_steps"):
-        return "handler"
-    return "tool" if author.what.startswith("the tool") else "hook"
-
-
 def _frames(machine: object) -> Iterator[Frame]:
     """Give the frames of the author's generator that a machine waits for: of a hook, where one was called."""
     author: Author | None = None
@@ -693,11 +831,16 @@ def _frames(machine: object) -> Iterator[Frame]:
             author = value if type(value) is Author else author
     if author is None:
         return
-    top = _top_of(author)
+    top: FrameKind = author.by
+    has_program = False
     for generator in _chain(author.steps):
         frame: FrameType | None = getattr(generator, "gi_frame", None)
         if frame is None:
             yield Frame(function=type(generator).__name__, kind="opaque")
+            return
+        stranger = _stranger_in(generator)
+        if stranger is not None:
+            yield _frame_of(stranger, frame.f_code.co_qualname)
             return
         file, is_ours = frame.f_code.co_filename, frame.f_code.co_filename.startswith(PACKAGE)
         kind: FrameKind = "package" if is_ours and not file.startswith(f"{PACKAGE}_agents") else top
@@ -710,7 +853,47 @@ def _frames(machine: object) -> Iterator[Frame]:
             kind=kind,
             globals=frame.f_globals,
         )
+        if kind == "package" and not has_program:
+            has_program = yield from _program_in(frame)
         top = top if kind == "package" and top != "handler" else "helper"
+
+
+def _stranger_in(generator: object) -> RunsProgram | None:
+    """Return the handler that runs in the sandbox, where a generator only stands for it."""
+    inner = getattr(generator, "gi_yieldfrom", None)
+    values = _locals_of(inner).values() if inner is not None else ()
+    return next((value for value in values if isinstance(value, RunsProgram) and value.file), None)
+
+
+def _frame_of(stranger: RunsProgram, function: str) -> Frame:
+    lines = stranger.code.split("\n")
+    source = lines[stranger.line - 1].rstrip() if 0 < stranger.line <= len(lines) else ""
+    return Frame(
+        function=function,
+        file=stranger.file,
+        line=stranger.line,
+        source=source,
+        kind="handler",
+        printed=stranger.printed,
+    )
+
+
+def _program_in(frame: FrameType) -> Generator[Frame, None, bool]:
+    """Give the program that a frame of this package runs; return whether there was one."""
+    found = next((value for value in frame.f_locals.values() if isinstance(value, RunsProgram)), None)
+    if found is None or not found.line:
+        return False
+    lines = found.code.split("\n")
+    source = lines[found.line - 1].rstrip() if found.line <= len(lines) else ""
+    yield Frame(
+        function="program",
+        line=found.line,
+        source=source,
+        kind="program",
+        text=found.code,
+        printed=found.printed,
+    )
+    return True
 
 
 # --- noting hooks ---------------------------------------------------------------------------------------------------

@@ -2,8 +2,9 @@
 Trust in the agent files of a working folder: ``./agents`` is searched by id only where its code may run.
 
 An agent file is a program, and a repository that was just cloned is somebody else's. So a person trusts a folder once, by its
-real path and owner, which is kept in the user's state and never in the folder; by content where nobody can be asked. Lives
-here: what is trusted, and whether a folder's files may run. Must not be here: asking and printing; the command line does that.
+real path and owner, which is kept in the user's state and never in the folder; by content where nobody can be asked. An
+installed package says what its agents want, and a person agrees to that once. Lives here: what is trusted and agreed to, and
+whether a folder's files may run. Must not be here: asking and printing; the command line does that.
 """
 
 from __future__ import annotations
@@ -18,33 +19,39 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.errors import DefinitionError
 from stepengine.runtime.logs import log_once
 
 __all__ = (
     "GATE",
     "LOCAL",
+    "SANDBOXED",
     "Foreign",
     "Gate",
+    "Wishes",
+    "agree",
     "content_of",
     "foreign_at",
     "forget",
     "has_run",
+    "is_sandboxed",
     "is_trusted",
     "may_run",
+    "not_agreed",
     "state_folder",
     "tell",
     "trust",
     "trusted_folders",
+    "withdraw",
 )
 
 LOCAL = Path("agents")
 """Where the agents of a working folder are."""
 TRUSTED = "trusted"
 OTHERS_WRITE = 0o022
-RECORD_BYTES = 64 * 1024
+AGREED = "agreed"
+RECORD_BYTES = 1024 * 1024
 FILES, CONTENT_BYTES = 10_000, 64 * 1024 * 1024
 LISTED = 5
 CACHE = "__pycache__"
@@ -52,7 +59,7 @@ CACHE = "__pycache__"
 PLUGIN = "stepengine.pytest_plugin"
 
 
-@attrs.frozen
+@frozen
 class Foreign:
     """
     A folder of agent files that nobody trusted.
@@ -83,11 +90,41 @@ class Foreign:
         return f"stepengine trust {shlex.quote(str(self.project))}"
 
 
+@frozen
+class Wishes:
+    """
+    What an installed package says that its agents want.
+
+    Attributes:
+        package: What is installed, as pip names it.
+        version: Its version.
+        publisher: What its agents' ids begin with.
+        asks: What it wants, a line each.
+    """
+
+    package: str
+    version: str
+    publisher: str
+    asks: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.package} {self.version}, of which {self.publisher!r} says to be the publisher"
+
+    @property
+    def how(self) -> str:
+        """The command that agrees to it."""
+        return f"stepengine package agree {self.package}"
+
+
 class Gate(Protocol):
     """Who says whether a folder that is not trusted may run, and is told what did not."""
 
     def allows(self, foreign: Foreign) -> bool:
         """Return whether its files may run."""
+        ...
+
+    def agrees(self, wishes: Wishes) -> bool:
+        """Return whether what an installed package wants was agreed to."""
         ...
 
     def tell(self, message: str) -> None:
@@ -97,6 +134,9 @@ class Gate(Protocol):
 
 GATE: ContextVar[Gate | None] = ContextVar("stepengine_trust", default=None)
 """The command line's; a program has none and is judged by what runs in it already."""
+
+SANDBOXED: ContextVar[frozenset[str]] = ContextVar("stepengine_sandboxed", default=frozenset())
+"""Real paths of files and folders, and names of installed packages, whose code runs in the sandbox alone."""
 
 _RAN: set[Path] = set()
 
@@ -109,6 +149,12 @@ def state_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
     if state.startswith("/"):
         return Path(state, "stepengine")
     return Path(home, ".local", "state", "stepengine") if home.startswith("/") else None
+
+
+def is_sandboxed(file: Path) -> bool:
+    """Return whether a file's code runs in the sandbox alone, by what was set."""
+    listed = SANDBOXED.get()
+    return bool(listed) and any(str(place) in listed for place in (file.resolve(), *file.resolve().parents))
 
 
 def foreign_at(folder: Path) -> Foreign | None:
@@ -255,13 +301,79 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _read(file: Path) -> dict[str, Any] | None:
+    record = _object(file) or {}
+    known = isinstance(record.get("path"), str) and type(record.get("owner")) is int
+    return record if known else None
+
+
+# --- what packages want -----------------------------------------------------------------------------------------------
+
+
+def not_agreed(wishes: Wishes) -> tuple[str, ...] | None:
+    """Return what of that nobody agreed to yet; ``None`` where the package was never agreed to."""
+    place = _agreements()
+    record = None if place is None else _object(place / _file_of(wishes.package))
+    if record is None or record.get("publisher") != wishes.publisher or not isinstance(record.get("asks"), list):
+        return None
+    return tuple([wanted for wanted in wishes.asks if wanted not in record["asks"]])
+
+
+def agree(wishes: Wishes) -> None:
+    """
+    Agree to what a package wants, from now on, and in later versions as long as they want no more.
+
+    Raises:
+        DefinitionError: when there is nowhere to keep that.
+    """
+    from stepengine.system.atomic import make_folder, replace_path
+
+    place = _agreements()
+    if place is None:
+        msg = "that cannot be kept: your state folder is not there, or others may write it; set STEPENGINE_STATE_DIR to a folder of your own"
+        raise DefinitionError(msg)
+    record = {
+        "package": wishes.package,
+        "version": wishes.version,
+        "publisher": wishes.publisher,
+        "asks": [*wishes.asks],
+    }
+    try:
+        make_folder(place, 0o700)
+        replace_path(place / _file_of(wishes.package), json.dumps(record).encode(), mode=0o600)
+    except OSError as error:
+        msg = f"{place} cannot be written: {error.strerror or error}; set STEPENGINE_STATE_DIR to a folder of your own"
+        raise DefinitionError(msg) from None
+
+
+def withdraw(package: str) -> bool:
+    """Agree no longer to what a package wants, also one that is gone; return whether that was agreed to."""
+    place = _agreements()
+    if place is None or not (place / _file_of(package)).exists():
+        return False
+    (place / _file_of(package)).unlink()
+    return True
+
+
+def _agreements() -> Path | None:
+    state = state_folder()
+    if state is None or any(f.exists() and not _is_ours(f) for f in (state, state / AGREED)):
+        return None
+    return state / AGREED
+
+
+def _file_of(package: str) -> str:
+    # As an index compares names.
+    plain = package.lower().replace("_", "-").replace(".", "-")
+    return f"{sha256(plain.encode()).hexdigest()}.json"
+
+
+def _object(file: Path) -> dict[str, Any] | None:
     try:
         with file.open("rb") as opened:
             record = json.loads(opened.read(RECORD_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
-    known = isinstance(record, dict) and isinstance(record.get("path"), str) and type(record.get("owner")) is int
-    return record if known else None
+    return record if isinstance(record, dict) else None
 
 
 # --- by content -------------------------------------------------------------------------------------------------------

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
-import attrs
-
 from stepengine.data.effects import CallModel
+from stepengine.data.frozen import frozen
 from stepengine.data.matching import BoundedMatcher
 from stepengine.journal.divergence import Field, fields_between, fields_of_effects, verb
 from stepengine.journal.encoding import outcome_members
@@ -28,7 +27,7 @@ MARKS: Mapping[str, str] = {"added": "+", "removed": "-", "changed": "~", "outco
 MAX_SHOWN = 12
 
 
-@attrs.frozen
+@frozen
 class RunChange:
     """
     One difference.
@@ -55,7 +54,7 @@ class RunChange:
         return "\n".join(lines)
 
 
-@attrs.frozen
+@frozen
 class Difference:
     """
     What two journals differ in; true when they do.

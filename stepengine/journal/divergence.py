@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from stepengine.data.effects import CallModel
+from stepengine.data.effects import CallModel, line_of
 from stepengine.data.json import ABSENT, differences, parting
 from stepengine.errors import ReplayDivergence
 from stepengine.journal.fingerprints import seen
@@ -20,6 +20,7 @@ from stepengine.journal.history import History
 from stepengine.journal.records import Address, Intent, file_of, shown_address
 from stepengine.machine.author import Author
 from stepengine.machine.run import parts_of
+from stepengine.machine.state import RunState
 from stepengine.redaction import Redactor
 
 __all__ = (
@@ -40,7 +41,18 @@ DivergenceKind: TypeAlias = Literal["changed", "kind", "extra", "unused", "undec
 MAX_FIELDS = 12
 WINDOW = 200
 SHOWN = 60
-VERBS = {"CallModel": "call_model", "CallTool": "call_tool", "Perform": "perform", "Ask": "ask", "Spawn": "spawn"}
+VERBS = {
+    "CallModel": "call_model",
+    "CallTool": "call_tool",
+    "Perform": "perform",
+    "Ask": "ask",
+    "Spawn": "spawn",
+    "Sleep": "sleep",
+    "Receive": "receive",
+    "Await": "wait",
+    "Tell": "tell",
+    "Cancel": "cancel",
+}
 
 
 class Field(NamedTuple):
@@ -53,17 +65,23 @@ class Field(NamedTuple):
 
 def parked_at(machine: object) -> str:
     """
-    Return ``file:line`` where the handler or hook of a parked machine waits, ``""`` when none of the author's does.
+    Return where the handler or hook of a parked machine waits, ``""`` when none of the author's does.
 
-    The author's generator hangs at the innermost part of the machine that drives it.
+    That is ``file:line``, of a program that a model wrote its line. The author's generator hangs at the innermost part of the
+    machine that drives it.
     """
-    found = ""
+    found, place = "", None
     for part in parts_of(machine):
         frame = getattr(part, "gi_frame", None)
         for value in frame.f_locals.values() if frame is not None else ():
             if type(value) is Author:
                 found = value.location or found
-    return found
+            elif type(value) is RunState:
+                place = value.place
+    if place is None:
+        return found
+    text, line = place
+    return f"line {line} of the program: {line_of(text, line)}"
 
 
 def defined_at(handler: object) -> str:

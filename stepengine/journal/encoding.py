@@ -12,13 +12,29 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
-from typing import Any, TypeAlias, assert_never, cast
+from typing import Any, TypeAlias, cast
 from zlib import crc32
 
 import attrs
 
 from stepengine.data.codec import STORED, bare, bare_any, restored, restored_any, written, written_any
-from stepengine.data.effects import RUNS, AskPerson, CallBody, CallFunction, CallModel, CallTool, Spawn
+from stepengine.data.effects import (
+    RUNS,
+    WAITS,
+    AskPerson,
+    AwaitMessage,
+    AwaitRuns,
+    AwaitTime,
+    CallBody,
+    CallFunction,
+    CallModel,
+    CallTool,
+    EndRuns,
+    Leaf,
+    RunInBackground,
+    Spawn,
+    TellRun,
+)
 from stepengine.data.fields import PLAIN, within
 from stepengine.data.json import freeze, quoted, thaw
 from stepengine.data.messages import TextPart, ToolCallPart, ToolResult
@@ -26,8 +42,9 @@ from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Value, quick_value
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, RunStatus
+from stepengine.data.tools import Yielding
 from stepengine.data.transcript import Transcript
-from stepengine.errors import DataError, JournalWriteFailed, StepEngineError
+from stepengine.errors import DataError, DefinitionError, JournalWriteFailed, StepEngineError
 from stepengine.journal.fingerprints import DEFAULT_SETTINGS, Fingerprints, fingerprint, offered_tool
 from stepengine.journal.records import (
     ROOT,
@@ -43,6 +60,7 @@ from stepengine.journal.records import (
     to_line,
     to_text,
 )
+from stepengine.machine.plan import RunPlan
 from stepengine.redaction import Redactor
 from stepengine.runtime.performer import Item, is_repeatable
 from stepengine.system.writes import FileWrite
@@ -61,6 +79,7 @@ __all__ = (
     "questions_of",
     "request_members",
     "restored",
+    "sandbox_of",
     "storable",
     "too_long",
     "touched_world",
@@ -75,34 +94,110 @@ COMPARED_CHILD = ("agent_id", "run_id", "status", "output")
 def describe(item: Item) -> CallModel | Form:
     """Return the stored form of an effect; a model call stays as it is, it is stored as a difference to earlier ones."""
     effect = item.effect
-    match effect:
-        case CallModel():
-            return effect
-        case CallTool():
-            form: dict[str, object] = {
-                "type": "CallTool",
-                "tool_name": effect.tool_name,
-                "input": effect.input,
-                "tool_call_id": effect.tool_call_id,
-                "source": effect.source,
-            }
-            if is_repeatable(item):
-                form["idempotent"] = True
-            if type(effect) is CallBody:
-                form["yields"] = True
-            return form
-        case Spawn():
-            form = {"type": "Spawn", "agent_id": effect.agent_id, "prompt": effect.prompt, "params": effect.params}
-            return form | ({"tool_call_id": effect.tool_call_id} if effect.tool_call_id else {})
-        case CallFunction(call=call):
-            form = {"type": "Perform", "name": name_of(call.fn), "args": [_argument(a) for a in call.args]}
-            form["kwargs"] = {k: _argument(v) for k, v in call.kwargs.items()}
-            return form | ({"idempotent": True} if call.is_idempotent else {})
-        case AskPerson():
-            form = {"type": "Ask", "questions": [_asked(q) for q in effect.questions], "purpose": effect.purpose}
-            return form | ({"tool_call_id": effect.tool_call_id} if effect.tool_call_id else {})
-        case _ as never:
-            assert_never(never)
+    if not isinstance(effect, CallTool):
+        return DESCRIBE[type(effect)](effect)
+    form: dict[str, object] = {
+        "type": "CallTool",
+        "tool_name": effect.tool_name,
+        "input": effect.input,
+        "tool_call_id": effect.tool_call_id,
+        "source": effect.source,
+    }
+    if is_repeatable(item):
+        form["idempotent"] = True
+    if type(effect) is CallBody:
+        form["yields"] = True
+        name = sandbox_of(item.plan, effect.tool_name)
+        if name:
+            form["sandbox"] = name
+    return form
+
+
+def sandbox_of(plan: RunPlan, tool_name: str) -> str:
+    """Return the name and version of what carries out the body of a tool; ``""`` where it needs nothing, or has it not here."""
+    binding = plan.tools.get(tool_name)
+    sandbox = binding.runs.sandbox if binding is not None and type(binding.runs) is Yielding else None
+    if sandbox is None:
+        return ""
+    try:
+        return sandbox()
+    except DefinitionError:
+        return ""
+
+
+def _spawn(effect: Spawn) -> Form:
+    form: dict[str, object] = {
+        "type": "Spawn",
+        "agent_id": effect.agent_id,
+        "prompt": effect.prompt,
+        "params": effect.params,
+    }
+    if effect.is_background:
+        form["background"] = True
+    return form | _of_call(effect)
+
+
+def _function(effect: CallFunction) -> Form:
+    call = effect.call
+    form: dict[str, object] = {"type": "Perform", "name": name_of(call.fn), "args": [_argument(a) for a in call.args]}
+    form["kwargs"] = {k: _argument(v) for k, v in call.kwargs.items()}
+    return form | ({"idempotent": True} if call.is_idempotent else {})
+
+
+def _question(effect: AskPerson) -> Form:
+    form = {"type": "Ask", "questions": [_asked(q) for q in effect.questions], "purpose": effect.purpose}
+    return form | _of_call(effect)
+
+
+def _of_call(effect: Spawn | AskPerson) -> dict[str, object]:
+    return {"tool_call_id": effect.tool_call_id} if effect.tool_call_id else {}
+
+
+def _time(effect: AwaitTime) -> Form:
+    until = None if effect.until is None else effect.until.isoformat()
+    return {"type": "Sleep", "seconds": effect.seconds} if until is None else {"type": "Sleep", "until": until}
+
+
+def _message(effect: AwaitMessage) -> Form:
+    return {"type": "Receive", "topic": effect.topic, **_within(effect.timeout)}
+
+
+def _runs(effect: AwaitRuns) -> Form:
+    return {"type": "Await", "children": list(effect.children), "need": effect.need, **_within(effect.timeout)}
+
+
+def _told(effect: TellRun) -> Form:
+    form = {"type": "Tell", "child": effect.child, "value": effect.value}
+    return form | ({"topic": effect.topic} if effect.topic else {})
+
+
+def _ended(effect: EndRuns) -> Form:
+    form = {"type": "Cancel", "children": list(effect.children)}
+    return form | ({"reason": effect.reason} if effect.reason else {})
+
+
+def _no_form(effect: RunInBackground) -> Form:
+    msg = f"the run of the child {effect.agent_id!r} in the background has no intent of its own"
+    raise StepEngineError(msg)
+
+
+DESCRIBE: Mapping[type[Leaf], Callable[[Any], CallModel | Form]] = {
+    CallModel: lambda effect: effect,
+    Spawn: _spawn,
+    CallFunction: _function,
+    AskPerson: _question,
+    AwaitTime: _time,
+    AwaitMessage: _message,
+    AwaitRuns: _runs,
+    TellRun: _told,
+    EndRuns: _ended,
+    RunInBackground: _no_form,
+}
+"""The stored form of each effect but calls of tools, which are many."""
+
+
+def _within(timeout: float | None) -> dict[str, float]:
+    return {} if timeout is None else {"timeout": timeout}
 
 
 def _asked(question: Question) -> dict[str, Any]:
@@ -150,7 +245,7 @@ def must_last(item: Item, form: Any) -> bool:
     effect = item.effect
     if type(effect) is AskPerson:
         return True
-    if type(effect) in RUNS:
+    if type(effect) in RUNS or type(effect) in WAITS:
         return False
     if type(effect) is CallTool:
         binding = item.plan.tools.get(effect.tool_name)
@@ -377,6 +472,12 @@ class Encoder:
             return [self._line({name: value for name, value in line.items() if name != "crc"}, record)]
         return [self._line(m, record) for m in self._packed(record, to_text(self._members(record)), NO_FRAME)]
 
+    def line(self, text: str) -> bytes:
+        """Return the line of a record whose text is ready: what is signed stands there as it was signed."""
+        line, crc = to_line(text, self._previous)
+        self._previous = crc if self._link else 0
+        return line
+
     def _line(self, members: Mapping[str, object] | str, record: Record) -> bytes:
         line, crc = to_line(members, self._previous)
         if len(line) > MAX_LINE:
@@ -471,7 +572,10 @@ class Encoder:
                 # Known by its messages, not by its buffer: the run goes on from a copy of this state.
                 self._bases.remember(*ROOT, restored(stored["previous"]).view)
         together = "" if record.gather is None else f',"gather":{record.gather}'
-        return f'{{"kind":"intent","path":"{record.path}","seq":{record.seq},"fp":"{fp}","effect":{form}{together}'
+        line = f',"program_line":{record.program_line}' if record.program_line else ""
+        return (
+            f'{{"kind":"intent","path":"{record.path}","seq":{record.seq},"fp":"{fp}","effect":{form}{together}{line}'
+        )
 
     def _outcome(self, record: Result) -> str:
         value = record.given
@@ -522,7 +626,9 @@ def head_members(head: Head) -> dict[str, Any]:
     members |= {"definition": head.definition, "run": head.run, "seed": head.seed, "created": head.created}
     members |= {"parent": head.parent} if head.parent else {}
     members |= {"hooks": list(head.hooks)} if head.hooks else {}
-    return members | ({"link": True} if head.link else {})
+    members |= {"packages": dict(head.packages)} if head.packages else {}
+    members |= {"link": True} if head.link else {}
+    return members | ({"signed": head.signed} if head.signed else {})
 
 
 def request_members(request: ModelRequest, messages: Sequence[object], *, whole: bool) -> dict[str, Any]:

@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from stepengine.errors import JournalError, JournalMissing
+from stepengine.journal.encoding import MAX_LINE
+from stepengine.journal.following import LAST, ByteTail, Look, Tail
 from stepengine.journal.held import HeldFile, opened_with_room
 from stepengine.journal.history import History
+from stepengine.journal.mailbox import MAIL, FileMailbox, Mailbox, mailbox_of
 from stepengine.journal.places import (
     FULL,
     OWNER_ONLY,
@@ -30,8 +33,8 @@ from stepengine.journal.places import (
     opened_new,
     unusable,
 )
-from stepengine.journal.reading import Reading, read_file
-from stepengine.journal.records import Record
+from stepengine.journal.reading import Reading, first_of, read_file
+from stepengine.journal.records import Head, Record
 from stepengine.journal.store import Journal, LineWriter, Writer
 from stepengine.system.atomic import replace_path, sync_folder
 from stepengine.system.open_files import said
@@ -63,6 +66,9 @@ class FileJournal(Journal):
             msg = f"sync is one of {', '.join(get_args(Sync))}, not {sync!r}"
             raise JournalError(msg)
         self.path = Path(path)
+        if self.path.name.endswith(MAIL):
+            msg = f"{str(path)!r} is the name of a mailbox; its journal is {str(path).removesuffix(MAIL)!r}"
+            raise JournalError(msg)
         self.sync: Sync = sync
         self.unsafe_no_lock = unsafe_no_lock
 
@@ -104,9 +110,27 @@ class FileJournal(Journal):
         """Take the file over for writing; it is created when there is none."""
         return FileWriter(self)
 
+    def head(self) -> Head | None:
+        """Return the first record, without reading any other."""
+        descriptor = opened(self.path)
+        if descriptor is None:
+            return None
+        with open(descriptor, "rb") as file:  # noqa: PTH123 - it is open already
+            return first_of(file.readline(MAX_LINE + 1), self.name)
+
+    def tail(self) -> Tail:
+        """Return a place at the start of the file."""
+        return FileTail(self)
+
+    def mailbox(self) -> Mailbox:
+        """Return the mailbox of this journal, a file beside it: ``run.jsonl.mail``."""
+        to_disk = getattr(os, "fdatasync", os.fsync) if self.sync == "disk" else None
+        return FileMailbox(self, self.path, sync=to_disk, unsafe_no_lock=self.unsafe_no_lock)
+
     def discard(self) -> None:
-        """Remove the file."""
+        """Remove the file, and its mailbox."""
         self.path.unlink(missing_ok=True)
+        mailbox_of(self.path).unlink(missing_ok=True)
 
     def set_aside(self) -> Journal:
         """Copy the file to one beside it that is new, such as ``run.before-1.jsonl``."""
@@ -141,6 +165,62 @@ class FileJournal(Journal):
             replace_path(self.path, content, mode=OWNER_ONLY)
         except OSError as error:
             raise unusable(self.path, error) from error
+
+
+class FileTail(ByteTail):
+    """
+    A place in a file, by bytes.
+
+    Args:
+        journal: The journal.
+    """
+
+    def __init__(self, journal: FileJournal) -> None:
+        super().__init__(journal.name)
+        self._journal = journal
+        self._path = str(journal.path)
+        self._file: tuple[int, int] | None = None
+        self._place = 0
+        self._last = b""
+
+    def _stamp(self) -> object:
+        # A path object takes its time, and this is done by everybody who waits, many times a second.
+        try:
+            status = os.stat(self._path)  # noqa: PTH116
+        except OSError as error:
+            return error.errno
+        return status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev
+
+    def _look(self, most: int) -> Look:
+        descriptor = opened(self._journal.path)
+        if descriptor is None:
+            if self._file is not None:
+                raise self._journal.missing()
+            return Look()
+        try:
+            status = os.fstat(descriptor)
+            file = status.st_dev, status.st_ino
+            if self._file not in (None, file):
+                return Look(again="replaced")
+            self._file = file
+            if status.st_size < self._place:
+                return Look(again="cut")
+            before = self._place - len(self._last)
+            data = os.pread(descriptor, len(self._last) + most, before)
+        except OSError as error:
+            raise unusable(self._journal.path, error) from error
+        finally:
+            os.close(descriptor)
+        if not data.startswith(self._last):
+            return Look(again="rewritten")
+        return Look(data[len(self._last) :], before + len(data) >= status.st_size)
+
+    def _take(self, data: bytes) -> None:
+        self._place += len(data)
+        self._last = (self._last + data[-LAST:])[-LAST:]
+
+    def _forget(self) -> None:
+        self._file, self._place, self._last = None, 0, b""
 
 
 class FileWriter(LineWriter):

@@ -35,7 +35,14 @@ SEEN = {
     "CallTool": ("type", "tool_name", "input"),
     "Perform": ("type", "name", "args", "kwargs"),
     "Spawn": ("type", "agent_id", "prompt", "params"),
+    "Sleep": ("type",),
+    "Receive": ("type",),
+    "Await": ("type", "children", "need"),
+    "Tell": ("type", "child", "value"),
+    "Cancel": ("type", "children"),
 }
+SEEN_IF_THERE = ("background", "seconds", "until", "timeout", "topic")
+"""What a form lacks where nobody asked for it."""
 SEEN_OF_QUESTION = ("text", "options", "multi_select", "tool_name", "details")
 DEFAULT_SETTINGS = ModelSettings()
 UNSEEN = ("tags", "ttl")
@@ -197,4 +204,5 @@ def seen(form: Mapping[str, Any]) -> Mapping[str, Any]:
     if form["type"] == "Ask":
         questions = [{n: q[n] for n in SEEN_OF_QUESTION if n in q} for q in form["questions"]]
         return {"type": "Ask", "purpose": form["purpose"], "questions": questions}
-    return {name: form[name] for name in SEEN[form["type"]]}
+    also = [name for name in SEEN_IF_THERE if name in form]
+    return {name: form[name] for name in (*SEEN[form["type"]], *also)}

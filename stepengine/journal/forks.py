@@ -19,6 +19,7 @@ from stepengine.journal.history import History, parent_of
 from stepengine.journal.questions import outcome_for
 from stepengine.journal.records import ROOT, Address, Blob, Head, Input, Intent, Record, Result, shown_address
 from stepengine.journal.replayer import Cut, check_repeats, place_of
+from stepengine.journal.signing import KIND
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.journal.undoing import Roots, Undoing, undo_writes
 
@@ -62,7 +63,7 @@ def branch(
     history = source.history()
     root = history.root
     address = place_of(history, at)
-    cut = Cut(history.last_together)
+    cut = Cut(history)
     cut.at((address[0], address[1] + 1))
     if not allow_repeat:
         check_repeats(history, cut, f"forking at {shown_address(*address)}", undone=restore_files is not None)
@@ -88,7 +89,7 @@ def _kept(history: History, cut: Cut, address: Address, run: str) -> list[Record
         match record:
             case Head():
                 parent = {"run": record.run, "at": shown_address(*address)}
-                records.append(attrs.evolve(record, run=run, parent=parent, line=None))
+                records.append(attrs.evolve(record, run=run, parent=parent, signed="", line=None))
             case Intent():
                 keep = cut.keeps_intent((record.path, record.seq))
                 records += [record] if keep else []
@@ -103,7 +104,7 @@ def _kept(history: History, cut: Cut, address: Address, run: str) -> list[Record
 
 
 def _keeps_input(cut: Cut, record: Input) -> bool:
-    if record.input.get("type") == "Stop":
+    if record.input.get("type") in ("Stop", KIND):
         return False
     place = parent_of(record.path) if record.seq < 0 else (record.path, record.seq)
     return cut.keeps_intent(place)

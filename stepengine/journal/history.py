@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, Literal, NamedTuple, cast
 
@@ -16,8 +16,10 @@ import attrs
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import CallModel
+from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, JsonValue
 from stepengine.data.limits import Limits
+from stepengine.data.messages import Message
 from stepengine.data.models import ModelRequest
 from stepengine.data.outcomes import Begun, Failure, Value
 from stepengine.data.questions import Question
@@ -25,6 +27,7 @@ from stepengine.data.state import AgentState, ChildResult, RunInfo, RunStatus
 from stepengine.data.tools import Control, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import add_cost
+from stepengine.data.waiting import Awaited, ChildRef, Received, Waits, WaitsFor
 from stepengine.errors import DataError, JournalCorrupt, JournalError, JournalMissing, StepEngineError
 from stepengine.journal.encoding import (
     bare,
@@ -54,8 +57,10 @@ from stepengine.journal.records import (
     check_outcome,
     shown_address,
 )
+from stepengine.journal.signing import KIND
 from stepengine.machine.plan import RunPlan
 from stepengine.redaction import Redactor
+from stepengine.runtime.performer import child_path
 from stepengine.system.writes import FileWrite
 
 __all__ = (
@@ -64,12 +69,16 @@ __all__ = (
     "Opening",
     "changes_since",
     "created_of",
+    "engine_version",
     "new_head",
     "opening_of",
+    "other_packages",
     "parent_of",
     "root_form",
 )
 
+WAITING: Mapping[str, WaitsFor] = {"Sleep": "time", "Receive": "message", "Await": "child"}
+"""What each type of effect that only waits waits for."""
 KEPT_TRANSCRIPTS = 64
 MAX_MESSAGES = 1_000_000
 
@@ -104,9 +113,11 @@ class History:
         records: All records, in order.
         intents: Intents by address.
         results: Results by address.
+        open: Intents that have no result, by address, in order: few, however long the journal is.
         inputs: Inputs in order.
         prompts: System prompts that were computed, by path.
         windows: Context lengths of models in tokens, by path.
+        kinds: The kinds of inputs, by address.
         begun: What model calls had used when they were stopped, by address.
         kept: Which other fingerprints were accepted at which addresses when the run went on after an edit.
         blobs: Blob values by fingerprint.
@@ -128,9 +139,11 @@ class History:
         self.records: list[Record] = list(records)
         self.intents: dict[Address, Intent] = {}
         self.results: dict[Address, Result] = {}
+        self.open: dict[Address, Intent] = {}
         self.inputs: list[Input] = []
         self.prompts: dict[str, str] = {}
         self.windows: dict[str, int] = {}
+        self.kinds: dict[Address, set[str]] = {}
         self.kept: set[tuple[Address, str]] = set()
         self.begun: dict[Address, Begun] = {}
         self.waiting: set[Address] = set()
@@ -143,11 +156,16 @@ class History:
         self._sound: set[Address] = set()
         self._tools: dict[str, set[str]] | None = None
         self._about: dict[tuple[str, str, str | None], list[Intent]] | None = None
+        self._told: dict[str, Address] | None = None
+        self._unheard: dict[str, list[str]] | None = None
+        self._wakes: dict[Address, int] | None = None
+        self._computed: dict[Address, Sequence[Any]] | None = None
         self._take_all(self.records)
 
     def grow(self, records: Sequence[Record]) -> None:
         """Take in records that were written after those that are known; raises as the class."""
-        self._tools, self._about, self._order = None, None, {}
+        self._tools, self._about, self._order, self._told = None, None, {}, None
+        self._unheard = self._wakes = self._computed = None
         first = len(self.records) + 1
         self.records += records
         self._take_all(records, first)
@@ -166,9 +184,17 @@ class History:
         return ROOT in self.results
 
     @property
+    def computed(self) -> Mapping[Address, Sequence[Any]]:
+        """What the work of bodies of tools came to, in order, by the address of the call, as far as that had its result."""
+        if self._computed is None:
+            found = [record for record in self.inputs if record.input.get("type") == "Computed"]
+            self._computed = {(record.path, record.seq): record.input["values"] for record in found}
+        return self._computed
+
+    @property
     def stop(self) -> Input | None:
         """What stopped the run from outside, if that is the last thing recorded: whatever follows a stop went on after it."""
-        last = self.records[-1] if self.records else None
+        last = next((r for r in reversed(self.records) if type(r) is not Input or r.input.get("type") != KIND), None)
         return last if type(last) is Input and last.input.get("type") == "Stop" else None
 
     @property
@@ -192,7 +218,7 @@ class History:
             case Head():
                 self.head = record
             case Input():
-                if parent_of(record.path) not in self.intents:
+                if not self.has_run(record.path):
                     return f"there is no run at path {record.path!r}"
                 self._take_input(record)
             case Blob():
@@ -207,7 +233,7 @@ class History:
         """
         after = self.intents.get((path, seq + 1))
         if after is None:
-            result = self.results.get(parent_of(path))
+            result = self.end_of(path)
             value = None if result is None else getattr(self.outcome(result), "value", None)
             return isinstance(value, ChildResult) and value.status is RunStatus.TRUNCATED
         if after.type != "CallModel":
@@ -217,7 +243,7 @@ class History:
 
     def named_output(self, path: str) -> bool:
         """Return whether only the type's name is recorded of the output of the run at *path*, as was once done for what is no JSON."""
-        result = self.results.get(parent_of(path))
+        result = self.end_of(path)
         value = None if result is None else getattr(self.outcome(result), "value", None)
         output = value.output if isinstance(value, ChildResult) else None
         return isinstance(output, Mapping) and output.keys() == {"type", "name"} and output["type"] == "object"
@@ -229,18 +255,23 @@ class History:
                 check_input(record.input)
         self.inputs.append(record)
         self.last_at = max(self.last_at, record.at)
-        if record.input.get("type") == "SystemPrompt":
-            self.prompts[record.path] = record.input["text"]
-        elif record.input.get("type") == "ContextWindow":
-            self.windows[record.path] = record.input["tokens"]
-        elif record.input.get("type") == "Kept":
-            self.kept.add(((record.path, record.seq), record.input["fp"]))
-        elif record.input.get("type") == "Gap":
-            self._next[record.path] = record.seq
-        elif record.input.get("type") == "Begun":
-            self._take_begun((record.path, record.seq), begun_of(record.input))
-        elif record.input.get("type") == "Waits":
-            self.waiting.add((record.path, record.seq))
+        kind, path, address = record.input.get("type"), record.path, (record.path, record.seq)
+        self.kinds.setdefault(address, set()).add(str(kind))
+        match kind:
+            case "SystemPrompt":
+                self.prompts[path] = record.input["text"]
+            case "ContextWindow":
+                self.windows[path] = record.input["tokens"]
+            case "Kept":
+                self.kept.add((address, record.input["fp"]))
+            case "Gap":
+                self._next[path] = record.seq
+            case "Begun":
+                self._take_begun(address, begun_of(record.input))
+            case "Waits":
+                self.waiting.add(address)
+            case _:
+                pass
 
     def _take_begun(self, address: Address, more: Begun) -> None:
         """Add what a model call had used when it was stopped, which may happen once in each process that made it."""
@@ -258,7 +289,7 @@ class History:
         else:
             problem = self._out_of_place(record)
         self._next[path] = seq + 1
-        self.intents[path, seq] = record
+        self.intents[path, seq] = self.open[path, seq] = record
         return problem
 
     def _out_of_place(self, record: Intent) -> str:
@@ -296,13 +327,36 @@ class History:
             seq += 1
         return seq
 
+    def end_of(self, path: str) -> Result | None:
+        """Return the record of how the run at *path* ended: at what started it, or where it ran in the background at its own path."""
+        if path and self.is_background(path):
+            return self.results.get((path, -1))
+        return self.results.get(parent_of(path))
+
+    def is_background(self, path: str) -> bool:
+        """Return whether the run at *path* was started in the background."""
+        started = self.intents.get(parent_of(path)) if path else None
+        return started is not None and started.is_background
+
+    def told_at(self, path: str) -> Address | None:
+        """Return where the run around the child at *path*, which ran in the background, was first told how that ended."""
+        if self._told is None:
+            self._told = {}
+            for address, intent in self.intents.items():
+                result = self.results.get(address) if intent.type in ("Await", "Cancel") else None
+                awaited = None if result is None else getattr(self.outcome(result), "value", None)
+                for child in awaited.done if isinstance(awaited, Awaited) else ():
+                    self._told.setdefault(child, address)
+        return self._told.get(path)
+
     def _take_result(self, record: Result) -> str:
         address = (record.path, record.seq)
-        if address not in self.intents:
+        if address not in self.intents and not (record.seq == -1 and self.is_background(record.path)):
             return f"there is no intent {shown_address(*address)}"
         if address in self.results:
             return f"{shown_address(*address)} has two results"
         self.results[address] = record
+        self.open.pop(address, None)
         self.last_at = max(self.last_at, record.at)
         return ""
 
@@ -352,14 +406,30 @@ class History:
         # Not kept: what of it is still needed stands in the state of the run.
         try:
             made = outcome_of(self._filled(result))
+            if result.seq == -1 and result.path:
+                check_outcome("Spawn", made)
+                return made
             intent = self.intents[result.path, result.seq]
             asked = len(self.form(intent)["questions"]) if intent.type == "Ask" else 0
-            check_outcome(intent.type, made, asked)
+            check_outcome("Start" if intent.is_background else intent.type, made, asked)
+            told = made.value if type(made) is Value else None
+            if isinstance(told, Awaited):
+                self._check_ends(intent, told)
+            elif isinstance(told, ChildRef):
+                _check_ref(intent, told)
         except JournalError:
             raise
         except (StepEngineError, *UNREADABLE) as error:
             raise self._corrupt(result, error) from error
         return made
+
+    def _check_ends(self, intent: Intent, told: Awaited) -> None:
+        """Raise ``ValueError`` when a run is told of an end that its child does not have: a replay would wait for it."""
+        waited = self.form(intent)["children"]
+        for path in told.done:
+            if path not in waited or (path, -1) not in self.results:
+                msg = f"it tells of the end of the child at {path[:80]!r}, which has none"
+                raise ValueError(msg)
 
     def _filled(self, result: Result) -> Mapping[str, object]:
         source = result.read_from
@@ -500,11 +570,31 @@ class History:
         if base is not None and grew and all(item["type"] != "Slice" for item in items[1:]):
             made = base.extend([restored(m) for m in items[1:]])
         else:
-            made = Transcript([restored(m) for m in self.messages(intent)])
+            known = self._known(intent, items)
+            made = Transcript([restored(m) for m in self.messages(intent)] if known is None else known)
         while len(self._built) >= KEPT_TRANSCRIPTS:
             del self._built[next(iter(self._built))]
         self._built[intent.path, intent.seq] = made
         return made
+
+    def _known(self, intent: Intent, items: Sequence[Mapping[str, Any]]) -> list[Message] | None:
+        """
+        Return the messages of a request that shares with others which are built; ``None`` when one of them is not, or is shorter.
+
+        A history that is cut at every step leads through all requests before it, one into the other.
+        """
+        found: list[Message] = []
+        for item in items:
+            if item["type"] != "Slice":
+                found.append(restored(item))
+                continue
+            source: Address = (str(item.get("path", intent.path)), int(item["seq"]))
+            base, start, stop = self._built.get(source), item["start"], item["stop"]
+            if base is None or stop > len(base) or len(found) + stop - start > MAX_MESSAGES:
+                return None
+            self._check_earlier(source, (intent.path, intent.seq))
+            found += base[start:stop]
+        return found
 
     def anew(self, redactor: Redactor) -> list[Record]:
         """
@@ -535,17 +625,101 @@ class History:
             case _:
                 return attrs.evolve(record, line=None)
 
+    def has_run(self, path: str) -> bool:
+        """Return whether something is recorded that a run at *path* is the work of."""
+        return parent_of(path) in self.intents
+
+    def has_ended(self, path: str) -> bool:
+        """Return whether a child, or a run around it, has a recorded end, so that nothing in it can go on."""
+        while path:
+            if self.end_of(path) is not None:
+                return True
+            path = parent_of(path)[0]
+        return False
+
+    def unread_messages(self) -> list[dict[str, Any]]:
+        """Return the messages that were sent to runs and that none of them took or refused, in the order in which they came."""
+        gone = {i.input["id"] for i in self.inputs if i.input.get("type") == "Refused"}
+        for address, intent in self.intents.items():
+            result = self.results.get(address) if intent.type == "Receive" else None
+            received = None if result is None else getattr(self.outcome(result), "value", None)
+            if isinstance(received, Received):
+                gone.add(received.id)
+        found = [i for i in self.inputs if i.input.get("type") == "Message" and i.input["topic"]]
+        names = ("id", "topic", "value")
+        return [{"path": i.path, **{n: i.input[n] for n in names}} for i in found if i.input["id"] not in gone]
+
+    def unheard(self, path: str) -> list[str]:
+        """Return what the run at *path* was told, by its parent or by letters, and did not take before the record ends."""
+        if self._unheard is None:
+            self._unheard = self._find_unheard()
+        return self._unheard.get(path, [])
+
+    def _find_unheard(self) -> dict[str, list[str]]:
+        told: dict[str, list[str]] = {}
+        for record in self.inputs:
+            said = record.input
+            is_input = said.get("type") == "Letter" and said["kind"] == "input"
+            if is_input or (said.get("type") == "Message" and not said["topic"]):
+                told.setdefault(record.path, []).append(str(said["value"]))
+        for (path, _), result in self.results.items() if told else ():
+            waiting = told.get(path)
+            # What a handle was given to say stands in no input: each text is told as often as it was not taken.
+            for message in self.outcome(result).inputs if waiting else ():
+                with contextlib.suppress(ValueError):
+                    waiting.remove(message.text)  # type: ignore[union-attr]
+        return told
+
+    def kept_ids(self) -> set[str]:
+        """Return the ids of the messages and letters that the record has."""
+        kinds = ("Message", "Refused", "Letter")
+        return {str(i.input["id"]) for i in self.inputs if i.input.get("type") in kinds}
+
+    def waits(self) -> list[Waits]:
+        """Return what the run, whose process has ended, waits for: questions without an answer first."""
+        asks = [
+            Waits(kind="question", path=path, seq=seq, question=question)
+            for (path, seq), question in self.open_questions().values()
+        ]
+        return [*asks, *[self._wait_of(a, i) for a, i in self.open.items() if self._only_waits(a, i)]]
+
+    def _only_waits(self, address: Address, intent: Intent) -> bool:
+        return intent.type in WAITING and not self.is_complete and not self.has_ended(address[0])
+
+    def _wait_of(self, address: Address, intent: Intent) -> Waits:
+        if self._wakes is None:
+            known = [i for i in self.inputs if i.input.get("type") == "Wakes"]
+            self._wakes = {(i.path, i.seq): int(i.input["until"]) for i in known}
+        form, until, head = self.form(intent), self._wakes.get(address), self.head
+        wakes_at = None
+        if until is not None and head is not None:
+            with contextlib.suppress(OverflowError):
+                wakes_at = created_of(head) + timedelta(milliseconds=until)
+        at: dict[str, Any] = {"path": address[0], "seq": address[1], "kind": WAITING[intent.type], "wakes_at": wakes_at}
+        if intent.type == "Receive":
+            return Waits(**at, topic=str(form.get("topic", "")))
+        if intent.type == "Await":
+            return Waits(**at, children=tuple(map(str, form.get("children", ()))))
+        return Waits(**at)
+
     def open_questions(self) -> dict[str, tuple[Address, Question]]:
         """Return the questions that have no answer yet, by id, each with the address of its effect."""
-        answered = {i.input["question_id"] for i in self.inputs if i.input.get("type") == "Answered"}
         found: dict[str, tuple[Address, Question]] = {}
-        for address, intent in self.intents.items():
-            if address in self.results or intent.type != "Ask":
-                continue
+        asked = [(a, i) for a, i in self.open.items() if i.type == "Ask" and not self.has_ended(a[0])]
+        # A long run may have been told much; where nobody is asked, none of it is looked at.
+        answered = {i.input["question_id"] for i in self.inputs if i.input.get("type") == "Answered"} if asked else ()
+        for address, intent in asked:
             for question in questions_of(self.form(intent)):
                 if question.id not in answered:
                     found[question.id] = (address, question)
         return found
+
+
+def _check_ref(intent: Intent, ref: ChildRef) -> None:
+    path = child_path(intent.path, intent.seq)
+    if ref.path != path:
+        msg = f"the child that is started there is at {path!r}, not at {ref.path[:80]!r}"
+        raise ValueError(msg)
 
 
 def _view_of(root: Mapping[str, Any]) -> list[Mapping[str, object]]:
@@ -558,7 +732,7 @@ def _view_of(root: Mapping[str, Any]) -> list[Mapping[str, object]]:
 STABLE_CREATED = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Opening:
     """
     What an engine needs to start a recorded run again.
@@ -583,7 +757,8 @@ class Opening:
 
 
 @cache
-def _version() -> str:
+def engine_version() -> str:
+    """Return the version of stepengine; ``"0"`` where it is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -592,21 +767,23 @@ def _version() -> str:
         return "0"
 
 
-def new_head(plan: RunPlan, seed: str, *, link: bool) -> Head:
+def new_head(plan: RunPlan, seed: str, *, link: bool, signed: str = "") -> Head:
     """Return the head of a new journal."""
     definition: AgentDefinition = plan.definition
     # What the machine itself does by a tool's name has no code of the agent's that could have changed.
     own = [plan.tools[name] for name in plan.offered if name in plan.tools]
     specs = [binding.spec for binding in own if type(binding.runs) is not Control]
     return Head(
-        engine=_version(),
-        agent=definition.id,
+        engine=engine_version(),
+        agent=plan.published or definition.id,
         definition=definition_fingerprint(definition, specs),
         run=plan.run_id,
         seed=seed,
         created=_text(plan.created),
         hooks=_hooks_of(plan),
+        packages=plan.packages,
         link=link,
+        signed=signed,
     )
 
 
@@ -617,13 +794,21 @@ def _hooks_of(plan: RunPlan) -> tuple[str, ...]:
 def changes_since(head: Head, plan: RunPlan, name: str) -> list[str]:
     """Return what is not as it was when *head* was written; only effects decide whether that matters."""
     changes: list[str] = []
-    if head.engine != _version():
-        changes.append(f"{name} was recorded by stepengine {head.engine}; this is {_version()}")
+    if head.engine != engine_version():
+        changes.append(f"{name} was recorded by stepengine {head.engine}; this is {engine_version()}")
     hooks = _hooks_of(plan)
     if tuple(head.hooks) != hooks:
         was, now = ", ".join(head.hooks) or "none", ", ".join(hooks) or "none"
         changes.append(f"{name} was recorded with other hooks; then: {was}; now: {now}")
-    return changes
+    return [*changes, *other_packages(head, plan.packages, name)]
+
+
+def other_packages(head: Head, packages: Mapping[str, str], name: str) -> Iterator[str]:
+    """Say of each agent of a package that it is now of another version, or of none; *packages* are those of now."""
+    for agent, was in sorted(head.packages.items()):
+        now = packages.get(agent)
+        if now != was:
+            yield f"{name} was recorded with {agent} of {was}; {f'installed is {now}' if now else 'now it is of no package'}"
 
 
 def _text(when: datetime) -> str:
@@ -659,7 +844,7 @@ def root_form(
     """
     form: dict[str, object] = {"type": "Spawn", "agent_id": plan.definition.id, "prompt": plan.prompt}
     form |= {"params": plan.params_json, "run_id": plan.run_id}
-    if state.message_history or state.context or state.next_call != 1:
+    if state.message_history or state.context or state.next_call != 1 or state.left_out:
         form["previous"] = bare(attrs.evolve(state, system_prompt="", tool_definitions=JsonDict(), steps_remaining=0))
     form |= {name: value for name, value in attrs.asdict(plan.info, recurse=False).items() if value}
     form |= {"model": model} if model is not None else {}
@@ -669,10 +854,11 @@ def root_form(
 
 def opening_of(history: History) -> Opening:
     """Return what a recorded run was started with."""
-    form = history.root
+    form, head = history.root, history.head
     previous, limits = form.get("previous"), form.get("limits")
     return Opening(
-        agent_id=form["agent_id"],
+        # Of an agent of a package the head names the publisher, which tells it from another one of its name.
+        agent_id=form["agent_id"] if head is None or "/" not in head.agent else head.agent,
         prompt=form["prompt"],
         params=form["params"],
         previous=None if previous is None else restored(previous),

@@ -7,41 +7,55 @@ performer. The driver, the machine and the adapters know nothing of it.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from random import Random
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import attrs
 
-from stepengine.data.effects import Spawn
+from stepengine.data.effects import RUNS, Spawn
 from stepengine.data.json import JsonValue
 from stepengine.data.limits import Limits
 from stepengine.data.makers import changer_of
 from stepengine.data.models import ModelRequest
 from stepengine.data.outcomes import Outcome, Stop, Value
-from stepengine.data.questions import AnswerLike
+from stepengine.data.questions import AnswerLike, Question, answer_problem, answered
 from stepengine.data.state import AgentState, RunStatus
-from stepengine.errors import JournalError, StepEngineError, UnknownModel
-from stepengine.journal.encoding import bare, too_long, without_secret
+from stepengine.data.waiting import Waits
+from stepengine.errors import JournalError, JournalMissing, StepEngineError, UnknownModel
+from stepengine.journal.encoding import bare, questions_of, too_long, without_secret
 from stepengine.journal.fingerprints import Fingerprints
-from stepengine.journal.history import STABLE_CREATED, History, Opening, created_of, new_head, opening_of, root_form
+from stepengine.journal.history import (
+    STABLE_CREATED,
+    History,
+    Opening,
+    created_of,
+    new_head,
+    opening_of,
+    parent_of,
+    root_form,
+)
+from stepengine.journal.mailbox import Letter, Mailbox
 from stepengine.journal.modes import Adding, Extending, Mode, Recording, Replaying, Rerunning, Resuming, Walking
 from stepengine.journal.ordering import in_address_order
 from stepengine.journal.questions import InDoubt, check_answers, kept_answers, sorted_answers
 from stepengine.journal.recorder import Pace, Recorder, Timing, lookups, recalled
 from stepengine.journal.records import ROOT, Address, Input, Intent, Record, Result, shown_address, to_text
 from stepengine.journal.replayer import NO_LEEWAY, Leeway, Past, Replayer, stop_of
+from stepengine.journal.sleeping import Bed, bed_of, first_unread, sleeping
 from stepengine.journal.store import Commits, Extension, Journal, MemoryJournal, Writer
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.redaction import left_out
 from stepengine.runtime.limits import Price
+from stepengine.runtime.mail import Message, answer_in
 from stepengine.runtime.performer import Item, Middleware, Performer, is_repeatable
 from stepengine.runtime.performing import ModelRegistry
-from stepengine.runtime.tree import ChildPlanner, MachineMaker, Services
+from stepengine.runtime.tree import ChildPlanner, Level, MachineMaker, Services
 from stepengine.system.writes import FileWrite
 
 __all__ = ("JournaledRun",)
@@ -81,6 +95,7 @@ class JournaledRun:
             that commit.
         writes: What was written to files by calls whose results are not recorded yet.
         kept: What of the record serves although something else is asked for now.
+        wakes_now: Whether recorded sleeps are over at once.
     """
 
     def __init__(self, mode: Mode, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> None:
@@ -113,6 +128,17 @@ class JournaledRun:
         self._seed = ""
         self.waits = False
         self.writes: dict[Address, list[FileWrite]] = {}
+        self.wakes_now = False
+        self._box: Mailbox | None = None
+        self._place = 0
+        self._looking = asyncio.Lock()
+        self._known: set[str] = set()
+        self._came, self._early = list[Letter](), list[Letter]()
+        self._first: list[Message] = []
+        self._begun: set[Address] = set()
+        self._cancels: dict[str, Message] = {}
+        self._was_answered = False
+        self._left_open: dict[str, tuple[Address, Question]] = {}
 
     @classmethod
     def record(
@@ -132,12 +158,15 @@ class JournaledRun:
         *,
         ahead: Mapping[str, AnswerLike] | None = None,
         keep: bool = False,
+        now: bool = False,
+        asks_again: bool = False,
     ) -> JournaledRun:
         """
         Return a recorded run that goes on; it owns the journal from now on, ``close`` gives it back.
 
         With *keep*, what was edited since does not end the run where the record has an effect of the same kind. Unlike
-        *answers*, those given *ahead* need not fit an open question: they may be asked for later.
+        *answers*, those given *ahead* need not fit an open question: they may be asked for later. With *now* recorded sleeps
+        and timeouts are over at once. With *asks_again* nobody is believed who posted a permission.
 
         Raises:
             JournalMissing: when there is none; nothing is made.
@@ -151,7 +180,10 @@ class JournaledRun:
         writer = run._take(journal.writer())
         try:
             run._remember(writer.history, Leeway(keeps=keep))
+            journal.check_goes_on(writer.history)
             check_answers(writer.history, {**run.answers, **run.decisions})
+            run._collect_letters(writer.history, asks_again=asks_again)
+            run.wakes_now = now
             run.answers = {**kept_answers(writer.history), **run.answers}
             if keep:
                 run._answer_by_ids(writer.history)
@@ -316,7 +348,7 @@ class JournaledRun:
         if writer.history.head is not None:
             msg = f"{self.journal.name} holds a run already; resume, replay or fork it, delete it first, or record into another journal"
             raise JournalError(msg)
-        self.append(new_head(plan, self._seed, link=self.journal.link))
+        self.append(new_head(plan, self._seed, link=self.journal.link, signed=self.journal.signed_by))
         model = plan.model if plan.definition.model is None else None
         self.append(Intent(*ROOT, root_form(plan, state, limits, model, models)))
         return self._looked_up(plan, state)
@@ -345,10 +377,13 @@ class JournaledRun:
             self.replayer.starts_alike(asked)
         self.timing.go_on(history.last_at, created, now)
         self.mode.write_start(self, head, asked, is_equal=is_equal)
+        if self._came:
+            self._first = self._taken_in(self._came)
+            self._came = []
         return self._looked_up(plan, state)
 
     def _with_random(self, plan: RunPlan) -> RunPlan:
-        return attrs.evolve(plan, random=Random(f"{self._seed}:{plan.path}"))  # noqa: S311
+        return attrs.evolve(plan, random=partial(Random, f"{self._seed}:{plan.path}"))
 
     def wrap(self, services: Services) -> Services:
         """Return *services* with the journal built in."""
@@ -364,7 +399,199 @@ class JournaledRun:
             seed=self._seed,
             # A recording of a test is repeated anywhere, never undone; and replays write nothing.
             keep_write=self._keep_write if self.mode.keeps_writes and not self.source.stable else None,
+            since=self.timing.since,
+            resumable=True,
+            sleep_in_process=services.sleep_in_process if self.mode.waits else 0.0,
+            wakes_now=self.wakes_now,
+            mail=self if self.mode.writes else None,
+            record=cast("Level", self) if self._goes_on_at_several_places() else None,
         )
+
+    def _goes_on_at_several_places(self) -> bool:
+        """
+        Return whether runs go on beside each other, which all have to come to the end of their records before anything is new.
+
+        Else one of them could end another one, as its parent or as who wins a race, in the middle of what that did long ago.
+        """
+        past = self.past
+        if past is None or self.mode.is_closed(past.history):
+            return False
+        results = past.history.results
+        return any(
+            i.is_background or (i.gather is not None and i.begins_run and address not in results)
+            for address, i in past.history.intents.items()
+        )
+
+    def has_begun(self, item: Item) -> bool:
+        """Return whether an effect was begun, or never will be."""
+        assert self.past is not None and self.replayer is not None  # noqa: S101, PT018 - something goes on
+        return self.past.intent((item.path, item.effect.seq)) is not None or self.replayer.halts(item)
+
+    def has_outcome(self, item: Item) -> bool:
+        """Return whether nothing new has to happen for an effect: it has a result, or its run is recorded to have ended before it."""
+        assert self.past is not None and self.replayer is not None  # noqa: S101, PT018 - something goes on
+        if type(item.effect) in RUNS:
+            return self.has_begun(item)
+        return self.past.result((item.path, item.effect.seq)) is not None or self.replayer.halts(item)
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def unread(self) -> list[Message]:
+        """Return the messages of the record that no run took, and what was posted when the run was taken over."""
+        past, first, self._first = self.past, self._first, []
+        kept = [] if past is None else [Message(**one) for one in past.history.unread_messages()]
+        return [*kept, *first]
+
+    def unheard(self, path: str) -> Sequence[str]:
+        """Return what was said to the run at *path* before this process took over, and that it did not hear."""
+        past = self.past
+        return () if past is None or not self.mode.goes_on(past.history) else past.history.unheard(path)
+
+    def has(self, message_id: str) -> bool:
+        """Return whether the record has a message of this id."""
+        return message_id in self._known
+
+    async def fetch(self) -> Sequence[Message]:
+        """Return what other processes sent since this was last asked, written down."""
+        box = self._mailbox()
+        if box is None or self._writer is None or self._commits is None:
+            return ()
+        async with self._looking:  # two at once would find the same letters, and each do what they say
+            look = partial(_letters_behind, box, self._place)
+            letters, self._place = await self._commits.apart(look) if self._writer.blocks else look()
+        early, self._early = self._early, []
+        return [*self._cancels.values(), *self._taken_in([*early, *letters])]
+
+    def keep(self, message: Message) -> bool:
+        """Write down a message of this process, unless it is for a run that has not begun: a record below none spoils the journal."""
+        if not self._is_there(message.path):
+            return False
+        self._known.add(message.id)
+        said = {"type": "Message", "id": message.id, "topic": message.topic, "value": message.value}
+        self.append(Input(message.path, -1, self.timing.last, said))
+        return True
+
+    def _is_there(self, path: str) -> bool:
+        known = self.past is not None and self.past.history.has_run(path)
+        return not path or known or parent_of(path) in self._begun
+
+    def begins(self, address: Address) -> None:
+        """Take note of a run that begins, so that letters find it; its beginning was written down."""
+        self._begun.add(address)
+
+    def refuse(self, message: Message, why: str) -> None:
+        """Write down that a message was left out."""
+        self._known.add(message.id)
+        self.append(Input(message.path, -1, self.timing.last, {"type": "Refused", "id": message.id, "why": why}))
+
+    def post(self, message: Message) -> bool:
+        """Put a message into the mailbox; return whether it is new."""
+        box = self._mailbox()
+        if box is None:
+            return message.id not in self._known
+        letter = Letter(kind="message", value=message.value, id=message.id, path=message.path, topic=message.topic)
+        try:
+            return box.post(letter)
+        except JournalMissing:
+            assert self._writer is not None  # noqa: S101 - it has begun
+            # A run that has begun nothing yet need not be on the disk; whoever posts to it wants it to be.
+            self._writer.commit()
+            return box.post(letter)
+
+    def leaves_open(self, address: Address, questions: Sequence[Question]) -> None:
+        """Take note of questions for whose answers nobody here waits."""
+        self._left_open.update({question.id: (address, question) for question in questions})
+
+    def _mailbox(self) -> Mailbox | None:
+        """Return the mailbox of the run; ``None`` where nobody posts, as to a recording of a test, which is to be repeated."""
+        if not self.mode.takes_letters or self.source.stable:
+            return None
+        if self._box is None:
+            with contextlib.suppress(JournalError):
+                self._box = self.journal.mailbox()
+        return self._box
+
+    def _collect_letters(self, history: History, *, asks_again: bool) -> None:
+        """Read what was posted while nobody held the run; answers are those that the run is given, others wait for its start."""
+        self._known = history.kept_ids()
+        box = self._mailbox()
+        if box is None or not self.mode.goes_on(history):
+            return
+        letters, self._place = _letters_behind(box, 0)
+        waiting = {key: question for key, (_, question) in history.open_questions().items()}
+        asked = {q.id for i in history.intents.values() if i.type == "Ask" for q in questions_of(history.form(i))}
+        for letter in letters:
+            if letter.id in self._known or letter.kind != "answer":
+                self._came.append(letter)
+            elif letter.topic in waiting:
+                self._take_answer(letter, waiting[letter.topic], asks_again=asks_again)
+            elif letter.topic not in asked:
+                self._leave_out(letter, f"{letter.topic!r} is no question of this run")
+
+    def _take_answer(self, letter: Letter, question: Question, *, asks_again: bool) -> None:
+        """Let a question be answered by a letter, unless whoever resumes the run answers it."""
+        answer = answer_in(letter.value)
+        problem = answer_problem(answer, question)
+        if asks_again and question.tool_name is not None:
+            problem = f"{question.id!r} is a permission, and whoever posted that it is given may be anybody"
+        if problem:
+            self._leave_out(letter, problem)
+        elif question.id not in self.answers and question.text not in self.answers:
+            self.answers[question.id] = answer
+
+    def _leave_out(self, letter: Letter, why: str) -> None:
+        self._unwritten.append(Input("", -1, self.timing.last, {"type": "Refused", "id": letter.id, "why": why}))
+        self._known.add(letter.id)
+        self.warnings.append(f"an answer that was sent was left out: {why}")
+
+    def _taken_in(self, letters: Sequence[Letter]) -> list[Message]:
+        """Write down what was posted, and return what is to be done with it; each letter only once."""
+        found = []
+        for letter in self._of_runs(letters):
+            if letter.id in self._known:
+                continue
+            message = Message(letter.id, letter.path, letter.topic, letter.value, letter.kind)
+            if letter.kind == "message":
+                self.keep(message)
+            elif letter.kind == "input":
+                self._keep_letter(message)
+            elif letter.kind == "answer":
+                if letter.topic in self._left_open:
+                    self._keep_answer(letter)
+                    continue
+            elif letter.id in self._cancels:
+                continue
+            else:
+                # Written down when it has come to its end: a crash before that is not to lose it.
+                self._cancels[letter.id] = message
+            found.append(message)
+        return found
+
+    def _of_runs(self, letters: Sequence[Letter]) -> Iterator[Letter]:
+        """Give the letters to runs that are there; the others wait until these begin."""
+        for letter in letters:
+            if letter.kind == "answer" or self._is_there(letter.path):
+                yield letter
+            else:
+                self._early.append(letter)
+
+    def _keep_letter(self, message: Message) -> None:
+        self._known.add(message.id)
+        said = {"type": "Letter", "id": message.id, "kind": message.kind, "value": message.value}
+        self.append(Input(message.path, -1, self.timing.last, said))
+
+    def _keep_answer(self, letter: Letter) -> None:
+        """Keep the answer to a question for which nobody here waits any more: whoever goes on with the run has it."""
+        (path, seq), question = self._left_open[letter.topic]
+        answer = answer_in(letter.value)
+        if problem := answer_problem(answer, question):
+            self._leave_out(letter, problem)
+            return
+        del self._left_open[letter.topic]
+        self._known.add(letter.id)
+        self._was_answered = True
+        said = {"question_id": question.id, "answer": bare(answered(answer, question))}
+        self.append(Input(path, seq, self.timing.last, {"type": "Answered", **said}))
 
     def _innermost(self, services: Services) -> Iterator[Middleware]:
         """Give what wraps that which is live, beside what the services have themselves."""
@@ -420,13 +647,15 @@ class JournaledRun:
     def _planner(self, inner: ChildPlanner) -> ChildPlanner:
         def plan_child(parent: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
             plan, state = inner(parent, effect, path)
+            if plan.body is not None and self.replayer is not None:
+                plan = attrs.evolve(plan, body=attrs.evolve(plan.body, recalled=partial(self.replayer.computed, path)))
             return self._looked_up(self._with_random(plan), state)
 
         return plan_child
 
     def _looked_up(self, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
         """Return *plan* and *state* with what was looked up when the run was recorded, and keep what is not recorded."""
-        known: Sequence[object] = ()
+        known: Collection[str] = ()
         if self.past is not None:
             plan, state = recalled(self.past.history, plan, state)
             known = self.mode.known_lookups(self.past.history, plan.path)
@@ -470,7 +699,7 @@ class JournaledRun:
         found = {key: answer for text, answer in self.answers.items() for key in by_text.get(text, [text])}
         self.answers = {**found, **{key: answer for key, answer in self.answers.items() if key not in by_text}}
 
-    def keep(self, address: Address, fp: str) -> None:
+    def accept(self, address: Address, fp: str) -> None:
         """Note that the record at an address serves for what has this fingerprint; a replay accepts exactly that."""
         note = Input(*address, self.timing.last, {"type": "Kept", "fp": fp})
         self.kept.append(note)
@@ -495,25 +724,76 @@ class JournaledRun:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    async def finish(self, finished: Finished) -> Finished:
-        """Write down how the run ended, give the journal back, and return what its result is made of; called once."""
+    async def finish(self, finished: Finished, waits: Sequence[Waits] = ()) -> Finished:
+        """
+        Write down how the run ended, give the journal back, and return what its result is made of; called once.
+
+        Args:
+            finished: How it ended.
+            waits: What it waits for, where it is suspended.
+        """
         if self._commits is None or self._writer is None or not self._is_over:
             return finished
         if self._writer.blocks or self.mode.replaces:
-            return await self._commits.apart(lambda: self._finish(finished))
-        return self._finish(finished)
+            return await self._commits.apart(lambda: self._finish(finished, waits))
+        return self._finish(finished, waits)
 
-    def _finish(self, finished: Finished) -> Finished:
+    def _finish(self, finished: Finished, waits: Sequence[Waits]) -> Finished:
+        bed = self._bed(finished)
         try:
             if self.fatal is None:
+                if bed is not None and waits:
+                    self._lie_down(bed, waits, finished.state.agent_id)
                 self._end(finished)
         except StepEngineError as error:
             self.fail(error)
         finally:
             self.close()
+        if bed is not None and self.fatal is None:
+            self._look_again(bed) if waits else self._rise(bed)
         if self.fatal is not None:
             finished = attrs.evolve(finished, status=RunStatus.FAILED, error=self.fatal, output=None)
         return attrs.evolve(finished, warnings=(*finished.warnings, *self.warnings)) if self.warnings else finished
+
+    def _bed(self, finished: Finished) -> Bed | None:
+        """Return where the run sleeps now, or slept until now; a run that never waits has nothing looked up."""
+        is_asleep = finished.status is RunStatus.SUSPENDED
+        slept = self.past is not None and self.mode.goes_on(self.past.history) and bool(self.past.history.waits())
+        if not self.mode.takes_letters or self.source.stable or not (is_asleep or slept):
+            return None
+        return bed_of(self.journal)
+
+    def _lie_down(self, bed: Bed, waits: Sequence[Waits], agent_id: str) -> None:
+        """Note when the run wakes, before its suspension is durable; what is not noted is found in the journal."""
+        found = sleeping(bed.run, waits, agent_id)
+        assert found is not None  # noqa: S101 - it waits
+        with self._told_of(bed), bed.index() as index:
+            index.note(found.run, found.wakes_at, found.kinds, found.agent_id)
+
+    def _look_again(self, bed: Bed) -> None:
+        """Let the run be due at once when something came that this process did not take in any more."""
+        with self._told_of(bed):
+            box = self._mailbox()
+            # By the record, and not by what was read: what this process read while the run lay down, nobody may have taken in.
+            early = {one.id for one in self._early}
+            late = box is not None and box.changed(0) and first_unread(self.journal, self.journal.history(), early)
+            if late or self._was_answered:
+                with bed.index() as index:
+                    index.post_arrived(bed.run, "input")
+
+    def _rise(self, bed: Bed) -> None:
+        """Forget a run that slept, and does not any more."""
+        with self._told_of(bed), bed.index() as index:
+            index.forget(bed.run)
+
+    @contextlib.contextmanager
+    def _told_of(self, bed: Bed) -> Iterator[None]:
+        try:
+            yield
+        except StepEngineError as error:
+            self.warnings.append(
+                f"when {bed.run!r} is to be woken could not be noted: {error.message}; `stepengine wake {bed.place}` finds it in its journal"
+            )
 
     def _end(self, finished: Finished) -> None:
         """Write down how the root run ended; a run that was only stopped can be gone on with, so it has no end."""
@@ -529,6 +809,8 @@ class JournaledRun:
         if stop is None:
             self.append(Result(*ROOT, self.timing.last, self._ended(Value(finished.as_child(), self.timing.last))))
         elif self.mode.tells_stop(stop, past):
+            for message in [one for one in self._cancels.values() if not one.path and stop.kind == "cancelled"]:
+                self._keep_letter(message)
             self.append(_stopped(stop, self.timing.last))
         assert self._writer is not None  # noqa: S101 - there is one from start to end
         self._write_kept(self._writer)
@@ -570,6 +852,11 @@ class JournaledRun:
         """Put what was made into *target*, in the order of the addresses if that is to be stable."""
         records = self.journal.records()
         target.replace(in_address_order(records) if target.stable else records)
+
+
+def _letters_behind(box: Mailbox, place: int) -> tuple[list[Letter], int]:
+    """Return the letters behind a place, and the next place; waits for the disk."""
+    return box.read(place) if box.changed(place) else ([], place)
 
 
 def _nothing(_: ModelRequest) -> None:

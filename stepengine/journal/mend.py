@@ -11,8 +11,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.errors import JournalCorrupt, JournalError, StepEngineError
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.fingerprints import Fingerprints, fingerprint
@@ -45,7 +44,7 @@ __all__ = (
 )
 
 
-@attrs.frozen
+@frozen
 class Report:
     """
     What is known of a journal without running anything; true when nothing is wrong with it.
@@ -155,7 +154,7 @@ def scrub(journal: JournalLike) -> MemoryJournal:
 SHOWN = 160
 
 
-@attrs.frozen
+@frozen
 class Edit:
     """
     A line that is not what stepengine wrote.
@@ -171,7 +170,7 @@ class Edit:
     now: str
 
 
-@attrs.frozen
+@frozen
 class Sealed:
     """
     A journal whose edited lines were made valid.

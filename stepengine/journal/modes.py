@@ -6,7 +6,7 @@ A mode is no state: it is asked about the run and its past, and says what is to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -61,6 +61,8 @@ class Mode:
         cuts_off: Whether what does not hold any more is cut off the record, and the run goes on live from there.
         resumes: Whether the run goes on in the journal that was given, behind what that holds, unless that has an end.
         keeps_writes: Whether what calls write to files is kept, so that it can be undone.
+        takes_letters: Whether the mailbox of the journal is that of the run, and what others post there is for it.
+        waits: Whether a tree that only waits for a time that comes soon waits for it.
     """
 
     name = ""
@@ -71,6 +73,8 @@ class Mode:
     cuts_off = False
     resumes = False
     keeps_writes = True
+    takes_letters = False
+    waits = True
 
     def is_closed(self, history: History) -> bool:
         """Return whether nothing is performed that is not recorded."""
@@ -84,7 +88,7 @@ class Mode:
         """Return what says whether an event is news; ``None`` where each is."""
         return None
 
-    def known_lookups(self, history: History, path: str) -> Sequence[object]:
+    def known_lookups(self, history: History, path: str) -> Collection[str]:
         """Return the kinds of what was looked up for the run at *path* and stands in the journal that is written."""
         return ()
 
@@ -103,7 +107,7 @@ class Mode:
     def write_start(self, run: Opened, head: Head, asked: Intent, *, is_equal: bool) -> None:
         """Write down that a recorded run starts again with what is *asked* now, and whether that is what was recorded."""
         if self.copies:
-            run.append(attrs.evolve(head, line=None))
+            run.append(attrs.evolve(head, line=None, signed=""))
             run.append(asked)
 
     def settle(self, run: Opened, *, failed: bool) -> None:
@@ -117,6 +121,7 @@ class Recording(Mode):
     """A new run is recorded."""
 
     name = "record"
+    takes_letters = True
 
     def settle(self, run: Opened, *, failed: bool) -> None:
         """Put a recording that is to be stable in the order of its addresses."""
@@ -129,7 +134,7 @@ class Resuming(Mode):
     """A recorded run goes on in its journal."""
 
     name = "resume"
-    resumes = True
+    resumes = takes_letters = True
 
     def is_closed(self, history: History) -> bool:
         """Return whether the record has an end: then there is nothing to go on with."""
@@ -144,9 +149,9 @@ class Resuming(Mode):
         """Return what says that recorded events are none: they are not told again."""
         return None if past is None else partial(_is_news, past.history)
 
-    def known_lookups(self, history: History, path: str) -> Sequence[object]:
+    def known_lookups(self, history: History, path: str) -> Collection[str]:
         """Return what the journal holds already."""
-        return [record.input["type"] for record in history.inputs if (record.path, record.seq) == (path, -1)]
+        return history.kinds.get((path, -1), ())
 
 
 def _is_news(history: History, event: Event) -> bool:
@@ -215,6 +220,7 @@ class Rerunning(Mode):
     name = "rerun"
     copies = True
     keeps_writes = False
+    waits = False
 
     def repeats(self, past: Past) -> bool:
         """Return whether it went as recorded."""

@@ -80,7 +80,8 @@ def _name(record: Record) -> tuple[Any, ...]:
             return "result", record.path, record.seq
         case Input(input=said):
             kind = said.get("type")
-            return "input", record.path, record.seq, kind, said.get("question_id"), kind == "Stop" and record.at
+            which = said.get("question_id", said.get("id"))
+            return "input", record.path, record.seq, kind, which, kind == "Stop" and record.at
         case Blob():
             return "blob", record.fp
         case Head():
@@ -97,4 +98,7 @@ def _key(record: Record) -> tuple[tuple[tuple[int, int], ...], int]:
         return (((LAST, 0),), 0) if is_last else ((), 0 if record.kind == "intent" else 1)
     # A child's numbers follow those of its Spawn with rank 1: after its intent (0) and before its result (2).
     inside = [(int(n), 1) for n in path.split(".")] if path else []
+    if seq < 0 and record.kind == "result":
+        # How a child in the background ended comes after all that it did.
+        return (*inside, (LAST, 2)), 0
     return (*inside, (seq, 2 if record.kind == "result" else 0)), RANK[record.kind]

@@ -26,7 +26,9 @@ from stepengine.system.atomic import make_folder
 from stepengine.system.open_files import said
 
 __all__ = (
+    "CAREFULLY",
     "FULL",
+    "NO_LINK",
     "OWNER_ONLY",
     "REOPENED",
     "ROOM",

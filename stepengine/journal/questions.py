@@ -18,8 +18,9 @@ from stepengine.data.questions import Answer, AnswerLike, Question, answer_probl
 from stepengine.errors import AnswerRejected, DataError, JournalError, StepEngineError, UnknownOutcome
 from stepengine.journal.encoding import name_of, questions_of, restored, touched_world
 from stepengine.journal.history import History, parent_of
+from stepengine.journal.programs import program_of
 from stepengine.journal.records import Intent, shown_address
-from stepengine.runtime.performer import Item
+from stepengine.runtime.performer import Item, child_path
 
 __all__ = (
     "DOUBT",
@@ -125,7 +126,7 @@ def _asked_about(history: History, wanted: Callable[[Intent], bool]) -> list[Que
     """Return the question about each effect that is wanted, was begun, has no result and can go on."""
     cut_off = [i for a, i in history.intents.items() if a not in history.results and wanted(i)]
     found = []
-    for intent in [intent for intent in cut_off if not _has_ended(history, intent.path)]:
+    for intent in [intent for intent in cut_off if not history.has_ended(intent.path)]:
         form = history.form(intent)
         is_tool = intent.type == "CallTool"
         details = form["input"] if is_tool else {"args": form["args"], "kwargs": form["kwargs"]}
@@ -133,16 +134,6 @@ def _asked_about(history: History, wanted: Callable[[Intent], bool]) -> list[Que
         asked = _doubt_about(what, shown_address(intent.path, intent.seq), intent.path)
         found.append(attrs.evolve(asked, details=details))
     return found
-
-
-def _has_ended(history: History, path: str) -> bool:
-    """Return whether a child, or one around it, has a recorded end, so that nothing in it can go on."""
-    while path:
-        address = parent_of(path)
-        if address in history.results:
-            return True
-        path = address[0]
-    return False
 
 
 def _check_decision(history: History, key: str, answer: object) -> None:
@@ -244,6 +235,13 @@ def outcome_for(history: History, intent: Intent, value: object, at: int) -> Val
         JournalError: when it cannot be one.
     """
     where = shown_address(intent.path, intent.seq)
+    if intent.begins_run and intent.type == "CallTool":
+        what = "a program" if program_of(history.form(intent)) is not None else "a tool that yields"
+        msg = (
+            f"the result of {where}, a call of {what}, follows from what that asks for; fork at one of its effects, such as "
+            f"{shown_address(child_path(intent.path, intent.seq), 0)}, or at the reply that asked for the call"
+        )
+        raise JournalError(msg)
     if isinstance(value, StepEngineError):
         return Failure(value, at)
     try:

@@ -39,6 +39,7 @@ __all__ = (
     "Place",
     "Reading",
     "Source",
+    "first_of",
     "glimpsed",
     "members_of",
     "read_file",
@@ -55,8 +56,10 @@ INTENT_FORM = re.compile(
 RESULT_FORM = re.compile(
     rb'\{"kind":"result","path":"((?:[0-9]{1,9}(?:\.[0-9]{1,9})*)?)","seq":(-1|[0-9]{1,9}),"at":([0-9]{1,13}),"(attempts|writes|value|error)":'
 )
-GATHER_FORM = re.compile(rb'\},"gather":([0-9]{1,9}),"crc":"[0-9a-f]{8}"\}\Z')
-GATHER_TAIL = 40
+BESIDE_FORM = re.compile(
+    rb'\}(?:,"gather":([0-9]{1,9}))?(?:,"program_line":([1-9][0-9]{0,8}))?,"crc":"[0-9a-f]{8}"\}\Z'
+)
+BESIDE_TAIL = 60
 AHEAD = 256 * 1024
 PLAIN_RESULT = {"kind", "path", "seq", "at", "value", "crc"}
 MAX_TIME = 10**13
@@ -246,13 +249,16 @@ def glimpsed(line: bytes, source: Source, start: int) -> Intent | Result | None:
     """
     found = INTENT_FORM.match(line)
     if found is not None:
-        gather = GATHER_FORM.search(line, len(line) - GATHER_TAIL - TAIL) if line.find(b',"gather":') >= 0 else None
-        if gather is None and line[-TAIL - 1 : -TAIL] != b"}":
-            return None
+        together, of_program = None, 0
+        if line[-TAIL - 1 : -TAIL] != b"}":
+            beside = BESIDE_FORM.search(line, max(0, len(line) - BESIDE_TAIL - TAIL))
+            if beside is None:
+                return None
+            together = None if beside[1] is None else int(beside[1])
+            of_program = int(beside[2] or 0)
         path, seq, fp, kind, subject = found.groups()
-        together = None if gather is None else int(gather[1])
         named = None if subject is None else _shared(subject)
-        intent = Intent(_shared(path), int(seq), None, fp.decode(), together, source, _shared(kind), named)
+        intent = Intent(_shared(path), int(seq), None, fp.decode(), together, source, _shared(kind), named, of_program)
         intent.start, intent.end = start, start + len(line)
         return intent
     found = RESULT_FORM.match(line)
@@ -323,6 +329,31 @@ def read_later(data: bytes, name: str, before: Reading, lines: int, *, link: boo
     """
     source = LaterSource(data, name, before.end, lines)
     return _read(BytesIO(data), source, before.end, before.crc, link=link)
+
+
+def first_of(line: bytes, name: str) -> Head | None:
+    """
+    Return the record that a journal begins with; ``None`` while its line is not whole.
+
+    Args:
+        line: What stands up to its first newline, this included.
+        name: Its name, for errors.
+
+    Raises:
+        JournalCorrupt: when it is no head.
+        JournalVersion: when a newer version wrote it.
+    """
+    body = line.removesuffix(b"\n")
+    if checked(body, 0) is None:
+        if not line.endswith(b"\n"):
+            return None
+        raise _damaged((), 0, Source(line, name), is_moved=False)
+    where = Place(Source(line, name), 0)
+    record = record_of(members_of(body, where), where)
+    if type(record) is not Head:
+        msg = f"{where} is no head; perhaps this is no journal"
+        raise JournalCorrupt(msg)
+    return record
 
 
 def read_file(descriptor: int, path: Path, name: str) -> Reading:

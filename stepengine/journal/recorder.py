@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import attrs
 
-from stepengine.data.effects import RUNS, AskPerson, CallBody, CallModel, Spawn
+from stepengine.data.effects import (
+    RUNS,
+    WAITS,
+    AskPerson,
+    AwaitRuns,
+    CallBody,
+    CallModel,
+    EndRuns,
+    RunInBackground,
+    Spawn,
+)
 from stepengine.data.json import ABSENT
 from stepengine.data.messages import ToolCallPart
 from stepengine.data.models import ModelReply
@@ -29,14 +39,16 @@ from stepengine.errors import JournalError, StepEngineError, UnknownOutcome
 from stepengine.journal.encoding import bare, describe, must_last, outcome_members, outcome_of, storable
 from stepengine.journal.history import History
 from stepengine.journal.questions import DOUBT, decision_about
-from stepengine.journal.records import Input, Intent, Result, shown_address, to_text
+from stepengine.journal.records import Address, Input, Intent, Result, computed_record, shown_address, to_text
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.asking import shown_questions
-from stepengine.runtime.performer import IO, Item, Performer, is_repeatable
+from stepengine.runtime.failfast import given_up
+from stepengine.runtime.performer import IO, Item, Performer, child_path, is_repeatable
 from stepengine.runtime.performing import is_deferred
 
 if TYPE_CHECKING:
     from stepengine.journal.journaled_run import JournaledRun
+    from stepengine.journal.replayer import Replayer
 
 __all__ = (
     "Attempts",
@@ -85,6 +97,11 @@ class Timing:
     Attributes:
         last: The latest time so far.
     """
+
+    @property
+    def since(self) -> int | None:
+        """What time it was when this process took over; ``None`` where times are made up."""
+        return None if self._stable else self._offset
 
     def __init__(self, *, stable: bool) -> None:
         self._stable = stable
@@ -142,6 +159,9 @@ class Pace:
         self._shown = max(self._shown, at)
 
 
+STARTS = (*RUNS, RunInBackground)
+OF_CHILDREN = (AwaitRuns, EndRuns)
+"""What tells of children in the background, whose ends stand at their own addresses."""
 MAX_NOTED = 1_000
 Kept: TypeAlias = "Sequence[tuple[Item, Value | Failure]]"
 """Outcomes with what they are outcomes of."""
@@ -167,7 +187,7 @@ class Recorder:
         self._owed: list[tuple[Item, Value | Failure]] = []
         self._unseen: tuple[RunPlan | None, bool] = None, False
 
-    def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
+    def begin(self, batch: Sequence[Item]) -> Awaitable[None]:  # noqa: C901 - a call for each would be longer than what it does
         """
         Compare effects with the record, or write down that they are about to happen.
 
@@ -178,29 +198,33 @@ class Recorder:
         run, replayer = self._run, self._replayer
         if run.fatal is not None:
             raise run.fatal
-        lasts = False
+        # The first of a run lasts, whatever it is.
+        lasts = not self._has_begun
         fresh: list[Item] = []
         for item in batch:
             effect, path = item.effect, item.path
             seq = effect.seq
             together = None if item.gather is None else item.gather.effects[0].seq
             intent = Intent(path, seq, effect if type(effect) is CallModel else describe(item), "", together)
-            if replayer is not None and replayer.meets(item, intent):
-                self._next[path] = seq + 1
-                continue
-            fresh.append(item)
-            if seq != self._next.get(path, 0):
-                # Numbers that the machine gave to effects which it then did not ask for are told.
-                self._append(Input(path, seq, run.timing.last, {"type": "Gap"}))
+            intent.program_line = getattr(effect, "program_line", 0)
+            is_new = replayer is None or not replayer.meets(item, intent)
+            if is_new:
+                fresh.append(item)
+                if seq != self._next.get(path, 0):
+                    # Numbers that the machine gave to effects which it then did not ask for are told.
+                    self._append(Input(path, seq, run.timing.last, {"type": "Gap"}))
+                try:
+                    run.append(intent)
+                except StepEngineError as error:
+                    raise run.fail(error) from error.__cause__
+                lasts = lasts or (type(effect) is not CallModel and must_last(item, intent.given))
             self._next[path] = seq + 1
-            try:
-                run.append(intent)
-            except StepEngineError as error:
-                raise run.fail(error) from error.__cause__
-            lasts = lasts or (type(effect) is not CallModel and must_last(item, intent.given))
-        if fresh and not self._has_begun:
-            self._has_begun = lasts = True
-        if not (self._owed or (lasts and run.waits)):
+            if type(effect) in RUNS:
+                run.begins((path, seq))
+            if type(effect) in WAITS and (is_new or self._copies_begun((path, seq))):
+                self._keep_waking(item)
+        self._has_begun = self._has_begun or bool(fresh)
+        if not (self._owed or (lasts and fresh and run.waits)):
             return self._inner.begin(fresh)
         owed, waiting = self._owed, self._lasting()
         return self._inner.begin(fresh) if waiting is None else self._begin_after(waiting, owed, fresh)
@@ -230,6 +254,20 @@ class Recorder:
         except StepEngineError as error:
             raise self._failed(error, owed) from error.__cause__
 
+    def _copies_begun(self, address: Address) -> bool:
+        """Return whether the intent of an effect that had begun was just written into a copy of its journal."""
+        replayer = self._replayer
+        mode = self._run.mode
+        # A replay takes over what was recorded when the wait began, with its time.
+        return replayer is not None and mode.copies and not mode.takes_over and replayer.was_begun(address)
+
+    def _keep_waking(self, item: Item) -> None:
+        """Keep when a wait ends at the latest, for whoever wakes runs: by itself the machine would find the same time again."""
+        wakes = item.effect.wakes  # type: ignore[union-attr]
+        if wakes is not None:
+            said = {"type": "Wakes", "until": wakes}
+            self._append(Input(item.path, item.effect.seq, self._run.timing.last, said))
+
     def _append(self, record: Input) -> None:
         try:
             self._run.append(record)
@@ -241,15 +279,20 @@ class Recorder:
         run, replayer = self._run, self._replayer
         if run.fatal is not None:
             return self._stopped(run.fatal)
-        if type(item.effect) in RUNS:
-            return self._start_run(item, io)
+        kind = type(item.effect)
+        if kind in STARTS:
+            is_background = kind is Spawn and item.effect.is_background  # type: ignore[union-attr]
+            return self._start_in_background(item, io) if is_background else self._start_run(item, io)
         if replayer is not None:
             address = (item.path, item.effect.seq)
             known = replayer.result(address)
             if known is not None:
-                return self._again(known, item, io) if replayer.is_performed(item) else self._answered(known, item)
+                again = kind not in OF_CHILDREN and replayer.is_performed(item)
+                return self._again(known, item, io) if again else self._answered(known, item, io)
             if replayer.halts(item):
-                return self._halted(item)
+                return self._halted(item, io)
+            if item.gather is not None and replayer.has_lost(item):
+                return self._kept(item, given_up(item, 0), [])
             if replayer.was_begun(address):
                 return self._doubtful(item, io)
         return self._live(item, io, [])
@@ -259,11 +302,22 @@ class Recorder:
     async def _stopped(self, error: StepEngineError) -> Single:
         return Stop("diverged", self._run.timing.last, error)
 
-    async def _answered(self, known: Result, item: Item) -> Single:
+    async def _answered(self, known: Result, item: Item, io: IO) -> Single:
         assert self._replayer is not None  # noqa: S101 - it found the result
-        if self._run.pace is not None:
-            await self._run.pace.reach(known.at)
-        return self._replayer.answer(known, item)
+        run = self._run
+        if run.pace is not None:
+            await run.pace.reach(known.at)
+        is_of_children = type(item.effect) in OF_CHILDREN
+        waits = self._replayer.until_cut(known, item) if is_of_children else None
+        if waits is not None:
+            cut, children = waits
+            ended = await io.ends(item, children, cut)
+            if cut.done():  # one of them left its record: what is recorded of the wait holds no longer
+                return await self._live(item, io, [])
+            if ended is None:
+                return Stop("suspended" if run.fatal is None else "diverged", run.timing.last, run.fatal)
+        outcome = self._replayer.answer(known, item)
+        return await self._when_ended(outcome, item, io) if is_of_children else outcome
 
     async def _again(self, known: Result, item: Item, io: IO) -> Single:
         """Perform what is recorded once more; it must come to the same."""
@@ -273,33 +327,96 @@ class Recorder:
             outcome = self._settled(item, cast("Value | Failure", outcome), known.at)
         return self._replayer.compare(known, outcome, item)
 
-    async def _halted(self, item: Item) -> Single:
+    async def _when_ended(self, outcome: Single, item: Item, io: IO) -> Single:
+        """Return what is recorded of children in the background, once these have come to their recorded ends again."""
+        if type(outcome) is not Value:
+            return outcome
+        ended = await io.ends(item, outcome.value.done)
+        if ended is None:
+            return Stop("cancelled", self._run.timing.last, self._run.fatal)
+        return attrs.evolve(outcome, value=attrs.evolve(outcome.value, ended=ended))
+
+    async def _halted(self, item: Item, io: IO) -> Single:
         assert self._replayer is not None  # noqa: S101 - it said that nothing is live
-        stop = self._replayer.halt(item.path, shown_questions(item) if type(item.effect) is AskPerson else ())
+        questions = shown_questions(item) if type(item.effect) is AskPerson else ()
+        stop = self._replayer.halt(item.path, questions, waits=type(item.effect) in WAITS)
+        if stop.kind == "suspended":
+            io.stands(item)
         return attrs.evolve(stop, begun=self._replayer.begun(item))
 
+    async def _start_in_background(self, item: Item, io: IO) -> Single:
+        """Start a child in the background; that it was started is an outcome at once, and its end is one of its own."""
+        replayer, address = self._replayer, (item.path, item.effect.seq)
+        known = replayer.result(address) if replayer is not None else None
+        if replayer is not None:
+            refused = replayer.refused_run(address, item)
+            if refused is not None:
+                return refused
+            if known is None and replayer.halts(item):
+                return await self._halted(item, io)
+        outcome = await self._inner.perform(item if known is None else item._replace(has_begun=True), io)
+        if self._run.fatal is not None:
+            return Stop("diverged", self._run.timing.last, self._run.fatal)
+        if known is None or replayer is None:
+            return await self._kept(item, outcome, [])
+        return replayer.answer(known, item)
+
     async def _start_run(self, item: Item, io: IO) -> Single:
+        """Run a child, or the body of a tool."""
+        if self._replayer is not None:
+            return await self._start_again(item, io, self._replayer)
+        outcome, fatal = await self._inner.perform(item, io), self._run.fatal
+        if fatal is not None:
+            return _halted_with(Stop("diverged", self._run.timing.last, fatal), _child(outcome))
+        return await self._kept_run(item, outcome)
+
+    async def _start_again(self, item: Item, io: IO, replayer: Replayer) -> Single:
         """Run a child, or the body of a tool, over its own records; what its parent's record says of it is a check."""
-        run, replayer = self._run, self._replayer
+        run, address = self._run, (item.path, item.effect.seq)
+        instead = await self._instead_of_run(item, io, replayer)
+        if instead is not None:
+            return instead
+        known, begun = replayer.result(address), replayer.has_begun(address)
+        if item.gather is not None and replayer.has_lost(item):
+            replayer.give_up(child_path(*address))
+            item = item._replace(gather=None)
+        # One that is recorded to have ended comes to that end, whoever is first this time in a race that it was part of.
+        asked = item if known is None else item._replace(gather=None)
+        outcome = await self._inner.perform(asked._replace(has_begun=True) if begun else asked, io)
+        if run.fatal is not None:
+            return _halted_with(Stop("diverged", run.timing.last, run.fatal), _child(outcome))
+        if known is not None:
+            if self._cleans and type(outcome) is Value and type(item.effect) is CallBody:
+                outcome = self._settled(item, outcome, known.at)
+            confirmed = replayer.confirm(known, outcome, item)
+            if confirmed is not None:
+                return confirmed
+        return await self._kept_run(item, outcome) if replayer.is_live(item.path) else self._ended_with(item, outcome)
+
+    async def _kept_run(self, item: Item, outcome: Single) -> Single:
+        """Return the outcome of a child, or of the body of a tool, that is durable; what was worked out in a body stands before it."""
+        if type(outcome) is Value and outcome.body is not None and outcome.body.computed:
+            address = (item.path, item.effect.seq)
+            self._append(computed_record(address, self._run.timing.of(*address, outcome.at), outcome.body.computed))
+        return await self._kept(item, outcome, [])
+
+    async def _instead_of_run(self, item: Item, io: IO, replayer: Replayer) -> Single | None:
+        """Return the outcome of a child, or of the body of a tool, that does not start by what is recorded; else ``None``."""
         address = (item.path, item.effect.seq)
-        refused = replayer.refused_run(address, item) if replayer is not None else None
+        refused = replayer.refused_run(address, item)
         if refused is not None:
             return refused
-        begun = replayer is not None and replayer.has_begun(address)
-        outcome = await self._inner.perform(item._replace(has_begun=True) if begun else item, io)
+        if item.gather is not None and replayer.has_lost(item):
+            return None if replayer.has_begun(address) else await self._kept(item, given_up(item, 0), [])
+        return await self._halted(item, io) if replayer.halts_before_run(address, item) else None
+
+    def _ended_with(self, item: Item, outcome: Single) -> Single:
+        """Return how a run that started another one stops where its record does."""
+        assert self._replayer is not None  # noqa: S101 - it said that nothing is live
         child = _child(outcome)
-        if run.fatal is not None:
-            return _halted_with(Stop("diverged", run.timing.last, run.fatal), child)
-        known = replayer.result(address) if replayer is not None else None
-        if known is not None and self._cleans and type(outcome) is Value and type(item.effect) is CallBody:
-            outcome = self._settled(item, outcome, known.at)
-        confirmed = replayer.confirm(known, outcome, item) if replayer is not None and known is not None else None
-        if confirmed is not None:
-            return confirmed
-        if replayer is not None and not replayer.is_live(item.path):
-            stop = replayer.halt(item.path, child.questions if child is not None else ())
-            return _halted_with(stop, child)
-        return await self._kept(item, outcome, [])
+        waits = type(outcome) is Stop and outcome.kind == "suspended"
+        stop = self._replayer.halt(item.path, child.questions if child is not None else (), waits=waits)
+        return _halted_with(stop, child)
 
     def _noting(self, item: Item, io: IO, attempts: list[object]) -> IO:
         """Return the ``IO`` of an effect that is performed live, which notes what else is recorded of it."""
@@ -341,6 +458,8 @@ class Recorder:
             self._copy_begun(item, run.past.history)
         is_waiting = address in run.past.history.waiting and is_deferred(item)
         if is_waiting and f"{DOUBT}{shown_address(*address)}" not in run.decisions:
+            return await self._live(item._replace(has_begun=True), io, [], again=True)
+        if type(item.effect) in WAITS:
             return await self._live(item._replace(has_begun=True), io, [], again=True)
         if is_repeatable(item):
             return await self._live(item, io, self._lost(item) if type(item.effect) is CallModel else [], again=True)
@@ -484,6 +603,7 @@ class Recorder:
         if type(effect) is not AskPerson or stop.kind != "suspended":
             return
         waiting = {question.id for question in stop.questions}
+        run.leaves_open((item.path, effect.seq), stop.questions)
         for question in effect.questions:
             given = run.answers.get(question.id, run.answers.get(question.text))
             if question.id not in waiting and given is not None:
@@ -567,6 +687,16 @@ class Attempts:
         """Take note that a call waits."""
         return self._io.waits(item)
 
+    def ends(
+        self, item: Item, paths: Sequence[str], cut: asyncio.Future[None] | None = None
+    ) -> Awaitable[dict[str, Any] | None]:
+        """Return how children ended."""
+        return self._io.ends(item, paths, cut)
+
+    def stands(self, item: Item) -> None:
+        """Take note that a wait goes on."""
+        self._io.stands(item)
+
     def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
         """Run a child."""
         return self._io.drive(plan, state, path)
@@ -575,12 +705,13 @@ class Attempts:
 class Waiting:
     """The ``IO`` of one call of a deferred tool: says when its body has returned, passes everything on."""
 
-    __slots__ = ("_io", "attempt", "begun", "drive", "emit", "waits")
+    __slots__ = ("_io", "attempt", "begun", "drive", "emit", "ends", "stands", "waits")
 
     def __init__(self, io: IO, waits: Callable[[Item], Awaitable[None]]) -> None:
         self._io = io
         self.waits = waits
         self.emit, self.attempt, self.begun, self.drive = io.emit, io.attempt, io.begun, io.drive
+        self.ends, self.stands = io.ends, io.stands
 
     @property
     def watched(self) -> bool:

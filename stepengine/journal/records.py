@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
+from types import NoneType
 from typing import Any, ClassVar, Protocol, TypeAlias, cast, get_args
 
 import attrs
@@ -20,6 +21,7 @@ import attrs
 from stepengine.data.codec import restored
 from stepengine.data.effects import CallModel
 from stepengine.data.fields import PLAIN
+from stepengine.data.frozen import frozen
 from stepengine.data.limits import Limits
 from stepengine.data.messages import AssistantMessage, ToolMessage, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, ModelSettings
@@ -27,6 +29,7 @@ from stepengine.data.outcomes import Begun, Failure, StopKind, Value, quick_valu
 from stepengine.data.questions import Answer, Question
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.usage import Usage
+from stepengine.data.waiting import Awaited, ChildRef, Received
 from stepengine.errors import JournalCorrupt, JournalVersion, StepEngineError
 
 __all__ = (
@@ -52,6 +55,7 @@ __all__ = (
     "check_outcome",
     "check_place",
     "checked",
+    "computed_record",
     "file_of",
     "for_line",
     "record_of",
@@ -68,6 +72,8 @@ MAX_AT = 10**13
 """More than three hundred years in milliseconds; what is added to a date must leave a date."""
 LAST_YEAR = 9_000
 PATH = re.compile(r"(?:[0-9]{1,9}(?:\.[0-9]{1,9})*)?")
+KEY = re.compile(r"[A-Za-z0-9+/]{68}")
+"""A public ed25519 key in OpenSSH's form, as base64."""
 MESSAGES = UserMessage | AssistantMessage | ToolMessage
 ANY = object
 
@@ -83,10 +89,16 @@ EFFECTS: Mapping[str, Shape] = {
         "source": str,
         "idempotent?": bool,
         "yields?": bool,
+        "sandbox?": str,
     },
-    "Spawn": {"agent_id": str, "prompt": str, "params": ANY, "tool_call_id?": str},
+    "Spawn": {"agent_id": str, "prompt": str, "params": ANY, "tool_call_id?": str, "background?": bool},
     "Perform": {"name": str, "args": list, "kwargs": dict, "idempotent?": bool},
     "Ask": {"questions": list, "purpose": str, "tool_call_id?": str},
+    "Sleep": {"seconds?": float, "until?": str},
+    "Receive": {"topic": str, "timeout?": float},
+    "Await": {"children": list, "need": int, "timeout?": float},
+    "Tell": {"child": str, "value": ANY, "topic?": str},
+    "Cancel": {"children": list, "reason?": str},
 }
 START: Shape = {
     "run_id": str, "previous?": dict, "session_id?": str, "user_id?": str, "metadata?": dict, "model?": str, "limits?": dict,
@@ -105,8 +117,35 @@ INPUTS: Mapping[str, Shape] = {
     "Begun": {"usage": dict, "cost?": str},
     "Taken": {"by": str, "reason": str},
     "Waits": {},
+    "Signed": {
+        "key": str,
+        "records": int,
+        "digest": str,
+        "marks": str,
+        "found": int,
+        "closes": bool,
+        "time": str,
+        "sig": str,
+    },
+    "Wakes": {"until": int},
+    "Computed": {"values": list},
+    "Message": {"id": str, "topic": str, "value": ANY},
+    "Refused": {"id": str, "why": str},
+    "Letter": {"id": str, "kind": str, "value": ANY},
 }
-OUTCOMES: Mapping[str, type] = {"CallModel": ModelReply, "CallTool": ToolResult, "Spawn": ChildResult, "Ask": tuple}
+OUTCOMES: Mapping[str, Any] = {
+    "CallModel": ModelReply,
+    "CallTool": ToolResult,
+    "Spawn": ChildResult,
+    "Start": ChildRef,
+    "Ask": tuple,
+    "Sleep": NoneType,
+    "Receive": (Received, NoneType),
+    "Await": Awaited,
+    "Tell": bool,
+    "Cancel": Awaited,
+}
+"""What an effect gives, by its type; a ``Spawn`` in the background is a ``Start``."""
 
 
 def check_members(value: object, shape: Shape, what: str) -> None:
@@ -135,7 +174,7 @@ def check_place(path: str, seq: int, at: int = 0) -> None:
         raise ValueError(msg)
 
 
-def check_head(created: str, parent: object, hooks: object) -> None:
+def check_head(created: str, parent: object, hooks: object, packages: object) -> None:
     """Raise unless these members of a head are what they should be."""
     when = datetime.fromisoformat(created)
     if when.tzinfo is None or when.year > LAST_YEAR:
@@ -146,6 +185,9 @@ def check_head(created: str, parent: object, hooks: object) -> None:
     if not isinstance(hooks, list) or not all(isinstance(name, str) for name in hooks):
         msg = "the hooks should be a list of names"
         raise ValueError(msg)
+    if not isinstance(packages, dict) or not all(isinstance(package, str) for package in packages.values()):
+        msg = "the packages should be texts such as 'name==1.0'"
+        raise ValueError(msg)
 
 
 def check_effect(form: Mapping[str, Any], *, is_start: bool) -> None:
@@ -155,16 +197,24 @@ def check_effect(form: Mapping[str, Any], *, is_start: bool) -> None:
         msg = f"{form['type'][:80]!r} is no effect that may stand here"
         raise ValueError(msg)
     check_members(form, shape, "the effect")
-    if is_start:
-        check_members({k: v for k, v in form.items() if v is not None}, START, "the start of the run")
-        if form["params"] is not None:
-            check_members(form["params"], {}, "what params hold")
-        _check_stored([form.get("previous")] if form.get("previous") is not None else [], AgentState)
-        _check_stored([form.get("limits")] if form.get("limits") is not None else [], Limits)
-    elif form["type"] == "CallModel":
-        _check_request(form["request"])
-    elif form["type"] == "Ask":
-        _check_stored(form["questions"], Question)
+    check = _check_start if is_start else MORE.get(form["type"])
+    if check is not None:
+        check(form)
+
+
+def _check_start(form: Mapping[str, Any]) -> None:
+    check_members({k: v for k, v in form.items() if v is not None}, START, "the start of the run")
+    if form["params"] is not None:
+        check_members(form["params"], {}, "what params hold")
+    _check_stored([form.get("previous")] if form.get("previous") is not None else [], AgentState)
+    _check_stored([form.get("limits")] if form.get("limits") is not None else [], Limits)
+
+
+def _check_children(paths: Sequence[object]) -> None:
+    for path in paths:
+        if not isinstance(path, str) or not path or PATH.fullmatch(path) is None:
+            msg = f"{str(path)[:80]!r} is no path of a child"
+            raise ValueError(msg)
 
 
 def _check_request(request: Mapping[str, Any]) -> None:
@@ -185,6 +235,16 @@ def _check_request(request: Mapping[str, Any]) -> None:
         if set(spec) != set(TOOL):
             msg = "a tool has a name, a description and an input_schema, and nothing else"
             raise ValueError(msg)
+
+
+MORE: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
+    "CallModel": lambda form: _check_request(form["request"]),
+    "Ask": lambda form: _check_stored(form["questions"], Question),
+    "Await": lambda form: _check_children(form["children"]),
+    "Cancel": lambda form: _check_children(form["children"]),
+    "Tell": lambda form: _check_children((form["child"],)),
+}
+"""What is checked of an effect beside its members, by its type."""
 
 
 def _check_stored(values: Sequence[object], kind: Any) -> None:
@@ -223,6 +283,9 @@ def check_input(said: Mapping[str, Any]) -> None:
         _check_stored([said["answer"]], Answer)
     if said["type"] == "Begun":
         begun_of(said)
+    if said["type"] == "Computed" and not all(value is None or isinstance(value, Mapping) for value in said["values"]):
+        msg = "what the work of a body came to is an object"
+        raise ValueError(msg)
     if said["type"] == "Stop":
         if said["kind"] not in get_args(StopKind):
             msg = f"a run stops for one of {', '.join(get_args(StopKind))}, not {said['kind'][:80]!r}"
@@ -259,21 +322,23 @@ ROOT: Address = ("", -1)
 """The address of the root run itself."""
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@frozen(kw_only=True, eq=False)
 class Head:
     """
     The first record of a journal.
 
     Attributes:
         engine: The version of stepengine that wrote it.
-        agent: The root's agent id.
+        agent: The root's agent id; of an agent of a package ``publisher/name``.
         definition: The fingerprint of the root's definition; only ever a hint.
         run: The id of this journal's run; a fork has its own.
         seed: What randomness is derived from, together with the path.
         created: When the root run was created, RFC 3339 in UTC.
         parent: For a fork ``{"run", "at"}``: where it was cut off from which run.
         hooks: The names of the root's hooks, in order.
+        packages: The packages of the root's agent and of all that could run below it: ``name==version`` by ``publisher/name``.
         link: Whether each checksum starts from the one before.
+        signed: The public key by which it is signed, as base64 of OpenSSH's form; ``""`` for one that is not.
         format: Name and major version of the format.
         line: Everything that stood in the line it was read from.
     """
@@ -287,7 +352,9 @@ class Head:
     created: str
     parent: Mapping[str, Any] | None = None
     hooks: Sequence[str] = ()
+    packages: Mapping[str, str] = attrs.field(factory=dict)
     link: bool = False
+    signed: str = ""
     format: str = FORMAT
     line: Mapping[str, Any] | None = None
 
@@ -318,6 +385,7 @@ class Intent:
         given: The effect's stored form; for a model call of this process the effect itself, for one that stands in a line ``None``.
         fp: Its fingerprint; ``""`` until somebody needs it.
         gather: The number of the first effect of those that began together; ``None`` for one that began alone.
+        program_line: The line of the program that asks for it, from 1; 0 where no program does, and where nobody noted it.
         read_from: What stood in the line it was read from, or the journal's bytes; ``None`` for one of this process.
         start: Where its line begins in these bytes; only there, and no object of its own: a long journal has many records.
         end: Where its line ends, without its newline.
@@ -332,6 +400,7 @@ class Intent:
     read_from: Mapping[str, Any] | Unread | None = None
     _type: str = ""
     _subject: str | None = None
+    program_line: int = 0
     start: int = attrs.field(init=False, repr=False)
     end: int = attrs.field(init=False, repr=False)
 
@@ -356,6 +425,11 @@ class Intent:
         """Whether it starts a run at a path of its own: a child, or the body of a tool that yields."""
         kind = self.type
         return kind == "Spawn" or (kind == "CallTool" and "yields" in cast("Any", self.effect))
+
+    @property
+    def is_background(self) -> bool:
+        """Whether it starts a child in the background: how that ended stands at the child's own path and -1."""
+        return self.type == "Spawn" and "background" in cast("Any", self.effect)
 
     @property
     def subject(self) -> Any:
@@ -445,7 +519,7 @@ class Result:
         return not self._attempts and not self._writes
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class Input:
     """
     Something from outside that no effect asked for: a stop, a resolved prompt, one of several answers.
@@ -466,7 +540,12 @@ class Input:
     line: Mapping[str, Any] | None = None
 
 
-@attrs.frozen(eq=False)
+def computed_record(address: Address, at: int, values: Sequence[Any]) -> Input:
+    """Return the record of what the work of a body of a tool came to, in order, where the result of its call follows."""
+    return Input(*address, at, {"type": "Computed", "values": [*values]})
+
+
+@frozen(eq=False)
 class Blob:
     """A JSON value that other records name by its fingerprint *fp*."""
 
@@ -563,15 +642,25 @@ def _head(members: Mapping[str, Any]) -> Head:
         msg = f"this journal has the format {form}, written by stepengine {engine}; this version reads {FORMAT}: upgrade to read it"
         raise JournalVersion(msg)
     texts = {n: _typed(members, n, str) for n in ("engine", "agent", "definition", "run", "seed", "created")}
-    check_head(texts["created"], members.get("parent"), members.get("hooks", []))
+    check_head(texts["created"], members.get("parent"), members.get("hooks", []), members.get("packages", {}))
     return Head(
         **texts,
         parent=members.get("parent"),
         hooks=tuple(members.get("hooks", ())),
+        packages=members.get("packages", {}),
         link=members.get("link", False) is True,
+        signed=_key(members) if "signed" in members else "",
         format=form,
         line=members,
     )
+
+
+def _key(members: Mapping[str, object]) -> str:
+    key: str = _typed(members, "signed", str)
+    if KEY.fullmatch(key) is None:
+        msg = f"{key[:80]!r} is no public key"
+        raise ValueError(msg)
+    return key
 
 
 def _address(members: Mapping[str, object]) -> Address:
@@ -591,7 +680,16 @@ def _intent(members: Mapping[str, Any]) -> Intent:
     gather = members.get("gather")
     if gather is not None:
         check_place("", _typed(members, "gather", int))
-    return Intent(*_address(members), effect, fp, gather, members, _typed(effect, "type", str))
+    kind, line = _typed(effect, "type", str), _program_line(members) if "program_line" in members else 0
+    return Intent(*_address(members), effect, fp, gather, members, kind, program_line=line)
+
+
+def _program_line(members: Mapping[str, object]) -> int:
+    line: int = _typed(members, "program_line", int)
+    if not 0 < line < MAX_SEQ:
+        msg = f"program_line {line} should be from 1 on and below {MAX_SEQ}"
+        raise ValueError(msg)
+    return line
 
 
 def _result(members: Mapping[str, object]) -> Result:

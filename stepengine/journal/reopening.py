@@ -33,7 +33,7 @@ def permissions_ahead(history: History, *, after: Address | None = None) -> list
         history: What was recorded.
         after: Where it is cut off; by default nowhere.
     """
-    cut = Cut(history.last_together)
+    cut = Cut(history)
     if after is not None:
         cut.at((after[0], after[1] + 1))
     elif history.is_complete:
@@ -97,16 +97,16 @@ def _has_begun(history: History, asked: Intent, cut: Cut) -> bool:
 def _is_over(history: History, path: str, cut: Cut) -> bool:
     """Return whether the run there, or one around it, has ended, so that nothing of it can begin."""
     while path:
-        address = parent_of(path)
-        if address in history.results and cut.keeps_result(address):
+        end = history.end_of(path)
+        if end is not None and cut.keeps_result((end.path, end.seq)):
             return True
-        path = address[0]
+        path = parent_of(path)[0]
     return False
 
 
 def _without(history: History) -> Iterator[Record]:
     """Give the records without the answers that reach ahead; a yes for good to what has begun was one for that call."""
-    cut = Cut(history.last_together)
+    cut = Cut(history)
     asked = {(intent.path, intent.seq): intent for intent in _asked(history, cut)}
     ids = {question.id for intent in asked.values() for question in questions_of(history.form(intent))}
     for record in history.records:

@@ -8,20 +8,22 @@ Spawn that leads to ``p`` and everything after it. What began together with that
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from stepengine.data.effects import AskPerson, CallBody, CallModel, Spawn
+from stepengine.data.effects import RUNS, AskPerson, CallBody, CallModel, Spawn
+from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import ToolResult
-from stepengine.data.outcomes import Begun, Failure, Single, Stop, Value
+from stepengine.data.outcomes import Begun, Failure, Single, Stop, Value, was_given_up
 from stepengine.data.questions import Answer, Question
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.tools import Control, ToolBinding, ToolSpec, Validated
-from stepengine.errors import JournalCorrupt, JournalError, LimitExceeded, ReplayDivergence
+from stepengine.errors import AgentError, JournalCorrupt, JournalError, LimitExceeded, ReplayDivergence
 from stepengine.journal.divergence import (
     DivergenceKind,
     Field,
@@ -33,11 +35,20 @@ from stepengine.journal.divergence import (
     parked_at,
     verb,
 )
-from stepengine.journal.encoding import bare, comparable, outcome_members, questions_of, restored, touched_world
+from stepengine.journal.encoding import (
+    bare,
+    comparable,
+    outcome_members,
+    questions_of,
+    restored,
+    sandbox_of,
+    touched_world,
+)
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import History, changes_since, parent_of
-from stepengine.journal.records import ROOT, Address, Intent, Result, shown_address
+from stepengine.journal.records import ROOT, Address, Intent, Result, computed_record, shown_address
 from stepengine.machine.plan import RunPlan
+from stepengine.runtime.failfast import LOST
 from stepengine.runtime.performer import Item, child_path
 
 if TYPE_CHECKING:
@@ -117,12 +128,14 @@ class Cut:
     """
     The places where a journal was cut; without any, everything stays.
 
+    What a child in the background did is nothing that its parent's effects follow from, before the parent was told how it ended.
+
     Args:
-        last_together: Gives the number of the last effect that began together with another one; see ``History``.
+        history: What is cut.
     """
 
-    def __init__(self, last_together: Callable[[Address], int]) -> None:
-        self._last_together = last_together
+    def __init__(self, history: History) -> None:
+        self._history = history
         self._ends: dict[str, int] = {}
 
     def __bool__(self) -> bool:
@@ -133,8 +146,13 @@ class Cut:
         path, seq = address
         self._end(path, seq)
         while path:
-            path, seq = parent_of(path)
-            self._end(path, self._last_together((path, seq)) + 1)
+            if not self._history.is_background(path):
+                self._end(parent_of(path)[0], self._history.last_together(parent_of(path)) + 1)
+            elif (told := self._history.told_at(path)) is not None:
+                self._end(*told)
+            else:
+                break
+            path = parent_of(path)[0]
 
     def _end(self, path: str, seq: int) -> None:
         self._ends[path] = min(seq, self._ends.get(path, seq))
@@ -155,9 +173,15 @@ class Cut:
         """Return whether a result stays: not that of a run which was itself cut."""
         if not self._ends:
             return True
-        if address == ROOT or not self.keeps_intent(address):
+        path, seq = address
+        if address == ROOT:
             return False
-        return child_path(*address) not in self._ends
+        if seq == -1:
+            return path not in self._ends and self.keeps_intent(parent_of(path))
+        if not self.keeps_intent(address):
+            return False
+        started = child_path(*address)
+        return started not in self._ends or self._history.is_background(started)
 
 
 def check_repeats(history: History, cut: Cut, act: str, *, undone: bool = False) -> None:
@@ -207,7 +231,7 @@ def live_kinds(names: Collection[str]) -> frozenset[str]:
     return frozenset([KINDS[name] for name in given])
 
 
-@attrs.frozen
+@frozen
 class Leeway:
     """
     What a run that is recorded may do differently this time; by default nothing.
@@ -217,6 +241,7 @@ class Leeway:
         may_leave: Whether it may end before its record does.
         may_repeat: Whether effects that changed the world may be cut off, and so happen again.
         keeps: Whether any effect of the recorded kind is answered with its outcome.
+        keeps_replies: Whether a model that is asked something else than is recorded is taken to say the same.
         accepts: Says whether one that is not quite the recorded one is.
         doubts_yes: Whether a recorded permission lets nothing run, as one of a journal that somebody else made: it counts for
             the call whose result is recorded with it, once, and for nothing else.
@@ -226,6 +251,7 @@ class Leeway:
     may_leave: bool = False
     may_repeat: bool = False
     keeps: bool = False
+    keeps_replies: bool = False
     accepts: Callable[[ReplayDivergence], bool] | None = None
     doubts_yes: bool = False
 
@@ -253,7 +279,7 @@ class Past:
         self.history = history
         self.prints = prints
         self.leeway = leeway
-        self.cut = Cut(history.last_together)
+        self.cut = Cut(history)
         self.grew = False
         self.refused: JournalError | None = None
         self.answered = 0
@@ -314,7 +340,7 @@ class Past:
         if self._by_print is None:
             self._by_print = {}
             for address, intent in reversed(self.history.intents.items()):
-                if not intent.begins_run and address in self.history.results:
+                if not intent.begins_run and self._came_to_its_end(address, intent):
                     intent.fp = intent.fp or self.prints.of(intent.effect)
                     self._by_print.setdefault(intent.fp, {}).setdefault(address[0], []).append(address)
         asked.fp = asked.fp or self.prints.of(asked.effect)
@@ -326,6 +352,11 @@ class Past:
                 if address not in self._used:
                     return address
         return None
+
+    def _came_to_its_end(self, address: Address, intent: Intent) -> bool:
+        """Return whether an effect has a result of its own, and was not given up by a race; members of races alone can have been."""
+        known = self.history.results.get(address)
+        return known is not None and (intent.gather is None or not was_given_up(self.history.outcome(known)))
 
     def changes(self, plan: RunPlan) -> list[str]:
         """Return what is not as it was when the run was recorded; only effects decide whether it matters."""
@@ -494,6 +525,7 @@ class Past:
         hint: str = "",
     ) -> ReplayDivergence:
         item, machine = where
+        hint = self._other_sandbox(item) or hint
         return diverged(
             self.history,
             address,
@@ -506,13 +538,20 @@ class Past:
             now_calls_model=type(item.effect) is CallModel,
         )
 
+    def _other_sandbox(self, item: Item) -> str:
+        """Return what is to be said where the body of a tool was worked out by another sandbox than it is now, if it was."""
+        call, body = self.history.intents.get(parent_of(item.path)), item.plan.body
+        form = {} if call is None or body is None else self.history.form(call)
+        then, now = form.get("sandbox", ""), "" if body is None else sandbox_of(item.plan, body.tool_name)
+        return "" if not then or then == now else f"the program ran in {then}, and runs in {now or 'none'} now"
+
 
 def stop_of(status: RunStatus, error: BaseException | None) -> Stop | None:
     """Return what stopped a run from outside, or ``None`` for one that ended by itself."""
     if status is RunStatus.SUSPENDED:
         return Stop("suspended")
     if status is RunStatus.CANCELLED or (error is not None and not isinstance(error, Exception)):
-        return Stop("cancelled")
+        return Stop("cancelled", error=error if isinstance(error, AgentError) else None)
     if isinstance(error, LimitExceeded) and error.kind == "seconds":
         return Stop("limit", error=error)
     return None
@@ -537,6 +576,7 @@ class Replayer:
         self._past = past
         self._leeway = past.leeway
         self._closed = run.mode.is_closed(past.history)
+        self._given_up: set[str] = set()
 
     def is_performed(self, item: Item) -> bool:
         """Return whether an effect that is recorded is performed nevertheless, to see if its result is still the same."""
@@ -558,6 +598,8 @@ class Replayer:
         run, past = self._run, self._past
         address = (item.path, item.effect.seq)
         known = past.intent(address)
+        if known is None and self._was_given_up(item.path):
+            return True
         if known is None:
             ended = self._end_of(item.path)
             over = self._closed and past.history.is_complete if ended is None else self._stop_in(ended) is None
@@ -587,8 +629,9 @@ class Replayer:
             return True
         if run.mode.cuts_off:
             return False
-        if self._leeway.keeps and known.type == asked.type and not self._approves_another(address, item):
-            run.keep(address, asked.fp)
+        keeps = self._leeway.keeps or (self._leeway.keeps_replies and asked.type == "CallModel")
+        if keeps and known.type == asked.type and not self._approves_another(address, item):
+            run.accept(address, asked.fp)
         else:
             self._accept(past.changed(known, asked, item, run.machines.get(item.path)))
         return True
@@ -662,7 +705,7 @@ class Replayer:
             return
         if not self._leeway.keeps:
             raise self._past.other_start(asked)
-        self._run.keep(ROOT, asked.fp)
+        self._run.accept(ROOT, asked.fp)
 
     def _cut_off(self, address: Address) -> None:
         try:
@@ -681,11 +724,15 @@ class Replayer:
 
     def is_live(self, path: str) -> bool:
         """Return whether what has no result may be performed: not in a run that is recorded to its end."""
-        return not self._closed and self._end_of(path) is None
+        return not self._closed and self._end_of(path) is None and not self._was_given_up(path)
 
     def halts(self, item: Item) -> bool:
         """Return whether the run stops before an effect that has no result."""
         return not self.is_live(item.path)
+
+    def until_cut(self, known: Result, item: Item) -> tuple[asyncio.Future[None], Sequence[str]] | None:
+        """Return what is done once a result of children in the background holds no longer, and which; ``None`` where it holds for good."""
+        return None
 
     def ends(self, error: ReplayDivergence | None) -> None:
         """
@@ -699,12 +746,13 @@ class Replayer:
 
     def _end_of(self, path: str) -> Result | None:
         """Return the recorded result of the child at *path*, or of the nearest run around it that has one."""
+        past = self._past
         while path:
-            address = parent_of(path)
-            known = self.result(address)
+            is_background = past.history.is_background(path)
+            known = self.result((path, -1) if is_background else parent_of(path))
             if known is not None:
                 return known
-            path = address[0]
+            path = parent_of(path)[0]
         return None
 
     def _stop_in(self, ended: Result) -> Stop | None:
@@ -769,12 +817,20 @@ class Replayer:
             return None
         outcome = self._past.history.outcome(known)
         refused = type(outcome) is not Value or (type(item.effect) is Spawn and is_refused(outcome.value))
+        if type(item.effect) is CallBody and type(outcome) is Value and outcome.value.status == "cancelled":
+            # It was given up before it began, or before anything that it did.
+            refused = (child_path(*address), 0) not in self._past.history.intents
         return self.answer(known, item) if refused else None
+
+    def halts_before_run(self, address: Address, item: Item) -> bool:
+        """Return whether the run stops before it starts another one: that was never begun, so that nothing is counted of it."""
+        return type(item.effect) in RUNS and self._past.intent(address) is None and self.halts(item)
 
     def has_begun(self, address: Address) -> bool:
         """Return whether a child is recorded as one that ran, whatever would refuse it now."""
         past = self._past
-        return (past.result(address) or past.intent((child_path(*address), 0))) is not None
+        path = address[0] if address[1] == -1 else child_path(*address)
+        return (past.result(address) or past.intent((path, 0))) is not None
 
     def confirm(self, known: Result, outcome: Single, item: Item) -> Single | None:
         """
@@ -794,10 +850,12 @@ class Replayer:
         else:
             same = type(outcome) is Value and past.same_child(recorded, outcome.value)
         if same:
+            self._copy_computed(known, outcome)
             self._came_by(known, recorded, item)
             return Value(outcome.value, known.at, recorded.inputs, outcome.body)  # type: ignore[union-attr]  # it is the same
         if run.mode.cuts_off:
-            self._cut_off((item.path, item.effect.seq + 1))
+            told = past.history.told_at(item.path) if item.effect.seq == -1 else None
+            self._cut_off(told or (item.path, item.effect.seq + 1))
             return None
         return self._other_end(known, recorded, outcome, item)
 
@@ -813,10 +871,11 @@ class Replayer:
         fp = past.end_print(child)
         if not past.was_kept(address, fp):
             if self._leeway.keeps:
-                run.keep(address, fp)
+                run.accept(address, fp)
             else:
                 self._accept(error)
-        decode = run.decoders.get(child_path(*address), _as_it_is)
+        path = item.path if item.effect.seq == -1 else child_path(*address)
+        decode = run.decoders.get(path, _as_it_is)
         was: ChildResult = recorded.value
         try:
             output = None if was.output is None else decode(was.output)
@@ -836,26 +895,69 @@ class Replayer:
         fp = past.result_print(outcome.value)
         if not past.was_kept((item.path, item.effect.seq), fp):
             if self._leeway.keeps:
-                run.keep((item.path, item.effect.seq), fp)
+                run.accept((item.path, item.effect.seq), fp)
             else:
                 self._accept(error)
+        self._copy_computed(known, outcome)
         self._came_by(known, recorded, item)
         return Value(recorded.value, known.at, recorded.inputs, outcome.body)
+
+    def _copy_computed(self, known: Result, outcome: Single) -> None:
+        """Write what was worked out in the body of a tool into a journal that is written anew, before its result."""
+        body = getattr(outcome, "body", None)
+        if self._run.mode.copies and body is not None and body.computed:
+            self._run.append(computed_record((known.path, known.seq), known.at, body.computed))
 
     def begun(self, item: Item) -> Begun | None:
         """Return what a model call had used when it was stopped; ``None`` when nothing is known of that."""
         return self._past.history.begun.get((item.path, item.effect.seq))
 
-    def halt(self, path: str, questions: tuple[Question, ...]) -> Stop:
-        """Return how a run stops where its record does: as the recorded one did."""
+    def computed(self, path: str, number: int) -> Any:
+        """Return what is recorded of a ``Compute`` of the body at *path*; see ``Body.recalled``."""
+        call = parent_of(path)
+        values = self._past.history.computed.get(call)
+        # Where the record was cut in the body, or after it, what was worked out is worked out again.
+        if values is None or self._past.result(call) is None:
+            return None
+        return values[number] if number < len(values) else self.halt(path, ())
+
+    def give_up(self, path: str) -> None:
+        """Let the run at *path*, which began before another member of its race had won, end where its record does."""
+        self._given_up.add(path)
+
+    def _was_given_up(self, path: str) -> bool:
+        """Return whether the run at *path*, or one around it, was given up."""
+        while self._given_up and path:
+            if path in self._given_up:
+                return True
+            path = parent_of(path)[0]
+        return False
+
+    def has_lost(self, item: Item) -> bool:
+        """Return whether the race of a member that has no result was won by another one, before its process ended."""
+        past, gather = self._past, item.gather
+        if gather is None or not gather.races:
+            return False
+        first, seq = gather.effects[0].seq, item.effect.seq
+        for start, stop in gather.races:
+            if start <= seq - first < stop:
+                others = [past.result((item.path, first + n)) for n in range(start, stop)]
+                return any(known and not was_given_up(past.history.outcome(known)) for known in others)
+        return False
+
+    def halt(self, path: str, questions: tuple[Question, ...], *, waits: bool = False) -> Stop:
+        """Return how a run stops where its record does: as the recorded one did, for *questions*, or because it only *waits*."""
         at = self._run.timing.last
         ended = self._end_of(path)
         stop = None if ended is None else self._stop_in(ended)
         if stop is not None:
             return attrs.evolve(stop, at=at)
+        if self._was_given_up(path):
+            # Those below a run that has lost are told nothing of its race, as where nothing is replayed.
+            return Stop("cancelled", at, AgentError(LOST) if path in self._given_up else None)
         history = self._past.history
         last = history.stop
-        if questions and (last is None or last.input["kind"] == "suspended"):
+        if (questions or waits) and (last is None or last.input["kind"] == "suspended"):
             return Stop("suspended", at, questions=questions)
         for record in reversed(history.inputs):
             if record.input.get("type") == "Stop" and record.input["kind"] != "suspended":

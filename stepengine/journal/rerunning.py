@@ -8,6 +8,7 @@ unknown. What lies beside the place, such as a sibling that had begun with it, s
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
@@ -16,13 +17,14 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 import attrs
 
 from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool
+from stepengine.data.frozen import frozen
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, RunResult
 from stepengine.data.usage import Usage, add_cost
-from stepengine.errors import JournalError, LimitExceeded, ReplayDivergence
+from stepengine.errors import JournalCorrupt, JournalError, LimitExceeded, ReplayDivergence
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.history import created_of
 from stepengine.journal.journaled_run import JournaledRun
@@ -35,10 +37,12 @@ from stepengine.runtime.sizes import estimated_tokens
 
 __all__ = ("Called", "Purse", "Rerun", "RerunTools", "Simulator", "rerun")
 
+NOT_MADE_UP = ("CallModel", "Ask", "Sleep", "Receive")
+OF_CHILDREN = ("Await", "Tell", "Cancel")
 RerunTools: TypeAlias = Literal["recorded", "idempotent", "working-copy"]
 
 
-@attrs.frozen
+@frozen
 class Called:
     """
     A call of a tool, or of a function of ``Perform``.
@@ -128,7 +132,7 @@ def _amount(dollars: Decimal | float | str) -> Decimal:
     raise JournalError(msg)
 
 
-@attrs.frozen
+@frozen
 class Rerun:
     """
     How a recorded run went when it was run again from one place on.
@@ -181,7 +185,7 @@ class _Count:
     is_unpaid: bool = False
 
 
-@attrs.frozen
+@frozen
 class _Rules:
     """How a rerun goes on after its place."""
 
@@ -299,6 +303,7 @@ class Rerunner(Replayer):
         # Results that are given to effects which are not recorded at their own address.
         self._given: dict[Address, Result] = {}
         self._by_name: dict[tuple[str, str], list[Called]] | None = None
+        self._waiting: dict[Address, asyncio.Future[None]] = {}
 
     @property
     def _is_broken(self) -> bool:
@@ -357,13 +362,17 @@ class Rerunner(Replayer):
             created = created_of(history.head)
             run.timing.go_on(run.timing.last, created, created)
         self._past.cut.at(address)
+        for waiting, future in self._waiting.items():
+            if self._past.result(waiting) is None and not future.done():
+                future.set_result(None)
 
     # --- after the place ----------------------------------------------------------------------------------------------
 
     def _goes_on(self, address: Address, asked: Intent, item: Item) -> bool:
         """Return whether something recorded or made up answers an effect; if not, it is performed."""
         count, past, rules = self._count, self._past, self._rules
-        if asked.begins_run:
+        # Which children have ended, and who was told or ended, is so of the children of today.
+        if asked.begins_run or asked.type in OF_CHILDREN:
             return False
         place = past.same_elsewhere(asked, models=rules.reuse and address != rules.at)
         if place is not None:
@@ -372,7 +381,7 @@ class Rerunner(Replayer):
             count.reused += asked.type == "CallModel"
             count.served += asked.type in ("CallTool", "Perform")
             return True
-        if asked.type in ("CallModel", "Ask"):
+        if asked.type in NOT_MADE_UP:
             return False
         made = self._made_up(asked)
         if made is not None:
@@ -429,14 +438,26 @@ class Rerunner(Replayer):
         return self._is_broken and self._end_of(path) is None
 
     def halts(self, item: Item) -> bool:
-        """Return whether the run stops before an effect that has no result; nobody is asked anything."""
+        """Return whether the run stops before an effect that has no result: nobody is asked anything."""
         return type(item.effect) is AskPerson or super().halts(item)
 
-    def halt(self, path: str, questions: tuple[Question, ...]) -> Stop:
+    def halt(self, path: str, questions: tuple[Question, ...], *, waits: bool = False) -> Stop:
         """Return how a run stops where its record does, or waits for what nobody is asked."""
-        if self._is_broken and questions:
+        if self._is_broken and (questions or waits):
             return Stop("suspended", self._run.timing.last, questions=questions)
-        return super().halt(path, questions)
+        return super().halt(path, questions, waits=waits)
+
+    def until_cut(self, known: Result, item: Item) -> tuple[asyncio.Future[None], Sequence[str]] | None:
+        """Return what is done once a result of children in the background holds no longer: any of them may come to the place."""
+        try:
+            outcome = self._past.history.outcome(known)
+        except JournalCorrupt:
+            return None  # who takes it says so
+        if type(outcome) is not Value:
+            return None
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[item.path, item.effect.seq] = future
+        return future, outcome.value.done
 
     def was_begun(self, address: Address) -> bool:
         """Return false: what a crash left open is decided where it is asked for."""

@@ -72,6 +72,7 @@ async def resume(
     in_doubt: InDoubt = "fail",
     on_divergence: OnDivergence = "raise",
     ask_again: bool = False,
+    now: bool = False,
 ) -> RunResult:
     """
     Go on with a run that was suspended, interrupted or cut off by a crash; what is recorded is not done again.
@@ -87,6 +88,7 @@ async def resume(
         on_divergence: ``"raise"``, ``"stop"`` for a result with status ``failed``, or ``"keep"``: where an effect of the
             same kind is recorded with another content, its recorded outcome serves nevertheless, and the journal says so.
         ask_again: Whether recorded permissions for what has not begun are asked for again, as of a journal of somebody else.
+        now: Whether recorded sleeps, and patience for messages and children, are over at once.
 
     Raises:
         AnswerRejected: when an answer fits no open question; nothing is changed.
@@ -98,7 +100,8 @@ async def resume(
     taken = as_journal(journal)
     if ask_again and taken.is_there():
         take_back(taken)
-    run = JournaledRun.resume(taken, answers, in_doubt, keep=on_divergence == "keep")
+    keep = on_divergence == "keep"
+    run = JournaledRun.resume(taken, answers, in_doubt, keep=keep, now=now, asks_again=ask_again)
     return await _run(run, launch, on_divergence)
 
 

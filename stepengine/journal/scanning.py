@@ -8,8 +8,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.errors import DataError
 from stepengine.redaction import GIVEN, Redactor, Rules, digest_of, known_in
 
@@ -21,7 +20,7 @@ SKIPPED_FOLDERS = frozenset({
 MAX_BYTES = 256 * 1024 * 1024
 
 
-@attrs.frozen
+@frozen
 class Leak:
     """
     Something that looks like a secret.

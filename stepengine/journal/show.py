@@ -15,7 +15,7 @@ import os
 import re
 import socket
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, assert_never
@@ -47,12 +47,15 @@ from stepengine.data.usage import Spending, Usage, add_cost
 from stepengine.data.visible import visible
 from stepengine.journal.encoding import restored
 from stepengine.journal.history import History
+from stepengine.journal.programs import program_of
 from stepengine.journal.records import ROOT, Intent, Result, shown_address
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.redaction import redactor_for
 from stepengine.runtime.performer import child_path
 
 __all__ = (
+    "WAITS",
+    "about_of",
     "clean_tree",
     "ended_of",
     "machine_data",
@@ -111,6 +114,7 @@ def _user() -> str:
 
 Tree = dict[str, Any]
 VERBS = {"CallTool": ("tool", "tool_name"), "Spawn": ("spawn", "agent_id"), "Perform": ("perform", "name")}
+WAITS = {"Sleep": "sleep", "Receive": "receive", "Await": "wait", "Tell": "tell", "Cancel": "cancel"}
 HASH_DIGITS = 8
 EMPTY: Any = (None, "", [], {}, ())
 
@@ -174,7 +178,7 @@ def status_of(history: History) -> str:
     if ended is not None:
         return ended.status.value
     last = history.stop
-    if history.open_questions() and (last is None or last.input["kind"] == "suspended"):
+    if (last is None or last.input["kind"] == "suspended") and history.waits():
         return "suspended"
     stops = [str(i.input.get("kind")) for i in history.inputs if i.input.get("type") == "Stop"]
     kinds = [kind for kind in stops if kind != "suspended"]
@@ -218,7 +222,7 @@ class _Path:
 
     def told(self) -> Tree:
         """Return the effects as a member of the run's tree; no member when there are none."""
-        return _filled(steps=list(self._entries()))
+        return _filled(steps=_with_programs_once(list(self._entries())))
 
     def _entries(self) -> Iterator[Tree]:
         seq = 0
@@ -226,6 +230,8 @@ class _Path:
             result = self._history.results.get((self._path, seq))
             form = self._history.form(intent)
             tree: Tree = {"address": shown_address(self._path, seq)}
+            if intent.program_line:
+                tree["program_line"] = intent.program_line
             tree |= self._model(intent, form) if form["type"] == "CallModel" else self._other(form, seq)
             if result is not None:
                 tree |= _filled(retries=[_retry(a) for a in result.attempts], outcome=self._outcome(result))
@@ -237,18 +243,28 @@ class _Path:
             questions = [_question(restored(q)) for q in form["questions"]]
             purpose = form["purpose"] if form["purpose"] != "question" else None
             return {"kind": "ask", "questions": questions} | _filled(purpose=purpose)
+        if form["type"] in WAITS:
+            return {"kind": WAITS[form["type"]], "name": about_of(form)}
         kind, name = VERBS[form["type"]]
         tree: Tree = {"kind": kind, "name": form[name]}
         if kind == "tool":
             source = form["source"] if form["source"] != "model" else None
-            tree |= _filled(call=self._call(form["tool_call_id"]), source=source) | {"input": plain(form["input"])}
+            tree |= _filled(call=self._call(form["tool_call_id"]), source=source)
+            program, given = program_of(form), plain(form["input"])
+            if program is not None:
+                tree["program"] = {"text": given.pop("code"), "lines": program.count("\n") + 1}
+            tree |= {"input": given}
             return tree | _Path(self._history, child_path(self._path, seq)).told() if "yields" in form else tree
         if kind == "perform":
             return tree | _filled(args=plain(form["args"]), kwargs=plain(form["kwargs"]))
         tree |= _filled(
             call=self._call(form.get("tool_call_id", "")), prompt=form["prompt"], params=plain(form["params"])
         )
-        return tree | _Path(self._history, child_path(self._path, seq)).told()
+        path = child_path(self._path, seq)
+        if form.get("background"):
+            ended = self._history.results.get((path, -1))
+            tree |= {"background": True} | _filled(ended=None if ended is None else self._outcome(ended))
+        return tree | _Path(self._history, path).told()
 
     def _model(self, intent: Intent, form: Mapping[str, Any]) -> Tree:
         self._step += 1
@@ -309,6 +325,21 @@ class _Path:
         return {"value": plain(value)}
 
 
+def _with_programs_once(steps: list[Tree]) -> list[Tree]:
+    """Return effects whose replies name the call of a program where its text stands, which is where it runs."""
+    asked: list[Tree] = []
+    for step in steps:
+        if step["kind"] == "model":
+            asked = step.get("outcome", {}).get("parts", [])
+        elif "program" in step:
+            code = step["program"]["text"]
+            part = next((p for p in asked if "tool" in p and (p.get("input") or {}).get("code") == code), None)
+            if part is not None:
+                part["input"] = {name: value for name, value in part["input"].items() if name != "code"}
+                part["program"] = step["address"]
+    return steps
+
+
 def _mark(role: str, parts: list[Tree]) -> str:
     """Return what two tellings of one message have in common; a reply's calls have no ids yet."""
     return f"{role} {canonical([{k: v for k, v in part.items() if k != 'call'} for part in parts])}"
@@ -324,6 +355,19 @@ def _ending(ended: ChildResult) -> Tree:
     said = {"text": ended.text} if ended.text and output is None else _filled(output=output)
     error = None if ended.error is None else _error(ended.error)
     return said | _filled(error=error, questions=[_question(q) for q in ended.questions])
+
+
+def about_of(form: Mapping[str, Any]) -> str:
+    """Return what a wait, or what is told to a child, is about."""
+    match form["type"]:
+        case "Sleep":
+            return f"until {form['until']}" if form.get("until") else f"{form.get('seconds', 0):g} s"
+        case "Receive":
+            return str(form["topic"])
+        case "Tell":
+            return str(form["child"])
+        case _:
+            return ", ".join(map(str, form.get("children", ())))
 
 
 def _retry(attempt: Mapping[str, object]) -> str:
@@ -398,6 +442,9 @@ def _filled(**members: object) -> Tree:
 
 MAX_TEXT = 2_000
 MAX_INLINE = 100
+MAX_LINE = 200
+FIRST_LINES = 3
+NEAR_LINES = 2
 BLANK = "\u2420"
 """Stands for a space at the end of a line, which editors would take away."""
 PYTEST_FOLDER = re.compile(r"<tmp>[/\\]pytest-of-[^/\\\s]+[/\\]pytest-\d+(?![\w-])")
@@ -416,7 +463,26 @@ def clean_tree(tree: object, *, portable: bool = False, whole: bool = False) -> 
     if portable:
         # The folder that pytest puts between its temporary folder and a test's is another one in each of its runs.
         clean = _mapped(clean, lambda text: PYTEST_FOLDER.sub("<tmp>", text))
-    return clean if whole else _mapped(clean, _cut)
+    return clean if whole else _cut_programs(_mapped(clean, _cut), clean)
+
+
+def _cut_programs(cut: Any, whole: Any) -> Any:
+    """
+    Return a tree whose texts were cut with its programs as they were before that, marked where only a part of them is to be shown.
+
+    What is shown of a long program are the lines around its calls, which are not where a text is cut.
+    """
+    if isinstance(whole, list):
+        return [_cut_programs(*pair) for pair in zip(cut, whole, strict=True)]
+    if not isinstance(whole, dict):
+        return cut
+    for name in ("steps", "children"):
+        if name in whole:
+            cut[name] = _cut_programs(cut[name], whole[name])
+    program = whole.get("program")
+    if isinstance(program, dict) and "address" in whole:
+        cut["program"] = {**program, "cut": True} if len(str(program.get("text"))) > MAX_TEXT else program
+    return cut
 
 
 def _mapped(value: object, change: Callable[[str], str]) -> object:
@@ -523,6 +589,10 @@ def _effect(effect: Mapping[str, object]) -> Iterator[str]:
 
 def _asks(effect: Mapping[str, object]) -> Iterator[str]:
     yield from _members(effect.get("input"))
+    program = effect.get("program")
+    if isinstance(program, Mapping):
+        yield from _program(program, _list(effect, "steps"))
+        return
     for name in ("tool_choice", "settings", "system", "prompt", "params", "args", "kwargs"):
         yield from _named(name, effect.get(name))
     for message in _list(effect, "said"):
@@ -531,6 +601,94 @@ def _asks(effect: Mapping[str, object]) -> Iterator[str]:
         yield from _asked("", question)
     for inner in _list(effect, "steps"):
         yield from _effect(inner)
+
+
+def _program(program: Mapping[str, object], effects: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """
+    Give the lines of a program by number, what each asked for below it, and ``>`` where it waits.
+
+    What has no line of this text stands below: old records have none, and where a secret was taken out lines may be gone.
+    """
+    lines = str(program.get("text", "")).split("\n")
+    fits = len(lines) == program.get("lines")
+    if len(lines) > 1 and not lines[-1]:
+        lines.pop()
+    at: dict[int, list[Mapping[str, Any]]] = {}
+    for effect in effects:
+        line = effect.get("program_line")
+        at.setdefault(line if fits and isinstance(line, int) and line <= len(lines) else 0, []).append(effect)
+    waits = {line for line, asked in at.items() if any("outcome" not in effect for effect in asked)}
+    digits = len(str(len(lines)))
+    yield "program"
+    for number, line in _kept(lines, at.keys() if program.get("cut") else None):
+        if number:
+            yield f"  {'>' if number in waits else ' '} {number:>{digits}}  {line}".rstrip(" ")
+        else:
+            yield f"    {'':{digits}}  {line}"
+        for effect in at.get(number, ()) if number else ():
+            yield from _indented(" " * (6 + digits), _inner(effect))
+    for effect in at.get(0, ()):
+        yield from _inner(effect)
+
+
+def _kept(lines: Sequence[str], around: Collection[int] | None) -> Iterator[tuple[int, str]]:
+    """Give lines with their numbers: all, or the first ones and those *around* some; number 0 says how many were left out."""
+    near = {at + n for at in around or () for n in range(-NEAR_LINES, NEAR_LINES + 1) if at}
+    left = 0
+    for number, line in enumerate(lines, 1):
+        if around is not None and number > FIRST_LINES and number not in near:
+            left += 1
+            continue
+        if left:
+            yield 0, _left_out(left, number - 1)
+            left = 0
+        line = line.removesuffix("\r")  # noqa: PLW2901 - of a line end that has two characters
+        is_long = around is not None and len(line) > MAX_LINE
+        yield number, f"{line[:MAX_LINE]}... (cut: {len(line):,} characters)" if is_long else line
+    if left:
+        yield 0, _left_out(left, len(lines))
+
+
+def _left_out(count: int, last: int) -> str:
+    return f"... (cut: {f'lines {last - count + 1} to {last}' if count > 1 else f'line {last}'})"
+
+
+def _inner(effect: Mapping[str, Any]) -> Iterator[str]:
+    """Give what a program asked for: in one line what fits there."""
+    came = list(_outcome(effect["outcome"])) if "outcome" in effect else ["(no result yet)"]
+    asks = _brief(effect)
+    text = _one_text(effect.get("outcome"))
+    brief = came if text is None else [text]
+    if asks is None or len(brief) != 1 or len(brief[0]) > MAX_INLINE:
+        yield from _effect(effect)
+    else:
+        yield f"{asks} -> {brief[0]}"
+
+
+def _brief(effect: Mapping[str, Any]) -> str | None:
+    """Return what an effect of a program asks for in one line; ``None`` where it needs more."""
+    if any(name in effect for name in ("steps", "retries", "prompt", "params", "program")):
+        return None
+    asked = [
+        _joined([q.get("id"), _json(q.get("text")), *map(_json, _list(q, "options"))])
+        for q in _list(effect, "questions")
+        if isinstance(q, Mapping)
+    ]
+    given = [_json(effect["input"])] if "input" in effect else []
+    words = [effect.get("address"), f"{effect.get('kind')} {effect.get('name', '')}".rstrip(), effect.get("purpose")]
+    said = _joined([*words, *given, *asked])
+    return said if len(said) <= MAX_INLINE and "\n" not in said else None
+
+
+def _one_text(outcome: object) -> str | None:
+    """Return the status and the text that an outcome is, in one line; ``None`` where it is anything more."""
+    if not isinstance(outcome, Mapping) or not outcome.keys() <= {"parts", "status"}:
+        return None
+    parts = _list(outcome, "parts")
+    only = parts[0] if len(parts) == 1 else None
+    if not isinstance(only, Mapping) or only.keys() != {"text"}:
+        return None
+    return " ".join([str(said) for said in (outcome.get("status"), _json(only["text"])) if said])
 
 
 def _came(effect: Mapping[str, object]) -> Iterator[str]:
@@ -580,7 +738,8 @@ def _part(part: object) -> Iterator[str]:
             yield _joined([name, part.get("signature") and f"signature {part['signature']}"])
             yield from _indented("  ", _text(str(part[name])))
     if "tool" in part:
-        yield _joined([f"call {part['tool']}", part.get("call")])
+        program = part.get("program")
+        yield _joined([f"call {part['tool']}", part.get("call"), program and f"program of {program}"])
         yield from _indented("  ", _members(part.get("input")))
         yield from _indented("  ", _named("unreadable", part.get("unreadable")))
     if "json" in part:

@@ -11,13 +11,16 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stepengine.errors import JournalError, JournalMissing, JournalWriteFailed
+from stepengine.journal.following import ByteTail, Look, Tail
 from stepengine.journal.held import HeldFile, opened_with_room
 from stepengine.journal.history import History
+from stepengine.journal.mailbox import Mailbox
 from stepengine.journal.places import (
     Reserve,
     check_place,
@@ -30,8 +33,9 @@ from stepengine.journal.places import (
     opened_new,
     unusable,
 )
-from stepengine.journal.reading import read_lines
-from stepengine.journal.records import Record
+from stepengine.journal.reading import first_of, read_lines
+from stepengine.journal.records import Head, Record
+from stepengine.journal.sqlite_mailbox import SqliteMailbox, forget_letters
 from stepengine.journal.store import Journal, LineWriter, Writer
 from stepengine.system.atomic import sync_folder
 from stepengine.system.write_ahead import Database, reason
@@ -39,7 +43,7 @@ from stepengine.system.write_ahead import Database, reason
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ("SqliteJournal",)
+__all__ = ("BESIDE", "BUSY_SECONDS", "SqliteJournal", "made_database")
 
 MAX_RUN_ID = 64
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -116,6 +120,32 @@ class SqliteJournal(Journal):
         with _to_read(self.path) as database:
             return _content(database, run)
 
+    def head(self) -> Head | None:
+        """Return the first record of this run, without reading any other."""
+        run = self._bound_run()
+        if not self.path.exists():
+            return None
+        with _to_read(self.path) as database:
+            if not _has_table(database):
+                return None
+            row = database.execute("SELECT line FROM lines WHERE run = ? ORDER BY number LIMIT 1", (run,)).fetchone()
+        return None if row is None else first_of(row[0] if type(row[0]) is bytes else b"\n", self.name)
+
+    def tail(self) -> Tail:
+        """Return a place at the start of this run."""
+        return RowTail(self, self._bound_run())
+
+    def mailbox(self) -> Mailbox:
+        """Return the mailbox of this run, in the same file."""
+        return SqliteMailbox(self, self.path, self._bound_run, seconds=BUSY_SECONDS)
+
+    def discard(self) -> None:
+        """Remove the run, and the letters to it."""
+        run = self._bound_run()
+        with _to_write(self.path) as database:
+            database.execute("DELETE FROM lines WHERE run = ?", (run,))
+            forget_letters(database, run)
+
     def records(self) -> list[Record]:
         """Return all records of this run."""
         return read_lines(self.content(), self.name).records
@@ -160,6 +190,87 @@ class SqliteJournal(Journal):
         return known[0]
 
 
+class RowTail(ByteTail):
+    """
+    A place in the rows of a run, by their numbers.
+
+    Args:
+        journal: The journal.
+        run: The run.
+    """
+
+    def __init__(self, journal: SqliteJournal, run: str) -> None:
+        super().__init__(journal.name)
+        self._journal = journal
+        self._run = run
+        self._file: tuple[int, int] | None = None
+        # The last row that was taken; of one whose line is not whole, how much of it was.
+        self._number, self._row, self._within = -1, b"", 0
+        self._looked: deque[tuple[int, bytes]] = deque()
+
+    def _stamp(self) -> object:
+        stamps: list[object] = []
+        for end in ("", BESIDE[0]):
+            try:
+                status = os.stat(f"{self._journal.path}{end}")  # noqa: PTH116
+                stamps += [status.st_size, status.st_mtime_ns, status.st_ino]
+            except OSError as error:
+                stamps.append(error.errno)
+        return tuple(stamps)
+
+    def _look(self, most: int) -> Look:
+        path = self._journal.path
+        try:
+            status = os.stat(path)  # noqa: PTH116
+        except FileNotFoundError:
+            if self._file is not None:
+                raise self._journal.missing() from None
+            return Look()
+        except OSError as error:
+            raise unusable(path, error) from error
+        if self._file not in (None, (status.st_dev, status.st_ino)):
+            return Look(again="replaced")
+        self._file = status.st_dev, status.st_ino
+        with _to_read(path) as database:
+            return self._read(database, most) if _has_table(database) else Look()
+
+    def _read(self, database: sqlite3.Connection, most: int) -> Look:
+        rows = database.execute(
+            "SELECT number, line FROM lines WHERE run = ? AND number >= ? ORDER BY number", (self._run, self._number)
+        )
+        if self._number >= 0:
+            found = rows.fetchone()
+            if found is None or found[0] != self._number:
+                return Look(again="cut" if found is None else "rewritten")
+            if found[1] != self._row:
+                return Look(again="rewritten")
+        self._looked, size = deque(), 0
+        if self._within:
+            self._looked.append((self._number, self._row))
+            size -= self._within
+        is_all = True
+        for number, line in rows:
+            if size >= most:
+                is_all = False
+                break
+            self._looked.append((number, line if type(line) is bytes else b"\n"))
+            size += len(self._looked[-1][1])
+        return Look(b"".join([line for _, line in self._looked])[self._within :], is_all)
+
+    def _take(self, data: bytes) -> None:
+        left = len(data)
+        while left:
+            self._number, self._row = self._looked[0]
+            rest = len(self._row) - self._within
+            self._within = self._within + left if left < rest else 0
+            left = max(0, left - rest)
+            if not self._within:
+                self._looked.popleft()
+
+    def _forget(self) -> None:
+        self._file, self._number, self._row, self._within, self._looked = None, -1, b"", 0, deque()
+
+
 class SqliteWriter(LineWriter):
     """
     The writer of one run. It has the run's lock, and shares the connection of this process with the other runs.
@@ -173,7 +284,7 @@ class SqliteWriter(LineWriter):
         self._run = run
         self._is_announced = self._is_under_way = False
         self._reserve: Reserve | None = None
-        status = _made(journal.path)
+        status = made_database(journal.path)
         # Named after the file and not after one of its names, so that whoever finds the file finds the lock.
         self._lock_path = journal.path.with_name(f".{status.st_dev:x}-{status.st_ino:x}.{run}.lock")
         self._lock = HeldFile(self._lock_path, _locked(self._lock_path, journal.path))
@@ -218,6 +329,7 @@ class SqliteWriter(LineWriter):
                 return
             self._closed, was_lost = True, self._is_lost
             try:
+                self._sign_last()
                 # Nobody waits for the commits of others who has nothing in them.
                 if self._lines or self._is_under_way:
                     with self._database.lock:
@@ -354,7 +466,7 @@ def _locked(path: Path, database: Path) -> int:
         os.close(descriptor)
 
 
-def _made(path: Path) -> os.stat_result:
+def made_database(path: Path) -> os.stat_result:
     """
     Return what the system knows of the database at *path*, which is made when there is none, for its owner only.
 
@@ -380,7 +492,7 @@ def _made(path: Path) -> os.stat_result:
             sync_folder(path.parent)
         except OSError as error:
             raise unusable(path, error) from error
-    return _made(path)
+    return made_database(path)
 
 
 def _unusable(path: Path, error: Exception) -> JournalWriteFailed:
@@ -415,7 +527,7 @@ def _to_write(path: Path) -> Iterator[sqlite3.Connection]:
     """Give the connection of this process, in a transaction; the file is made when there is none."""
     import sqlite3
 
-    database = Database.at(path, _made(path), seconds=BUSY_SECONDS)
+    database = Database.at(path, made_database(path), seconds=BUSY_SECONDS)
     try:
         with database.lock, database.writing() as connection:
             connection.execute(SCHEMA)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import hashlib
 import os
 import threading
 from collections import deque
@@ -23,6 +24,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import attrs
 
 from stepengine.data.effects import CallModel
+from stepengine.data.frozen import frozen
 from stepengine.data.transcript import Transcript
 from stepengine.errors import (
     DataError,
@@ -31,11 +33,15 @@ from stepengine.errors import (
     JournalMissing,
     JournalWriteFailed,
 )
+from stepengine.journal.altered import chain_of
 from stepengine.journal.encoding import MAX_INLINE, Encoder, may_be_long
+from stepengine.journal.following import Again, ContentTail, Found, Tail
 from stepengine.journal.history import History
+from stepengine.journal.mailbox import Mailbox, MemoryMailbox
 from stepengine.journal.places import ROOM, TO_RECORD, Reserve
 from stepengine.journal.reading import Reading, read_lines
 from stepengine.journal.records import Head, Input, Intent, Record, Result, to_text
+from stepengine.journal.signing import Chain, SigningKey, fingerprint_of, mark_of, without_signatures
 from stepengine.redaction import Redact, Redactor, RedactRule, redactor_for
 from stepengine.system.after_fork import Lock, renews
 from stepengine.system.threads import ThreadPool
@@ -53,7 +59,7 @@ __all__ = (
 LEAST_INLINE = 1_024
 
 
-@attrs.frozen
+@frozen
 class Extension:
     """
     What extending a journal did.
@@ -130,9 +136,10 @@ class Journal(abc.ABC):
         inline: The longest text, in characters, that stands in the record that holds it, from 1,024 on. A longer one stands once, in a ``blob``
             that every record names which holds it; 2,048 makes a journal with long outputs of tools a quarter to a half smaller,
             32,768 (default) keeps more of a run readable in its place. Any journal can be read with any.
+        sign: The key by which it is signed while it is written, or the path of its file: see ``SigningKey`` and ``verify``.
 
     Raises:
-        JournalError: when *inline* is no number from 1,024 on.
+        JournalError: when *inline* is no number from 1,024 on, or the key cannot be used.
 
     Attributes:
         forks: How many forks were made of this journal.
@@ -149,6 +156,7 @@ class Journal(abc.ABC):
         link: bool = True,
         stable: bool = False,
         inline: int = MAX_INLINE,
+        sign: SigningKey | str | Path | None = None,
     ) -> None:
         if type(inline) is not int or inline < LEAST_INLINE:
             msg = f"inline is the number of characters that a text in a record may have, from {LEAST_INLINE:,} on, not {inline!r}"
@@ -160,6 +168,10 @@ class Journal(abc.ABC):
         self.link = link
         self.stable = stable
         self.inline = inline
+        self.signing = SigningKey(sign) if isinstance(sign, str | Path) else sign
+        if self.signing is not None and stable:
+            msg = "a stable recording is put in order when it has ended, and says nothing of when: sign no such journal"
+            raise JournalError(msg)
         self.forks = 0
         self.extended: Extension | None = None
 
@@ -167,6 +179,26 @@ class Journal(abc.ABC):
     @abc.abstractmethod
     def name(self) -> str:
         """How the journal is called in messages."""
+
+    @property
+    def signed_by(self) -> str:
+        """The public key by which it is signed, as base64 of OpenSSH's form; ``""`` where it is not."""
+        return "" if self.signing is None else self.signing.public
+
+    def check_goes_on(self, history: History) -> None:
+        """
+        Raise where a run would go on unsigned that was signed.
+
+        Raises:
+            JournalError: it names the key.
+        """
+        head = history.head
+        if head is not None and head.signed and self.signing is None and not history.is_complete:
+            msg = (
+                f"{self.name} is signed, by {fingerprint_of(head.signed)}; go on with that key, as in FileJournal(path, sign=KEY) or "
+                "`stepengine resume --sign KEY`, or fork it, which makes a journal of its own"
+            )
+            raise JournalError(msg)
 
     @abc.abstractmethod
     def records(self) -> list[Record]:
@@ -215,6 +247,30 @@ class Journal(abc.ABC):
         """Return what the journal says; errors as for ``records``."""
         return History(self.records(), self.name, self.missing)
 
+    def head(self) -> Head | None:
+        """
+        Return the first record, without reading any other; ``None`` while there is none.
+
+        Raises:
+            JournalCorrupt: when it is none.
+            JournalVersion: when a newer version wrote it.
+        """
+        return self.history().head
+
+    def mailbox(self) -> Mailbox:
+        """
+        Return the mailbox beside this journal, where anybody posts to its run while another process holds it.
+
+        Raises:
+            JournalError: when this kind of journal has none.
+        """
+        msg = f"{self.name} has no mailbox; a FileJournal, SqliteJournal or MemoryJournal has one"
+        raise JournalError(msg)
+
+    def tail(self) -> Tail:
+        """Return a place at the start of this journal, for whoever follows it."""
+        return ContentTail(self)
+
     def is_there(self) -> bool:
         """Return whether there is anything to take over; a journal in memory always is."""
         return True
@@ -241,7 +297,9 @@ class Journal(abc.ABC):
         link = records[0].link if records and type(records[0]) is Head else self.link
         encoder = Encoder(self.redactor, link=link, stable=self.stable, inline=self.inline)
         kept = History(records, self.name).anew(self.redactor) if any(map(self._must_change, records)) else records
-        return [line for record in kept for line in encoder.lines(record)]
+        if self.signing is None:
+            return [line for record in kept for line in encoder.lines(record)]
+        return _signed_lines(self.signing, without_signatures(kept), encoder)
 
     def _must_change(self, record: Record) -> bool:
         line = record.line
@@ -261,6 +319,21 @@ class Journal(abc.ABC):
         other.replace(self.records())
 
 
+def _signed_lines(key: SigningKey, records: Iterable[Record], encoder: Encoder) -> list[bytes]:
+    """Return the lines of a journal that is made at once: its one signature says that it was found so."""
+    lines: list[bytes] = []
+    for record in records:
+        made = record
+        if type(record) is Head:
+            line = None if record.line is None else {**record.line, "signed": key.public}
+            made = attrs.evolve(record, signed=key.public, line=line)
+        lines += encoder.lines(made)
+    chain = Chain(
+        key, hashlib.sha256(b"".join(lines)), records=len(lines), marks=[mark_of(line[:-1]) for line in lines]
+    )
+    return [*lines, encoder.line(chain.sign(closes=True))] if lines else []
+
+
 class MemoryJournal(Journal):
     """
     A journal in memory: it keeps frozen values, and makes lines only when somebody asks for them.
@@ -274,10 +347,14 @@ class MemoryJournal(Journal):
 
     def __init__(self, lines: Iterable[bytes] | bytes | str = (), **options: Any) -> None:
         super().__init__(**options)
+        if self.signing is not None:
+            msg = "a journal in memory has no bytes that could be signed; record into a FileJournal or an SqliteJournal"
+            raise JournalError(msg)
         text = lines.encode() if isinstance(lines, str) else lines
         data = text if isinstance(text, bytes) else b"".join(text)
         self._records: list[Record] = read_lines(data, self.name).records
         self._writer: _MemoryWriter | None = None
+        self._mailbox = MemoryMailbox(self)
 
     def __repr__(self) -> str:
         return f"<MemoryJournal of {len(self._records)} records>"
@@ -304,9 +381,63 @@ class MemoryJournal(Journal):
         History(records, self.name)
         self.keep(list(records))
 
+    def head(self) -> Head | None:
+        """Return the first record; ``None`` while there is none."""
+        first = self._records[0] if self._records else None
+        return first if type(first) is Head else None
+
+    def tail(self) -> Tail:
+        """Return a place at the start of the records."""
+        return _MemoryTail(self)
+
+    def mailbox(self) -> Mailbox:
+        """Return the mailbox of this journal, which lasts as long as it does."""
+        return self._mailbox
+
+    def discard(self) -> None:
+        """Forget what is recorded, and the letters to it."""
+        self.replace([])
+        self._mailbox = MemoryMailbox(self)
+
     def keep(self, records: list[Record]) -> None:
         """Replace everything by *records*, which are known to follow from each other."""
         self._records = records
+
+
+class _MemoryTail(Tail):
+    def __init__(self, journal: MemoryJournal) -> None:
+        self._journal = journal
+        self._records: list[Record] = journal._records  # noqa: SLF001 - one of its parts
+        self._given: list[Record] = []
+        self._must_restart = False
+
+    @property
+    def end(self) -> int:
+        """How many records were found."""
+        return len(self._given)
+
+    def has_changed(self) -> bool:
+        """Return whether records were added, or all of them replaced."""
+        now = self._journal._records  # noqa: SLF001
+        return self._must_restart or now is not self._records or len(now) != len(self._given)
+
+    def found(self) -> Found:
+        """Return the records that were added."""
+        now, given = self._journal._records, self._given  # noqa: SLF001
+        if now is self._records and len(now) >= len(given) and not self._must_restart:
+            more = now[len(given) :]
+            given += more
+            return Found(more)
+        is_other, self._must_restart = now is not self._records, False
+        self._records, self._given = now, list(now)
+        pairs = enumerate(zip(given, now, strict=False))
+        kept = next((n for n, (was, one) in pairs if was is not one), min(len(given), len(now)))
+        why: Again = "replaced" if is_other else "rewritten"
+        return Found(list(now), why if given else "", kept)
+
+    def restart(self) -> None:
+        """Return all records next time."""
+        self._must_restart = True
 
 
 class _MemoryWriter(Writer):
@@ -377,6 +508,7 @@ class LineWriter(Writer):
             inline=journal.inline,
         )
         self._lines: deque[bytes] = deque()
+        self._chain = _chain_of(journal, self.history)
         # One commit after the other: lines are chained, and a file has one end.
         self._storing = threading.Lock()
         self._broken: JournalError | None = None
@@ -402,12 +534,32 @@ class LineWriter(Writer):
             self._check()
         if type(record) is Intent and self._reserve is not None and self._reserve.is_short:
             self._need_room(self._reserve)
+        chain = self._chain
+        if chain is not None and chain.has_found:
+            self._sign(chain)
         try:
-            self._lines.extend(self._encoder.lines(record))
+            lines = self._encoder.lines(record)
         except (JournalError, DataError) as error:
             # What comes next would be chained to a line that does not exist.
             self._broken = self._failed(str(error))
             raise
+        self._lines.extend(lines)
+        if chain is not None:
+            chain.take(record, lines)
+            if chain.is_due:
+                self._sign(chain)
+
+    def _sign(self, chain: Chain, *, closes: bool = False) -> None:
+        """Add a signature, which vouches for everything before it."""
+        line = self._encoder.line(chain.sign(closes=closes))
+        chain.signed(line)
+        self._lines.append(line)
+
+    def _sign_last(self) -> None:
+        """Sign what is left before the journal is given back; what was lost leaves an end that nobody vouches for."""
+        chain = self._chain
+        if chain is not None and chain.is_unclosed and self._broken is None and not self._is_lost:
+            self._sign(chain, closes=True)
 
     def _need_room(self, reserve: Reserve) -> None:
         """Raise unless there is room again for what comes of an effect: one that does not begin is never in doubt."""
@@ -439,6 +591,7 @@ class LineWriter(Writer):
                 return
             self._closed = True
             try:
+                self._sign_last()
                 self._flush()
             finally:
                 self._release()
@@ -491,6 +644,12 @@ class LineWriter(Writer):
     @abc.abstractmethod
     def _release(self) -> None:
         """Give the journal back."""
+
+
+def _chain_of(journal: Journal, history: History) -> Chain | None:
+    if journal.signing is None:
+        return None
+    return chain_of(journal.signing, journal.content(), history)
 
 
 THREADS = 8

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import Literal, TypeAlias
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.data.outcomes import Failure
 from stepengine.errors import DefinitionError, ToolError, UndoRefused, UnknownOutcome
 from stepengine.journal.divergence import verb
@@ -24,16 +23,19 @@ from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.history import History
 from stepengine.journal.records import Address, Intent, Result, shown_address
 from stepengine.journal.replayer import Cut, place_of
+from stepengine.system import calls
 from stepengine.system.atomic import lock_for, replace_file, target_info
+from stepengine.system.calls import FILE, Fd
 from stepengine.system.path_policy import Policy
-from stepengine.system.root import FILE, Missing, Opened, Root
+from stepengine.system.root import Missing, Opened, Root
 from stepengine.system.text import read_capped
+from stepengine.system.workspace import Workspace
 from stepengine.system.writes import LARGE, FileWrite, OldFile, hash_of
 
 __all__ = ("Roots", "Undone", "undo", "undo_writes")
 
-Roots: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
-"""The folder that ``file_tools`` was given, or all of them where there were several."""
+Roots: TypeAlias = "str | os.PathLike[str] | Workspace | Sequence[str | os.PathLike[str] | Workspace]"
+"""The folder or ``Workspace`` that ``file_tools`` was given, or all of them where there were several."""
 
 Fate: TypeAlias = Literal["restored", "removed", "created", "unchanged"]
 LISTED = 20
@@ -47,7 +49,7 @@ LOST = {
 ELSEWHERE = "it was written below another folder than those that were given"
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Undone:
     """
     What was undone; paths are relative to their root.
@@ -139,12 +141,12 @@ def undo(
             # Nobody writes the journal meanwhile, so the run does not go on.
             history = held.enter_context(closing(source.writer())).history
         path, seq = place_of(history, at)
-        cut = Cut(history.last_together)
+        cut = Cut(history)
         cut.at((path, seq + 1))
         return undo_writes(history, root, cut.keeps_result, options)
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Undoing:
     """How writes are undone; see ``undo``."""
 
@@ -204,7 +206,7 @@ def _refused(stuck: Sequence[tuple[str, str]]) -> UndoRefused:
 
 
 def _roots(root: Roots, options: Undoing, held: ExitStack) -> dict[str, Root]:
-    folders = [root] if isinstance(root, str | os.PathLike) else list(root)
+    folders = [root] if isinstance(root, str | os.PathLike | Workspace) else list(root)
     if not folders or (options.moved and len(folders) > 1):
         msg = "undo takes the folder that file_tools was given, or several; with moved=True exactly one"
         raise DefinitionError(msg)
@@ -331,18 +333,18 @@ class _File:
         else:
             self.fate = "created" if now is None else "restored"
 
-    def _found(self, folder: int, name: str) -> tuple[os.stat_result | None, str | None]:
+    def _found(self, folder: Fd, name: str) -> tuple[os.stat_result | None, str | None]:
         """Return what stands under the name, and the hash of its content; ``""`` for one too large to be looked at."""
         assert self.root is not None  # noqa: S101 - without one it has a problem
         info = target_info(folder, name, self.path)
         if info is None:
             return None, None
-        fd = os.open(name, FILE, dir_fd=folder)
+        fd = calls.open_at(name, FILE, folder)
         try:
-            self.root.check_file(Opened(fd, self.root.parts(self.path), os.fstat(fd)), self.path)
+            self.root.check_file(Opened(fd, self.root.parts(self.path), calls.fstat(fd)), self.path)
             data = read_capped(fd)
         finally:
-            os.close(fd)
+            calls.close(fd)
         return info, "" if data is None else hash_of(data)
 
     def bring_back(self) -> None:
@@ -369,10 +371,9 @@ class _File:
         msg = f"{self.path} was changed while the run was undone, so undoing ended there: {why}; undo again to go on"
         raise UndoRefused(msg, files=[(self.path, why)])
 
-    def _put(self, folder: int, name: str, info: os.stat_result | None) -> None:
+    def _put(self, folder: Fd, name: str, info: os.stat_result | None) -> None:
         old = self._before
         if old is None:
-            os.unlink(name, dir_fd=folder)
-            os.fsync(folder)
+            calls.unlink(name, folder)
         else:
             replace_file(folder, name, old.content or b"", info, mode=old.mode)

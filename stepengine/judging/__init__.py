@@ -30,6 +30,7 @@ from stepengine.judging.criteria import (
 )
 from stepengine.judging.debugger import debug
 from stepengine.judging.evaluating import Evaluation
+from stepengine.judging.improving import Trials
 from stepengine.judging.viewing.rendering import render_run
 
 __all__ = (
@@ -39,6 +40,7 @@ __all__ = (
     "Evaluation",
     "JudgedRun",
     "MadeCall",
+    "Trials",
     "Verdict",
     "WorkingFiles",
     "called",

@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 
 from stepengine.data.definition import AgentDefinition
+from stepengine.data.frozen import frozen
 from stepengine.data.state import RunStatus
 from stepengine.engine import Engine
 from stepengine.errors import DataError
@@ -36,7 +37,7 @@ LIKELY = 1.92
 """How much less likely, as a logarithm, a change may be at another step that is still named: 95 % of the likelihood."""
 
 
-@attrs.frozen
+@frozen
 class Step:
     """
     A model step, asked anew.
@@ -81,7 +82,7 @@ class Step:
         return {"step": self.step, "address": self.address, **counts, "rate": self.rate, "low": low, "high": high}
 
 
-@attrs.frozen
+@frozen
 class Blamed:
     """
     The step to blame, and its neighbours that may be.
@@ -102,7 +103,7 @@ class Blamed:
         return {"step": self.step.step, "address": self.step.address, **ends}
 
 
-@attrs.frozen
+@frozen
 class Blame:
     """
     What asking anew has shown.

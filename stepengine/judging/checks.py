@@ -10,15 +10,17 @@ import importlib.util
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 from stepengine.data.codec import plain
+from stepengine.data.frozen import frozen
 from stepengine.data.state import RunResult
 from stepengine.errors import DataError
+from stepengine.journal import Journal
+from stepengine.journal.programs import asked_in, program_of
+from stepengine.runtime.performer import child_path
 
 __all__ = ("Check", "Checked", "function_at", "member_of", "value_of")
 
@@ -50,7 +52,7 @@ HELPERS: Mapping[str, Any] = {
 }
 
 
-@attrs.frozen
+@frozen
 class Checked:
     """Whether a run passes, and why not."""
 
@@ -58,7 +60,7 @@ class Checked:
     reason: str = ""
 
 
-@attrs.frozen
+@frozen
 class Check:
     """
     What a run has to do to pass.
@@ -125,12 +127,26 @@ def _names(result: RunResult) -> dict[str, object]:
         "output": plain(result.output),
         "text": result.text,
         "status": result.status.value,
-        "tools": [call.tool_name for call in result.tool_calls],
+        "tools": [*[call.tool_name for call in result.tool_calls], *_by_programs(result)],
         "steps": result.state.step_index,
         "cost": None if result.cost is None else float(result.cost),
         "error": None if result.error is None else str(result.error),
         "result": result,
     }
+
+
+def _by_programs(result: RunResult) -> Iterator[str]:
+    """Give the tools that programs of the run itself called, in the order of the calls; they stand in its journal alone."""
+    if not isinstance(result.journal, Journal):
+        return
+    history = result.journal.history()
+    for (path, seq), intent in sorted(history.intents.items()):
+        if not path and intent.begins_run and program_of(history.form(intent)) is not None:
+            yield from [
+                str(form["tool_name"])
+                for form in asked_in(history, child_path(path, seq))
+                if form["type"] == "CallTool"
+            ]
 
 
 def function_at(place: str, root: Path | None = None) -> Callable[..., object]:

@@ -26,6 +26,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from stepengine.data.codec import plain
+from stepengine.data.frozen import frozen
 from stepengine.data.json import canonical
 from stepengine.data.state import RunResult
 from stepengine.data.visible import visible
@@ -78,7 +79,7 @@ def as_tuple(values: Iterable[object]) -> tuple[Any, ...]:
 Files: TypeAlias = "str | Path | Mapping[str, str] | None"
 
 
-@attrs.frozen
+@frozen
 class Case:
     """
     One task.
@@ -123,7 +124,7 @@ ANY: Any = _Any()
 """In the input that ``called`` expects: whatever stands there."""
 
 
-@attrs.frozen
+@frozen
 class Verdict:
     """
     What a check says of a run.
@@ -154,7 +155,7 @@ class JudgeNeeded(Exception):
     """A judge would have to be asked anew where no model is asked; its verdict is unknown."""
 
 
-@attrs.frozen
+@frozen
 class MadeCall:
     """
     A tool call of a run or of one of its children.
@@ -170,7 +171,7 @@ class MadeCall:
     path: str = ""
 
 
-@attrs.frozen
+@frozen
 class WorkingFiles:
     """
     The files of a working copy when its run had ended; links are no files.
@@ -254,7 +255,7 @@ def _files_below(root: Path) -> Iterator[Path]:
                     yield Path(entry.path)
 
 
-@attrs.frozen
+@frozen
 class JudgedRun:
     """
     A run that has completed, as checks see it.
@@ -309,7 +310,7 @@ Said: TypeAlias = "bool | float | Verdict"
 CheckFunction: TypeAlias = "Callable[[JudgedRun], Said | Awaitable[Said]]"
 
 
-@attrs.frozen
+@frozen
 class Criterion:
     """
     A check with a name.

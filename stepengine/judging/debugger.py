@@ -28,7 +28,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Never, Protocol, Self
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.outcomes import Failure
+from stepengine.data.questions import Answer
 from stepengine.data.state import AgentState, ChildResult, RunResult
 from stepengine.engine.stepping import Frame, Moment, Stepper
 from stepengine.errors import InputError, JournalError, ReplayDivergence, StepEngineError
@@ -428,9 +430,13 @@ def is_harmless(expression: str) -> bool:
     return True
 
 
-def in_child(act: Callable[[], str], *, seconds: float = SECONDS, network: bool = False) -> str | None:
+def in_child(
+    act: Callable[[], str], *, seconds: float = SECONDS, network: bool = False, most: int = MAX_TEXT
+) -> str | None:
     """
     Return the text that *act* gives in a forked process, which is killed when it takes too long; ``None`` for one that was.
+
+    Of the text the first *most* bytes are given.
 
     Nothing that it does to objects stays, and it reaches no network; files are unprotected.
     """
@@ -440,7 +446,7 @@ def in_child(act: Callable[[], str], *, seconds: float = SECONDS, network: bool 
     pid = os.fork()
     if pid == 0:
         os.close(reading)
-        _say_in_child(act, writing, network=network)
+        _say_in_child(act, writing, network=network, most=most)
     os.close(writing)
     said: bytes | None = None
     try:
@@ -453,12 +459,12 @@ def in_child(act: Callable[[], str], *, seconds: float = SECONDS, network: bool 
     return None if said is None else said.decode("utf-8", "replace")
 
 
-def _say_in_child(act: Callable[[], str], writing: int, *, network: bool) -> Never:
+def _say_in_child(act: Callable[[], str], writing: int, *, network: bool, most: int) -> Never:
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
         for name in () if network else ("connect", "connect_ex", "sendto", "bind"):
             setattr(socket.socket, name, _no_network)
-        text = act().encode("utf-8", "replace")[:MAX_TEXT]
+        text = act().encode("utf-8", "replace")[:most]
         while text:
             text = text[os.write(writing, text) :]
     finally:
@@ -536,6 +542,8 @@ def outcome_text(outcome: Any, texts: SafeTexts) -> str:
     value = outcome.value
     if isinstance(value, ChildResult):
         return f"child {value.agent_id} {value.status.value}: {texts.clean(value.text, 160)}"
+    if isinstance(value, tuple) and value and all(isinstance(answer, Answer) for answer in value):
+        return texts.clean("; ".join([answer.value or "(declined)" for answer in value]), 200)
     text = getattr(value, "text", None)
     return texts.clean(text, 200) if isinstance(text, str) and text else texts.value(value)
 
@@ -561,8 +569,10 @@ def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]
         lines.append(f"~ agent {before['agent']} -> {after['agent']}")
     old, new = before["messages"], after["messages"]
     same = next((n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
-    lines += [f"- message {n} {text}" for n, text in enumerate(old[same:], same)]
-    lines += [f"+ message {n} {text}" for n, text in enumerate(new[same:], same)]
+    left = min(len(old), len(new)) - same
+    alike = next((n for n in range(left) if old[-1 - n] != new[-1 - n]), left)
+    lines += [f"- message {n} {text}" for n, text in enumerate(old[same : len(old) - alike], same)]
+    lines += [f"+ message {n} {text}" for n, text in enumerate(new[same : len(new) - alike], same)]
     for part in ("context", "budgets", "usage", "locals"):
         name = "" if part == "locals" else f"{part} "
         for key in dict.fromkeys([*before[part], *after[part]]):
@@ -579,7 +589,7 @@ def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]
 # --- the debugger ---------------------------------------------------------------------------------------------------
 
 
-@attrs.frozen
+@frozen
 class _Wanted:
     """What ``until`` looks for."""
 
@@ -679,8 +689,8 @@ class Debugger:
         Return where everybody stands as JSON: nothing but safe texts of the author's values.
 
         Its keys are ``position``, ``step``, ``address``, ``agent_id``, ``asked``, ``outcome``, ``location``, ``at``, ``messages`` (how
-        many the model is shown), ``frames`` (of handlers and hooks, each with its ``locals``), ``hooks`` and what else ``debug --json``
-        prints of a place.
+        many the model is shown), ``frames`` (of handlers, hooks and programs, each with its ``locals``), ``hooks``, ``variables`` (of
+        programs that have ended) and what else ``debug --json`` prints of a place.
         """
         moment, texts = self.moment(), self.texts
         outcome = moment.outcome
@@ -701,6 +711,7 @@ class Debugger:
                     "line": frame.line,
                     "kind": frame.kind,
                     "source": texts.clean(frame.source, 400),
+                    **({"printed": self.printed(frame)} if frame.kind == "program" else {}),
                     "locals": {name: texts.named(name, value) for name, value in frame.locals.items()},
                 }
                 for frame in moment.frames
@@ -709,7 +720,19 @@ class Debugger:
             "hooks": [{"point": h.point, "hook": h.hook, "said": texts.value(h.said)} for h in moment.hooks],
             "cost": None if moment.state.cost is None else str(moment.state.cost),
             "tokens": moment.state.usage.total_tokens,
+            "variables": self.variables(),
         }
+
+    def printed(self, frame: Frame) -> str | None:
+        """Return what the program of a frame has printed so far, as safe text; ``None`` where no sandbox is there to say so."""
+        printed = frame.printed()
+        return None if printed is None else self.texts.clean(printed, MAX_TEXT)
+
+    def variables(self) -> dict[str, str]:
+        """Return what programs have left in the run that waits, by name and as safe texts; nothing while a program waits."""
+        found, texts = self.stepper.variables(), self.texts
+        is_secret = {name for name, text in found.items() if texts.named(name, text) == "<redacted>"}
+        return {name: "<redacted>" if name in is_secret else texts.clean(text) for name, text in found.items()}
 
     def place(self, at: int | str) -> int:
         """
@@ -1068,11 +1091,12 @@ def frame_of(frame: FrameType) -> Frame:
     )
 
 
-def lines_around(file: str, line: int, most: int = 5) -> Iterator[tuple[int, str]]:
-    """Give the lines of a file around one, with their numbers, as they were when they were first read."""
+def lines_around(frame: Frame, most: int = 5) -> Iterator[tuple[int, str]]:
+    """Give the lines around the one that waits, with their numbers; those of a file as they were when they were first read."""
     import linecache
 
-    lines = linecache.getlines(file)
+    line = frame.line
+    lines = frame.text.removesuffix("\n").split("\n") if frame.kind == "program" else linecache.getlines(frame.file)
     first = max(1, line - most // 2)
     for number in range(first, min(len(lines), first + most - 1) + 1):
-        yield number, lines[number - 1].rstrip("\n")
+        yield number, lines[number - 1].rstrip("\r\n")

@@ -31,6 +31,7 @@ import attrs
 
 from stepengine.data.codec import plain
 from stepengine.data.definition import AgentDefinition
+from stepengine.data.frozen import frozen
 from stepengine.data.json import canonical
 from stepengine.data.limits import Limits
 from stepengine.data.messages import CUT_OFF, ToolResult
@@ -85,7 +86,7 @@ ROOM = 2
 """How many times what the dearest run cost is reserved for a run."""
 
 
-@attrs.frozen
+@frozen
 class Evaluation:
     """
     A set of cases, and the agents that are compared on it.
@@ -178,7 +179,7 @@ def _problems_of(files: Files, root: Path) -> Iterator[str]:
 # --- what comes of it -------------------------------------------------------------------------------------------------
 
 
-@attrs.frozen
+@frozen
 class Score:
     """
     What a check said of a sample.
@@ -205,7 +206,7 @@ class Score:
         return {"score": self.score, "passed": self.passed, "reason": self.reason, "state": self.state}
 
 
-@attrs.frozen
+@frozen
 class Sample:
     """
     One run of a case.
@@ -256,7 +257,7 @@ class Sample:
         }  # fmt: skip
 
 
-@attrs.frozen
+@frozen
 class Side:
     """One side: its name, its agent, a digest of its definition, and the models that its agents name."""
 
@@ -267,7 +268,7 @@ class Side:
     models: tuple[str, ...]
 
 
-@attrs.frozen
+@frozen
 class Outcome:
     """
     What an evaluation came to.
@@ -334,7 +335,7 @@ def _digest(value: object) -> str:
 # --- working copies ---------------------------------------------------------------------------------------------------
 
 
-@attrs.frozen
+@frozen
 class Copy:
     """A private working copy of a case, and what it held at first."""
 
@@ -446,7 +447,7 @@ class Bench(Protocol):
         """Return the engine for an agent whose tools work in *root*, and may be called if it *performs*."""
 
 
-@attrs.frozen
+@frozen
 class Mode:
     """
     What is run and what is read.
@@ -534,7 +535,7 @@ async def evaluate(
     return Outcome(evaluation, sides, tuple(samples), n, seed, run.ledger.spent, stopped or run.ledger.stopped)
 
 
-@attrs.frozen
+@frozen
 class _Slot:
     """What a sample is of: its case, its side, its number, and where its journal is."""
 
@@ -569,7 +570,7 @@ class _Slot:
                 shutil.copy2(path, self.place.parent / path.name, follow_symlinks=False)
 
 
-@attrs.frozen
+@frozen
 class _Made:
     """A run that has ended: its result, the note of it, and what judges are asked with."""
 
@@ -955,7 +956,7 @@ async def _known(agent: AgentDefinition, prompt: str, place: Path) -> object:
 # --- notes ------------------------------------------------------------------------------------------------------------
 
 
-@attrs.frozen
+@frozen
 class _Note:
     """What is kept beside the journal of a sample: what it is known again by, and the files that its run left."""
 

@@ -21,6 +21,7 @@ import attrs
 
 from stepengine.data.codec import plain
 from stepengine.data.definition import AgentDefinition
+from stepengine.data.frozen import frozen
 from stepengine.data.state import RunStatus
 from stepengine.engine import Engine
 from stepengine.errors import DataError, ReplayDivergence, StepEngineError
@@ -42,7 +43,7 @@ END = "#-1"
 FAILED = (RunStatus.FAILED.value,)
 
 
-@attrs.frozen
+@frozen
 class Found:
     """
     One journal, repeated by the present code.
@@ -100,7 +101,7 @@ def _found(file: str, journal: Journal, history: History, error: ReplayDivergenc
     return Found(file, ASKED if by_request else HANDLER, journal, error.address, error.step, fields, said)
 
 
-@attrs.frozen
+@frozen
 class Expected:
     """
     What asking anew will take, going by what is recorded.
@@ -129,7 +130,7 @@ def expected_of(found: Sequence[Found], n: int) -> Expected:
     return Expected(calls, cost if is_known else None, 2 * cost if is_known else None)
 
 
-@attrs.frozen
+@frozen
 class Sample:
     """
     One rerun, compared with what was recorded.
@@ -157,7 +158,7 @@ class Sample:
         return not self.has_left and self.course.status in FAILED
 
 
-@attrs.frozen
+@frozen
 class Judged:
     """A journal with its samples, and those of the old agent, if that was asked, too."""
 
@@ -191,7 +192,7 @@ def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-@attrs.frozen
+@frozen
 class Impact:
     """
     What a change does to recorded runs.
@@ -480,7 +481,7 @@ COMPARED: Mapping[str, Callable[[float, float], bool]] = {
 NAMES = ("changed", "left", "failed", "cost", "steps", "tokens")
 
 
-@attrs.frozen
+@frozen
 class Gate:
     """A condition on a report, such as ``changed > 0.1``: a share of samples, or for cost, steps and tokens a ratio."""
 

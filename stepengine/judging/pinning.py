@@ -16,6 +16,7 @@ import attrs
 
 from stepengine.data.codec import plain
 from stepengine.data.definition import AgentDefinition
+from stepengine.data.frozen import frozen
 from stepengine.data.state import RunResult
 from stepengine.data.visible import visible
 from stepengine.engine import Engine
@@ -40,7 +41,7 @@ NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 SHOWN = 300
 
 
-@attrs.frozen
+@frozen
 class Pinned:
     """A journal that is fit for a repository, and how many records of it are others than they were."""
 
@@ -48,7 +49,7 @@ class Pinned:
     changed: int
 
 
-@attrs.frozen
+@frozen
 class WrittenTest:
     """
     What the written test is made of.
@@ -129,8 +130,11 @@ def written_test(test: WrittenTest) -> str:
 
 
 def _agent(agent: str) -> str:
-    named = json.dumps(agent, ensure_ascii=False)
-    return f"load_agent({named})" if AgentPlace.of_text(agent) is None else f"load_agent(ROOT / {named})"
+    place = AgentPlace.of_text(agent)
+    if place is None:
+        return f"load_agent({json.dumps(agent, ensure_ascii=False)})"
+    named = json.dumps(str(attrs.evolve(place, sandboxed=False)), ensure_ascii=False)
+    return f"load_agent(ROOT / {named}, sandboxed=True)" if place.sandboxed else f"load_agent(ROOT / {named})"
 
 
 TEMPLATE = '''\

@@ -16,6 +16,7 @@ from typing import Any
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.usage import Usage, add_cost
 from stepengine.journal import Journal
@@ -33,7 +34,7 @@ FAMILY = re.compile(r"[a-z]+")
 OF_OPENAI = frozenset({"chatgpt", "gpt", "o"})
 
 
-@attrs.frozen
+@frozen
 class Call:
     """
     A recorded model call.
@@ -51,7 +52,7 @@ class Call:
     shared: float
 
 
-@attrs.frozen
+@frozen
 class Priced:
     """
     What a run would have cost.

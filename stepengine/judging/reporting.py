@@ -8,14 +8,15 @@ import base64
 import hashlib
 import html
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from stepengine.judging.evaluating import Sample
+from stepengine.judging.improving import Improvement
 from stepengine.judging.scoring import PASS, Pair, Row, Scores
 from stepengine.judging.statistics import FEWEST_CASES, Estimate
 
-__all__ = ("failed_lines", "page_of", "summary_lines")
+__all__ = ("failed_lines", "page_of", "page_of_improvement", "summary_lines")
 
 SHOWN = 10
 STYLE = """\
@@ -26,6 +27,8 @@ th, td { border-bottom: 1px solid #8888; padding: .3rem .8rem; text-align: left;
 td.number { text-align: right; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding: .3rem 0; }
 code { font: 14px/1.4 ui-monospace, monospace; overflow-wrap: anywhere; }
+pre { white-space: pre-wrap; }
+td { white-space: pre-line; }
 """
 
 
@@ -135,22 +138,64 @@ def page_of(scores: Scores, gates: Sequence[str], clean: Callable[[str], str]) -
         return html.escape(clean(str(text)))
 
     outcome = scores.outcome
-    style = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
-    heads, tails = _tables(scores), _samples(scores)
-    told = [line for line in summary_lines(scores) if not line.startswith("side ")]
     parts = [
+        *_summary(scores, gates, put),
+        *([f"<p><strong>{put(f'partial: {outcome.stopped}')}</strong></p>"] if outcome.stopped else []),
+        *[_table(caption, names, rows, put) for caption, names, rows in (*_tables(scores), *_samples(scores))],
+    ]
+    return _page(outcome.evaluation.name, parts, put)
+
+
+def _summary(scores: Scores, gates: Sequence[str], put: Callable[[object], str]) -> Iterator[str]:
+    told = [line for line in summary_lines(scores) if not line.startswith("side ")]
+    yield f"<p>{put(told[0])}</p>"
+    yield from [f"<p>{put(line)}</p>" for line in [*_notes(scores), *gates]]
+
+
+def _page(title: str, parts: Sequence[str], put: Callable[[object], str]) -> str:
+    style = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    head = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
         f"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'sha256-{style}'; base-uri 'none'; form-action 'none'\">",
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{put(outcome.evaluation.name)}</title><style>{STYLE}</style></head><body><main>",
-        f"<h1>{put(outcome.evaluation.name)}</h1><p>{put(told[0])}</p>",
-        *[f"<p>{put(line)}</p>" for line in [*_notes(scores), *gates]],
-        *([f"<p><strong>{put(f'partial: {outcome.stopped}')}</strong></p>"] if outcome.stopped else []),
-        *[_table(caption, names, rows, put) for caption, names, rows in (*heads, *tails)],
-        "</main></body></html>",
+        f"<title>{put(title)}</title><style>{STYLE}</style></head><body><main>",
+        f"<h1>{put(title)}</h1>",
     ]
-    return "\n".join(parts) + "\n"
+    return "\n".join([*head, *parts, "</main></body></html>"]) + "\n"
+
+
+def page_of_improvement(made: Improvement, parts: Mapping[str, object], clean: Callable[[str], str]) -> str:
+    """
+    Return what the search for a better version came to as HTML, like ``page_of``.
+
+    Args:
+        made: What it came to.
+        parts: What could be changed, as it was.
+        clean: Takes out of a text what must not be shown.
+    """
+
+    def put(text: object) -> str:
+        return html.escape(clean(str(text)))
+
+    found, scores = made.found, made.scores
+    changed = [(name, parts[name], value) for name, value in found["changes"].items()]
+    versions = [
+        (
+            "-" if v["number"] is None else v["number"], ", ".join(map(str, v["parents"])), ", ".join(v["changes"]), v["why"], v["came_of_it"],
+            "" if v["mean"] is None else _value(v["mean"]), v["cases"], f"${v['spent']}",
+        )
+        for v in found["versions"]
+    ]  # fmt: skip
+    names = ("version", "made of", "changes", "why", "what came of it", f"mean {made.by}", "cases", "spent by then")
+    told = [
+        f"<p><strong>{put(made.told())}</strong></p>", f"<p>{put(found['why'])}; spent ${put(made.spent)}</p>",
+        *([] if not changed else [_table("What is changed", ("part", "before", "after"), changed, put)]),
+        *([] if not made.diff else [f"<pre><code>{put(made.diff)}</code></pre>"]),
+        *([] if scores is None else [*_summary(scores, (), put), *[_table(*table, put) for table in (*_tables(scores), *_samples(scores))]]),
+        _table("Versions that were tried", names, versions, put),
+    ]  # fmt: skip
+    return _page("improvement", told, put)
 
 
 Table = tuple[str, Sequence[str], Sequence[Sequence[object]]]

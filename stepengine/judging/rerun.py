@@ -7,22 +7,23 @@ What a single rerun is stands with the journals (``stepengine.journal.rerunning`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import nullcontext
 from decimal import Decimal
 from typing import Any, TypeVar
 
-import attrs
-
 from stepengine.data.codec import plain
+from stepengine.data.frozen import frozen
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage, add_cost
 from stepengine.engine import Engine
 from stepengine.journal import Journal, Purse, Rerun
 from stepengine.journal.history import History
+from stepengine.journal.programs import asked_in, program_of
 from stepengine.journal.records import Address, Intent, shown_address
 from stepengine.journal.replayer import Cut, address_of
 from stepengine.journal.show import ended_of, status_of
+from stepengine.runtime.performer import child_path
 
 __all__ = (
     "AT_ONCE",
@@ -74,13 +75,14 @@ async def at_once(works: Sequence[Callable[[], Awaitable[Made]]], most: int = AT
     return [task.result() for task in tasks]
 
 
-@attrs.frozen
+@frozen
 class Course:
     """
     What a run did from one place on.
 
     Attributes:
-        decision: The tools that the first model reply there called, with their inputs; ``None`` where no model answered.
+        decision: The tools that the first model reply there called, with their inputs; of a program what it asked for, since hardly
+            two are written alike. ``None`` where no model answered.
         tools: The names of the tools that were called, in program order.
         steps: How many model calls there were.
         tokens: What those used.
@@ -101,7 +103,7 @@ class Course:
 def course_from(history: History, at: str) -> Course:
     """Return what the run of *history* did from the effect *at* on: there, in the runs that it began, and after it."""
     address = address_of(at)
-    cut = Cut(history.last_together)
+    cut = Cut(history)
     cut.at(address)
     after = [i for a, i in in_program_order(history) if a[1] >= 0 and not cut.keeps_intent(a)]
     usage, cost, decision = Usage(), Decimal(0), None
@@ -111,7 +113,7 @@ def course_from(history: History, at: str) -> Course:
     for intent, reply in replies:
         usage, known = usage + (reply.usage or Usage()), add_cost(known, reply.cost)
         if decision is None and intent.path == address[0]:
-            decision = tuple([(call.tool_name, plain(call.input)) for call in reply.tool_calls])
+            decision = tuple(_decided(history, intent, reply))
     ended = ended_of(history)
     return Course(
         decision=decision,
@@ -122,6 +124,41 @@ def course_from(history: History, at: str) -> Course:
         status=status_of(history),
         output=None if ended is None else plain(ended.output) if ended.output is not None else ended.text,
     )
+
+
+def _decided(history: History, asked: Intent, reply: ModelReply) -> Iterator[tuple[str, Any]]:
+    """Give the calls of a reply, and in the place of that of a program the calls, agents and questions that this asked for."""
+    programs = list(_programs_after(history, asked))
+    for call in reply.tool_calls:
+        given = plain(call.input)
+        found = next((one for one in programs if one[:2] == (call.tool_name, given.get("code"))), None)
+        inner = []
+        if found is not None:
+            programs.remove(found)
+            inner = list(_asked_in(history, found[2]))
+        yield from inner or [(call.tool_name, given)]
+
+
+def _programs_after(history: History, asked: Intent) -> Iterator[tuple[str, str, str]]:
+    """Give the programs that were run for a reply: the tool, the text, and the path of what it asked for."""
+    seq = asked.seq + 1
+    while (effect := history.intents.get((asked.path, seq))) is not None and effect.type != "CallModel":
+        form = history.form(effect)
+        text = program_of(form)
+        if text is not None:
+            yield form["tool_name"], text, child_path(asked.path, seq)
+        seq += 1
+
+
+def _asked_in(history: History, path: str) -> Iterator[tuple[str, Any]]:
+    """Give what a program asked for, by names and inputs: neither waits nor whether its calls were allowed."""
+    for form in asked_in(history, path):
+        if form["type"] == "CallTool":
+            yield form["tool_name"], plain(form["input"])
+        elif form["type"] == "Spawn":
+            yield form["agent_id"], {"prompt": form["prompt"], "params": plain(form["params"])}
+        elif form["type"] == "Ask" and form["purpose"] == "question":
+            yield "ask", [question["text"] for question in form["questions"]]
 
 
 def in_program_order(history: History) -> list[tuple[Address, Intent]]:

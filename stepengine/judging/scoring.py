@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.errors import DataError
 from stepengine.judging.evaluating import Evaluation, Outcome, Sample
 from stepengine.judging.statistics import FEWEST_CASES, Estimate, Ratio, by_case, holm, log_ratio, mean_of, paired, rate
@@ -33,7 +34,7 @@ EVEN = 1e-12
 MAX_GATE = 300
 
 
-@attrs.frozen
+@frozen
 class Row:
     """
     A check on a side.
@@ -55,7 +56,7 @@ class Row:
     is_judge: bool = False
 
 
-@attrs.frozen
+@frozen
 class Pair:
     """
     How far a side is above the base in a check, case by case.
@@ -81,7 +82,7 @@ class Pair:
     p_adjusted: float | None = None
 
 
-@attrs.frozen
+@frozen
 class Ratios:
     """How many times as much a side needs as the base."""
 
@@ -91,7 +92,7 @@ class Ratios:
     ratio: Ratio
 
 
-@attrs.frozen
+@frozen
 class Scores:
     """
     What an evaluation says.
@@ -260,7 +261,7 @@ COMPARE: Mapping[str, Callable[[float, float], bool]] = {
 FORMS = "'pass >= 0.8', 'new.pass - base.pass > -0.05' or 'new.cost <= 1.2 * base.cost'"
 
 
-@attrs.frozen
+@frozen
 class GateOfScores:
     """
     Something that has to hold.
@@ -399,7 +400,7 @@ def _sided(word: str, text: str) -> str:
     return word
 
 
-@attrs.frozen
+@frozen
 class Names:
     """
     What gates may name.

@@ -13,6 +13,8 @@ from statistics import NormalDist, fmean, stdev
 
 import attrs
 
+from stepengine.data.frozen import frozen
+
 __all__ = (
     "FEWEST_CASES",
     "Estimate",
@@ -40,7 +42,7 @@ MAX_TERMS = 300
 TINY = 1e-300
 
 
-@attrs.frozen
+@frozen
 class Estimate:
     """
     A mean over cases.
@@ -65,7 +67,7 @@ class Estimate:
     detectable: float | None = None
 
 
-@attrs.frozen
+@frozen
 class Ratio:
     """
     How many times as much: costs, steps or tokens.

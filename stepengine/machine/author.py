@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from types import CoroutineType, GeneratorType
+from types import CoroutineType, FrameType, GeneratorType
 from typing import Any, NamedTuple
 
 from stepengine.data.functions import innermost_own, is_thrown_away
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import NOT_AWAITED, JsonDict
+from stepengine.data.programs import RunsProgram
 from stepengine.data.state import AgentState
 from stepengine.data.yields import YIELD_FROM, Sentinel
 from stepengine.errors import BadYield, HandlerError, LimitReached, StepEngineError
-from stepengine.machine.protocol import accepted
+from stepengine.machine.protocol import By, accepted
 from stepengine.machine.signals import is_callers
 
 __all__ = ("Author", "Returned", "blamed", "describe_yield", "noted", "raised_at", "site")
@@ -55,7 +56,15 @@ def _parked(steps: object) -> Iterator[tuple[str, int]]:
         frame = getattr(steps, "gi_frame", None)
         if frame is not None:
             yield frame.f_code.co_filename, frame.f_lineno
+            yield from _inside(frame)
         steps = getattr(steps, "gi_yieldfrom", None)
+
+
+def _inside(frame: FrameType) -> Iterator[tuple[str, int]]:
+    """Give the place in a file whose text a frame of this package has run for it elsewhere: it has no frames here."""
+    if frame.f_globals.get("__package__") == "stepengine.programs":
+        found = [value for value in frame.f_locals.values() if isinstance(value, RunsProgram) and value.file]
+        yield from [(value.file, value.line) for value in found]
 
 
 def raised_at(error: BaseException) -> str:
@@ -67,6 +76,7 @@ def _passed(error: BaseException) -> Iterator[tuple[str, int]]:
     trace = error.__traceback__
     while trace is not None:
         yield trace.tb_frame.f_code.co_filename, trace.tb_lineno
+        yield from _inside(trace.tb_frame)
         trace = trace.tb_next
 
 
@@ -183,10 +193,12 @@ def noted(error: StepEngineError) -> StepEngineError:
 
 
 class Author:
-    """One generator of the author's: a handler, or a hook that needs the outside world."""
+    """One generator of the author's: a handler, a tool, or a hook that needs the outside world."""
 
-    def __init__(self, what: str, steps: GeneratorType[Any, Any, Any]) -> None:
+    def __init__(self, what: str, steps: GeneratorType[Any, Any, Any], *, by: By) -> None:
+        """Step *steps*, which messages name as *what*."""
         self.what = what
+        self.by = by
         self.steps = steps
 
     @property

@@ -21,13 +21,13 @@ from stepengine.data.tools import FIND_TOOLS
 from stepengine.data.yields import Parallel
 from stepengine.errors import LimitExceeded, LimitReached, StepEngineError
 from stepengine.machine import hooks
-from stepengine.machine.calls import Call, Member, ask_effect, carry_out, follow_up, named, unavailable
+from stepengine.machine.calls import Call, Member, Raced, ask_effect, carry_out, follow_up, named, unavailable
 from stepengine.machine.finding import shown_first
 from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Stopped, merged
 from stepengine.machine.state import RunState
 
-__all__ = ("RUN_FREELY", "called_by_model", "run_batch")
+__all__ = ("RUN_FREELY", "called_by_model", "calls_among", "run_batch")
 
 UNSAID = Answer()
 RUN_FREELY = ("ordinary", "yields")
@@ -77,9 +77,20 @@ def run_batch(run: RunState, members: Sequence[Member], asked: Parallel[object] 
         StepEngineError: what is wrong with a handler's own call.
     """
     if asked is not None:
-        return _in_passes(run, members, [m for m in members if type(m) is Call], asked)
+        return _in_passes(run, members, calls_among(members), asked)
     calls: Sequence[Call] = members  # type: ignore[assignment]
     return _in_passes(run, calls, calls) if len(calls) > 1 and _is_parallel(calls) else _in_turn(run, calls)
+
+
+def calls_among(members: Sequence[Member]) -> list[Call]:
+    """Return the calls of tools among members, those in races included."""
+    calls: list[Call] = []
+    for member in members:
+        if type(member) is Call:
+            calls.append(member)
+        elif type(member) is Raced:
+            calls += calls_among(member.members)
+    return calls
 
 
 def _is_parallel(calls: Sequence[Call]) -> bool:
@@ -172,26 +183,51 @@ def _together(
     run: RunState, members: Sequence[Member], calls: Sequence[Call], asked: Parallel[object] | None
 ) -> Flow[None]:
     fail_fast, concurrency = (False, None) if asked is None else (asked.fail_fast, asked.concurrency)
-    asking: list[_Asking] = []
-    for call in calls:
-        if call.result is None and _is_valid(call) and run.plan.hooks.pre_tool:
-            asking += yield from _judged(call)
-    yield from _asked(run, asking, together=True)
-    allowed = [call for call in calls if call.result is None]
-    effects: list[Leaf] = []
-    for member in members:
-        effects += yield from _begun(member)
+    valid = [call for call in calls if call.result is None and _is_valid(call)]
+    if run.plan.hooks.pre_tool:
+        yield from _judged_together(run, valid)
+        valid = [call for call in valid if call.result is None]
+    effects, races = yield from _all_begun(members)
     failed = fail_fast and any(call.result is not None and call.result.is_error for call in calls)
-    outcomes = yield from run.gather(effects, concurrency=concurrency, fail_fast=fail_fast, has_failed=failed)
+    outcomes = yield from run.gather(
+        effects, concurrency=concurrency, fail_fast=fail_fast, has_failed=failed, races=races
+    )
     if outcomes and all(map(_has_no_room, outcomes)):
         run.unwrap(outcomes[0])
     stops = _distributed(members, outcomes)
-    for call in allowed:
+    for call in valid:
         if call.is_followed and not stops:
             yield from follow_up(call)
         yield from _after(call)
     if stops:
         raise Stopped(merged(stops))
+    _conclude(members)
+
+
+def _judged_together(run: RunState, calls: Sequence[Call]) -> Flow[None]:
+    """Judge calls, and ask for all that have to be asked for at once."""
+    asking: list[_Asking] = []
+    for call in calls:
+        asking += yield from _judged(call)
+    yield from _asked(run, asking, together=True)
+
+
+def _all_begun(members: Sequence[Member]) -> Flow[tuple[Sequence[Leaf], tuple[tuple[int, int], ...]]]:
+    """Return the effects of all members, and which of them are races."""
+    effects: list[Leaf] = []
+    races: list[tuple[int, int]] = []
+    for member in members:
+        first = len(effects)
+        effects += yield from _begun(member)
+        if type(member) is Raced and len(effects) > first:
+            races.append((first, len(effects)))
+    return effects, tuple(races)
+
+
+def _conclude(members: Sequence[Member]) -> None:
+    for member in members:
+        if type(member) is Raced:
+            member.conclude()
 
 
 def _has_no_room(outcome: Single) -> bool:
@@ -201,6 +237,8 @@ def _has_no_room(outcome: Single) -> bool:
 
 def _begun(member: Member) -> Flow[Sequence[Leaf]]:
     """Return the effects of a member; control tools have none and are done here."""
+    if type(member) is Raced:
+        return (yield from _begin_race(member))
     if type(member) is not Call:
         return member.effects()
     if member.result is not None:
@@ -210,6 +248,16 @@ def _begun(member: Member) -> Flow[Sequence[Leaf]]:
         yield from carry_out(member)
         return ()
     return member.effects()
+
+
+def _begin_race(race: Raced) -> Flow[Sequence[Leaf]]:
+    """Return the effects of the members of a race; none where one has ended before the others could begin, which is that it has won."""
+    if not race.has_ended():
+        for member in race.members:
+            yield from _begun(member)
+            if race.has_ended():
+                break
+    return race.effects()
 
 
 def _distributed(members: Sequence[Member], outcomes: Sequence[Single]) -> list[Stop]:
@@ -295,8 +343,8 @@ def _ask_round(run: RunState, asking: Sequence[_Asking], *, together: bool) -> F
     """Ask once, what is the same only once, and return what has to be asked about what people made of the calls."""
     alike = _alike(asking)
     effects = [
-        ask_effect(run, same[0].question, purpose="permission", tool_call_id=same[0].call.asked.tool_call_id)
-        for same in alike
+        ask_effect(run, question, purpose="permission", tool_call_id=c.asked.tool_call_id, program_line=c.program_line)
+        for (c, question), *_ in alike
     ]
     outcomes = (yield from run.gather(effects)) if together else [(yield effects[0])]
     stops: list[Stop] = []

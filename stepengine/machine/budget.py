@@ -29,16 +29,17 @@ class Budget:
         limits: The limits in force.
         reached: The first budget that was spent, of the run or of its tree; ``None`` while none is.
         steps_left: How many steps are left.
+        most_steps: How many it may take in all: as its limits say, and what people allowed beyond that.
         denied: How often calls were denied in a row, by the name of the tool; without those of which one was not, since.
     """
 
-    __slots__ = ("_actions", "_agent_id", "_denials", "denied", "limits", "reached", "steps_left")
+    __slots__ = ("_actions", "_agent_id", "_denials", "denied", "limits", "most_steps", "reached", "steps_left")
 
     def __init__(self, limits: Limits, agent_id: str) -> None:
         """Begin with all that *limits* allow the agent *agent_id*, which messages name."""
         self.limits = limits
         self.reached: LimitExceeded | None = None
-        self.steps_left = limits.max_steps or 0
+        self.steps_left = self.most_steps = limits.max_steps or 0
         self._agent_id = agent_id
         self._actions = self._denials = 0
         self.denied: dict[str, int] = {}
@@ -62,6 +63,11 @@ class Budget:
     def take_step(self) -> None:
         """Take a step."""
         self.steps_left -= 1
+
+    def allow_steps(self, most: int) -> None:
+        """Let the run take *most* steps in all."""
+        self.steps_left += most - self.most_steps
+        self.most_steps = most
 
     def take_actions(self, count: int) -> None:
         """

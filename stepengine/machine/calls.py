@@ -9,7 +9,8 @@ judges calls before they run, and in which order a batch goes, stands in ``batch
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, TypeAlias, assert_never, cast
@@ -19,15 +20,27 @@ import attrs
 from stepengine.data import effects as ef
 from stepengine.data import events as ev
 from stepengine.data import yields as y
-from stepengine.data.effects import Leaf, Notify, quick_call_tool
+from stepengine.data.effects import Leaf, Notify, quick_call_body, quick_call_tool
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import Source, ToolCallPart, ToolResult, quick_call, quick_log, quick_result
 from stepengine.data.models import ModelReply, ModelRequest
-from stepengine.data.outcomes import Failure, Single, Stop, Value
+from stepengine.data.outcomes import Failure, Single, Stop, Value, first_of, was_given_up
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult
-from stepengine.data.tools import Asking, Control, How, Ordinary, Spawning, ToolBinding, ToolSpec, Validated, Yielding
+from stepengine.data.tools import (
+    Asking,
+    Control,
+    Driving,
+    How,
+    Ordinary,
+    Spawning,
+    ToolBinding,
+    ToolSpec,
+    Validated,
+    Yielding,
+)
 from stepengine.data.transcript import Transcript
+from stepengine.data.waiting import ChildRef, Waited
 from stepengine.errors import (
     HandlerError,
     LimitExceeded,
@@ -37,12 +50,12 @@ from stepengine.errors import (
     ToolInputError,
     ToolNotAvailable,
 )
-from stepengine.machine.author import Author, Returned
+from stepengine.machine.author import Author, Returned, describe_yield
 from stepengine.machine.budget import is_spent, raised
 from stepengine.machine.control import run_control
 from stepengine.machine.protocol import CALLS, Flow
 from stepengine.machine.signals import Stopped, merged
-from stepengine.machine.spawning import children_of, resolved
+from stepengine.machine.spawning import children_of, not_allowed, resolved
 from stepengine.machine.state import RunState
 
 __all__ = (
@@ -53,8 +66,10 @@ __all__ = (
     "Completed",
     "Member",
     "Performed",
+    "Raced",
     "ask_effect",
     "carry_out",
+    "end_background",
     "follow_up",
     "hook_call",
     "member_of",
@@ -80,10 +95,11 @@ class Member(ABC):
         handed_out: Its effects, once they were asked for.
         result: What came of it, as its place among others shows it.
         failure: The error that is raised where it stands alone; among others a failure stays inside its own result.
+        program_line: The line of the program that asks for it; 0 where no program does.
         is_gathered: Whether its effects go out as one ``Gather`` even where it stands alone.
     """
 
-    __slots__ = ("failure", "handed_out", "result", "run")
+    __slots__ = ("failure", "handed_out", "program_line", "result", "run")
     is_gathered = False
 
     def __init__(self, run: RunState) -> None:
@@ -91,6 +107,7 @@ class Member(ABC):
         self.handed_out: Sequence[Leaf] = ()
         self.result: Any = None
         self.failure: StepEngineError | None = None
+        self.program_line = 0
 
     @abstractmethod
     def effects(self) -> Sequence[Leaf]:
@@ -111,7 +128,7 @@ def carry_out(member: Member) -> Flow[Any]:
         StepEngineError: what else failed it.
     """
     if type(member) is Call and CALLS[member.how].is_shown:  # type: ignore[index]
-        return _carried_out_shown(member)
+        return _driven(member) if member.how == "drives" else _carried_out_shown(member)
     return _carried_out(member)
 
 
@@ -141,10 +158,23 @@ def follow_up(call: Call) -> Flow[None]:
         LimitReached: when a budget was spent; the call has an error result.
     """
     runs, given = cast("Ordinary", cast("ToolBinding", call.binding).runs), call.result
+    yield from _gone_through(call, runs.follow(call.input, given))  # type: ignore[misc,arg-type]
+
+
+def _driven(call: Call) -> Flow[ToolResult]:
+    """Carry out a call whose steps are the run's own."""
+    call.effects()
+    runs = cast("Driving", cast("ToolBinding", call.binding).runs)
+    yield from _gone_through(call, runs.steps(call.input, call.run.own_background()))
+    return cast("ToolResult", call.result)
+
+
+def _gone_through(call: Call, steps: Any) -> Flow[None]:
+    """Carry out what the steps of a call yield, in the run that makes it; errors as ``follow_up``."""
     yield Notify(call.started())
-    author = Author(f"the tool {call.asked.tool_name!r}", runs.follow(call.input, given))  # type: ignore[misc,arg-type]
+    author = Author(f"the tool {call.asked.tool_name!r}", steps, by="tool")
     try:
-        result = yield from _followed(call.run, author)
+        result = yield from _followed(call, author)
     except Stopped as stopped:
         call.close(stopped.stop)
         raise
@@ -159,14 +189,19 @@ def follow_up(call: Call) -> Flow[None]:
     yield Notify(call.finished())
 
 
-def _followed(run: RunState, author: Author) -> Flow[ToolResult]:
-    asked = author.send(None)
+def _followed(call: Call, author: Author) -> Flow[ToolResult]:
+    run, asked = call.run, author.send(None)
     for _ in range(MAX_FOLLOWED):
         if type(asked) is Returned:
             result: ToolResult = asked.value
             return result
         try:
-            value = yield from carry_out(member_of(run, asked))
+            if type(asked) not in MEMBERS:
+                raise describe_yield(author.what, asked, author.location, OF_STEPS)
+            member = member_of(run, asked)
+            if type(member) is Started:
+                member.begin_by(call)
+            value = yield from carry_out(member)
         except (StepEngineError, LimitReached) as error:
             asked = author.throw(error)
         else:
@@ -191,32 +226,37 @@ def _carried_out_shown(call: Call) -> Flow[Any]:
 class Child(Member):
     """A child run that a handler asks for; where it stands alone, only a depth that is used up stays inside its result."""
 
-    __slots__ = ("_asked", "_of")
+    __slots__ = ("_asked", "_by", "_is_background", "_of")
 
-    def __init__(self, run: RunState, asked: y.AgentCall, *, of: int = 0) -> None:
-        """Ask for *asked*, one of *of* children at once; 0 for one that stands alone."""
+    def __init__(
+        self, run: RunState, asked: y.AgentCall, *, of: int = 0, is_background: bool = False, by: str = ""
+    ) -> None:
+        """Ask for *asked*, one of *of* children at once; 0 for one that stands alone. *by* is the model's call that asks for it."""
         super().__init__(run)
         self._asked = asked
+        self._by = by
         self._of = of
+        self._is_background = is_background
 
     def effects(self) -> Sequence[Leaf]:
         """Return the ``Spawn``."""
         run, asked = self.run, self._asked
         body = run.plan.body
-        self.handed_out = (
-            ef.Spawn(
-                run.number(),
-                self._agent_id(),
-                asked.prompt,
-                run.plan.mend_params(asked.agent, asked.params) if asked.params else asked.params,
-                # A child that the body of a model's call starts is one that the model asked for.
-                "" if body is None or not body.by_model else body.tool_call_id,
-                definition=None if isinstance(asked.agent, str) else asked.agent,
-                parent=run.inheritable,
-                of=self._of or 1,
-                at=run.now,
-            ),
+        spawn = ef.Spawn(
+            run.number(),
+            self._agent_id(),
+            asked.prompt,
+            run.plan.mend_params(asked.agent, asked.params) if asked.params else asked.params,
+            # A child that the body of a model's call starts is one that the model asked for.
+            self._by if body is None or not body.by_model else body.tool_call_id,
+            self._is_background,
+            definition=None if isinstance(asked.agent, str) else asked.agent,
+            parent=run.inheritable,
+            of=self._of or 1,
+            at=run.now,
+            program_line=self.program_line,
         )
+        self.handed_out = (spawn,)
         return self.handed_out
 
     def _agent_id(self) -> str:
@@ -295,7 +335,7 @@ class Asked(Performed):
             details=asked.details,
             allow_text=asked.allow_text,
         )
-        self.handed_out = (ask_effect(self.run, question),)
+        self.handed_out = (ask_effect(self.run, question, program_line=self.program_line),)
         return self.handed_out
 
     def value_of(self, outcome: Value) -> Any:
@@ -303,7 +343,9 @@ class Asked(Performed):
         return outcome.value[0].value
 
 
-def ask_effect(run: RunState, *questions: Question, purpose: Any = "question", tool_call_id: str = "") -> ef.AskPerson:
+def ask_effect(
+    run: RunState, *questions: Question, purpose: Any = "question", tool_call_id: str = "", program_line: int = 0
+) -> ef.AskPerson:
     """Return the effect that asks *questions*; their ids are their names, or are made from the effect's address."""
     seq, path = run.number(), run.plan.path
     number = f"{path}.q{seq}" if path else f"q{seq}"
@@ -323,7 +365,8 @@ def ask_effect(run: RunState, *questions: Question, purpose: Any = "question", t
         )
         for index, question in enumerate(questions)
     ]
-    return ef.AskPerson(seq, tuple(numbered), purpose, tool_call_id)
+    place = run.place if purpose == "permission" else None
+    return ef.AskPerson(seq, tuple(numbered), purpose, tool_call_id, place=place, program_line=program_line)
 
 
 def _question_id(name: str, path: str) -> str:
@@ -406,22 +449,303 @@ def _take_replies(member: Completed | Candidates, outcomes: Sequence[Single]) ->
     return None
 
 
-Alone: TypeAlias = "y.AgentCall | y.Ask | y.Complete | y.Perform[Any]"
+# --- what only waits, and children in the background ------------------------------------------------------------------
+
+
+class Waiting(Member):
+    """What only waits: one effect, whose outcome is what the handler gets; it fails as a ``Perform`` does."""
+
+    __slots__ = ("_asked",)
+
+    def __init__(self, run: RunState, asked: Any) -> None:
+        super().__init__(run)
+        self._asked = asked
+
+    @abstractmethod
+    def effect(self) -> Leaf:
+        """Return the effect, with its number."""
+
+    @abstractmethod
+    def value_of(self, outcome: Value) -> Any:
+        """Return what the handler gets of an outcome."""
+
+    def effects(self) -> Sequence[Leaf]:
+        """Return the one effect."""
+        self.handed_out = (self.effect(),)
+        return self.handed_out
+
+    def take(self, outcomes: Sequence[Single]) -> Stop | None:
+        """Take the outcome."""
+        (outcome,) = outcomes
+        if type(outcome) is Value:
+            self.result = self.value_of(outcome)
+        elif type(outcome) is Failure:
+            self.failure = self.result = outcome.error
+        return outcome if type(outcome) is Stop else None
+
+    def wakes(self, timeout: float | None) -> int | None:
+        """Return when *timeout* seconds from now have passed, in milliseconds since the root run was created."""
+        return None if timeout is None else self.run.now + round(timeout * 1_000)
+
+
+class Slept(Waiting):
+    """A time that has to come."""
+
+    __slots__ = ()
+
+    def effect(self) -> Leaf:
+        """Return the ``AwaitTime``."""
+        run, asked = self.run, self._asked
+        if asked.until is None:
+            wakes = self.wakes(asked.seconds) or 0
+        else:
+            wakes = max(run.now, -((run.plan.created - asked.until) // timedelta(milliseconds=1)))
+        return ef.AwaitTime(
+            run.number(), asked.seconds, asked.until, wakes=wakes, asked=run.now, program_line=self.program_line
+        )
+
+    def value_of(self, outcome: Value) -> Any:
+        """Return when it woke."""
+        return self.run.plan.created + timedelta(milliseconds=outcome.at)
+
+
+class Message(Waiting):
+    """The next message on a topic."""
+
+    __slots__ = ()
+
+    def effect(self) -> Leaf:
+        """Return the ``AwaitMessage``."""
+        run, asked = self.run, self._asked
+        wakes = self.wakes(asked.timeout)
+        return ef.AwaitMessage(
+            run.number(), asked.topic, asked.timeout, schema=asked.schema, wakes=wakes, asked=run.now
+        )
+
+    def value_of(self, outcome: Value) -> Any:
+        """Return what the message says."""
+        return None if outcome.value is None else outcome.value.value
+
+
+class Started(Member):
+    """
+    Children that are started in the background.
+
+    Attributes:
+        tool_call_id: The call of a tool that asks for them; ``""`` for a handler.
+    """
+
+    __slots__ = ("_asked", "tool_call_id")
+    is_gathered = True
+
+    def __init__(self, run: RunState, asked: y.Start[Any]) -> None:
+        super().__init__(run)
+        self._asked = asked
+        self.tool_call_id = ""
+
+    def begin_by(self, call: Call) -> None:
+        """
+        Take note that the steps of a tool start them.
+
+        Raises:
+            AgentError: for a name that the run may not spawn; by a definition a tool may start what it carries.
+        """
+        run, carried = self.run, call.binding.runs.agents if call.binding and type(call.binding.runs) is Driving else ()
+        allowed = run.plan.agents
+        for one in self._asked.calls:
+            if isinstance(one.agent, str) and allowed is not None and resolved(run, one.agent) is None:
+                raise not_allowed(run.agent.id, one.agent, allowed)
+        if call.source == "model" or any(one.agent is agent for one in self._asked.calls for agent in carried):
+            self.tool_call_id = call.asked.tool_call_id
+
+    def effects(self) -> Sequence[Leaf]:
+        """Return one ``Spawn`` for each."""
+        calls = self._asked.calls
+        more: Any = {"of": len(calls), "is_background": True, "by": self.tool_call_id}
+        children = [Child(self.run, call, **more) for call in calls]
+        self.handed_out = [spawn for child in children for spawn in child.effects()]
+        return self.handed_out
+
+    def take(self, outcomes: Sequence[Single]) -> Stop | None:
+        """Take the references; where one could not start, those that did are still at work, and end with the run."""
+        refs: list[ChildRef[Any]] = []
+        stops: list[Stop] = []
+        for outcome in outcomes:
+            if type(outcome) is Stop:
+                stops.append(outcome)
+            elif type(outcome) is Failure:
+                self.failure = self.failure or outcome.error
+            else:
+                ref: ChildRef[Any] = outcome.value  # type: ignore[union-attr]
+                refs.append(ref)
+                self.run.own_background().start(ref, on_return=self._asked.on_return)
+        if stops:
+            return merged(stops)
+        self.result = refs[0] if len(self._asked.calls) == 1 and refs else tuple(refs)
+        return None
+
+
+class Told(Waiting):
+    """What is told of children in the background: what a ``Wait`` gives."""
+
+    __slots__ = ()
+
+    def effect(self) -> Leaf:
+        """Return the ``AwaitRuns``."""
+        run, asked = self.run, self._asked
+        paths = tuple([run.background.known(ref) for ref in asked.refs])
+        wakes = self.wakes(asked.timeout)
+        return ef.AwaitRuns(run.number(), paths, asked.need, asked.timeout, wakes=wakes, asked=run.now)
+
+    def value_of(self, outcome: Value) -> Any:
+        """Return how those that have ended did, and count each the first time."""
+        awaited, refs = outcome.value, {ref.path: ref for ref in self._asked.refs}
+        done = tuple([_taken(self.run, path, awaited.ended[path]) for path in awaited.done])
+        return Waited(done, tuple([refs[path] for path in awaited.open]))
+
+
+def _taken(run: RunState, path: str, child: ChildResult) -> ChildResult:
+    if run.background.tell(path):
+        run.spent.count_child(child)
+    return child
+
+
+class Said(Waiting):
+    """Something that a child in the background is told."""
+
+    __slots__ = ()
+
+    def effect(self) -> Leaf:
+        """Return the ``TellRun``."""
+        asked = self._asked
+        path = self.run.background.known(asked.ref)
+        return ef.TellRun(self.run.number(), path, asked.value, asked.topic)
+
+    def value_of(self, outcome: Value) -> Any:
+        """Return whether it is still at work."""
+        return outcome.value
+
+
+class Cancelled(Waiting):
+    """A child in the background that is ended."""
+
+    __slots__ = ()
+
+    def effect(self) -> Leaf:
+        """Return the ``EndRuns``."""
+        asked = self._asked
+        return ef.EndRuns(self.run.number(), (self.run.background.known(asked.ref),), asked.reason)
+
+    def value_of(self, outcome: Value) -> Any:
+        """Return how it ended."""
+        (path,) = self.handed_out[0].children  # type: ignore[union-attr]
+        return _taken(self.run, path, outcome.value.ended[path])
+
+
+def end_background(run: RunState) -> Flow[None]:
+    """
+    Let no child in the background outlive its run: those that nobody waited for are ended, or waited for.
+
+    Raises:
+        Stopped: when the world ended the run meanwhile.
+    """
+    for kind, paths in run.background.left():
+        effect: Leaf
+        if kind == "wait":
+            effect = ef.AwaitRuns(run.number(), paths, len(paths), asked=run.now)
+        else:
+            effect = ef.EndRuns(run.number(), paths, "the run around it has ended")
+        awaited = run.unwrap((yield effect))  # type: ignore[arg-type]  # of one effect comes one outcome
+        for path in awaited.done:
+            _taken(run, path, awaited.ended[path])
+
+
+Alone: TypeAlias = "y.AgentCall | y.Ask | y.Complete | y.Perform[Any] | y.Sleep | y.Receive[Any] | y.Start[Any] | y.Wait[Any] | y.Tell | y.Cancel"
 """What a handler or hook asks for and is a member by itself; calls of tools are planned first."""
+
+MEMBERS: Mapping[type, type[Any]] = {
+    y.Ask: Asked,
+    y.Complete: Completed,
+    y.Perform: Performed,
+    y.Sleep: Slept,
+    y.Receive: Message,
+    y.Start: Started,
+    y.Wait: Told,
+    y.Tell: Said,
+    y.Cancel: Cancelled,
+}
+OF_STEPS = ", ".join([kind.__name__ for kind in MEMBERS])
+"""What the steps of a tool may yield that are the run's own."""
 
 
 def member_of(run: RunState, asked: Alone, *, of: int = 0) -> Member:
     """Return the member for what stands alone, or (*of*) is one of so many children in a ``Parallel``."""
-    match asked:
-        case y.AgentCall():
-            return Child(run, asked, of=of)
-        case y.Ask():
-            return Asked(run, asked)
-        case y.Complete():
-            return Completed(run, asked)
-        case y.Perform():
-            return Performed(run, asked)
-    assert_never(asked)
+    if type(asked) is y.AgentCall:
+        return Child(run, asked, of=of)
+    member: Member = MEMBERS[type(asked)](run, asked)
+    return member
+
+
+class Raced(Member):
+    """
+    Several members of which the first to end is enough.
+
+    Attributes:
+        members: They.
+    """
+
+    __slots__ = ("_won", "members")
+
+    def __init__(self, run: RunState, members: Sequence[Member]) -> None:
+        super().__init__(run)
+        self.members = members
+        self._won = 0
+
+    def effects(self) -> Sequence[Leaf]:
+        """Return the effects of all, each of which was asked for its own before."""
+        self.handed_out = [effect for member in self.members for effect in member.handed_out]
+        return self.handed_out
+
+    def begin(self) -> Sequence[Leaf]:
+        """Return the effects of all, where none of them can have its result before it is performed."""
+        for member in self.members:
+            if type(member) is Raced:
+                member.begin()
+            else:
+                member.effects()
+        return self.effects()
+
+    def has_ended(self) -> bool:
+        """Return whether one of the members has its result; then the others do not begin."""
+        if all(member.result is None for member in self.members):
+            return False
+        for member in self.members:
+            member.handed_out = ()
+        self._won = next(n for n, member in enumerate(self.members) if member.result is not None)
+        self.conclude()
+        return True
+
+    def take(self, outcomes: Sequence[Single]) -> Stop | None:
+        """Take what came of the members, of which the first has won; a race among them ends with the first of its own."""
+        stops: list[Stop] = []
+        ends: list[int] = []
+        for number, member in enumerate(self.members):
+            first = len(ends)
+            ends += [number] * len(member.handed_out)
+            stop = member.take(outcomes[first : len(ends)])
+            stops += [] if stop is None else [stop]
+        won = first_of(outcomes)
+        if stops and was_given_up(outcomes[won]):
+            return merged(stops)
+        self._won = ends[won]
+        return None
+
+    def conclude(self) -> None:
+        """Make the result, once the winner has its own."""
+        winner = self.members[self._won]
+        if type(winner) is Raced:
+            winner.conclude()
+        self.result = self._won, winner.result
 
 
 # --- calls of tools ---------------------------------------------------------------------------------------------------
@@ -464,6 +788,7 @@ class Call(Member):
         self.handed_out: Sequence[Leaf] = ()
         self.result: ToolResult | None = None
         self.failure = None
+        self.program_line = 0
         self.edits = 0
         self.is_closed = self.is_fault = False
         self._validated: Validated | None = None
@@ -570,7 +895,7 @@ class Call(Member):
             run.budget.allow(binding.spec.name)
         match binding.runs:
             case Ordinary():
-                self.handed_out = (self._call_tool(validated),)
+                self.handed_out = (self._effect(quick_call_tool, validated),)
             case Control(action):
                 self.finish(run_control(run, action, validated.input))
             case Spawning() as runs:
@@ -579,7 +904,9 @@ class Call(Member):
                 self.handed_out = [child for child in self._children if type(child) is ef.Spawn]
                 self.is_fault = len(self.handed_out) < len(self._children)
             case Yielding():
-                self.handed_out = (self._call_body(validated),)
+                self.handed_out = (self._effect(quick_call_body, validated, at=run.now, values=run.values),)
+            case Driving():
+                self.handed_out = ()
             case Asking(questions):
                 asks = questions(validated.input)
                 self.handed_out = (ask_effect(run, *asks, tool_call_id=asked.tool_call_id),)
@@ -587,9 +914,9 @@ class Call(Member):
                 assert_never(never)
         return self.handed_out
 
-    def _call_tool(self, validated: Validated) -> Leaf:
+    def _effect(self, made_by: Callable[..., Leaf], validated: Validated, **more: Any) -> Leaf:
         run, asked = self.run, self.asked
-        return quick_call_tool(
+        return made_by(
             run.number(),
             asked.tool_name,
             validated.input,
@@ -599,22 +926,8 @@ class Call(Member):
             state=run.frozen,
             step_index=run.step,
             measured=run.measured,
-        )
-
-    def _call_body(self, validated: Validated) -> Leaf:
-        run, asked = self.run, self.asked
-        return ef.CallBody(
-            run.number(),
-            asked.tool_name,
-            validated.input,
-            asked.tool_call_id,
-            self.source,
-            arguments=validated.arguments,
-            state=run.frozen,
-            step_index=run.step,
-            measured=run.measured,
-            at=run.now,
-            values=run.values,
+            program_line=self.program_line,
+            **more,
         )
 
     # --- what came of it --------------------------------------------------------------------------------------------

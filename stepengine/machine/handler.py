@@ -8,13 +8,16 @@ run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NoReturn, TypeAlias, assert_never
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeAlias, assert_never, cast
+
+import attrs
 
 from stepengine.data import events as ev
 from stepengine.data import yields as y
-from stepengine.data.effects import Notify
+from stepengine.data.effects import Compute, Notify
 from stepengine.data.hooks import StepContext
+from stepengine.data.json import freeze
 from stepengine.data.messages import (
     AssistantMessage,
     Source,
@@ -25,24 +28,28 @@ from stepengine.data.messages import (
     quick_call,
 )
 from stepengine.data.models import ModelReply
+from stepengine.data.outcomes import Failure, Stop, Value
 from stepengine.data.state import ChildResult
 from stepengine.data.tools import Control, Spawning, ToolBinding
 from stepengine.errors import BadYield, LimitExceeded, LimitReached, StepEngineError, ToolInputError
 from stepengine.machine.author import Author, Returned, describe_yield, noted
-from stepengine.machine.batch import RUN_FREELY, run_batch
+from stepengine.machine.batch import RUN_FREELY, calls_among, run_batch
 from stepengine.machine.blocks import Block, Broken, Text, split_blocks
 from stepengine.machine.calls import (
     Alone,
     Call,
     Candidates,
     Member,
+    Raced,
     carry_out,
     member_of,
     unavailable,
     unavailable_here,
 )
+from stepengine.machine.ceilings import more_steps
+from stepengine.machine.plan import Body
 from stepengine.machine.protocol import Flow, accepted, rows_for
-from stepengine.machine.signals import EndRun
+from stepengine.machine.signals import EndRun, Stopped
 from stepengine.machine.state import RunState
 from stepengine.machine.step import (
     PLAIN,
@@ -150,25 +157,41 @@ def _why_not(asked: object, answer: y.StepResult) -> str:
     return "; ".join(failed_entries) or (result.text if result.is_error else "")
 
 
-def _answer(run: RunState, author: Author, asked: y.Yieldable) -> Answer:
+def _answer(run: RunState, author: Author, asked: y.Yieldable | Compute) -> Answer:
     """Carry out what the handler yielded; whether that is anything that it may yield, its row says."""
+    if type(asked) is Compute:
+        return _compute(run, asked) if run.plan.body is not None else _turn(run, asked)
     row = (YIELDS if run.plan.body is None else OF_TOOLS).get(type(asked)) or _refuse(run, author, asked)
     if row.actions:
         run.budget.take_actions(row.actions)
-    match asked:
-        case y.Sentinel() | y.StepWith():
-            return _steps(run, asked)
-        case y.ToolCall():
-            return _tool_call(run, author, asked)
-        case y.AgentCall() | y.Perform() | y.Ask() | y.Complete():
-            return _alone(run, asked)
-        case y.Parallel():
-            return _parallel(run, author, asked)
-        case y.GenerateN():
-            return _generate(run, asked)
-        case y.StepText():
-            return _step_text(run, asked)
-    assert_never(asked)
+    return ANSWERS[type(asked)](run, author, asked)
+
+
+def _compute(run: RunState, asked: Compute) -> Answer:
+    """Have work done, or taken from the record of a call that had its result."""
+    known = cast("Body", run.plan.body).recalled(len(run.computed))
+    if type(known) is Stop:
+        run.receive(known, asked)
+        raise Stopped(known)
+    outcome = yield asked if known is None else attrs.evolve(asked, known=cast("Any", known))
+    if type(outcome) is Stop:
+        raise Stopped(outcome)
+    if type(outcome) is Failure:
+        run.take_computed(None)
+        raise outcome.error
+    value = freeze(cast("Value", outcome).value)
+    run.take_computed(value, asked.text)
+    return _result(run, value=value)
+
+
+def _turn(run: RunState, asked: Compute) -> Answer:
+    """Have a turn of a handler done that runs in a sandbox; nothing of it is recorded, since the handler runs again in a replay."""
+    outcome = yield asked
+    if type(outcome) is Stop:
+        raise Stopped(outcome)
+    if type(outcome) is Failure:
+        raise outcome.error
+    return _result(run, value=cast("Value", outcome).value)
 
 
 def _refuse(run: RunState, author: Author, asked: object) -> NoReturn:
@@ -192,7 +215,7 @@ def _result(run: RunState, results: tuple[ToolResult, ...] = (), value: object =
     return y.quick_step_result(run.frozen(), results, run.steps_complete, value=value)
 
 
-def _steps(run: RunState, asked: Any) -> Answer:
+def _steps(run: RunState, _: Author, asked: Any) -> Answer:
     try:
         if asked is y.STEP:
             yield from budgeted_step(run, PLAIN)
@@ -217,7 +240,7 @@ def _check_tools(run: RunState, asked: y.StepWith) -> None:
 # --- calls and other members ------------------------------------------------------------------------------------------
 
 
-def _alone(run: RunState, asked: Alone) -> Answer:
+def _alone(run: RunState, _: Author, asked: Alone) -> Answer:
     value = yield from carry_out(member_of(run, asked))
     return _result(run, value=value)
 
@@ -278,26 +301,59 @@ def _commit_own(run: RunState, asked: Sequence[y.ToolCall], calls: Sequence[Call
 
 
 def _parallel(run: RunState, author: Author, asked: y.Parallel[Any]) -> Answer:
-    children = sum(isinstance(one, y.AgentCall) for one in asked.calls)
-    members = [_member(run, author, one, children=children) for one in asked.calls]
-    calls = [member for member in members if type(member) is Call]
+    leaves = _leaves(asked.calls)
+    members = _members(run, author, asked.calls, leaves)
+    for member, line in zip(members, asked.program_lines, strict=False):  # none but of a program
+        member.program_line = line
+    results = yield from _batch(run, leaves, members, asked)
+    return _result(run, results, tuple([member.result for member in members]))
+
+
+def _race(run: RunState, author: Author, asked: y.Race[Any]) -> Answer:
+    leaves = _leaves(asked.members)
+    race = Raced(run, _members(run, author, asked.members, leaves))
+    results = yield from _batch(run, leaves, [race], y.Parallel())
+    return _result(run, results, race.result)
+
+
+def _leaves(asked: Sequence[Any]) -> Sequence[Any]:
+    """Return what stands in a ``Parallel`` or ``Race``, with the members of races in their places."""
+    if y.Race not in map(type, asked):
+        return asked
+    return [leaf for one in asked for leaf in (_leaves(one.members) if type(one) is y.Race else (one,))]
+
+
+def _members(run: RunState, author: Author, asked: Sequence[Any], leaves: Sequence[Any]) -> list[Member]:
+    children = [*map(type, leaves)].count(y.AgentCall)
+    return [_member(run, author, one, children=children) for one in asked]
+
+
+def _batch(
+    run: RunState, leaves: Sequence[Any], members: Sequence[Member], asked: y.Parallel[Any]
+) -> Flow[tuple[ToolResult, ...]]:
+    """Carry out members of all kinds together; return the results of the calls among them."""
+    calls = calls_among(members)
+    if not calls:
+        yield from run_batch(run, members, asked)
+        return ()
     for call in calls:
         call.validate()
     try:
         yield from run_batch(run, members, asked)
     finally:
-        _commit_own(run, [one for one in asked.calls if isinstance(one, y.ToolCall)], calls)
+        _commit_own(run, [one for one in leaves if isinstance(one, y.ToolCall)], calls)
     if take_last_word(run, calls):
         raise EndRun
-    results = tuple([call.result for call in calls if call.result is not None])
-    return _result(run, results, tuple([member.result for member in members]))
+    return tuple([call.result for call in calls if call.result is not None])
 
 
 def _member(run: RunState, author: Author, asked: Any, *, children: int) -> Member:
+    if type(asked) is y.Race:
+        return Raced(run, [_member(run, author, one, children=children) for one in asked.members])
     if not isinstance(asked, y.ToolCall):
         return member_of(run, asked, of=children)
     call = _own_call(run, author, asked)
-    if call.how in ("spawns", "asks"):
+    if call.how in ("spawns", "asks", "drives"):
         msg = f"{asked.tool!r} cannot stand in Parallel; put AgentCall(...) or Ask(...) there instead"
         raise ToolInputError(msg, tool_name=asked.tool, issues=(msg,))
     return call
@@ -306,13 +362,13 @@ def _member(run: RunState, author: Author, asked: Any, *, children: int) -> Memb
 # --- candidates and text ----------------------------------------------------------------------------------------------
 
 
-def _generate(run: RunState, asked: y.GenerateN) -> Answer:
+def _generate(run: RunState, _: Author, asked: y.GenerateN) -> Answer:
     if asked.n > y.MAX_CANDIDATES:
         msg = f"GenerateN({asked.n}) asks for more than {y.MAX_CANDIDATES} candidates"
         run.budget.reach(LimitExceeded(msg, kind="candidates", limit=y.MAX_CANDIDATES))
-    elif run.budget.steps_left <= 0:
+    elif run.budget.steps_left <= 0 and not (yield from more_steps(run)):
         msg = f"agent {run.agent.id!r} has no step left for GenerateN; raise Limits(max_steps=...)"
-        run.budget.reach(LimitExceeded(msg, kind="steps", limit=run.budget.limits.max_steps))
+        run.budget.reach(LimitExceeded(msg, kind="steps", limit=run.budget.most_steps))
     run.budget.check()
     run.budget.take_step()
     request = step_request(run, PLAIN, step_prompt(run))
@@ -325,7 +381,7 @@ def _generate(run: RunState, asked: y.GenerateN) -> Answer:
     return y.StepResult(run.frozen(), steps_complete=run.steps_complete, n_responses=texts)
 
 
-def _step_text(run: RunState, asked: y.StepText) -> Answer:
+def _step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
     pieces = split_blocks(asked.text)
     run.budget.take_actions(max(1, sum(isinstance(p, Block) for p in pieces)))
     results: list[ToolResult] = []
@@ -378,3 +434,16 @@ def _run_block(run: RunState, call: Call) -> Flow[None]:
     finally:
         if call.result is not None and call.asked.tool_name in run.offered:
             run.history.commit(AssistantMessage((call.asked,)), [call.result])
+
+
+ANSWERS: Mapping[type, Callable[[RunState, Author, Any], Answer]] = {
+    **dict.fromkeys([row.kind for row in YIELDS.values()], _alone),
+    y.Sentinel: _steps,
+    y.StepWith: _steps,
+    y.ToolCall: _tool_call,
+    y.Parallel: _parallel,
+    y.Race: _race,
+    y.GenerateN: _generate,
+    y.StepText: _step_text,
+}
+"""How what is yielded is carried out; what is not named stands alone."""

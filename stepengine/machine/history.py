@@ -56,14 +56,17 @@ class History:
         open_reply: The reply whose calls are being carried out; it stands in no transcript yet.
         open_step: The reply, and the results so far, of the step in which the continued run was suspended, while it is held
             outside of the record.
+        left_out: What stood in the record before it was replaced, oldest first, where that is kept.
     """
 
     __slots__ = (
         "_keeps",
+        "_keeps_left_out",
         "_said",
         "_shown_results",
         "_times",
         "last_word",
+        "left_out",
         "open_reply",
         "open_step",
         "opening",
@@ -73,10 +76,19 @@ class History:
     )
 
     def __init__(
-        self, record: Transcript, view: Transcript, keeps: Mapping[str, int], *, is_callers: bool = False
+        self,
+        record: Transcript,
+        view: Transcript,
+        keeps: Mapping[str, int],
+        *,
+        is_callers: bool = False,
+        left_out: tuple[Message, ...] = (),
+        keeps_left_out: bool = False,
     ) -> None:
         """
         Begin with *record* and *view*; *keeps* says of ephemeral tools how many of their newest results are shown.
+
+        With *keeps_left_out* what a replaced record held is put behind *left_out*.
 
         Nothing is added to one that is the caller's, so nothing in it is looked at: a call would grow with the conversation.
         """
@@ -91,6 +103,8 @@ class History:
         """The times-to-live that messages may have, so that looking costs nothing while there are none."""
         self._said: tuple[Transcript, str] | None = None
         self._keeps = keeps
+        self.left_out = left_out
+        self._keeps_left_out = keeps_left_out
         self._shown_results: dict[str, deque[str]] = {}
         """The calls of ephemeral tools whose results are in the view, oldest first."""
         if keeps:
@@ -134,6 +148,9 @@ class History:
         has added nothing, whatever the other record holds.
         """
         if record is not None:
+            if self._keeps_left_out:
+                # What was said for a time only is no part of the conversation that anybody would look up.
+                self.left_out += tuple([m for m in self.record.left_out_of(record) if _time_of(m) is None])
             own, length = self.added(), len(record)
             is_kept = record[length - len(own) :] == own and (own or not has_begun)
             self.start = length - len(own) if is_kept else min(self.start, length)

@@ -2,7 +2,7 @@
 Calling hooks: plain functions and generator functions, in list order, each with the rule for errors of its point.
 
 Pre-hooks abort the run, a failing ``pre_tool`` denies its call, every other failure is noted and dropped. A generator
-hook may yield ``Perform``, ``Complete`` or an unrecorded ``ToolCall``; these pass through no hooks again. Once the run is
+hook may yield ``Perform``, ``Complete``, an unrecorded ``ToolCall`` or what waits; these pass through no hooks again. Once the run is
 stopped a hook that wants one of them is closed, and that is noted.
 """
 
@@ -19,11 +19,11 @@ from stepengine.data.hooks import Change
 from stepengine.data.messages import Message, Source, ToolCallPart, ToolResult, UserMessage
 from stepengine.data.outcomes import Stop
 from stepengine.data.questions import Decision
-from stepengine.data.yields import StepResult, ToolCall
+from stepengine.data.yields import Race, StepResult, ToolCall
 from stepengine.errors import HandlerError, LimitReached, StepEngineError
 from stepengine.machine.author import Author, Returned, blamed, describe_yield
-from stepengine.machine.calls import carry_out, hook_call, member_of
-from stepengine.machine.protocol import Flow, rows_for
+from stepengine.machine.calls import Member, Raced, carry_out, hook_call, member_of
+from stepengine.machine.protocol import Flow, accepted, rows_for
 from stepengine.machine.signals import Abort, Stopped, is_callers
 from stepengine.machine.state import RunState
 
@@ -39,8 +39,9 @@ __all__ = (
 )
 
 Hook = Callable[..., Any]
-ACCEPTED = "Perform, Complete or ToolCall (all from stepengine)"
+ACCEPTED = accepted("hook")
 YIELDS = rows_for("hook")
+RACED = "Perform, Sleep, Receive, Wait or Race in a Race (all from stepengine)"
 MAX_REFUSALS = 10
 MAX_YIELDS = 1000
 CHANGES = ("system_prompt", "messages", "view", "context", "input", "result")
@@ -92,7 +93,7 @@ def _check_change(run: RunState, point: str, hook: Hook, said: object) -> None:
 
 
 def _drive(run: RunState, what: str, steps: GeneratorType[Any, Any, Any]) -> Flow[Any]:
-    author = Author(what, steps)
+    author = Author(what, steps, by="hook")
     try:
         asked = author.send(None)
         for _ in range(MAX_YIELDS):
@@ -117,8 +118,29 @@ def _answer(run: RunState, author: Author, asked: Any) -> Flow[StepResult]:
     if row.kind is ToolCall:
         result = yield from hook_call(run, asked)
         return StepResult(run.frozen(), (result,))
+    if row.kind is Race:
+        return StepResult(run.frozen(), value=(yield from _race(run, author, asked)))
     value = yield from carry_out(member_of(run, asked))
     return StepResult(run.frozen(), value=value)
+
+
+def _race(run: RunState, author: Author, asked: Race[Any]) -> Flow[Any]:
+    """Carry out a race of what only waits, of functions and of model calls; a call of a tool is a hook's own only by itself."""
+    race = Raced(run, [_racer(run, author, one) for one in asked.members])
+    outcomes = yield from run.gather(effects := race.begin(), races=((0, len(effects)),))
+    stop = race.take(outcomes)
+    if stop is not None:
+        raise Stopped(stop)
+    race.conclude()
+    return race.result
+
+
+def _racer(run: RunState, author: Author, asked: Any) -> Member:
+    if type(asked) is Race:
+        return Raced(run, [_racer(run, author, one) for one in asked.members])
+    if type(asked) is ToolCall or type(asked) not in YIELDS:
+        raise describe_yield(author.what, asked, author.location, RACED)
+    return member_of(run, asked)
 
 
 def _apply(run: RunState, point: str, hook: Hook, change: Change) -> None:

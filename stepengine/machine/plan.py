@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from stepengine.data.definition import AgentDefinition
+from stepengine.data.frozen import frozen
 from stepengine.data.hooks import Hooks, StepContext
 from stepengine.data.json import JsonDict, JsonValue, freeze
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
 from stepengine.data.makers import maker_of
 from stepengine.data.messages import Message, ToolResult, tuple_of
-from stepengine.data.outcomes import BodyEnd
+from stepengine.data.outcomes import BodyEnd, Stop
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, Ended, RunInfo, RunResult, RunStatus
 from stepengine.data.tools import ToolBinding, ToolSpec, Yielding
@@ -50,7 +51,11 @@ def _never(_seq: int = 0) -> bool:
     return False
 
 
-@attrs.frozen(kw_only=True)
+def _nothing(_number: int) -> None:
+    return None
+
+
+@frozen(kw_only=True)
 class Body:
     """
     What makes a run the body of a tool that yields.
@@ -62,6 +67,8 @@ class Body:
         steps: Begins the body.
         timeout: How many seconds it may be at work; what it waits for a person or for children does not count. ``None`` for no end.
         values: What hooks of the caller share with later ones.
+        recalled: Returns what its ``Compute`` with this number, from 0, is recorded to have come to; a ``Stop`` where it is
+            recorded to have been stopped before that; ``None`` where nothing is recorded that still holds.
     """
 
     tool_name: str
@@ -70,9 +77,10 @@ class Body:
     steps: Callable[[StepContext], Any] = attrs.field(eq=False, repr=False)
     timeout: float | None = None
     values: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
+    recalled: Callable[[int], JsonValue | Stop] = attrs.field(default=_nothing, eq=False, repr=False)
 
 
-@attrs.frozen(kw_only=True, weakref_slot=False)
+@frozen(kw_only=True, weakref_slot=False)
 class RunPlan:
     """
     Everything that a run is started with beside its state.
@@ -83,7 +91,7 @@ class RunPlan:
         path: Its path in the tree; ``""`` for the root.
         created: When the root run was created (UTC); outcomes count milliseconds from here.
         starts_at: How many of these milliseconds had passed when this run began; 0 for the root.
-        random: The run's random source, seeded from (seed, path); only a handler needs one.
+        random: Gives the run's random source, seeded from (seed, path); only a handler needs one.
         model: The model string in force, or ``None``.
         tools: Every tool that the run knows by name: those of the engine and the agent, and those that every run knows. The
             table is the run's own where ``pre_run`` hooks may add to it.
@@ -115,6 +123,8 @@ class RunPlan:
             before cut texts were continued.
         keeps_output: Whether what its handler returns is written down, and so has to be JSON.
         body: What it is the body of; ``None`` for the run of an agent.
+        published: The id of its agent as one of a package, ``publisher/name``; ``""`` for any other.
+        packages: Of a root run the packages of its agent, and of all that may run below it, by such ids.
         unkept: Says why what its handler returns cannot be written down although it is JSON; ``""`` where it can be.
     """
 
@@ -122,7 +132,7 @@ class RunPlan:
     run_id: str
     path: str = ""
     created: datetime
-    random: Random | None = None
+    random: Callable[[], Random] | None = None
     model: str | None = None
     tools: Mapping[str, ToolBinding] = attrs.field(factory=dict)
     offered: tuple[str, ...] = attrs.field(default=(), converter=tuple_of)
@@ -151,6 +161,8 @@ class RunPlan:
     left_cut: Callable[[int], bool] = attrs.field(default=_never, eq=False, repr=False)
     keeps_output: Callable[[], bool] = attrs.field(default=_never, eq=False, repr=False)
     body: Body | None = None
+    published: str = ""
+    packages: Mapping[str, str] = attrs.field(factory=dict)
     unkept: Callable[[JsonValue], str] = attrs.field(default=_fits, eq=False, repr=False)
 
 
@@ -161,7 +173,7 @@ ENDED = tuple([field.name for field in attrs.fields(Ended)])
 ENDED_OF = attrgetter(*ENDED)
 
 
-@attrs.frozen(kw_only=True, weakref_slot=False)
+@frozen(kw_only=True, weakref_slot=False)
 class Finished(Ended[Any]):
     """
     How a run ended, as the machine sees it; its transcripts are paired.
@@ -172,6 +184,7 @@ class Finished(Ended[Any]):
         began: Whether it got past its ``pre_run`` hooks.
         opening: The messages that it began with: what the user said, and the instructions.
         changes: Of the body of a tool, what it wants changed in the run of its caller, in order.
+        computed: Of the body of a tool, what each ``Compute`` of it came to, in order.
     """
 
     limit: LimitExceeded | None = None
@@ -179,6 +192,7 @@ class Finished(Ended[Any]):
     began: bool = True
     opening: tuple[Message, ...] = attrs.field(default=(), repr=False)
     changes: tuple[Any, ...] = ()
+    computed: tuple[JsonValue, ...] = ()
 
     def as_result(self, **more: object) -> RunResult:
         """Return what the caller gets of this run; *more* is what its machine does not know."""
@@ -190,9 +204,7 @@ class Finished(Ended[Any]):
         if self.status is RunStatus.COMPLETED:
             return runs.shown(self.output, None)
         if self.status is RunStatus.CANCELLED:
-            return ToolResult.error(
-                "Cancelled before it gave a result; what it had begun may have had effects.", status="cancelled"
-            )
+            return CUT_BODY
         error = self.error
         if isinstance(error, HandlerError) and error.__cause__ is not None:
             error = error.__cause__
@@ -200,7 +212,13 @@ class Finished(Ended[Any]):
 
     def as_body(self) -> BodyEnd:
         """Return what the caller of a tool gets of this run, which was its body, beside the result."""
-        return BodyEnd(spending=self.spending, children=self.children, questions=self.pending, changes=self.changes)
+        return BodyEnd(
+            spending=self.spending,
+            children=self.children,
+            questions=self.pending,
+            changes=self.changes,
+            computed=self.computed,
+        )
 
     def as_child(self, *, is_inline: bool = False) -> ChildResult:
         """Return what a parent gets of this run."""
@@ -220,3 +238,7 @@ class Finished(Ended[Any]):
 
 
 quick_finished = maker_of(Finished)
+CUT_BODY = ToolResult.error(
+    "Cancelled before it gave a result; what it had begun may have had effects.", status="cancelled"
+)
+"""The result of a call of a tool that yields whose body was stopped, whatever stopped it: a replay does not know that any more."""

@@ -17,26 +17,32 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from types import MappingProxyType, NoneType
 from typing import Any, Literal, TypeAlias, TypeVar
 
-import attrs
-
 from stepengine.data import yields as y
 from stepengine.data.effects import (
     AskPerson,
+    AwaitMessage,
+    AwaitRuns,
+    AwaitTime,
     CallBody,
     CallFunction,
     CallModel,
     CallTool,
+    Compute,
     Effect,
+    EndRuns,
     Gather,
     Notify,
     Spawn,
+    TellRun,
 )
 from stepengine.data.events import PhaseChanged
+from stepengine.data.frozen import frozen
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Gathered, Outcome
 from stepengine.data.state import ChildResult, RunPhase
 from stepengine.data.tools import How
+from stepengine.data.waiting import Awaited, ChildRef, Received
 
 __all__ = (
     "ANYWHERE",
@@ -51,6 +57,7 @@ __all__ = (
     "SILENT",
     "STOPPED",
     "YIELDS",
+    "By",
     "CallRow",
     "EffectRow",
     "Flow",
@@ -74,7 +81,7 @@ REFUSALS = ("depth", "children", "questions")
 # --- what may be yielded ----------------------------------------------------------------------------------------------
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class YieldRow:
     """
     What one yieldable means.
@@ -196,6 +203,17 @@ YIELDS: tuple[YieldRow, ...] = (
         for_tools=True,
     ),
     YieldRow(
+        name="Race",
+        kind=y.Race,
+        asks="its members at once, until the first has ended",
+        effects=("Gather",),
+        sent="value",
+        gives="the number of the first, and what came of it",
+        is_member=True,
+        for_hooks=True,
+        for_tools=True,
+    ),
+    YieldRow(
         name="Perform",
         kind=y.Perform,
         asks="one call of a function of the author's",
@@ -214,6 +232,68 @@ YIELDS: tuple[YieldRow, ...] = (
         sent="value",
         gives="the answer",
         is_member=True,
+        for_tools=True,
+    ),
+    YieldRow(
+        name="Sleep",
+        kind=y.Sleep,
+        asks="a time to come",
+        effects=("AwaitTime",),
+        sent="value",
+        gives="when it woke",
+        is_member=True,
+        for_hooks=True,
+        for_tools=True,
+    ),
+    YieldRow(
+        name="Receive",
+        kind=y.Receive,
+        asks="the next message on a topic",
+        effects=("AwaitMessage",),
+        sent="value",
+        gives="what the message says",
+        is_member=True,
+        for_hooks=True,
+        for_tools=True,
+    ),
+    YieldRow(
+        name="Start",
+        kind=y.Start,
+        asks="children in the background",
+        effects=("Gather",),
+        sent="value",
+        gives="a reference to each",
+        for_tools=True,
+    ),
+    YieldRow(
+        name="Wait",
+        kind=y.Wait,
+        asks="children in the background to end",
+        effects=("AwaitRuns",),
+        sent="value",
+        gives="those that have ended, and those that have not",
+        is_member=True,
+        for_hooks=True,
+        for_tools=True,
+    ),
+    YieldRow(
+        name="Tell",
+        kind=y.Tell,
+        asks="a child in the background to be told something",
+        effects=("TellRun",),
+        sent="value",
+        gives="whether it is still at work",
+        for_hooks=True,
+        for_tools=True,
+    ),
+    YieldRow(
+        name="Cancel",
+        kind=y.Cancel,
+        asks="a child in the background to be ended",
+        effects=("EndRuns",),
+        sent="value",
+        gives="how it ended",
+        for_hooks=True,
         for_tools=True,
     ),
 )
@@ -242,7 +322,7 @@ def accepted(by: By = "handler") -> str:
 # --- how a called tool runs -------------------------------------------------------------------------------------------
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class CallRow:
     """
     What a call of a tool becomes.
@@ -269,6 +349,7 @@ CALLS: Mapping[How, CallRow] = MappingProxyType(
             CallRow(how="spawns", effect="Gather", done_by="child runs, one `Spawn` for each"),
             CallRow(how="asks", effect="AskPerson:question", done_by="a person"),
             CallRow(how="yields", effect="CallTool", done_by="a run of its own, without a model", is_shown=False),
+            CallRow(how="drives", effect="", done_by="the run that makes it: what its steps yield is the run's own"),
         )
     }
 )
@@ -284,7 +365,7 @@ def _asking(effect: AskPerson) -> Phase:
     return phase, effect.questions[0].tool_name or ""
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class EffectRow:
     """
     One effect.
@@ -292,13 +373,13 @@ class EffectRow:
     Attributes:
         kind: Its class.
         asks: What the world is asked for.
-        outcome: What its ``Value`` holds; for ``Gather`` and ``Notify``, what is sent in its place.
+        outcome: What its ``Value`` may hold; for ``Gather`` and ``Notify``, what is sent in its place.
         phase: The phase that a run enters with it, and its detail.
     """
 
     kind: type
     asks: str
-    outcome: type
+    outcome: type | tuple[type, ...]
     phase: Callable[[Any], Phase] = lambda _: None
 
 
@@ -319,12 +400,28 @@ EFFECTS: tuple[EffectRow, ...] = (
     EffectRow(
         kind=Spawn,
         asks="a child run",
-        outcome=ChildResult,
+        outcome=(ChildResult, ChildRef),
         phase=lambda effect: (RunPhase.AWAITING_AGENT, effect.agent_id),
     ),
     EffectRow(kind=CallFunction, asks="a function of the author's", outcome=object),
     EffectRow(kind=AskPerson, asks="a person", outcome=tuple, phase=_asking),
+    EffectRow(kind=AwaitTime, asks="a clock", outcome=NoneType, phase=lambda _: (RunPhase.AWAITING_TIME, "")),
+    EffectRow(
+        kind=AwaitMessage,
+        asks="whoever sends messages",
+        outcome=(Received, NoneType),
+        phase=lambda effect: (RunPhase.AWAITING_MESSAGE, effect.topic),
+    ),
+    EffectRow(
+        kind=AwaitRuns,
+        asks="children in the background",
+        outcome=Awaited,
+        phase=lambda _: (RunPhase.AWAITING_AGENT, ""),
+    ),
+    EffectRow(kind=TellRun, asks="a child in the background to listen", outcome=bool),
+    EffectRow(kind=EndRuns, asks="children in the background to end", outcome=Awaited),
     EffectRow(kind=Gather, asks="several of these at once", outcome=Gathered),
+    EffectRow(kind=Compute, asks="another thread, for the body of a tool; nothing is recorded of it", outcome=object),
     EffectRow(kind=Notify, asks="nobody; whoever watches is shown an event", outcome=NoneType),
 )
 """Everything that the machine hands out. A numbered effect may be answered with a ``Failure`` or a ``Stop`` as well."""
@@ -337,17 +434,21 @@ PHASES: Mapping[type, Callable[[Any], Phase]] = MappingProxyType({row.kind: row.
 FIRST, BODY, LAST, STOPPED = "start", "body", "ended", "stopped"
 """In which state a run begins, in which the body of a tool, and in which they end."""
 
-ANYWHERE = ("Compacted", "LogLine", "Notification", "PhaseChanged", "TodosChanged", "Warned")
-"""What says something on the side: log lines, warnings, notifications, todos, smaller prompts, and the phase before an effect."""
+ANYWHERE = ("Compacted", "Compute", "LogLine", "Notification", "PhaseChanged", "TodosChanged", "Warned")
+"""What says something on the side, or is worked out there: log lines, warnings, notifications, todos, smaller prompts, and the phase before an effect."""
 
-HOOKS = ("CallFunction", "CallModel:complete", "CallTool:hook", "HookFailed")
-"""What hooks may cause at their points."""
+WAITING = ("AwaitTime", "AwaitMessage", "AwaitRuns", "Gather")
+"""What only waits, and several things at once."""
+FIRST_HOOKS = ("AskPerson:limit", "CallFunction", "CallModel:complete", "CallTool:hook", "HookFailed", *WAITING)
+"""What hooks may cause before the handler began, when there are no children yet."""
+HOOKS = (*FIRST_HOOKS, "TellRun", "EndRuns")
+"""What hooks may cause at their other points."""
 BATCH = ("PermissionDecided", "AskPerson:permission", "CallTool:model", "Gather")
 """What the calls of one reply may cause, beside those that stand between a ``ToolStarted`` and its ``ToolFinished``."""
-OWN = ("Gather", "AskPerson:question", "CallFunction", "CallModel:complete")
+OWN = ("AskPerson:question", "AskPerson:limit", "CallFunction", "CallModel:complete", *WAITING, "TellRun", "EndRuns")
 """
 What the machine asks for in the middle of a call that it carries out itself, or that goes on after its tool's body: children, a
-person, I/O, a model.
+person, I/O, a model, a time.
 """
 
 
@@ -358,7 +459,7 @@ def _stay(state: str, *tokens: str) -> dict[str, str]:
 ORDER: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "start": {"RunStarted": "pre_run"},
-        "pre_run": _stay("pre_run", *HOOKS),
+        "pre_run": _stay("pre_run", *FIRST_HOOKS),
         "handler": {
             **_stay("handler", *HOOKS, *BATCH, "AskPerson:question", "CallTool:handler", "Spawn"),
             **_stay("handler", "TextCompleted", "HandlerNotice"),
@@ -379,7 +480,8 @@ ORDER: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "body_control": {**_stay("body_control", *OWN), "ToolFinished": BODY},
         "pre_step": {**_stay("pre_step", *HOOKS), "CallModel:step": "asking", "StepFinished": "handler"},
         "asking": {"Value": "replied", "Failure": "refused"},
-        "refused": {"StepFinished": "handler"},
+        "refused": {"AskPerson:limit": "granted", "StepFinished": "handler"},
+        "granted": {"CallModel:step": "asking", "StepFinished": "handler"},
         "replied": {
             "CallModel:step": "asking",
             "ThinkingCompleted": "thought",

@@ -14,15 +14,19 @@ from types import GeneratorType
 from typing import Any, NamedTuple, TypeVar, assert_never
 
 from stepengine.data import events as ev
-from stepengine.data.effects import RUNS, AskPerson, Effect, Gather, Notify
+from stepengine.data.effects import RUNS, WAITS, AskPerson, Effect, Gather, Notify
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import compact, thaw
 from stepengine.data.messages import TextPart, UserMessage, quick_user
-from stepengine.data.outcomes import Stop
-from stepengine.data.state import AgentState, RunPhase, RunStatus
+from stepengine.data.outcomes import Failure, Gathered, Stop
+from stepengine.data.state import AgentState, RunPhase, RunStatus, no_longer_waiting
+from stepengine.data.tools import timed_out
 from stepengine.errors import HandlerError, LimitExceeded, LimitReached, StepEngineError, ToolError
 from stepengine.machine import hooks
 from stepengine.machine.author import Author, blamed
+from stepengine.machine.background import NO_CHILDREN
+from stepengine.machine.calls import end_background
+from stepengine.machine.ceilings import with_more
 from stepengine.machine.control import HANDLER_ONLY, offered_of
 from stepengine.machine.handler import converse, run_alone
 from stepengine.machine.plan import Body, Finished, RunPlan, quick_finished
@@ -86,6 +90,8 @@ def _run_body(run: RunState, body: Body) -> Flow[Finished]:
     try:
         run.begin_run()
         ending = yield from exchange(run, _timed(run, body, _until_body_ends(run, body)))
+        if run.background is not NO_CHILDREN:
+            ending = yield from exchange(run, _without_background(run, ending))
         if ending.stop is not None and ending.status is RunStatus.SUSPENDED:
             run.suspend(ending.stop.questions)
         yield from map(Notify, run.side_events.take())
@@ -109,7 +115,7 @@ def _timed(run: RunState, body: Body, flow: Flow[T]) -> Flow[T]:
         effect = flow.send(None)
         while True:
             if worked > limit and type(effect) is not Notify:
-                msg = f"tool {body.tool_name!r} timed out after {body.timeout:g} s of work"
+                msg = f"{timed_out(body.tool_name, body.timeout)} of work"
                 effect = flow.throw(ToolError(msg, tool_name=body.tool_name))
                 continue
             began = run.now
@@ -123,16 +129,19 @@ def _timed(run: RunState, body: Body, flow: Flow[T]) -> Flow[T]:
         flow.close()
 
 
+NO_WORK = (AskPerson, *RUNS, *WAITS)
+
+
 def _waits(effect: Effect) -> bool:
-    """Return whether an effect is no work of the body that asks for it: a person, or a run of its own."""
+    """Return whether an effect is no work of the body that asks for it: a person, a time, a message, or a run of its own."""
     members = effect.effects if type(effect) is Gather else (effect,)
-    return any(type(member) is AskPerson or type(member) in RUNS for member in members)
+    return any(type(member) in NO_WORK for member in members)
 
 
 def _until_body_ends(run: RunState, body: Body) -> Flow[_Ending]:
     what = f"the tool {body.tool_name!r}"
     try:
-        author = Author(what, _started(what, body.steps, _context(run)))
+        author = Author(what, _started(what, body.steps, _context(run)), by="tool")
         returned = yield from converse(run, author)
     except Stopped as stopped:
         return _stopped(stopped.stop)
@@ -175,6 +184,9 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:
                 effect = send(None)
                 continue
             try:
+                kind = type(outcome)
+                may_ask = kind is Failure or (kind is Gathered and Failure in map(type, outcome.outcomes))  # type: ignore[union-attr]
+                outcome = (yield from with_more(run, effect, outcome)) if may_ask else outcome  # type: ignore[arg-type]
                 received = run.receive(outcome, effect)  # type: ignore[arg-type]  # what is only shown is gone by now
             except StepEngineError as error:
                 effect = flow.throw(error)
@@ -291,7 +303,7 @@ def _instructions(run: RunState) -> str:
 def _handler(run: RunState) -> Author:
     """Start the handler."""
     what = f"handle_steps of agent {run.agent.id!r}"
-    return Author(what, _started(what, run.agent.handle_steps, _context(run)))
+    return Author(what, _started(what, run.agent.handle_steps, _context(run)), by="handler")
 
 
 def _started(what: str, handler: Any, ctx: StepContext) -> Any:
@@ -325,6 +337,8 @@ def _context(run: RunState) -> StepContext:
 
 def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
     """Tell the end, let the hooks look at it, and return it; nothing that was sent to the run is lost."""
+    if run.background is not NO_CHILDREN:
+        ending = yield from _without_background(run, ending)
     run.take_inbox()
     _expire_at_end(run, ending.status)
     if ending.error is not None:
@@ -339,6 +353,17 @@ def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
             yield from _tell(run, ending)
     yield from map(Notify, run.side_events.take())
     return _finished(run, ending)
+
+
+def _without_background(run: RunState, ending: _Ending) -> Flow[_Ending]:
+    """Return how a run ends once no child of it is at work in the background; whoever drives a stopped run ends those itself."""
+    if run.stop is not None:
+        return ending
+    try:
+        yield from end_background(run)
+    except Stopped as stopped:
+        return _stopped(stopped.stop)
+    return ending
 
 
 def _expire_at_end(run: RunState, status: RunStatus) -> None:
@@ -363,6 +388,9 @@ def _tell(run: RunState, ending: _Ending) -> Flow[None]:
 
 
 def _finished(run: RunState, ending: _Ending) -> Finished:
+    children = run.spent.children
+    if children and ending.status is not RunStatus.SUSPENDED:
+        children = list(map(no_longer_waiting, children))
     return quick_finished(
         status=ending.status,
         state=run.frozen(),
@@ -376,8 +404,9 @@ def _finished(run: RunState, ending: _Ending) -> Finished:
         spending=run.spent.total(run.agent.id),
         tool_calls=tuple(run.tool_log),
         thinking=tuple(run.thinking),
-        children=tuple(run.spent.children),
+        children=tuple(children),
         warnings=tuple(run.side_events.warnings),
         opening=run.history.opening,
         changes=tuple(run.changes),
+        computed=tuple(run.computed),
     )

@@ -70,5 +70,6 @@ def merged(stops: Sequence[Stop]) -> Stop:
     if len(stops) == 1:
         return stops[0]
     first = next((s for s in stops if s.kind != "suspended"), stops[0])
-    questions = tuple([q for s in stops for q in s.questions])
-    return Stop(first.kind, max([s.at for s in stops]), first.error, questions)
+    # Of a limit that asks, each run that has reached it tells the same question.
+    questions = {q.id: q for s in reversed(stops) for q in reversed(s.questions)}
+    return Stop(first.kind, max([s.at for s in stops]), first.error, tuple(reversed(questions.values())))

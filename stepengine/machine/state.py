@@ -11,21 +11,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
 import attrs
 
-from stepengine.data.effects import AskPerson, CallModel, Gather, Leaf
+from stepengine.data.effects import AskPerson, CallModel, Compute, Gather, Leaf
 from stepengine.data.estimate import Measured
 from stepengine.data.hooks import Change, HookContext
-from stepengine.data.json import JsonDict, freeze
+from stepengine.data.json import JsonDict, JsonValue, freeze
 from stepengine.data.makers import changer_of
 from stepengine.data.messages import Message, ToolCallLog, UserMessage
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import BodyEnd, Failure, Gathered, SetOutput, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, ChildResult
-from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec
+from stepengine.data.tools import RECALL_HISTORY, ToolBinding, ToolLike, ToolSpec
 from stepengine.data.usage import Usage
 from stepengine.errors import (
     BadYield,
@@ -33,6 +33,7 @@ from stepengine.errors import (
     StepEngineError,
     UnknownModel,
 )
+from stepengine.machine.background import NO_CHILDREN, Background
 from stepengine.machine.budget import Budget, is_spent, raised
 from stepengine.machine.finding import with_finder
 from stepengine.machine.history import CallIds, History
@@ -52,7 +53,7 @@ ZERO = Decimal(0)
 state_now = changer_of(
     AgentState,
     *("child_run_ids", "message_history", "view", "system_prompt", "tool_definitions", "output", "steps_remaining"),
-    *("step_index", "usage", "cost", "credits_used", "context", "pending", "next_call"),
+    *("step_index", "usage", "cost", "credits_used", "context", "pending", "next_call", "left_out"),
 )
 """What changes in a run, put into the state that it began with; not by name, since so many names cost a microsecond."""
 
@@ -93,6 +94,9 @@ class RunState:
         tool_log: The calls that were carried out.
         thinking: The thoughts of its replies.
         changes: Of the body of a tool, what it wants changed in the run of its caller.
+        computed: Of the body of a tool, what each ``Compute`` of it came to.
+        place: Of the body of a tool, the text that it works through and the line of that, from 1, where it is.
+        background: Its children in the background.
     """
 
     __slots__ = (
@@ -106,12 +110,14 @@ class RunState:
         "_stops_refused",
         "_values",
         "agent",
+        "background",
         "began",
         "bindings",
         "budget",
         "call_ids",
         "changes",
         "coming_call_id",
+        "computed",
         "definitions",
         "has_asked",
         "history",
@@ -122,6 +128,7 @@ class RunState:
         "only_thoughts",
         "output",
         "pending",
+        "place",
         "plan",
         "seq",
         "side_events",
@@ -147,10 +154,11 @@ class RunState:
         self.bindings: dict[str, ToolBinding] = plan.tools  # type: ignore[assignment]  # its own where something may be added
         self.offered = offered
         self.specs = tuple(offered.values()) if plan.sent is None else plan.sent
-        self.definitions = JsonDict(offered if plan.sent is None else {s.name: s for s in plan.sent})
         if plan.body is not None:
             # A child that inherits them is sent what its ancestor's requests began with, and no tool that only the body knows.
-            self.definitions = JsonDict(state.tool_definitions)
+            self.definitions = cast("JsonDict", state.tool_definitions)
+        else:
+            self.definitions = JsonDict(offered if plan.sent is None else {s.name: s for s in plan.sent})
         self.agent = plan.definition
         self.seq, self.now = 0, plan.starts_at
         self.budget = Budget(plan.limits, plan.definition.id)
@@ -168,6 +176,9 @@ class RunState:
         self.tool_log: list[ToolCallLog] = []
         self.thinking: list[str] = []
         self.changes: list[Change | SetOutput | UserMessage] = []
+        self.computed: list[JsonValue] = []
+        self.place: tuple[str, int] | None = None
+        self.background: Background = NO_CHILDREN
         self._values: dict[str, Any] = {} if plan.body is None else dict(plan.body.values)
         self._overflow: ContextOverflow | None = None
         self._refused_tokens: int | None = None
@@ -177,11 +188,18 @@ class RunState:
 
     def _go_on_from(self, state: AgentState) -> None:
         self._start = state
-        if self.plan.body is None:
-            keeps = {name: b.spec.ephemeral for name, b in self.bindings.items() if b.spec.ephemeral is not None}
-            self.history = History(state.message_history, state.view, keeps)
-        else:
-            self.history = History(state.message_history, state.view, {}, is_callers=True)
+        is_body = self.plan.body is not None
+        shown = () if is_body else self.bindings.items()
+        keeps = {name: binding.spec.ephemeral for name, binding in shown if binding.spec.ephemeral is not None}
+        recalled = RECALL_HISTORY in self.offered
+        self.history = History(
+            state.message_history,
+            state.view,
+            keeps,
+            is_callers=is_body,
+            left_out=state.left_out,
+            keeps_left_out=recalled,
+        )
         self.system_prompt = state.system_prompt
         self._context = state.context
         self.waiting = state.pending
@@ -221,6 +239,7 @@ class RunState:
             self._context,
             self.pending,
             self.call_ids.next,
+            history.left_out,
         )
         return value
 
@@ -248,6 +267,12 @@ class RunState:
             "Engine(default_model=...), or name one in StepWith or Complete"
         )
         raise UnknownModel(msg, kind="no_model")
+
+    def own_background(self) -> Background:
+        """Return what knows the children in the background, for who starts some."""
+        if self.background is NO_CHILDREN:
+            self.background = Background()
+        return self.background
 
     def inheritable(self, call_id: str = "") -> AgentState:
         """Return the state as a child that the call *call_id* spawns may inherit it; ``""`` for a handler's own."""
@@ -309,7 +334,7 @@ class RunState:
         """Ask for several effects at once, *how* as ``Gather`` says, and return one outcome per effect, in their order."""
         return (yield Gather(tuple(effects), **how)).outcomes if effects else ()  # type: ignore[union-attr]
 
-    def receive(self, outcome: Any, effect: Leaf | Gather) -> Single | Gathered:
+    def receive(self, outcome: Any, effect: Leaf | Gather | Compute) -> Single | Gathered:
         """
         Return the outcome of *effect*, after everything that it says beside its value was noted.
 
@@ -340,7 +365,7 @@ class RunState:
         pairs = zip(outcome.outcomes, effects, strict=True)
         return Gathered(tuple([self.receive(one, effect) for one, effect in pairs]))  # type: ignore[misc]  # none is a Gather
 
-    def _stopped_by(self, stop: Stop, effect: Leaf) -> Stop:
+    def _stopped_by(self, stop: Stop, effect: Leaf | Compute) -> Stop:
         if type(effect) is AskPerson and stop.kind == "suspended" and not stop.questions:
             stop = Stop(stop.kind, stop.at, stop.error, effect.questions)
         self.stop = self.stop or stop
@@ -348,7 +373,7 @@ class RunState:
             self.spent.count(effect.request.model, stop.begun.usage, stop.begun.cost, 1)
         return stop
 
-    def _note_failure(self, error: StepEngineError, effect: Leaf) -> None:
+    def _note_failure(self, error: StepEngineError, effect: Leaf | Compute) -> None:
         usage = getattr(error, "usage", None)
         if type(effect) is CallModel and isinstance(usage, Usage):
             self.spent.count(effect.request.model, usage, None, 0)
@@ -491,6 +516,12 @@ class RunState:
         if self.plan.sent is None:
             self.specs = tuple(self.offered.values())
             self.definitions = JsonDict(self.offered)
+
+    def take_computed(self, value: JsonValue, text: str = "") -> None:
+        """Take what a ``Compute`` came to, ``None`` for one that failed, and where in its *text* the body waits then."""
+        self.computed.append(value)
+        line: Any = value.get("line") if text and isinstance(value, Mapping) else None
+        self.place = (text, line) if type(line) is int else None
 
     def take_body(self, body: BodyEnd, by: str, *, was_stopped: bool = False) -> None:
         """

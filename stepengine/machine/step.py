@@ -14,6 +14,7 @@ import attrs
 
 from stepengine.data import events as ev
 from stepengine.data.effects import Notify, quick_call_model
+from stepengine.data.frozen import frozen
 from stepengine.data.json import compact
 from stepengine.data.makers import maker_of
 from stepengine.data.messages import (
@@ -37,10 +38,13 @@ from stepengine.data.usage import Usage, add_cost
 from stepengine.data.yields import StepWith
 from stepengine.errors import ContextOverflow, LimitExceeded, LimitReached, ModelError, StepEngineError
 from stepengine.machine import hooks
+from stepengine.machine.background import NO_CHILDREN
 from stepengine.machine.batch import called_by_model, run_batch
 from stepengine.machine.blocks import mark_in
 from stepengine.machine.calls import Call
+from stepengine.machine.ceilings import more_steps
 from stepengine.machine.protocol import Flow
+from stepengine.machine.reporting import hear_of_children, wait_for_children
 from stepengine.machine.signals import Stopped, status_after
 from stepengine.machine.state import RunState
 
@@ -57,7 +61,7 @@ Purpose: TypeAlias = Literal["step", "final_answer"]
 CUT_OFF = "Not executed: the reply was cut off at the output limit."
 
 
-@attrs.frozen(weakref_slot=False)
+@frozen(weakref_slot=False)
 class Reply:
     """
     A completed reply, numbered and ready to be stored.
@@ -79,8 +83,10 @@ _quick_reply = maker_of(Reply)
 
 
 def run_turn(run: RunState) -> Flow[None]:
-    """Run steps until the turn ends or the budget is spent."""
-    while not (yield from budgeted_step(run, PLAIN)):
+    """Run steps until the turn ends or the budget is spent; one whose children are at work in the background goes on with them."""
+    while not (yield from budgeted_step(run, PLAIN)) or (
+        run.background is not NO_CHILDREN and (yield from wait_for_children(run))
+    ):
         pass
 
 
@@ -88,19 +94,22 @@ def budgeted_step(run: RunState, over: StepWith) -> Flow[bool]:
     """
     Run one step and return whether the turn is complete.
 
-    At a spent budget the first request does what ``on_max_steps`` says; every further one is refused.
+    At a spent budget a person may be asked for more; else the first request does what ``on_max_steps`` says, and every further one
+    is refused.
 
     Raises:
         LimitReached: when the budget is spent.
     """
-    return _step(run, over) if run.ask_step() else _spent(run)
+    return _step(run, over) if run.ask_step() else _spent(run, over)
 
 
-def _spent(run: RunState) -> Flow[bool]:
+def _spent(run: RunState, over: StepWith) -> Flow[bool]:
     budget = run.budget
+    if (yield from more_steps(run)):
+        return (yield from _step(run, over))
     run.end_turn(complete=True)
     if budget.reached is None:
-        limit, what = budget.limits.max_steps, budget.limits.on_max_steps
+        limit, what = budget.most_steps, budget.limits.on_max_steps
         msg = (
             f"agent {run.agent.id!r} used all of its {limit} steps; raise Limits(max_steps=...) or end the turn earlier"
         )
@@ -140,6 +149,8 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
     plan, spent = run.plan, None
     points = plan.hooks
     try:
+        if run.background is not NO_CHILDREN:
+            yield from hear_of_children(run)
         if plan.watched():
             yield Notify(_started(run))
         run.begin_step()

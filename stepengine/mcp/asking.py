@@ -10,8 +10,7 @@ from collections.abc import Generator, Mapping, Sequence
 from datetime import date, datetime
 from typing import Any
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.data.json import freeze
 from stepengine.data.messages import AssistantMessage, UserMessage
 from stepengine.data.models import ModelSettings
@@ -167,7 +166,7 @@ def _is_form(fields: object) -> bool:
     return isinstance(fields, Mapping) and all(isinstance(field, Mapping) for field in fields.values())
 
 
-@attrs.frozen
+@frozen
 class _Field:
     """
     One field of a form.

@@ -17,8 +17,7 @@ from importlib.util import find_spec
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, ToolError, ToolServerError
 from stepengine.mcp._caps import (
@@ -66,7 +65,7 @@ class Lost(ToolServerError):
     """The connection ended while a call was open, so that nobody knows what became of it."""
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Options:
     """
     What ``mcp_tools`` was told of a server.
@@ -102,7 +101,7 @@ class Options:
     protocol: str = "auto"
 
 
-@attrs.frozen
+@frozen
 class Wanted:
     """
     What a server wants to know before it goes on with a call.

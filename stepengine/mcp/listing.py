@@ -14,6 +14,7 @@ from typing import Any
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, canonical, compact, freeze, freeze_object, thaw
 from stepengine.data.tools import ToolAnnotations
 from stepengine.data.visible import visible
@@ -38,7 +39,7 @@ LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 ONES = ("items", "additionalProperties", "not", "propertyNames")
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Listed:
     """
     One tool of a server.
@@ -74,7 +75,7 @@ class Listed:
         return cls(**{field.name: value[field.name] for field in attrs.fields(cls) if field.name in value})
 
 
-@attrs.frozen
+@frozen
 class Found:
     """
     What a list gave.

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonValue, compact, freeze
 from stepengine.data.visible import visible
 from stepengine.errors import DataError
@@ -31,7 +32,7 @@ LEVELS: dict[str, int] = {
 """Levels of the protocol, and what they are in a log of Python."""
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Notice:
     """
     Something that a server said of its own accord.

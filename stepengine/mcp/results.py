@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonValue, canonical, compact, freeze
 from stepengine.data.messages import (
     CUT_OFF,
@@ -69,7 +70,7 @@ def cut_off_result(server: str, text: str) -> ToolResult:
     return attrs.evolve(error_result(text), side_effects=(SideEffect(CUT_OFF, server),))
 
 
-@attrs.frozen
+@frozen
 class Blob:
     """
     Bytes of a result that no model can be shown, such as sound or an archive.

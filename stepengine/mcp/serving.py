@@ -25,10 +25,12 @@ import attrs
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.events import RunFinished, ToolStarted
+from stepengine.data.frozen import frozen
 from stepengine.data.json import compact, thaw
 from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.data.visible import visible
+from stepengine.data.waiting import waits_in_words
 from stepengine.engine import Engine
 from stepengine.engine.schemas import compiled
 from stepengine.errors import DefinitionError, StepEngineError
@@ -53,7 +55,7 @@ JOURNAL = "stepengine/journal"
 """The member of a result's ``_meta`` that names the journal of its run."""
 
 
-@attrs.frozen
+@frozen
 class Offered:
     """
     One agent that is offered.
@@ -85,7 +87,7 @@ class _Call:
     unasked: list[Question] = attrs.field(factory=list)
 
 
-@attrs.frozen
+@frozen
 class _Waiting:
     """A call whose run waits for answers."""
 
@@ -131,15 +133,14 @@ class AgentServer:
             msg = f"two agents would be the tool {spec.name!r}; offer one of them"
             raise DefinitionError(msg)
         self._offered[spec.name] = one
-        promise = compiled(one.definition).output_schema
-        is_object = promise is not None and promise.get("type") == "object"
+        promise = _promises(one.definition)
         self._tools.append(
             types.Tool(
                 name=spec.name,
                 title=one.definition.display_name,
                 description=spec.description,
                 input_schema=thaw(spec.input_schema),
-                output_schema=thaw(promise) if is_object else None,
+                output_schema=None if promise is None else thaw(promise),
             )
         )
 
@@ -264,8 +265,7 @@ class AgentServer:
 
     async def _told(self, ctx: object, call: _Call, result: RunResult) -> object:
         """Return a result, or its questions, once everything was asked that can be asked from here."""
-        while result.status is RunStatus.SUSPENDED:
-            questions = result.pending_questions
+        while questions := result.pending_questions:
             if _can_ask(ctx) and _is_modern(ctx):
                 return self._questions(_Waiting(call, questions))
             answers = {q.id: await _asked(ctx, q) for q in questions}
@@ -374,6 +374,8 @@ def _form(question: Question) -> Any:
     one: dict[str, object] = {"type": "string"}
     if options and not question.allow_text:
         one["enum"] = options
+    elif question.number:
+        one["description"] = f"One of {', '.join(options)}, or a number"
     elif options:
         one["description"] = f"One of {', '.join(options)}, or your own words"
     field = {"type": "array", "items": {"type": "string", "enum": options}} if question.multi_select else one
@@ -404,6 +406,12 @@ def _answer(given: Any, question: Question) -> AnswerLike:
     return answer if problem is None else Answer(declined=True, reason=problem)
 
 
+def _promises(definition: AgentDefinition) -> Any:
+    """Return the schema of the objects that an agent gives; ``None`` where it may give something else."""
+    promise = compiled(definition).output_schema
+    return promise if promise is not None and promise.get("type") == "object" else None
+
+
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
@@ -412,6 +420,11 @@ def _shown(call: _Call, result: RunResult) -> object:
 
     notes = [types.TextContent(type="text", text=_unasked(call.unasked))] if call.unasked else []
     meta: Any = {JOURNAL: call.journal.path.name} if isinstance(call.journal, FileJournal) else None
+    if result.status is RunStatus.SUSPENDED:
+        told = types.TextContent(type="text", text=_sleeping(call, result))
+        # Where a result of the shape of the output was promised, only an error may be without one.
+        is_error = not isinstance(call.journal, FileJournal) or _promises(call.offered.definition) is not None
+        return types.CallToolResult(content=[told, *notes], is_error=is_error, _meta=meta)
     if result.status is not RunStatus.COMPLETED:
         why = f": {result.error}" if result.error is not None else ""
         said = f"\nIt said before: {result.text}" if result.text else ""
@@ -424,6 +437,22 @@ def _shown(call: _Call, result: RunResult) -> object:
     )
     more: dict[str, Any] = {"structured_content": output} if isinstance(output, dict) else {}
     return types.CallToolResult(content=[text, *notes], _meta=meta, **more)
+
+
+def _sleeping(call: _Call, result: RunResult) -> str:
+    """Return in words what a run waits for that no client can answer, and who goes on with it."""
+    waits = visible(waits_in_words(result.waits_for))
+    said = f"\nIt said before: {result.text}" if result.text else ""
+    if not isinstance(call.journal, FileJournal):
+        return (
+            f"{waits} It cannot go on: this server keeps no runs, so what it did is lost. Whoever runs it gives it a folder "
+            f"for their journals.{said}"
+        )
+    name = call.journal.path.stem
+    return (
+        f"{waits} This is not its result: it is kept as the run {name!r}, and goes on when what it waits for has come, by "
+        f"`stepengine wake` on the folder of this server's journals. A second call would begin another run.{said}"
+    )
 
 
 def _unasked(questions: Sequence[Question]) -> str:

@@ -15,8 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.data.visible import visible
 from stepengine.mcp._caps import (
     CLOSE_SECONDS,
@@ -51,7 +50,7 @@ def environment(more: Mapping[str, str] | None) -> dict[str, str]:
     return {**kept, **SET, **(more or {})}
 
 
-@attrs.frozen
+@frozen
 class Program:
     """
     How a server is started.

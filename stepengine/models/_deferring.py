@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.messages import Message, OpaquePart, ToolCallPart, ToolReferencePart
 from stepengine.data.models import ModelRequest
 from stepengine.data.tools import FIND_TOOLS, ToolSpec
@@ -46,7 +47,7 @@ def referred(message: Message) -> Names:
     return tuple([part.tool_name for part in message.content if type(part) is ToolReferencePart])
 
 
-@attrs.frozen
+@frozen
 class _Known:
     """
     What a conversation tells of tools, in the order in which it does.

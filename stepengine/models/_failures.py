@@ -16,6 +16,7 @@ from typing import Any
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.models import ModelRequest
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow, ModelError, TruncatedReply
@@ -224,7 +225,7 @@ BYTES_OF_TOKEN = 4
 HTTP_REDIRECT, HTTP_CLIENT_ERROR, HTTP_SERVER_ERROR = 300, 400, 500
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Call:
     """
     What an error says about the request that failed.
@@ -427,7 +428,7 @@ def _is_unknown_model(problem: _Problem, status: int | None) -> bool:
     return status == BAD_REQUEST and ("model_not_found" in problem.words or NO_SUCH_MODEL in problem.text.casefold())
 
 
-@attrs.frozen
+@frozen
 class _Problem:
     text: str
     words: frozenset[str]

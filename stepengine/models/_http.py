@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary, finalize
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
@@ -41,6 +42,7 @@ from stepengine.models._reading import (
     understood,
 )
 from stepengine.models._reply import written_dollars
+from stepengine.models._sdks import Sdk
 from stepengine.models._settings import told, warn_of
 from stepengine.models._stopping import telling_use
 from stepengine.models._wire import all_headers, extra_headers
@@ -81,7 +83,7 @@ def warn_once(note: str) -> None:
         logger.warning("%s", note)
 
 
-@attrs.frozen
+@frozen
 class Body:
     """
     An encoded request.
@@ -109,7 +111,7 @@ class Thoughts(Protocol):
         """Return what was held back."""
 
 
-@attrs.frozen
+@frozen
 class _Shown:
     """What the pieces of a stream are for those who watch it."""
 
@@ -179,6 +181,9 @@ class HttpProvider(Provider):
     accumulator: ClassVar[type[Accumulator]]
     path: ClassVar[str]
     count_member: ClassVar[str] = "input_tokens"
+    sdk: ClassVar[Sdk | None] = None
+    """What requests are sent through; ``None`` where that is no SDK."""
+
     batches_have_headers: ClassVar[bool] = False
     """Whether headers of a batch hold for its requests."""
 
@@ -205,6 +210,7 @@ class HttpProvider(Provider):
         self._second_tries = SecondTries()
         self._by_tool: tuple[Mapping[str, Any], ToolSpec] | None = None
         self._unsearching: set[str] = set()
+        self._has_sdk = False
         self._unhidden: tuple[ToolSpec, ...] = ()
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Ready] = WeakKeyDictionary()
         self._unclosed: set[str] = set()
@@ -224,9 +230,9 @@ class HttpProvider(Provider):
     def _key_required(self) -> bool:
         return True
 
-    @abstractmethod
     def _sdk(self) -> Any:
-        """Import the SDK, or raise an error that names the extra."""
+        """Import the SDK, or raise an error that names it."""
+        return None if self.sdk is None else self.sdk.load()
 
     @abstractmethod
     def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
@@ -301,12 +307,16 @@ class HttpProvider(Provider):
 
     def check(self, model: str) -> None:
         """
-        Look for the key.
+        Look for the key and the SDK; the SDK is not loaded.
 
         Raises:
-            MissingKey: when there is none.
+            MissingKey: when there is no key.
+            ModelError: when the SDK is not installed.
         """
         self._access()
+        if self.sdk is not None and not self._has_sdk:  # every run asks, and the finder goes through the whole path
+            self.sdk.check()
+            self._has_sdk = True
 
     def account(self) -> str:
         """Return what tells its key, or without one its address, from others."""

@@ -22,6 +22,7 @@ from stepengine.models._access import (
 )
 from stepengine.models._http import NO_KEY, HttpProvider
 from stepengine.models._reading import Timeouts
+from stepengine.models._sdks import OPENAI
 from stepengine.models.base import BatchMember, ProviderSettings
 from stepengine.models.keys import Credentials, Secret, base_url_for, first_set, printable
 from stepengine.models.presets import preset_of
@@ -94,6 +95,8 @@ class PresetProvider(HttpProvider):
     Raises:
         ModelError: when a key is given and a function that gives tokens, too.
     """
+
+    sdk = OPENAI
 
     def __init__(
         self,
@@ -245,14 +248,6 @@ class PresetProvider(HttpProvider):
     def _api_version(self) -> str:
         """Azure's dated API, in place of the one without versions (ecosystem:EC114)."""
         return os.environ.get(API_VERSION, "").strip() if self._preset.azure else ""
-
-    def _sdk(self) -> Any:
-        try:
-            import openai
-        except ImportError:
-            msg = "the package 'openai' is not installed: pip install 'stepengine[openai]'"
-            raise ModelError(msg, kind="missing_sdk") from None
-        return openai
 
     def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         tokens = self._tokens()

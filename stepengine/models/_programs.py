@@ -4,6 +4,7 @@ Programs that a model writes and its provider runs: which tools of the agent the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from stepengine.data.models import ModelRequest, ModelSettings
@@ -11,7 +12,19 @@ from stepengine.data.server_tools import Programs
 from stepengine.data.tools import ToolSpec
 from stepengine.models._settings import no_tool
 
-__all__ = ("called_by", "check_programs", "programs_of")
+__all__ = ("RUNS_NEWER_CODE", "called_by", "check_programs", "programs_of", "runs_programs")
+
+RUNS_NEWER_CODE = re.compile(r"claude-(?:opus|sonnet|haiku)-4-[5-9]|claude-[a-z]+-[5-9]")
+"""Models of Claude whose programs call tools, whatever a cloud has put before their names."""
+OPENAI = re.compile(r"gpt-(?:5\.(?:[6-9]|[1-9]\d)|[6-9])(?!.*-chat)")
+
+
+def runs_programs(model: str) -> bool:
+    """Return whether the provider of ``provider/model`` runs programs of that model, as far as the name tells."""
+    provider, _, name = model.partition("/")
+    if provider in {"anthropic", "foundry"}:
+        return RUNS_NEWER_CODE.search(name) is not None
+    return provider == "openai" and OPENAI.match(name) is not None
 
 
 def programs_of(settings: ModelSettings) -> Programs | None:

@@ -13,8 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, suppress
 from typing import Any, ClassVar, NoReturn, TypeVar
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.data.messages import RefusalPart, TextPart, ThinkingPart
 from stepengine.data.models import ModelDelta, ModelReply, TextChunk, ThinkingChunk
 from stepengine.data.usage import Usage
@@ -54,7 +53,7 @@ logger = logging.getLogger("stepengine.models")
 T = TypeVar("T")
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Timeouts:
     """
     Seconds that a model call may take.
@@ -248,7 +247,7 @@ def too_large(call: Call, limit: str, usage: Usage | None = None) -> ModelError:
     return ModelError(msg, kind="too_large", usage=usage)
 
 
-@attrs.frozen
+@frozen
 class Exchange:
     """
     A response whose body has not been read.

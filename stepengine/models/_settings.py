@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.models import ModelReply, ModelRequest, ModelSettings
 from stepengine.data.server_tools import ServerTool
 from stepengine.errors import ModelError
@@ -33,7 +34,7 @@ MOST_WARNINGS = 1_000
 _warned: set[tuple[str, str, str]] = set()
 
 
-@attrs.frozen
+@frozen
 class Said:
     """
     What the settings of a request become.

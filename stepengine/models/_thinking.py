@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.models import Effort, Thinking
 
 __all__ = (
@@ -43,7 +44,7 @@ SHOWN = "{model} sends its thoughts in any case; the show=False of {thinking!r} 
 DEMANDED = "{model} answers a demanded call without thinking"
 
 
-@attrs.frozen
+@frozen
 class Asked:
     """
     What a request says of thinking.
@@ -60,7 +61,7 @@ class Asked:
 NOTHING = Asked()
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Words:
     """
     Models that take the same words for how much they think.

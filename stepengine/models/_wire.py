@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias, TypeGuard, TypeVar
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.json import compact
 from stepengine.data.messages import (
     AssistantMessage,
@@ -41,6 +42,7 @@ __all__ = (
     "all_headers",
     "arguments_of",
     "base64_of",
+    "call_text",
     "cannot_take",
     "check_holder",
     "check_image",
@@ -127,6 +129,11 @@ def safe_name(name: str) -> str:
 def arguments_of(part: ToolCallPart) -> Mapping[str, object]:
     """Return the arguments of a past call; those that could not be read are shown under one name, as an object."""
     return {"unreadable_arguments": part.raw_input or ""} if part.input_error is not None else part.input
+
+
+def call_text(call: ToolCallPart) -> str:
+    """Return a call as text, where a wire does not take it as a call; its result follows."""
+    return f"The tool {call.tool_name} was called with {compact(arguments_of(call))}. Its result:"
 
 
 def extra_headers(settings: ModelSettings) -> dict[str, str]:
@@ -392,7 +399,7 @@ class ToolsCache:
 # --- the conversation -----------------------------------------------------------------------------------------------
 
 
-@attrs.frozen
+@frozen
 class Turn:
     """
     One encoded message; a wire that keeps more of one has a subclass.

@@ -10,6 +10,7 @@ from typing import Any, assert_never
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.json import compact
 from stepengine.data.messages import (
     AssistantPart,
@@ -39,7 +40,7 @@ from stepengine.models.keys import Secret, account_of, first_set
 __all__ = ("BatchMember", "ModelInfo", "ModelRef", "Provider", "ProviderSettings", "deltas_of")
 
 
-@attrs.frozen
+@frozen
 class ModelRef:
     """
     A model string taken apart. ``str(ref)`` is the canonical ``provider/model``.
@@ -56,7 +57,7 @@ class ModelRef:
         return f"{self.provider}/{self.model}" if self.provider else self.model
 
 
-@attrs.frozen
+@frozen
 class ModelInfo:
     """
     What is known of a model without asking its provider.
@@ -74,7 +75,7 @@ class ModelInfo:
     efforts: tuple[str, ...] | None = attrs.field(default=None, kw_only=True)
 
 
-@attrs.frozen
+@frozen
 class BatchMember:
     """
     A request as it stands in a batch.
@@ -90,7 +91,7 @@ class BatchMember:
     content: Any
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class ProviderSettings:
     """
     Where a provider's key and address come from.

@@ -484,9 +484,6 @@ class _Converse(_WithoutFiles, _OnAws, HttpProvider):
         self._tools = ToolsCache(converse.encode_tool)
         self._loose = ToolsCache(lambda spec: converse.encode_tool(attrs.evolve(spec, strict=False)))
 
-    def _sdk(self) -> None:
-        """Import nothing: what signs requests is asked for when one is signed."""
-
     def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Signer:
         return Signer(self._aws, self.name, base_url, http_client)
 

@@ -13,8 +13,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from urllib.parse import unquote, urlsplit
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.errors import MissingKey
 from stepengine.redaction import ANY, GIVEN, is_secret_header
 
@@ -72,7 +71,7 @@ class Secret:
         return str, (HIDDEN,)
 
 
-@attrs.frozen
+@frozen
 class Credentials:
     """
     A key and where it came from.

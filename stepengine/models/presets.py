@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.models._reading import Timeouts
 from stepengine.models._thinking import Form
 
@@ -28,7 +29,7 @@ OPENROUTER_TIERS: Tiers = (("flex", "flex"), ("priority", "priority"))
 GROQ_TIERS: Tiers = (("auto", "auto"), ("standard", "on_demand"), ("flex", "flex"))
 
 
-@attrs.frozen(kw_only=True, cache_hash=True)
+@frozen(kw_only=True, cache_hash=True)
 class Preset:
     """
     One service, or one kind of server. The defaults are the safest values for a server that nothing is known of.

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
 from difflib import get_close_matches
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from stepengine.data.json import freeze, thaw
 from stepengine.data.messages import ImagePart, OpaquePart
@@ -17,10 +17,10 @@ from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
 from stepengine.models._iterations import ran_beside
 from stepengine.models._json import count_of, object_in
-from stepengine.models._limits import completed
 from stepengine.models._unpriced import DEARER, IMAGES, foreign_tools, tier_of, unlisted_kinds, web_searches
-from stepengine.models.base import ModelInfo
-from stepengine.models.routing import route_of
+
+if TYPE_CHECKING:
+    from stepengine.models.base import ModelInfo
 
 __all__ = ("ListPrices", "cost_of", "family_and_name", "info_of", "nearest_names")
 
@@ -111,6 +111,8 @@ class ListPrices:
         """Return what *usage* of *model* costs at the time *at*, or ``None``."""
         if usage is None:
             return None
+        from stepengine.models.routing import route_of
+
         route = route_of(model)
         if route is not None:
             # Before a call nobody knows which model will answer: the dearest is the bound. A reply names its own.
@@ -150,6 +152,9 @@ cost_of = ListPrices()
 
 def info_of(model: str) -> ModelInfo:
     """Return the context window and the largest output of *model*, as far as price data and our table know them."""
+    from stepengine.models._limits import completed
+    from stepengine.models.base import ModelInfo
+
     known = _Book.current().model(model)
     return completed(model, ModelInfo(context_window=None if known is None else known.context_window))
 
@@ -184,6 +189,8 @@ def family_and_name(provider: str, model: str) -> tuple[str, str] | None:
 
 def _names(model: str, reply: ModelReply) -> list[str]:
     """Return the names under which *reply* may be priced, the likeliest first."""
+    from stepengine.models.routing import route_of
+
     names = [name for name in (reply.model, model) if name and route_of(name) is None]
     if PRICE_LISTS.get(model.partition("/")[0]) == "aws":
         names.reverse()  # prices there hang on the geography, which only the name that was asked for says

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
-from functools import partial
+from importlib import import_module
 from typing import Any, TypeAlias
 
 import attrs
@@ -26,6 +26,17 @@ ALIKE = 0.75
 
 ProviderSource: TypeAlias = Provider | Callable[[], Provider]
 """A provider, or a function without arguments that makes one when it is first needed."""
+
+
+def _adapter(place: str, *arguments: str, **options: str) -> Callable[[], Provider]:
+    """Return what makes a provider of ours; its module is loaded when it is first asked for."""
+
+    def make() -> Provider:
+        module, _, name = place.partition(":")
+        provider: Provider = getattr(import_module(f"stepengine.models.{module}"), name)(*arguments, **options)
+        return provider
+
+    return make
 
 
 class Models:
@@ -97,35 +108,29 @@ class Models:
         ``stepengine.models.PRESETS``, and the clouds ``bedrock``, ``bedrock_mantle``, ``bedrock_converse``, ``vertex``, ``foundry``,
         ``anthropic_aws`` and ``anthropic_google``. Nothing is read or imported before a provider is first used.
         """
-        from stepengine.models.anthropic import AnthropicProvider
-        from stepengine.models.clouds import (
-            AnthropicAwsProvider,
-            AnthropicGoogleProvider,
-            BedrockProvider,
-            FoundryProvider,
-            VertexProvider,
-        )
-        from stepengine.models.google import GoogleProvider
-        from stepengine.models.google.interactions import GoogleInteractionsProvider
-        from stepengine.models.openai import OpenAIProvider
-        from stepengine.models.openai_chat import OpenAIChatProvider
         from stepengine.models.presets import PRESETS
 
-        own: dict[str, ProviderSource] = {"anthropic": AnthropicProvider, "google": GoogleProvider}
-        models = cls(own, aliases=aliases, info=info, discover=True)
+        models = cls(
+            {"anthropic": _adapter("anthropic:AnthropicProvider"), "google": _adapter("google:GoogleProvider")},
+            aliases=aliases,
+            info=info,
+            discover=True,
+        )
         for name, preset in PRESETS.items():
             if preset.adapter == "openai":
-                models.register(name, partial(OpenAIProvider, name=name))
+                models.register(name, _adapter("openai:OpenAIProvider", name=name))
             else:
-                models.register(name, partial(OpenAIChatProvider, name))
-        models.register("google_interactions", GoogleInteractionsProvider)
-        models.register("bedrock", BedrockProvider)
-        models.register("bedrock_mantle", partial(BedrockProvider, name="bedrock_mantle", endpoint="mantle"))
-        models.register("bedrock_converse", partial(BedrockProvider, name="bedrock_converse", endpoint="converse"))
-        models.register("vertex", VertexProvider)
-        models.register("foundry", FoundryProvider)
-        models.register("anthropic_aws", AnthropicAwsProvider)
-        models.register("anthropic_google", AnthropicGoogleProvider)
+                models.register(name, _adapter("openai_chat:OpenAIChatProvider", name))
+        models.register("google_interactions", _adapter("google.interactions:GoogleInteractionsProvider"))
+        models.register("bedrock", _adapter("clouds:BedrockProvider"))
+        models.register("bedrock_mantle", _adapter("clouds:BedrockProvider", name="bedrock_mantle", endpoint="mantle"))
+        models.register(
+            "bedrock_converse", _adapter("clouds:BedrockProvider", name="bedrock_converse", endpoint="converse")
+        )
+        models.register("vertex", _adapter("clouds:VertexProvider"))
+        models.register("foundry", _adapter("clouds:FoundryProvider"))
+        models.register("anthropic_aws", _adapter("clouds:AnthropicAwsProvider"))
+        models.register("anthropic_google", _adapter("clouds:AnthropicGoogleProvider"))
         return models
 
     @classmethod

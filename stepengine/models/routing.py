@@ -14,6 +14,7 @@ from typing import Any
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow, MissingKey, ModelError, UnknownModel
@@ -40,7 +41,7 @@ CAUSES: dict[str, Callable[[ModelError], bool]] = {
 """The words that ``fallback(on=...)`` takes, and which failures each of them means."""
 
 
-@attrs.frozen
+@frozen
 class Route:
     """
     A fallback string taken apart.

@@ -41,6 +41,8 @@ from stepengine.data.events import (
     ToolFinished,
     ToolInputDelta,
     ToolStarted,
+    WaitFinished,
+    WaitStarted,
 )
 from stepengine.data.messages import AssistantPart, Message, TextPart, ThinkingPart, ToolCallPart, ToolMessage
 from stepengine.data.models import ModelReply, ModelRequest
@@ -181,7 +183,14 @@ class Tracing:
                 self._of_step(event)
             case RunStarted() | AgentSpawned() | AgentFinished() | RunFailed() | RunFinished():
                 self._of_run(event)
-            case QuestionAsked() | PermissionRequested() | PermissionDecided() | Compacted():
+            case (
+                QuestionAsked()
+                | PermissionRequested()
+                | PermissionDecided()
+                | Compacted()
+                | WaitStarted()
+                | WaitFinished()
+            ):
                 self._within_run(event)
             case _:
                 pass
@@ -240,7 +249,9 @@ class Tracing:
         parent = self._run(event)
         if parent is not None:
             caller = parent.calls.get(event.tool_call_id, parent.innermost)
-            self._begin_run(event, event.child_path, event.agent_id, caller.context, name=event.display_name)
+            run = self._begin_run(event, event.child_path, event.agent_id, caller.context, name=event.display_name)
+            if event.is_background:
+                run.own.span.set_attribute("stepengine.is_background", True)
 
     def _begin_run(self, event: Event, path: str, agent_id: str, context: Context | None, *, name: str = "") -> _Run:
         about = {
@@ -440,6 +451,11 @@ class Tracing:
                 about = {"question_id": question.id, "tool_name": event.tool_name}
             case PermissionDecided():
                 about = {"tool_name": event.tool_name, "decision": event.decision, "rule_id": event.rule_id or ""}
+            case WaitStarted():
+                told = {"wakes_at": event.wakes_at, "topic": event.topic, "children": ", ".join(event.children)}
+                about = {"kind": event.kind, **{name: value for name, value in told.items() if value}}
+            case WaitFinished():
+                about = {"kind": event.kind, "is_over": event.is_over, "duration_ms": event.duration_ms}
             case Compacted():
                 about = {"by": event.by, "tokens_before": event.tokens_before, "tokens_after": event.tokens_after}
             case _:

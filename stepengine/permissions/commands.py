@@ -9,7 +9,6 @@ shell script. That is help against accidents, no boundary: a program that may ru
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,8 +16,10 @@ from typing import Literal
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.messages import strings
 from stepengine.errors import DefinitionError, ToolError
+from stepengine.system import calls
 from stepengine.system.argv import Argv, Script
 from stepengine.system.path_rules import SECRETS, PathRules
 from stepengine.system.patterns import expanded
@@ -109,7 +110,7 @@ def _flags(value: Iterable[str] | None) -> frozenset[str] | None:
     return None if value is None else frozenset(strings(value))
 
 
-@attrs.frozen
+@frozen
 class CommandForm:
     """
     Which commands a rule is about: those that begin with the words of *prefix*.
@@ -147,7 +148,7 @@ def permits(form: CommandForm, command: Argv | Script) -> bool:
     return (form.flags is None and form.operands == "any") or _fits(form, rest)
 
 
-@attrs.frozen
+@frozen
 class _Words:
     """
     What stands behind the prefix of a command.
@@ -330,7 +331,7 @@ def _opened(root: Root, cwd: Sequence[str], path: str) -> Iterator[Opened | None
     try:
         yield opened
     finally:
-        os.close(opened.fd)
+        calls.close(opened.fd)
 
 
 def _withheld_below(
@@ -374,12 +375,12 @@ def _check_path(root: Root, cwd: Sequence[str], path: str) -> bool:
     """Return whether something stands under a path that may be looked at; what stands nowhere is no harm."""
     place = _place(cwd, path)
     try:
-        os.close(root.open_folder(place).fd)
+        calls.close(root.open_folder(place).fd)
     except Missing:
         return False
     except ToolError:
         try:
-            os.close(root.open_file(place).fd)
+            calls.close(root.open_file(place).fd)
         except Missing:
             return False
     return True
@@ -423,7 +424,7 @@ def _confined_git(form: CommandForm, denied: Sequence[str], root: Root, cwd: Seq
     return (*command[:head], *words.kept, *commits, "--", *([*paths, *words.behind] or [inside]), *left)
 
 
-@attrs.frozen
+@frozen
 class _GitWords:
     """
     The words behind the prefix of a git command.

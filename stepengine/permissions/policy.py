@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.hooks import HookContext
 from stepengine.data.json import JsonDict, canonical, freeze_object, thaw
 from stepengine.data.messages import ToolCallPart
@@ -74,7 +75,7 @@ def read_only_commands() -> tuple[Rule, ...]:
     return tuple([Rule("allow", Command(form)) for form in READ_ONLY])
 
 
-@attrs.frozen
+@frozen
 class Verdict:
     """
     What a policy says about a call.
@@ -107,7 +108,7 @@ def _rules(value: Iterable[Rule]) -> tuple[Rule, ...]:
     return rules
 
 
-@attrs.frozen
+@frozen
 class Policy:
     """
     Which tool calls may run, which need a person, and which never do. Frozen: adding a rule gives a new policy.

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 import attrs
 from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, ValidationError, core_schema
 
+from stepengine.data.frozen import frozen
 from stepengine.data.hooks import HookContext
 from stepengine.data.json import JsonDict, canonical, freeze_object
 from stepengine.data.messages import strings
@@ -52,7 +53,7 @@ ADDRESS = re.compile(r"(?i:https?|wss?|ftp)://")
 PLAIN_URL = re.compile(r"([a-z][a-z0-9+.-]*)://([A-Za-z0-9.-]*[A-Za-z0-9])\.?(?::([0-9]{1,5}))?(?:[/?#][!-\[\]-~]*)?")
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Request:
     """
     A call as rules see it.
@@ -182,7 +183,7 @@ def _starred(pattern: str, text: str) -> bool:
     return True
 
 
-@attrs.frozen
+@frozen
 class Every:
     """Every call."""
 
@@ -196,7 +197,7 @@ class Every:
         return "everything"
 
 
-@attrs.frozen
+@frozen
 class ToolNamed:
     """Calls of a tool; ``*`` in *name* stands for anything, and ``-`` is the same as ``_``."""
 
@@ -214,7 +215,7 @@ class ToolNamed:
         return f"tool {self.name}"
 
 
-@attrs.frozen
+@frozen
 class Category:
     """Calls of tools of a category, such as ``read``, ``write``, ``execute`` or ``network``."""
 
@@ -232,7 +233,7 @@ class Category:
         return f"category {self.name}"
 
 
-@attrs.frozen
+@frozen
 class Command:
     """Commands of tools that run programs; see ``CommandForm``."""
 
@@ -250,7 +251,7 @@ class Command:
         return f"command {' '.join(self.form.prefix)}"
 
 
-@attrs.frozen
+@frozen
 class Path:
     """
     Calls about files below a root, by a glob for paths relative to it; ``*`` stays within a name, ``**`` does not.
@@ -344,7 +345,7 @@ def _lower(host: str) -> str:
     return host.lower()
 
 
-@attrs.frozen
+@frozen
 class Domain:
     """
     Calls that name a web address, by host: ``docs.example.org`` is that host, ``*.example.org`` every host below it.
@@ -405,7 +406,7 @@ def _host_of(url: str) -> str | None:
     return None if origin is None else origin.host
 
 
-@attrs.frozen
+@frozen
 class Regex:
     """
     Calls whose input, as canonical JSON, holds a match of an expression (RE2's and Rust's syntax, no look-around).
@@ -442,7 +443,7 @@ class Regex:
         return f"regex {self.pattern}" + (f" for {self.tool}" if self.tool else "")
 
 
-@attrs.frozen
+@frozen
 class When:
     """
     Calls for which a function of the request returns true; it cannot be stored.
@@ -480,7 +481,7 @@ def _texts_or_none(value: Iterable[str] | None) -> tuple[str, ...] | None:
     return None if value is None else strings(value)
 
 
-@attrs.frozen
+@frozen
 class Call:
     """
     Calls of exactly this tool, as far as the other members narrow that.
@@ -687,7 +688,7 @@ def _not_empty(text: object, what: str) -> None:
         raise DefinitionError(msg)
 
 
-@attrs.frozen
+@frozen
 class Scope:
     """
     Where a rule holds.
@@ -748,7 +749,7 @@ def _a_source(_: Any, __: Any, value: str | None) -> None:
         raise DefinitionError(msg)
 
 
-@attrs.frozen
+@frozen
 class Rule:
     """
     One rule of a policy. The class methods make the usual ones, such as ``Rule.allow_tool("read_files")``.

@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 
 import attrs
 
-from stepengine.data.effects import AskPerson
+from stepengine.data.effects import AskPerson, lines_of
 from stepengine.data.json import JsonDict, canonical, freeze
 from stepengine.data.questions import (
     MAX_QUESTIONS,
@@ -42,6 +42,10 @@ ASKED_AGAIN = 3
 """How often an interactor whose answer is none is asked the same question again."""
 
 
+IN_PROGRAM = "in the program"
+"""Under which name the details of a preview show the program that makes a call; no parameter of a tool is called so."""
+LINES_AROUND = 20
+"""How many lines of a program are shown before and after the one at which it waits."""
 OF_INPUT = {"input", "prefix", "paths", "hosts", "origins"}
 """Members of a rule about calls that say something of one input."""
 
@@ -159,7 +163,7 @@ class Desk:
         of_session: What people allowed for good in earlier runs of the conversation, and where that is kept for later ones.
 
     Attributes:
-        headless: Whether a permission that nobody gives is refused, instead of waiting for somebody.
+        headless: Whether a permission that nobody gives, and more than a limit allows, is refused, instead of waiting for somebody.
         patience: Seconds that a question stays open while nobody attends; ``None`` for ever.
         remembered: What people allowed for good in this run tree, recorded answers included.
 
@@ -183,9 +187,14 @@ class Desk:
         self._interactor = interactor
         self._threads = threads
         self._open: dict[str, _Open] = {}
+        self._left: set[str] = set()
         self._shown: dict[tuple[str, int], tuple[Question, ...]] = {}
         self._attending = 0
         self._waiting = 0
+        # What runs of the tree have asked, or ask at present, about limits, by the id of the question that they have in common.
+        self._allowed: dict[str, Answer] = {}
+        self._asking: dict[str, asyncio.Future[Answer | None]] = {}
+        self._announced: set[str] = set()
 
     def give(self, given: Mapping[str, AnswerLike], earlier: Sequence[tuple[Question, AnswerLike]] = ()) -> None:
         """
@@ -229,12 +238,49 @@ class Desk:
             LimitExceeded: when more questions than a run tree may have would wait for an answer.
         """
         answers = await self._asked(questions, interactor)
+        self._left.update([q.id for q, answer in zip(questions, answers, strict=True) if answer is None])
         for question, answer in zip(questions, answers, strict=True):
             if answer is not None:
                 self._of_session.take(question, answer)
                 if answer.remember == "always":
                     await self._threads.run("policy file", partial(self._of_session.keep, question, answer))
         return answers
+
+    async def ask_for_more(self, question: Question) -> Answer | None:
+        """
+        Return the answer to a question about a limit; all runs that have reached it ask the same, and one of them asks for all.
+
+        Raises:
+            LimitExceeded: as ``ask``.
+        """
+        while question.id not in self._allowed:
+            asking = self._asking.get(question.id)
+            if asking is not None:
+                await asyncio.wait((asking,))
+                if not asking.cancelled():
+                    return asking.result()
+                continue  # who asked was stopped: another one asks
+            asking = self._asking[question.id] = asyncio.get_running_loop().create_future()
+            try:
+                (answer,) = await self.ask((question,))
+                asking.set_result(answer)
+                if answer is not None:
+                    self._allowed[question.id] = answer
+                return answer
+            finally:
+                del self._asking[question.id]
+                asking.cancel()
+        return self._allowed[question.id]
+
+    def knows_more(self, question: Question, answer: Answer) -> None:
+        """Take note of how a question about a limit was answered, also of an answer that is recorded."""
+        self._allowed[question.id] = answer
+
+    def announces(self, question: Question) -> bool:
+        """Return whether people are to be shown a question about a limit: it is the first of its id."""
+        is_new = question.id not in self._announced
+        self._announced.add(question.id)
+        return is_new
 
     def shown(self, item: Item) -> tuple[Question, ...]:
         """Return the questions of an ``AskPerson`` as people are shown them, the same until ``forget_shown``."""
@@ -263,7 +309,7 @@ class Desk:
                     answers[index] = await self._interact(somebody, question)
         if self.headless:
             answers = [
-                Answer(declined=True, by=NOBODY) if answer is None and question.tool_name is not None else answer
+                Answer(declined=True, by=NOBODY) if answer is None and _may_be_refused(question) else answer
                 for question, answer in zip(questions, answers, strict=True)
             ]
         self._wait_for(answers.count(None))
@@ -308,9 +354,21 @@ class Desk:
         return Answer(text="yes", by=REMEMBERED, covers="" if rule is question.remember else str(rule["id"]))
 
     @property
+    def attends(self) -> bool:
+        """Whether somebody is there who answers questions, or may come without a limit."""
+        return self._attending > 0 or self.patience is None
+
+    @property
     def open(self) -> tuple[Question, ...]:
         """The questions that wait for an answer, oldest first."""
         return tuple([known.question for known in list(self._open.values()) if not known.future.done()])
+
+    def is_left(self, question_id: str) -> bool:
+        """Return whether a question was asked for which nobody waits any more, and which has no answer: the run is about to rest."""
+        known = self._open.get(question_id)
+        if known is None or not known.future.done() or known.future.cancelled():
+            return question_id in self._left
+        return known.future.result() is None
 
     def _opened(self, question: Question) -> _Open:
         loop = asyncio.get_running_loop()
@@ -387,6 +445,11 @@ class Desk:
         return said
 
 
+def _may_be_refused(question: Question) -> bool:
+    """Return whether a run can go on, or end, with a no that nobody gave: that of a permission, or of a limit that asks."""
+    return question.tool_name is not None or bool(question.number)
+
+
 def _refusal(question: Question) -> Answer | None:
     """Return the no of a tool that says in its preview that it will refuse the call."""
     return Answer(declined=True, by=REFUSED, reason=question.problem) if question.problem else None
@@ -413,14 +476,35 @@ def shown_questions(item: Item) -> tuple[Question, ...]:
     effect = cast("AskPerson", item.effect)
     if effect.purpose != "permission":
         return effect.questions
-    return tuple([attrs.evolve(question, preview=_preview(item, question)) for question in effect.questions])
+    return tuple([_shown(item, question, effect.place) for question in effect.questions])
+
+
+def _shown(item: Item, question: Question, place: tuple[str, int] | None) -> Question:
+    preview = _preview(item, question)
+    if place is not None:
+        preview = preview or JsonDict(action="", details=question.details)
+        details = preview["details"]
+        known = details if isinstance(details, Mapping) else {} if details is None else {"what": details}
+        preview = JsonDict({**preview, "details": freeze({**known, IN_PROGRAM: _marked(*place)})})
+    return attrs.evolve(question, preview=preview)
+
+
+def _marked(text: str, line: int) -> str:
+    """Return the lines of a program around the one at which it waits, that one marked, all with their numbers."""
+    lines = lines_of(text)
+    first, last = max(0, line - 1 - LINES_AROUND), min(len(lines), line + LINES_AROUND)
+    width = len(str(last))
+    shown = [f"{'>' if n == line else ' '} {n:>{width}} | {lines[n - 1]}".rstrip() for n in range(first + 1, last + 1)]
+    before = [f"  ... {first} lines"] if first else []
+    after = [f"  ... {len(lines) - last} lines"] if last < len(lines) else []
+    return "\n".join([*before, *shown, *after])
 
 
 def _preview(item: Item, question: Question) -> JsonDict | None:
     """Return what the tool says of the call; what is wrong with that is logged, and keeps nobody from being asked."""
     binding = item.plan.tools.get(question.tool_name or "")
-    tool: object = binding.runs.tool if binding is not None and type(binding.runs) is Ordinary else None
-    render = getattr(tool, "preview", None)
+    runs = None if binding is None else binding.runs
+    render = getattr(runs.tool if type(runs) is Ordinary else runs, "preview", None)
     if render is None:
         return None
     try:

@@ -14,27 +14,32 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from stepengine.data.effects import (
     RUNS,
     AskPerson,
+    AwaitMessage,
     CallBody,
     CallFunction,
     CallModel,
     CallTool,
+    Compute,
     Effect,
     Gather,
+    Keeps,
     Notify,
     Spawn,
 )
-from stepengine.data.outcomes import Gathered, Outcome, Single, Stop, Value
-from stepengine.errors import StepEngineError
+from stepengine.data.outcomes import Gathered, Outcome, Single, Stop, Value, first_of, was_given_up
+from stepengine.errors import ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished
 from stepengine.machine.signals import is_callers
 from stepengine.runtime.effect_events import finished, started
 from stepengine.runtime.failfast import Group
-from stepengine.runtime.performer import Item, Performer, child_path, is_repeatable, quick_item
+from stepengine.runtime.mail import message_in
+from stepengine.runtime.performer import Item, Performer, child_path, computed, is_repeatable, quick_item
 from stepengine.runtime.performing import is_deferred
 
 if TYPE_CHECKING:
@@ -51,6 +56,8 @@ ROOM_OF: Mapping[type[Any], type[Any]] = {CallBody: CallTool}
 """The kind whose room an effect takes, where that is not its own."""
 BREATH = 64
 """After so many effects other tasks get their turn: a scripted run would starve the loop."""
+LAST_TURN = 1.0
+"""Seconds for the turn of a handler in a sandbox that is under way when its run is stopped."""
 
 
 class RunTask:
@@ -67,6 +74,7 @@ class RunTask:
             for a wait that is no effect; ``None`` while nothing is.
         spares: Whether what is under way, and cannot happen again, may come to its end although the run must stop.
         cancelled: Whether the run's task was cancelled from outside.
+        is_ending: Whether its machine has ended, and its children in the background are waited for.
         direct: The innermost performer, or who records; ``None`` unless every wrapper around it would hand on what the run asks
             for as it is, all but children and questions, and the calls that somebody watches.
     """
@@ -79,6 +87,7 @@ class RunTask:
         "busy",
         "cancelled",
         "direct",
+        "is_ending",
         "path",
         "plan",
         "spares",
@@ -98,6 +107,7 @@ class RunTask:
         self.busy: Item | _Together | Literal[True] | None = None
         self.spares = False
         self.cancelled = False
+        self.is_ending = False
         self.direct: Performer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._base = 0
@@ -242,6 +252,9 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
                 emit(effect.event)
                 outcome = None
                 continue
+            if type(effect) is Compute:
+                outcome = await (_turn if run.plan.body is None else _compute)(run, effect)
+                continue
             if (run.stopping is not None or run.tree.deadlines) and run.must_stop():
                 outcome = run.refuse(effect)
                 continue
@@ -259,6 +272,69 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
         machine.close()
 
 
+async def _compute(run: RunTask, effect: Compute) -> Single:
+    """Have work done in a thread; where the run is stopped the work is ended, and waited for. What is recorded takes none."""
+    if run.must_stop():
+        return run.halt()
+    tree = run.tree
+    kept = tree.belongings(run.path.rpartition(".")[0])
+    if effect.known is not None:
+        return _recalled(run, effect, kept)
+    run.busy = True
+    work = asyncio.get_running_loop().run_in_executor(None, computed, effect, kept)
+    try:
+        while not work.done():
+            try:
+                await asyncio.wait((work,))
+            except asyncio.CancelledError:
+                run.interrupted()
+                effect.stop()
+        if run.stopping is not None:
+            work.exception()
+            return run.halt()
+        return work.result()
+    except Exception as error:  # noqa: BLE001
+        if isinstance(error, ReplayDivergence):
+            tree.root.stop(Stop("diverged", error=error))
+        return run.broken(error)
+    finally:
+        run.busy = None
+
+
+async def _turn(run: RunTask, effect: Compute) -> Single:
+    """
+    Have a turn of a handler done in a thread.
+
+    A handler that runs here is never stopped between two effects, and what its run is recorded to be stopped at is an effect. So a
+    turn under way, which is recorded nowhere, is left to its end and what it asks for is refused; unless it takes too long.
+    """
+    work = asyncio.get_running_loop().run_in_executor(None, computed, effect, run.tree.belongings(run.path))
+    run.busy, is_ended = True, False
+    try:
+        while not work.done():
+            try:
+                done, _ = await asyncio.wait((work,), timeout=None if run.stopping is None else LAST_TURN)
+                if not done:
+                    is_ended = True
+                    effect.stop()
+                    await asyncio.wait((work,))
+            except asyncio.CancelledError:
+                run.interrupted()
+        return run.halt() if is_ended else work.result()
+    except Exception as error:  # noqa: BLE001
+        return run.broken(error)
+    finally:
+        run.busy = None
+
+
+def _recalled(run: RunTask, effect: Compute, kept: Keeps) -> Single:
+    """Have what is recorded of work taken note of, here and now."""
+    try:
+        return computed(effect, kept)
+    except Exception as error:  # noqa: BLE001
+        return run.broken(error)
+
+
 async def _alone(run: RunTask, item: Item) -> Single:
     """Perform one effect in the run's own task, and show it; whatever happens is an outcome."""
     tree, kind = run.tree, type(item.effect)
@@ -268,7 +344,11 @@ async def _alone(run: RunTask, item: Item) -> Single:
     outcome: Single
     run.busy = item
     try:
+        if tree.is_replaying:
+            await tree.hold_new(item, begins=True)
         await performer.begin((item,))
+        if tree.is_replaying:
+            await tree.hold_new(item, begins=False)
         if shows and began is None:
             # Who is shown a question can answer it: it is durable by now, and open before anybody gets to see it.
             began = _show_start(tree, item)
@@ -280,6 +360,8 @@ async def _alone(run: RunTask, item: Item) -> Single:
         run.busy = None
     if kind is AskPerson:
         _remember(tree, item.effect, outcome)  # type: ignore[arg-type]
+    elif kind is AwaitMessage:
+        _take_message(tree, item, outcome)
     if began is not None:
         _show_end(tree, item, outcome, began)
     return outcome
@@ -292,25 +374,42 @@ async def _perform_member(run: RunTask, item: Item) -> Single:
     began = _show_start(tree, item) if shows else None
     outcome: Single
     try:
+        if tree.is_replaying:
+            await tree.hold_new(item, begins=False)
         outcome = await tree.performer.perform(item, tree)
     except BaseException as error:  # noqa: BLE001
         outcome = _instead(run, item, error, alone=False)
     if type(item.effect) is AskPerson:
         _remember(tree, item.effect, outcome)
+    elif type(item.effect) is AwaitMessage:
+        _take_message(tree, item, outcome)
     if began is not None:
         _show_end(tree, item, outcome, began)
     return outcome
 
 
 def _remember(tree: RunTree, effect: AskPerson, outcome: Single) -> None:
-    """Take note of what was allowed for good: here, where answers out of a record pass by like others."""
-    if type(outcome) is Value:
+    """Take note of what was allowed for good, and beyond a limit: here, where answers out of a record pass by like others."""
+    if type(outcome) is not Value:
+        return
+    if effect.purpose == "limit":
+        tree.allow_more(effect.questions[0], outcome.value[0])
+    else:
         for question, answer in zip(effect.questions, outcome.value, strict=True):
             tree.desk.remembered.take(question, answer)
 
 
+def _take_message(tree: RunTree, item: Item, outcome: Single) -> None:
+    """Take note that a run has a message: here, where messages out of a record pass by like others."""
+    message = message_in(item, outcome)
+    if message is not None:
+        tree.mail.take(message)
+
+
 def _is_known(tree: RunTree, item: Item) -> bool:
-    """Return whether a question asks what somebody allowed for good: that is shown to nobody."""
+    """Return whether a question asks what somebody allowed for good, or what another run asks already: that is shown to nobody."""
+    if item.effect.purpose == "limit":  # type: ignore[union-attr]
+        return not tree.desk.announces(item.effect.questions[0])  # type: ignore[union-attr]
     return all(map(tree.desk.knows, item.effect.questions))  # type: ignore[union-attr]
 
 
@@ -351,11 +450,15 @@ async def _gather(run: RunTask, effect: Gather) -> Gathered:
     together = _Together(run, effect)
     run.busy = together
     try:
-        if effect.fail_fast:
-            with Group(run.tree.brake, together.items, has_failed=effect.has_failed) as group:
-                await together.run(group)
-        else:
-            await together.run()
+        with ExitStack() as around:
+            group = None
+            if effect.races:
+                raced = [together.items[n] for race in effect.races for n in range(*race)]
+                around.enter_context(run.tree.brake.racing(raced))
+            if effect.fail_fast:
+                made = Group(run.tree.brake, together.items, has_failed=effect.has_failed)
+                group = around.enter_context(made)
+            await together.run(group)
     finally:
         run.busy = None
     return Gathered(tuple([outcome or run.halt() for outcome in together.outcomes]))
@@ -377,6 +480,7 @@ class _Together:
         bounds = {Spawn: limits.max_concurrent_children, CallTool: limits.max_concurrent_tools}
         gather = effect if len(effect.effects) > 1 else None
         self.items = [Item(run.path, member, plan, gather) for member in effect.effects]
+        self._races = [range(*race) for race in effect.races] if effect.races else []
         self.outcomes: list[Single | None] = [None] * len(self.items)
         self._run = run
         self._group: Group | None = None
@@ -386,11 +490,19 @@ class _Together:
         self._waiting: dict[type[Any], deque[int]] = {}
         self._running: dict[asyncio.Task[None], Item] = {}
         self._ended: asyncio.Future[None] | None = None
+        self._beginning: list[Item] = []
 
     @property
     def running(self) -> list[Item]:
         """The members that are under way."""
         return list(self._running.values())
+
+    def all_wait(self, is_waiting: Callable[[Item], bool]) -> bool:
+        """Return whether every member that is under way waits, and none is about to begin."""
+        if not self._beginning and self._run.stopping is None and self._admissible():
+            return False
+        items = [*self._running.values(), *self._beginning]
+        return bool(items) and all(map(is_waiting, items))
 
     def cut(self, is_spared: Callable[[Item], bool]) -> None:
         """Cancel the members that are under way, but for those that are spared."""
@@ -417,6 +529,10 @@ class _Together:
     def _admissible(self) -> range:
         """Return the members that may begin now: as many as the window is wide, up to the first tool call without room."""
         room, end = self._room.get(CallTool, 0), min(self._next + self._free, len(self.items))
+        for race in self._races:
+            if race.start < end < race.stop:
+                # Else the first in order would win: the others of the race would only begin when it has ended.
+                end = race.stop
         for index in range(self._next, end):
             if type(self.items[index].effect) in CALLS:
                 if not room:
@@ -427,13 +543,25 @@ class _Together:
     async def _admit(self) -> None:
         """Let the next members begin."""
         batch = self._admissible()
+        items, tree = [self.items[index] for index in batch], self._run.tree
+        if tree.is_replaying:
+            # What was begun before goes on to the end of its record, while what is new waits for that of every run.
+            record = tree.services.record
+            known = [item for item in items if record is None or record.has_begun(item)]
+            if known and len(known) < len(items):
+                items, batch = known, range(batch.start, batch.start + len(known))
+            else:
+                self._beginning = items[:1]
+                await tree.hold_new(items[0], begins=True)
         self._next += len(batch)
         self._free -= len(batch)
-        await self._run.tree.performer.begin([self.items[index] for index in batch])
+        self._beginning = items[:1]  # while a journal in a file takes its moment for them, others of them may wait
+        await tree.performer.begin(items)
         for index in batch:
             kind = type(self.items[index].effect)
             self._waiting.setdefault(ROOM_OF.get(kind, kind), deque()).append(index)
         self._start()
+        self._beginning = []
 
     def _start(self) -> None:
         """Start the members for whose kind there is room."""
@@ -454,6 +582,24 @@ class _Together:
         self.outcomes[index] = outcome = await _perform_member(self._run, item)
         if self._group is not None:
             self._group.ended(outcome)
+        # What a fork keeps of a race whose winner it cut off is no end of that race.
+        for race in self._races:
+            if index in race:
+                self._look_at_race(race, ends=not was_given_up(outcome))
+
+    def _look_at_race(self, race: range, *, ends: bool) -> None:
+        """Give up the others of a race that a member has *ended*; once all have, a message that a loser had is there for the next."""
+        left = [self.items[n] for n in race if self.outcomes[n] is None]
+        if ends:
+            self._run.tree.brake.give_up(left)
+        if left:
+            return
+        outcomes = [cast("Single", self.outcomes[n]) for n in race]
+        won = race[first_of(outcomes)]
+        for n, outcome in zip(race, outcomes, strict=True):
+            message = message_in(self.items[n], outcome)
+            if message is not None and n != won:
+                self._run.tree.mail.give_back(message)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         kind = type(self._running.pop(task).effect)
@@ -464,6 +610,9 @@ class _Together:
         self._start()
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
+        standstill = self._run.tree.standstill
+        if standstill.parked or standstill.held:
+            standstill.look()
 
     async def _until_one_ended(self) -> None:
         self._ended = asyncio.get_running_loop().create_future()

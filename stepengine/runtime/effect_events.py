@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, assert_never
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, TypeAlias
 
-from stepengine.data.effects import AskPerson, CallBody, CallFunction, CallModel, CallTool, Spawn
+from stepengine.data.effects import (
+    AskPerson,
+    AwaitMessage,
+    AwaitRuns,
+    AwaitTime,
+    CallBody,
+    CallFunction,
+    CallModel,
+    CallTool,
+    Leaf,
+    Spawn,
+)
 from stepengine.data.events import (
     AgentFinished,
     AgentSpawned,
@@ -19,15 +31,21 @@ from stepengine.data.events import (
     QuestionAsked,
     ToolFinished,
     ToolStarted,
+    WaitFinished,
+    WaitStarted,
 )
 from stepengine.data.messages import ToolCallPart, ToolResult
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, RunStatus
+from stepengine.data.waiting import WaitsFor
 from stepengine.runtime.performer import Item, child_path
 
-__all__ = ("finished", "started")
+__all__ = ("ended", "finished", "started")
+
+At: TypeAlias = dict[str, Any]
+"""Where an event stands, and what else all of its kind have."""
 
 STOPPED = "the run ended before this gave a result"
 
@@ -36,44 +54,64 @@ def started(item: Item, questions: Sequence[Question] = ()) -> list[Event]:
     """Return what is shown before an effect is performed; *questions* are those of a permission as people are shown them."""
     effect = item.effect
     at: dict[str, Any] = {"path": item.path, "seq": effect.seq}
-    match effect:
-        case CallModel():
-            return [ModelStarted(**at, model=effect.request.model, purpose=effect.purpose, request=effect.request)]
-        case CallTool(tool_name=name, tool_call_id=call_id):
-            return [
-                ToolStarted(
-                    **at,
-                    tool_name=name,
-                    tool_call_id=call_id,
-                    input=effect.input,
-                    source=effect.source,
-                    category=_category(item, name),
-                    child_path=child_path(item.path, effect.seq) if type(effect) is CallBody else "",
-                )
-            ]
-        case CallFunction():
-            return [PerformStarted(**at, name=effect.call.name)]
-        case AskPerson(purpose="permission"):
+    kind = type(effect)
+    if isinstance(effect, CallTool):
+        return [
+            ToolStarted(
+                **at,
+                tool_name=effect.tool_name,
+                tool_call_id=effect.tool_call_id,
+                input=effect.input,
+                source=effect.source,
+                category=_category(item, effect.tool_name),
+                child_path=child_path(item.path, effect.seq) if kind is CallBody else "",
+            )
+        ]
+    if kind is CallModel:
+        request = effect.request  # type: ignore[union-attr]
+        return [ModelStarted(**at, model=request.model, purpose=effect.purpose, request=request)]  # type: ignore[union-attr]
+    if isinstance(effect, AskPerson):
+        if effect.purpose == "permission":
             return [_requested(at, item, effect, question) for question in questions]
-        case AskPerson():
-            return [QuestionAsked(**at, question=q) for q in effect.questions]
-        case Spawn():
-            return [
-                AgentSpawned(
-                    **at,
-                    agent_id=effect.agent_id,
-                    child_path=child_path(item.path, effect.seq),
-                    prompt=effect.prompt,
-                    params=effect.params,
-                    display_name=_display_name(item, effect),
-                    parent_agent_id=item.plan.definition.id,
-                    only_child=effect.of == 1,
-                    of=effect.of,
-                    tool_call_id=effect.tool_call_id,
-                )
-            ]
-        case _ as never:
-            assert_never(never)
+        return [QuestionAsked(**at, question=q) for q in effect.questions]
+    make = STARTED.get(kind)
+    return [] if make is None else [make(item, effect, at)]
+
+
+def _spawned(item: Item, effect: Spawn, at: At) -> Event:
+    return AgentSpawned(
+        **at,
+        agent_id=effect.agent_id,
+        child_path=child_path(item.path, effect.seq),
+        prompt=effect.prompt,
+        params=effect.params,
+        display_name=_display_name(item, effect),
+        parent_agent_id=item.plan.definition.id,
+        only_child=effect.of == 1,
+        of=effect.of,
+        tool_call_id=effect.tool_call_id,
+        is_background=effect.is_background,
+    )
+
+
+STARTED: Mapping[type[Leaf], Callable[[Item, Any, At], Event]] = {
+    CallFunction: lambda _, effect, at: PerformStarted(**at, name=effect.call.name),
+    Spawn: _spawned,
+    AwaitTime: lambda item, effect, at: WaitStarted(**at, kind="time", wakes_at=_date(item, effect.wakes)),
+    AwaitMessage: lambda item, effect, at: WaitStarted(
+        **at, kind="message", topic=effect.topic, wakes_at=_date(item, effect.wakes)
+    ),
+    AwaitRuns: lambda item, effect, at: WaitStarted(
+        **at, kind="child", children=effect.children, wakes_at=_date(item, effect.wakes)
+    ),
+}
+"""What is shown before an effect that is no call of a model or a tool, and no question; what a child is told, it shows itself, and how it ends is shown when it does."""
+
+
+def _date(item: Item, at: int | None) -> str:
+    if at is None:
+        return ""
+    return (item.plan.created + timedelta(milliseconds=at)).isoformat(timespec="milliseconds")
 
 
 def _category(item: Item, tool: str) -> str:
@@ -99,48 +137,78 @@ def finished(item: Item, outcome: Single, duration_ms: int) -> list[Event]:
     """Return what is shown after an effect was performed."""
     effect = item.effect
     at: dict[str, Any] = {"path": item.path, "seq": effect.seq}
-    error = _error(outcome)
-    match effect:
-        case CallModel():
-            reply = outcome.value if type(outcome) is Value else None
-            ids = () if reply is None else _call_ids(effect, reply)
-            at |= {"model": effect.request.model, "kind": _kind(outcome), "call_ids": ids}
-            return [ModelFinished(**at, reply=reply, error=error, duration_ms=duration_ms)]
-        case CallTool(tool_name=name, tool_call_id=call_id):
-            result = _result(outcome, error)
-            return [
-                ToolFinished(
-                    **at,
-                    tool_name=name,
-                    tool_call_id=call_id,
-                    result=result,
-                    duration_ms=duration_ms,
-                    child_path=child_path(item.path, effect.seq) if type(effect) is CallBody else "",
-                )
-            ]
-        case CallFunction():
-            return [PerformFinished(**at, name=effect.call.name, error=error, duration_ms=duration_ms)]
-        case AskPerson():
-            answers = outcome.value if type(outcome) is Value else ()
-            pairs = zip(effect.questions, answers, strict=False)
-            return [AnswerReceived(**at, question_id=q.id, answer=a.value) for q, a in pairs]
-        case Spawn():
-            child = _child(outcome) or ChildResult(agent_id=effect.agent_id, status=_status(outcome))
-            is_waiting = child.status is RunStatus.SUSPENDED
-            return [
-                AgentFinished(
-                    **at,
-                    agent_id=effect.agent_id,
-                    child_path=child_path(item.path, effect.seq),
-                    status=child.status,
-                    usage=child.usage,
-                    cost=child.cost,
-                    text=child.text,
-                    error="" if is_waiting else child.why or error,
-                )
-            ]
-        case _ as never:
-            assert_never(never)
+    at["duration_ms"] = duration_ms
+    if isinstance(effect, CallTool):
+        return [
+            ToolFinished(
+                **at,
+                tool_name=effect.tool_name,
+                tool_call_id=effect.tool_call_id,
+                result=_result(outcome, _error(outcome)),
+                child_path=child_path(item.path, effect.seq) if type(effect) is CallBody else "",
+            )
+        ]
+    if isinstance(effect, CallModel):
+        reply = outcome.value if type(outcome) is Value else None
+        at["call_ids"] = () if reply is None else _call_ids(effect, reply)
+        at |= {"model": effect.request.model, "kind": _kind(outcome), "error": _error(outcome)}
+        return [ModelFinished(**at, reply=reply)]
+    make = FINISHED.get(type(effect))
+    return [] if make is None else make(item, outcome, at)
+
+
+def _answered(item: Item, outcome: Single, at: At) -> list[Event]:
+    effect: AskPerson = item.effect  # type: ignore[assignment]
+    answers = outcome.value if type(outcome) is Value else ()
+    del at["duration_ms"]
+    pairs = zip(effect.questions, answers, strict=False)
+    return [AnswerReceived(**at, question_id=q.id, answer=a.value) for q, a in pairs]
+
+
+def _run_finished(item: Item, outcome: Single, _: At) -> list[Event]:
+    effect: Spawn = item.effect  # type: ignore[assignment]
+    return [] if effect.is_background and type(outcome) is Value else ended(item, outcome)
+
+
+def _function_finished(item: Item, outcome: Single, at: At) -> list[Event]:
+    effect: CallFunction = item.effect  # type: ignore[assignment]
+    return [PerformFinished(**at, name=effect.call.name, error=_error(outcome))]
+
+
+def _wait_finished(item: Item, outcome: Single, at: At) -> list[Event]:
+    return [WaitFinished(**at, kind=WAITED[type(item.effect)], is_over=type(outcome) is Value)]
+
+
+WAITED: Mapping[type[Leaf], WaitsFor] = {AwaitTime: "time", AwaitMessage: "message", AwaitRuns: "child"}
+FINISHED: Mapping[type[Leaf], Callable[[Item, Single, At], list[Event]]] = {
+    CallFunction: _function_finished,
+    AskPerson: _answered,
+    Spawn: _run_finished,
+    **dict.fromkeys(WAITED, _wait_finished),
+}
+"""What is shown after an effect that is no call of a model or a tool, of which there are many."""
+
+
+def ended(item: Item, outcome: Single) -> list[Event]:
+    """Return what is shown when the child that an effect spawned has ended, in the background or not."""
+    effect = item.effect
+    assert isinstance(effect, Spawn)  # noqa: S101
+    child = _child(outcome) or ChildResult(agent_id=effect.agent_id, status=_status(outcome))
+    is_waiting = child.status is RunStatus.SUSPENDED
+    return [
+        AgentFinished(
+            path=item.path,
+            seq=effect.seq,
+            agent_id=effect.agent_id,
+            child_path=child_path(item.path, effect.seq),
+            status=child.status,
+            usage=child.usage,
+            cost=child.cost,
+            text=child.text,
+            error="" if is_waiting else child.why or _error(outcome),
+            is_background=effect.is_background,
+        )
+    ]
 
 
 def _display_name(item: Item, effect: Spawn) -> str:

@@ -1,5 +1,5 @@
 """
-Giving up the siblings of a child that failed.
+Giving up the siblings of a child that failed, and the members of a race that another one has won.
 
 It happens inside everything that records, so that what each sibling was stopped with is a recorded outcome like any other:
 one that has not begun is refused, one that runs has its next, or present, live effect answered with a ``Stop``.
@@ -8,29 +8,35 @@ one that has not begun is refused, one that runs has its next, or present, live 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
-from stepengine.data.effects import RUNS, CallBody
+from stepengine.data.effects import RUNS, CallBody, CallTool, RunInBackground, Spawn
 from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Failure, Single, Stop, Value
-from stepengine.data.state import ChildResult
-from stepengine.errors import AgentError
+from stepengine.data.state import ChildResult, RunStatus, no_longer_waiting
+from stepengine.errors import AgentError, RaceLost
+from stepengine.machine.plan import CUT_BODY
 from stepengine.runtime.performer import IO, Item, Performer, child_path
+from stepengine.runtime.standstill import waits_of
 
 if TYPE_CHECKING:
     from stepengine.runtime.limits import Refusals
+    from stepengine.runtime.tree import RunTree
 
-__all__ = ("Brake", "Group", "has_failed")
+__all__ = ("LOST", "Brake", "Group", "given_up", "has_failed")
+
+LOST = "another member of the race was first"
 
 
 def has_failed(outcome: Single) -> bool:
-    """Return whether a member of a group failed by itself."""
+    """Return whether a member of a group failed by itself; one whose limit asks a person for more has not."""
     if type(outcome) is Value:
         return isinstance(outcome.value, ChildResult | ToolResult) and outcome.value.is_error
-    return type(outcome) is Failure
+    return type(outcome) is Failure and getattr(outcome.error, "more", None) is None
 
 
 class Group:
@@ -87,13 +93,16 @@ class Brake:
         inner: What performs.
         refusals: Shared with the gate: what must not begin.
         now: Milliseconds since the root run was created.
+        tree: The tree, which ends runs.
     """
 
-    def __init__(self, inner: Performer, refusals: Refusals, now: Callable[[], int]) -> None:
+    def __init__(self, inner: Performer, refusals: Refusals, now: Callable[[], int], tree: RunTree) -> None:
         self._inner = inner
+        self._tree = tree
         self._refusals = refusals
         self._now = now
         self._watched: dict[str, asyncio.Future[None]] = {}
+        self._racing: dict[tuple[str, int], asyncio.Future[None]] = {}
         self._stopped_by: dict[str, asyncio.Future[None]] = {}
         self.begin = inner.begin
 
@@ -104,6 +113,11 @@ class Brake:
     def pulled(self, path: str) -> asyncio.Future[None] | None:
         """Return what is done when the child at *path* must stop, for who drives it elsewhere; ``None`` when nothing will say so."""
         return self._watched.get(path)
+
+    def is_given_up(self, item: Item) -> bool:
+        """Return whether another member of its race has won, which an effect that is under way may not have noticed yet."""
+        lost = self._racing.get((item.path, item.effect.seq))
+        return lost is not None and lost.done()
 
     def watch(self, paths: Iterable[str]) -> None:
         """Look at the children at these paths from now on."""
@@ -127,7 +141,12 @@ class Brake:
         self._refusals.refuse(item.path, (item.effect,), error)
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
-        """Pass an effect on; one of a watched child, or of a run below it, can be interrupted."""
+        """Pass an effect on; one of a watched child, or of a run below it, can be interrupted, and so can one of a race."""
+        if self._racing and item.gather is not None and (item.path, item.effect.seq) in self._racing:
+            return self._raced(item, io)
+        if type(item.effect) is RunInBackground:
+            # Its effects are stopped one by one, and whoever started it ends it.
+            return self._inner.perform(item, io)
         if self._watched and item.path:
             pulls = self._pulls(item.path)
             if pulls:
@@ -167,9 +186,80 @@ class Brake:
                 await _ended(work)
         return attrs.evolve(self._stop(item, pulls), begun=io.begun(item)) if work.cancelled() else work.result()
 
+    @contextmanager
+    def racing(self, items: Sequence[Item]) -> Iterator[None]:
+        """Let the members of races be given up; a fail-fast group around them may still stop their children."""
+        loop = asyncio.get_running_loop()
+        addresses = [(item.path, item.effect.seq) for item in items]
+        self._racing.update({address: loop.create_future() for address in addresses})
+        try:
+            yield
+        finally:
+            for address in addresses:
+                self._racing.pop(address, None)
+
+    def give_up(self, items: Iterable[Item]) -> None:
+        """Give up members of a race that another one of it has won."""
+        for item in items:
+            lost = self._racing[item.path, item.effect.seq]
+            if not lost.done():
+                lost.set_result(None)
+
+    async def _raced(self, item: Item, io: IO) -> Single:
+        """
+        Perform a member of a race until it has ended, or the race.
+
+        What cannot go on by itself, such as a question that nobody answers, does not end the race: another member may.
+        """
+        lost = self._racing[item.path, item.effect.seq]
+        if lost.done():
+            return given_up(item, self._now())
+        work = asyncio.ensure_future(self._inner.perform(item, io))
+        try:
+            await asyncio.wait((work, lost), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done() and type(item.effect) in RUNS:
+                # A run is not cut off: it ends, and so do those below it.
+                self._tree.end_run(child_path(item.path, item.effect.seq), LOST)
+                await asyncio.wait((work,))
+        finally:
+            if not work.done():
+                await _ended(work)
+        if work.cancelled():
+            return given_up(item, self._now())
+        outcome = work.result()
+        if type(outcome) is not Stop or outcome.kind != "suspended":
+            return outcome
+        # Another one may have won at the moment at which this one was suspended: then there is nothing to wait for.
+        if not lost.done() and not await self._tree.standstill.until(
+            item, waits_of(item), lambda: asyncio.shield(lost)
+        ):
+            return outcome
+        if type(item.effect) in RUNS:
+            self._tree.standstill.drop(child_path(item.path, item.effect.seq))
+        return given_up(item, self._now(), outcome)
+
     def _stop(self, item: Item, pulls: Sequence[asyncio.Future[None]]) -> Stop:
         self._stopped_by[item.path] = next(pull for pull in pulls if pull.done())
         return Stop("cancelled", self._now())
+
+
+def given_up(item: Item, now: int, outcome: Stop | None = None) -> Single:
+    """Return the outcome of a member of a race that another one has won; *outcome* is why it did not go on."""
+    effect = item.effect
+    if type(effect) is CallBody:
+        body = None if outcome is None else outcome.body
+        if body is not None:
+            body = attrs.evolve(body, children=tuple(map(no_longer_waiting, body.children)), questions=())
+        return Value(CUT_BODY, now, body=body)
+    if isinstance(effect, CallTool):
+        text = "Cancelled: something else came first; it may have had effects."
+        return Value(ToolResult.error(text, status="cancelled"), now)
+    if type(effect) is Spawn:
+        child = None if outcome is None else outcome.child
+        if child is None:
+            return Value(ChildResult(agent_id=effect.agent_id, status=RunStatus.CANCELLED), now)
+        return Value(no_longer_waiting(child), now)
+    return Failure(RaceLost(LOST), now)
 
 
 async def _ended(work: asyncio.Future[Single]) -> None:

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import secrets
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeAlias, assert_never
 
-import attrs
 from typing_extensions import TypeVar
 
 from stepengine.data.effects import CallFunction
 from stepengine.data.events import Event, Warned
+from stepengine.data.frozen import frozen
 from stepengine.data.inputs import AnswerInput, Interrupt, RunInput, Shutdown, ToolResultInput, UserInput
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Stop
 from stepengine.data.questions import AnswerLike, Question
 from stepengine.data.state import RunPhase, RunResult
 from stepengine.data.transcript import Transcript
+from stepengine.data.yields import a_topic
 from stepengine.errors import StepEngineError
 from stepengine.runtime.logs import LOGGER
+from stepengine.runtime.mail import Message
 from stepengine.runtime.performer import Item
 from stepengine.runtime.tree import RunTree
 
@@ -41,7 +44,7 @@ Turns: TypeAlias = Callable[[RunResult, str], tuple[RunTree, Runner]]
 """Gives the next turn of a kept-open handle from how the last one ended and what the user says now."""
 
 
-@attrs.frozen
+@frozen
 class ChildRun:
     """
     A run below another one that is under way.
@@ -83,6 +86,7 @@ class RunHandle(Generic[Out]):
 
     def _begin(self, tree: RunTree, runner: Runner) -> None:
         tree.hub.keep()
+        tree.is_held = True
         self._tree = tree
         for _ in range(self._attending):
             tree.desk.attend()
@@ -281,6 +285,50 @@ class RunHandle(Generic[Out]):
         """
         self._tree.deferred.deliver(tool_call_id, result, path)
 
+    def post(self, topic: str, value: object, *, id: str | None = None, path: str = "") -> bool:
+        """
+        Send a message to the run: what its ``Receive`` on that topic gets next.
+
+        To a run that is recorded it is sent once and for all: it is on the disk, in the mailbox beside the journal, when this
+        returns. ``await engine.post(handle, ...)`` does not wait for that in the event loop.
+
+        Args:
+            topic: The topic.
+            value: What it says, JSON.
+            id: Its id; a second message with the same id is none. By default it has one of its own.
+            path: The path of the run that it is for, where that is a child.
+
+        Returns:
+            Whether it is new: ``False`` when it was sent before.
+
+        Raises:
+            BadYield: for what is no topic.
+            DataError: for what is no JSON.
+            InputError: when it is over 1 MiB, or another message has its id.
+            JournalError: when it cannot be kept.
+            StepEngineError: when the run has ended.
+        """
+        return self.send_message(Message(secrets.token_hex(16) if id is None else id, path, a_topic(topic), value))
+
+    def send_message(self, message: Message) -> bool:
+        """Do what ``post`` does with a message that is made already."""
+        if self.done:
+            msg = f"the run {self.run_id!r} has ended here and takes no messages; engine.post(journal, ...) keeps one for whoever resumes it"
+            raise StepEngineError(msg)
+        mail = self._tree.mail
+        is_new = mail.post(message)
+        if is_new:
+            self._in_loop(mail.arrive, message)
+        return is_new
+
+    async def fetch_mail(self) -> None:
+        """
+        Take in now what others put into the mailbox beside the journal, instead of with the next look; in the run's event loop.
+
+        A run looks by itself while it waits, within two seconds. Without a journal there is nothing to take in.
+        """
+        await self._tree.mail.fetch()
+
     @property
     def finishing(self) -> tuple[str, ...]:
         """The calls under way that ``interrupt(grace=...)`` lets come to their end, such as ``"write_file (#3)"``."""
@@ -339,6 +387,9 @@ class RunHandle(Generic[Out]):
     def _attend(self, change: int) -> None:
         self._attending += change
         (self._tree.desk.attend if change > 0 else self._tree.desk.depart)()
+        if self._tree.standstill.parked:
+            # Whoever attended kept a run here that only waits.
+            self._tree.standstill.look()
 
     # --- from turn to turn --------------------------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ from stepengine.data.events import (
     ToolInputDelta,
     ToolLog,
 )
+from stepengine.data.frozen import frozen
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.state import RunPhase
@@ -48,7 +49,7 @@ from stepengine.machine.signals import is_callers
 from stepengine.redaction import GIVEN, KNOWN, Trickle
 from stepengine.runtime.logs import LOGGER, write
 
-__all__ = ("WATCHED", "Hub", "Observer", "ObserverLike", "Subscription", "Watcher")
+__all__ = ("WATCHED", "Hub", "Observer", "ObserverLike", "Subscription", "Watcher", "place_of")
 
 MAX_QUEUE = 10_000
 MAX_KEPT_CHARS = 1_048_576
@@ -110,7 +111,7 @@ class Watcher:
         return None
 
 
-@attrs.frozen
+@frozen
 class Seat:
     """A run under way: what its log lines carry."""
 
@@ -321,6 +322,29 @@ def _size(value: Any) -> int:
     return sum([_size(getattr(value, name)) for name in OF_VALUES if hasattr(value, name)])
 
 
+@frozen
+class Place:
+    """A place in the stream of an epoch."""
+
+    epoch: str
+    index: int
+
+
+def place_of(after: object, *, like: str = "5d0c2a17") -> Place:
+    """
+    Return what an event's id says; *like* is an epoch, to show how one looks.
+
+    Raises:
+        StepEngineError: when it is no id of an event.
+    """
+    epoch, _, index = after.partition("-") if isinstance(after, str) else ("", "", "")
+    is_epoch = len(epoch) == 2 * EPOCH_BYTES and EPOCH_DIGITS.issuperset(epoch)
+    if not (is_epoch and index.isascii() and index.isdigit() and len(index) <= MAX_INDEX_DIGITS):
+        msg = f"after={after!r} is no id of an event; one is such as {like}-0"
+        raise StepEngineError(msg)
+    return Place(epoch, int(index))
+
+
 class Hub:
     """
     The event stream of one run tree.
@@ -489,17 +513,13 @@ class Hub:
 
     def _place(self, after: object) -> int | None:
         """Return the index of an event's id; ``None`` for one of another epoch."""
-        epoch, _, index = after.partition("-") if isinstance(after, str) else ("", "", "")
-        is_epoch = len(epoch) == 2 * EPOCH_BYTES and EPOCH_DIGITS.issuperset(epoch)
-        if not (is_epoch and index.isascii() and index.isdigit() and len(index) <= MAX_INDEX_DIGITS):
-            msg = f"after={after!r} is no id of an event; one is such as {self.epoch}-0"
-            raise StepEngineError(msg)
-        if epoch != self.epoch:
+        place = place_of(after, like=self.epoch)
+        if place.epoch != self.epoch:
             return None
-        if int(index) >= self._index:
+        if place.index >= self._index:
             msg = f"after={after!r} names an event that was not yet; the newest one is {self.epoch}-{self._index - 1}"
             raise StepEngineError(msg)
-        return int(index)
+        return place.index
 
     def leave(self, subscription: Subscription) -> None:
         """Forget a subscription."""

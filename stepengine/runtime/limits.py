@@ -4,15 +4,16 @@ Budgets of a run tree.
 Each run has a ledger that knows its parent's, so that whatever a child spends counts for all above it. The ``Meter`` is
 the outermost performer: it reserves before effects begin and adds up what they used, replayed ones included. The ``Gate``
 stands inside everything that records: it refuses what the meter found no room for, so that a refusal is an outcome like
-any other. ``Repeats`` stands outside, too: it notices when a model makes the same tool call again and again.
+any other. What a refusal has people asked, and they allow, raises the limit of that one ledger (``Ledgers.allow``). ``Repeats`` stands outside, too: it notices when a model makes the same tool call again and again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from decimal import Decimal
-from typing import Any, NamedTuple, cast
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import Any, NamedTuple, TypeAlias, cast
 
+from stepengine.data.ceilings import Ceiling
 from stepengine.data.effects import CallBody, CallModel, CallTool, Leaf, Spawn
 from stepengine.data.events import Repeat
 from stepengine.data.json import JsonDict
@@ -20,6 +21,7 @@ from stepengine.data.limits import Limits
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Single, Stop, Value
+from stepengine.data.questions import SMALLEST
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded, ModelError, StepEngineError
@@ -31,6 +33,13 @@ __all__ = ("Gate", "Ledger", "Ledgers", "Meter", "Price", "Refusals", "Repeats")
 
 TOLD_AT = 3
 """Observers are told of so many equal calls in a row."""
+
+FREE = Decimal(0)
+ROUNDED_UP = Context(prec=12, rounding=ROUND_CEILING)
+"""What is missing in dollars has to survive the way through a float."""
+
+Bounds: TypeAlias = "tuple[int | None, Decimal | float | None]"
+"""Limits in tokens and in dollars."""
 
 Price = Callable[[str, Usage], "Decimal | None"]
 """Returns US dollars for a model string and what it used; ``None`` when the price is unknown."""
@@ -44,6 +53,12 @@ class Ledger:
         limits: The run's limits in force.
         given: Those of them that somebody set.
         parent: The parent's ledger; ``None`` for a root run.
+        path: The path of the run.
+        own: The limits in tokens and in dollars that are the run's own, and not those of its parent; by default those of *limits*.
+
+    Attributes:
+        max_tokens: The run's own limit in tokens, with what people allowed beyond it; ``None`` without one.
+        max_cost: The same in US dollars.
     """
 
     __slots__ = (
@@ -53,24 +68,37 @@ class Ledger:
         "cost",
         "given",
         "limits",
+        "max_cost",
+        "max_tokens",
         "parent",
+        "path",
         "reserved_cost",
         "reserved_tokens",
         "tokens",
     )
 
-    def __init__(self, limits: Limits, given: Limits, parent: Ledger | None = None) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        given: Limits,
+        parent: Ledger | None = None,
+        path: str = "",
+        own: Bounds | None = None,
+    ) -> None:
         self.limits = limits
         self.given = given
         self.parent = parent
-        own = limits.max_tokens is not None or limits.max_cost_usd is not None
-        self.bounded: bool = own or (parent is not None and parent.bounded)
+        self.path = path
+        self.max_tokens, dollars = (limits.max_tokens, limits.max_cost_usd) if own is None else own
+        self.max_cost = None if dollars is None else Decimal(str(dollars))
+        is_bounded = limits.max_tokens is not None or limits.max_cost_usd is not None
+        self.bounded: bool = is_bounded or (parent is not None and parent.bounded)
         self.tokens = 0
-        self.cost = Decimal(0)
+        self.cost = FREE
         self.children = 0
         self.asked = 0
         self.reserved_tokens = 0
-        self.reserved_cost = Decimal(0)
+        self.reserved_cost = FREE
 
     def refusal(self, tokens: int, cost: Decimal | None) -> LimitExceeded | None:
         """Return why a call of at most *tokens* and *cost* may not start here or above, or ``None``."""
@@ -84,11 +112,12 @@ class Ledger:
 
     def own_refusal(self, tokens: int, cost: Decimal | None) -> LimitExceeded | None:
         """Return why this run's own limits have no room for a call, or ``None``."""
-        most, used = self.limits.max_tokens, self.tokens + self.reserved_tokens
+        most, used = self.max_tokens, self.tokens + self.reserved_tokens
         if most is not None and used + tokens > most:
             msg = f"the run and its children have used or reserved {used} of {most} tokens; the next model call needs about {tokens}"
-            return LimitExceeded(msg, kind="tokens", limit=most)
-        dollars = self.limits.max_cost_usd
+            more = max(self.limits.max_tokens or 0, used + tokens - most) if self.limits.ask else None
+            return LimitExceeded(msg, kind="tokens", limit=most, path=self.path if more else "", more=more)
+        dollars = self.max_cost
         if dollars is None or (cost is None and self.limits.allow_unpriced):
             return None
         if cost is None:
@@ -97,10 +126,17 @@ class Ledger:
                 "set allow_unpriced"
             )
             return LimitExceeded(msg, kind="unpriced_model", limit=float(dollars))
-        if self.cost + self.reserved_cost + cost > Decimal(str(dollars)):
-            msg = f"the run and its children have spent or reserved {self.cost + self.reserved_cost} of {dollars} US dollars; the next model call needs about {cost}"
-            return LimitExceeded(msg, kind="cost", limit=float(dollars))
+        spent = self.cost + self.reserved_cost
+        if spent + cost > dollars:
+            msg = f"the run and its children have spent or reserved {spent} of {dollars} US dollars; the next model call needs about {cost}"
+            again = self._more_dollars(spent + cost - dollars) if self.limits.ask else None
+            return LimitExceeded(msg, kind="cost", limit=float(dollars), path=self.path if again else "", more=again)
         return None
+
+    def _more_dollars(self, missing: Decimal) -> float:
+        """Return how much more a yes allows: the limit once again, or what is missing where that is more, never less of it."""
+        again = Decimal(str(self.limits.max_cost_usd or 0))
+        return float(max(again, ROUNDED_UP.create_decimal(missing), SMALLEST))
 
     def reserve(self, tokens: int, cost: Decimal) -> None:
         """Set room aside here and above; a negative number gives it back."""
@@ -159,8 +195,20 @@ class Ledgers:
         """Return a ledger for a run that starts, below its parent's."""
         # The parent of a tree's own root is driven elsewhere, if it has one: what it may spend stands in its limits.
         parent = self._open.get(path.rpartition(".")[0]) if path else None
-        ledger = self._open[path] = Ledger(plan.limits, plan.given, parent)
+        is_bound = plan.limits.max_tokens is not None or plan.limits.max_cost_usd is not None
+        own = _own_bounds(plan, parent.limits) if is_bound and parent is not None else None
+        ledger = self._open[path] = Ledger(plan.limits, plan.given, parent, path, own)
         return ledger
+
+    def allow(self, ceiling: Ceiling) -> None:
+        """Raise a limit to what people allowed; said again, it changes nothing. One that has ended needs none."""
+        ledger = self._open.get(ceiling.path)
+        if ledger is None:
+            return
+        if ceiling.kind == "tokens" and ledger.max_tokens is not None:
+            ledger.max_tokens = max(ledger.max_tokens, int(ceiling.most))
+        elif ceiling.kind == "cost" and ledger.max_cost is not None:
+            ledger.max_cost = max(ledger.max_cost, ceiling.most)
 
     def of(self, path: str) -> Ledger:
         """Return the ledger of a run."""
@@ -169,6 +217,20 @@ class Ledgers:
     def close(self, path: str) -> None:
         """Forget a run that has ended; what it spent stands with those above it."""
         del self._open[path]
+
+
+def _own_bounds(plan: RunPlan, above: Limits) -> Bounds:
+    """
+    Return the limits in tokens and dollars that are a child's own; *above* are its parent's limits.
+
+    Its plan has those of its parent where it has none, or larger ones. Were these kept in its ledger as well, people who allow
+    the tree more would be asked once more for each child. The body of a tool has none but those around it.
+    """
+    if plan.body is not None:
+        return None, None
+    limits = plan.limits if plan.planned_from is None else plan.planned_from.limits
+    tokens = None if limits.max_tokens == above.max_tokens else limits.max_tokens
+    return tokens, None if limits.max_cost_usd == above.max_cost_usd else limits.max_cost_usd
 
 
 class Refusals:
@@ -215,7 +277,7 @@ class Gate:
         return self._inner.perform(item, io) if error is None else self._outcome_of_refusal(item, error)
 
     async def _outcome_of_refusal(self, item: Item, error: StepEngineError) -> Single:
-        if type(item.effect) is not Spawn or _is_thrown(item.effect, error):
+        if type(item.effect) is not Spawn or item.effect.is_background or _is_thrown(item.effect, error):
             return Failure(error, self._now())
         status = RunStatus.FAILED if isinstance(error, LimitExceeded) else RunStatus.CANCELLED
         return Value(ChildResult(agent_id=item.effect.agent_id, status=status, error=error), self._now())
@@ -237,7 +299,8 @@ class Meter:
         self._refusals = refusals
         self._ledgers = ledgers
         self._price = price
-        self._reserved: dict[str, dict[int, tuple[int, Decimal]]] = {}
+        # What each call is metered for: its worst case, and whether there was room for that.
+        self._reserved: dict[str, dict[int, tuple[int, Decimal, bool]]] = {}
         # Children that were counted and have not started, by path: their numbers, and whether a model asked for them.
         self._admitted: dict[str, dict[int, bool]] = {}
 
@@ -269,8 +332,9 @@ class Meter:
         """Give back what was reserved for effects of a run that ended before they were performed."""
         for by_model in self._admitted.pop(path, {}).values():
             self._ledgers.of(path).count_children(-1, by_model=by_model)
-        for tokens, cost in self._reserved.pop(path, {}).values():
-            self._ledgers.of(path).reserve(-tokens, -cost)
+        for tokens, cost, has_room in self._reserved.pop(path, {}).values():
+            if has_room:
+                self._ledgers.of(path).reserve(-tokens, -cost)
 
     def _reserve(self, item: Item) -> None:
         ledger = self._ledgers.of(item.path)
@@ -280,11 +344,13 @@ class Meter:
         prompt, output = estimated_tokens(request), request.settings.max_tokens or 0
         cost = self._price(request.model, Usage(input_tokens=prompt, output_tokens=output))
         error = ledger.refusal(prompt + output, cost)
-        if error is not None:
+        if error is None:
+            ledger.reserve(prompt + output, cost or FREE)
+        else:
+            # It is metered all the same: where runs beside each other are replayed, one that is recorded to have found room may come
+            # before what made that room, and what it spent counts.
             self._refusals.refuse(item.path, (item.effect,), error)
-            return
-        room = (prompt + output, cost or Decimal(0))
-        ledger.reserve(*room)
+        room = (prompt + output, cost or FREE, error is None)
         self._reserved.setdefault(item.path, {})[item.effect.seq] = room
 
     def _admit(self, item: Item, effect: Spawn, spawned: dict[str, int]) -> None:
@@ -337,9 +403,9 @@ class Meter:
         return outcome
 
     async def _metered(self, item: Item, io: IO) -> Single:
-        tokens, cost = self._reserved[item.path].pop(item.effect.seq)
+        tokens, cost, has_room = self._reserved[item.path].pop(item.effect.seq)
         ledger = self._ledgers.of(item.path)
-        used: tuple[int, Decimal] = (0, Decimal(0))
+        used: tuple[int, Decimal] = (0, FREE)
         try:
             outcome = await self._inner.perform(item, io)
             used = self._used(item, outcome, tokens, cost)
@@ -347,7 +413,8 @@ class Meter:
             used = self._used(item, Stop("cancelled", begun=io.begun(item)), tokens, cost)
             raise
         finally:
-            ledger.reserve(-tokens, -cost)
+            if has_room:
+                ledger.reserve(-tokens, -cost)
             ledger.spend(*used)
         return outcome
 
@@ -362,7 +429,7 @@ class Meter:
         elif type(outcome) is Stop and outcome.begun is not None:
             usage, price = outcome.begun.usage, outcome.begun.cost
         else:
-            return 0, Decimal(0)
+            return 0, FREE
         if usage is None:
             return tokens, cost
         price = self._price(model, usage) if price is None else price

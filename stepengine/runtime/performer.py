@@ -7,18 +7,20 @@ order in which the driver begins them, and may answer instead of the performer t
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from stepengine.data.effects import CallFunction, CallTool, Gather, Leaf
+from stepengine.data.effects import CallFunction, CallTool, Compute, Gather, Keeps, Leaf
 from stepengine.data.events import Event
-from stepengine.data.outcomes import Begun, Failure, Single
+from stepengine.data.outcomes import Begun, Failure, Single, Value
 from stepengine.data.state import AgentState
 from stepengine.data.usage import Usage
+from stepengine.errors import ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 
-__all__ = ("IO", "Item", "Middleware", "Performer", "child_path", "is_repeatable", "quick_item")
+__all__ = ("IO", "Item", "Middleware", "Performer", "child_path", "computed", "is_repeatable", "quick_item")
 
 
 class Item(NamedTuple):
@@ -69,6 +71,18 @@ class IO(Protocol):
     def waits(self, item: Item) -> Awaitable[None]:
         """Take note that the body of a deferred tool has returned: from now on its call waits for its result, and for nothing else."""
 
+    def ends(
+        self, item: Item, paths: Sequence[str], cut: asyncio.Future[None] | None = None
+    ) -> Awaitable[dict[str, Any] | None]:
+        """
+        Return how the children in the background at *paths* ended, once all have; ``None`` when one was stopped with its tree.
+
+        With *cut* it is also ``None`` once that is done, which says that they will not end as recorded, or the tree stands still.
+        """
+
+    def stands(self, item: Item) -> None:
+        """Take note that a wait is one for which the tree is suspended."""
+
     def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
         """Run a child to its end in a task of its own; cancelling the wait ends the child first."""
 
@@ -104,3 +118,18 @@ def is_repeatable(item: Item) -> bool:
 def child_path(path: str, seq: int) -> str:
     """Return the path of the child that effect *seq* of the run at *path* spawns."""
     return f"{path}.{seq}" if path else str(seq)
+
+
+def computed(effect: Compute, keeps: Keeps) -> Value | Failure:
+    """
+    Do the work of an effect, and return what comes of it; its time is nobody's, as none is recorded.
+
+    Raises:
+        ReplayDivergence: when what is recorded of a body cannot be brought back, so that its run must not go on.
+    """
+    try:
+        return Value(effect.work(keeps, effect.known))
+    except ReplayDivergence:
+        raise
+    except StepEngineError as error:
+        return Failure(error)

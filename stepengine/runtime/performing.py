@@ -14,11 +14,25 @@ from contextlib import aclosing
 from datetime import datetime
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, assert_never, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar, assert_never, cast
 
 import attrs
 
-from stepengine.data.effects import AskPerson, CallBody, CallFunction, CallModel, CallTool, Spawn
+from stepengine.data.effects import (
+    AskPerson,
+    AwaitMessage,
+    AwaitRuns,
+    AwaitTime,
+    CallBody,
+    CallFunction,
+    CallModel,
+    CallTool,
+    EndRuns,
+    Leaf,
+    RunInBackground,
+    Spawn,
+    TellRun,
+)
 from stepengine.data.events import (
     Event,
     ModelRetry,
@@ -29,8 +43,9 @@ from stepengine.data.events import (
     ToolInputDelta,
     ToolLog,
 )
+from stepengine.data.frozen import frozen
 from stepengine.data.json import freeze
-from stepengine.data.messages import ToolResult
+from stepengine.data.messages import ToolResult, UserMessage
 from stepengine.data.models import (
     ModelDelta,
     ModelReply,
@@ -43,9 +58,10 @@ from stepengine.data.models import (
     ToolCallStarted,
 )
 from stepengine.data.outcomes import Begun, Failure, Single, Stop, Value, quick_value
-from stepengine.data.state import AgentState, ChildResult, RunStatus, prompt_tokens
+from stepengine.data.state import AgentState, ChildResult, RunStatus, no_longer_waiting, prompt_tokens
 from stepengine.data.tools import Asking, Ordinary, ToolSpec, Yielding
 from stepengine.data.usage import Usage, add_cost
+from stepengine.data.waiting import Awaited, ChildRef, Received
 from stepengine.errors import (
     ContextOverflow,
     DataError,
@@ -58,12 +74,13 @@ from stepengine.errors import (
 )
 from stepengine.machine.plan import Finished
 from stepengine.models._stopping import note_usage, usage_when_stopped
-from stepengine.permissions import Request
 from stepengine.runtime.logs import LOGGER, Lines
+from stepengine.runtime.mail import Message, misfit_of
 from stepengine.runtime.performer import IO, Item, child_path
 from stepengine.runtime.rates import Notice, Obstacle, ParsingRegistry, queued
 from stepengine.runtime.retry import Retries, known_usage
 from stepengine.runtime.sizes import estimated_tokens
+from stepengine.runtime.standstill import waits_of
 from stepengine.system.guard import GUARD, Guard
 from stepengine.system.threads import ThreadPool
 from stepengine.system.workspace import WORKSPACE, Workspace
@@ -72,6 +89,7 @@ from stepengine.tooling.conversion import as_result
 
 if TYPE_CHECKING:
     from stepengine.data.questions import Interactor
+    from stepengine.permissions import Request
     from stepengine.runtime.tree import RunTree
 
 __all__ = (
@@ -110,7 +128,7 @@ class Innermost:
         self._services = tree.services
         self._retries = retries
         self._elapsed = tree.elapsed
-        self._inbox = tree.inbox
+        self._inbox, self._inboxes = tree.inbox, tree.inboxes
         self._providers: dict[str, ModelProvider] = {}
 
     def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
@@ -119,28 +137,14 @@ class Innermost:
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Perform one effect."""
-        effect = item.effect
-        match effect:
-            case CallModel():
-                return self._call_model(item, io)
-            case CallBody():
-                return self._call_body(item, io)
-            case CallTool():
-                return self._call_tool(item, io)
-            case CallFunction():
-                return self._call_function(item, io)
-            case Spawn():
-                return self._spawn(item, io)
-            case AskPerson():
-                return self._ask(item, io)
-        assert_never(effect)
+        return self._PERFORM[type(item.effect)](self, item, io)
 
     def _value(self, item: Item, value: object) -> Single:
         late = self._tree.too_late(item.path) if self._tree.deadlines else None
         if late is not None:
             # What did not end in time is cut off, also where nothing could cut it off in time; it is paid for nevertheless.
             return _with_use(late, value)
-        inputs = self._take_inbox() if self._inbox and not item.path else ()
+        inputs = self._take_inbox(item.path) if self._inbox or self._inboxes else ()
         return quick_value(value, self._elapsed(), inputs)
 
     def _failure(self, item: Item, error: StepEngineError) -> Single:
@@ -148,13 +152,14 @@ class Innermost:
         if late is not None:
             return late
         _drop_frames(error)
-        inputs = self._take_inbox() if self._inbox and not item.path else ()
+        inputs = self._take_inbox(item.path) if self._inbox or self._inboxes else ()
         return Failure(error, self._elapsed(), inputs)
 
-    def _take_inbox(self) -> tuple[Any, ...]:
+    def _take_inbox(self, path: str) -> tuple[Any, ...]:
+        if path:
+            return tuple(self._inboxes.pop(path, ()))
         inputs = tuple(self._inbox)
-        for _ in inputs:
-            self._inbox.popleft()
+        del self._inbox[: len(inputs)]  # another thread may have put more there since
         return inputs
 
     # --- model calls --------------------------------------------------------------------------------------------------
@@ -365,7 +370,11 @@ class Innermost:
     async def _ask(self, item: Item, io: IO) -> Single:
         questions = self._tree.desk.shown(item)
         try:
-            answers = await self._tree.desk.ask(questions, _interactor_of(item))
+            with self._tree.mail.watched():
+                if item.effect.purpose == "limit":  # type: ignore[union-attr]
+                    answers = [await self._tree.desk.ask_for_more(questions[0])]
+                else:
+                    answers = await self._tree.desk.ask(questions, _interactor_of(item))
         except LimitExceeded as error:
             return self._failure(item, error)
         finally:
@@ -382,11 +391,17 @@ class Innermost:
             plan, state = self._services.planner(item.plan, effect, path)
         except StepEngineError as error:
             error.__traceback__ = None
+            if effect.is_background:
+                return self._failure(item, error)
             refused: ChildResult = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)
             return self._value(item, refused)
         self._tree.spawned_by[path] = effect.tool_call_id
+        if effect.is_background:
+            self._tree.start(item, plan, state)
+            return self._value(item, ChildRef(state.run_id, plan.definition.id, path))
         finished = await io.drive(plan, state, path)
         child = finished.as_child(is_inline=effect.is_inline)
+        # Asked here, though `_stopped_with` knows it: nearly every child is neither, and is spared the call.
         if finished.status is RunStatus.SUSPENDED or self._tree.root.stopping is not None:
             stop = self._stopped_with(finished, child=child)
             if stop is not None:
@@ -416,6 +431,146 @@ class Innermost:
             return Value(ended.value, ended.at, ended.inputs, body)
         return attrs.evolve(ended, body=body) if type(ended) is Stop else ended
 
+    # --- what only waits, and children in the background --------------------------------------------------------------
+
+    async def _await_time(self, item: Item, _: IO) -> Single:
+        effect: AwaitTime = item.effect  # type: ignore[assignment]
+        services = self._services
+        if effect.until is not None and services.since is None:
+            # Of a recording whose times are made up only the date itself can be waited for.
+            seconds = (effect.until - services.clock.now()).total_seconds()
+        else:
+            seconds = self._tree.seconds_until(effect.wakes, effect.asked)
+        if item.has_begun and services.wakes_now:
+            seconds = 0.0
+        if seconds > 0:
+            with self._tree.mail.watched():
+                if not await self._patient(item, seconds, partial(services.clock.sleep, seconds)):
+                    return Stop("suspended", self._elapsed())
+        return self._value(item, None)
+
+    async def _await_message(self, item: Item, _: IO) -> Single:
+        effect: AwaitMessage = item.effect  # type: ignore[assignment]
+        mail, path, topic = self._tree.mail, item.path, effect.topic
+        try:
+            misfit = misfit_of(topic, effect.schema)
+        except StepEngineError as error:
+            return self._failure(item, error)
+        with mail.watched():
+            if mail.first(path, topic) is None:
+                await mail.fetch()
+            while True:
+                while (message := mail.first(path, topic)) is not None:
+                    problem = misfit(message.value)
+                    if not problem:
+                        mail.take(message)
+                        return self._value(item, Received(message.id, message.value))
+                    mail.refuse(message, problem)
+                    self._tree.hub.warnings.append(
+                        f"a message on {topic!r} (id {message.id!r}) was left out, since it does not fit what waits for it: {problem}"
+                    )
+                came = await self._in_time(item, effect, mail.arrival)
+                if came is not None:
+                    return came
+
+    async def _await_runs(self, item: Item, _: IO) -> Single:
+        effect: AwaitRuns = item.effect  # type: ignore[assignment]
+        background = self._tree.background
+        with self._tree.mail.watched():
+            while True:
+                done = background.done(effect.children)
+                if len(done) >= effect.need:
+                    return self._awaited(item, effect.children, done)
+                came = await self._in_time(item, effect, background.one_end)
+                if came is not None:
+                    if type(came) is Value:
+                        return self._awaited(item, effect.children, background.done(effect.children))
+                    return came
+
+    def _awaited(self, item: Item, children: Sequence[str], done: Sequence[str]) -> Single:
+        left = [path for path in children if path not in done]
+        return self._value(item, Awaited(tuple(done), tuple(left), self._tree.background.results(done)))
+
+    async def _in_time(
+        self, item: Item, effect: AwaitMessage | AwaitRuns, coming: Callable[[], asyncio.Future[None]]
+    ) -> Single | None:
+        """Wait until something came, and return ``None``, so that it is looked at; else what ends the wait."""
+        if effect.wakes is None:
+            came = await self._tree.standstill.until(item, waits_of(item), coming)
+            return None if came else Stop("suspended", self._elapsed())
+        seconds = self._tree.seconds_until(effect.wakes, effect.asked)
+        if seconds <= 0 or (item.has_begun and self._services.wakes_now):
+            return self._value(item, None)
+        is_over = False
+
+        async def sleep() -> None:
+            nonlocal is_over
+            await self._services.clock.sleep(seconds)
+            is_over = True
+
+        if not await self._patient(item, seconds, sleep, coming):
+            return Stop("suspended", self._elapsed())
+        # Where times are made up, no time passes by which the next look would see that the patience is over.
+        return self._value(item, None) if is_over and self._services.since is None else None
+
+    async def _patient(
+        self,
+        item: Item,
+        seconds: float,
+        sleep: Callable[[], Awaitable[None]],
+        *coming: Callable[[], asyncio.Future[None]],
+    ) -> bool:
+        """Wait so many *seconds*, as *sleep* does, or for what is *coming*; return ``False`` when the tree stood still before."""
+        if seconds > self._services.sleep_in_process:
+            return await self._tree.standstill.until(item, waits_of(item), *coming, sleep)
+        if coming:
+            await _first(sleep(), *[one() for one in coming])
+        else:
+            await sleep()
+        return True
+
+    async def _tell_run(self, item: Item, _: IO) -> Single:
+        effect: TellRun = item.effect  # type: ignore[assignment]
+        child = self._tree.background.child(effect.child)
+        if child.result is not None:
+            return self._value(item, value=False)
+        address = f"{item.path}#{effect.seq}"
+        is_new = self._tree.mail.arrive(Message(f"tell:{address}", effect.child, effect.topic, effect.value))
+        if is_new and not effect.topic:
+            self._tree.inboxes.setdefault(effect.child, []).append(UserMessage(str(effect.value)))
+        return self._value(item, value=True)
+
+    async def _end_runs(self, item: Item, _: IO) -> Single:
+        effect: EndRuns = item.effect  # type: ignore[assignment]
+        background = self._tree.background
+        background.end(effect.children, effect.reason)
+        if not await background.all_ended(effect.children):
+            return Stop("cancelled", self._elapsed())
+        return self._awaited(item, effect.children, background.done(effect.children))
+
+    async def _run_in_background(self, item: Item, io: IO) -> Single:
+        """Run a child in the background; one that stands still does not end before its tree does, or its parent ends it."""
+        effect: RunInBackground = item.effect  # type: ignore[assignment]
+        finished = await io.drive(effect.plan, effect.state, item.path)
+        child, known = finished.as_child(), self._tree.background.child(item.path)
+        if finished.status is RunStatus.SUSPENDED and known.stopping is None:
+            await self._tree.standstill.until(item, (), asyncio.get_running_loop().create_future)
+        if finished.status is RunStatus.SUSPENDED and known.is_ended:
+            error = known.stopping.error if known.stopping is not None else None
+            child = attrs.evolve(child, status=RunStatus.CANCELLED, questions=(), error=cast("Any", error))
+        elif known.stopping is not None and not known.is_ended:
+            # It was stopped with its tree, so it has not ended for whoever records.
+            stopping = known.stopping
+            if stopping.kind != "suspended":
+                child = no_longer_waiting(child)
+            return Stop(stopping.kind, self._elapsed(), stopping.error, child=child)
+        else:
+            stop = self._stopped_with(finished, child=child)
+            if stop is not None:
+                return stop
+        _drop_frames(child.error)
+        return self._value(item, child)
+
     def _stopped_with(self, finished: Finished, **end: Any) -> Stop | None:
         """Return how an effect is stopped whose run was, with its *end* as ``child`` or ``body``; ``None`` where that has ended."""
         if finished.status is RunStatus.SUSPENDED:
@@ -426,6 +581,32 @@ class Innermost:
             # It was stopped, or what happened in it is in doubt, so it has not ended for whoever records.
             return Stop(stop.kind, self._elapsed(), stop.error, **end)
         return None
+
+    _PERFORM: ClassVar[Mapping[type[Leaf], Callable[[Innermost, Item, IO], Awaitable[Single]]]] = {
+        CallModel: _call_model,
+        CallTool: _call_tool,
+        CallBody: _call_body,
+        CallFunction: _call_function,
+        Spawn: _spawn,
+        AskPerson: _ask,
+        AwaitTime: _await_time,
+        AwaitMessage: _await_message,
+        AwaitRuns: _await_runs,
+        TellRun: _tell_run,
+        EndRuns: _end_runs,
+        RunInBackground: _run_in_background,
+    }
+    """How each effect is performed."""
+
+
+async def _first(*coming: Awaitable[Any]) -> None:
+    """Wait until the first of these has come, and give up the others."""
+    waiting = [asyncio.ensure_future(one) for one in coming]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for one in waiting:
+            one.cancel()
 
 
 def _interactor_of(item: Item) -> Interactor | None:
@@ -624,7 +805,7 @@ def _as_ours(model: str, raised: BaseException) -> StepEngineError:
 # --- what tool calls need ----------------------------------------------------------------------------------------------
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class ToolSetting:
     """
     What the tools of an engine are run with.
@@ -646,6 +827,8 @@ class ToolSetting:
 
 def _request(item: Item, effect: CallTool, spec: ToolSpec) -> Request:
     """Return a call as rules see it."""
+    from stepengine.permissions import Request  # an engine without rules does not load them
+
     info = item.plan.info
     return Request(
         tool=spec,
@@ -661,7 +844,9 @@ async def _guarded(
     running: Coroutine[object, Any, ToolResult], guard: Guard | None, workspace: Workspace | None
 ) -> ToolResult:
     """Await a call whose files are bound by *guard*; its threads see it, too. It does not begin where *guard* refuses it."""
-    if guard is not None and (why := guard.refusal(None if workspace is None else workspace.root)):
+    folder = None if workspace is None else workspace.here or workspace.root
+    is_here = workspace is None or workspace.here is not None
+    if guard is not None and (why := guard.refusal(folder, is_here=is_here)):
         running.close()
         return ToolResult.error(why)
     token = GUARD.set(guard)

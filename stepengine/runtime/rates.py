@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
 from stepengine.data.usage import Usage
 from stepengine.errors import DefinitionError, ModelError
@@ -44,7 +45,7 @@ __all__ = (
 WINDOW_MS = 60_000
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class RateLimit:
     """
     What one provider may be asked; ``None`` is without limit.

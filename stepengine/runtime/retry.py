@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from random import Random
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.data.usage import Usage
 from stepengine.errors import DefinitionError, ModelError
 
 __all__ = ("Retries", "RetryPolicy", "known_usage")
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class RetryPolicy:
     """
     How often and how patiently a failed model call is tried again.

@@ -8,35 +8,40 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import attrs
 
+from stepengine.data.ceilings import ceiling_of
 from stepengine.data.effects import Spawn
 from stepengine.data.events import Event, PhaseChanged, RunFailed
+from stepengine.data.frozen import frozen
 from stepengine.data.makers import changer_of
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Begun, Failure, Outcome, Stop
-from stepengine.data.questions import AnswerLike, Interactor, Question
-from stepengine.data.state import AgentState, RunPhase, RunStatus
+from stepengine.data.questions import Answer, AnswerLike, Interactor, Question
+from stepengine.data.state import AgentState, RunPhase, RunStatus, no_longer_waiting
 from stepengine.data.usage import Usage
-from stepengine.errors import LimitExceeded, StepEngineError
+from stepengine.data.waiting import Waits
+from stepengine.errors import AgentError, AnswerRejected, LimitExceeded, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.machine.signals import is_callers
 from stepengine.runtime.asking import Desk, Remembered
+from stepengine.runtime.background import Background
 from stepengine.runtime.clock import Clock, SystemClock
 from stepengine.runtime.driver import RunTask, drive
 from stepengine.runtime.failfast import Brake
 from stepengine.runtime.hub import Hub
 from stepengine.runtime.limits import Gate, Ledger, Ledgers, Meter, Refusals, Repeats
+from stepengine.runtime.mail import Mail, Message, PostBox, answer_in
 from stepengine.runtime.performer import Item, Middleware, Performer
 from stepengine.runtime.performing import NOTHING, Deferred, Innermost, ModelRegistry, Pricing, ToolSetting
 from stepengine.runtime.rates import Rates
 from stepengine.runtime.retry import Retries, RetryPolicy
+from stepengine.runtime.standstill import Standstill, waits_of
 from stepengine.runtime.watchdog import Watchdog
 from stepengine.tooling.context import Belongings
 
@@ -45,6 +50,8 @@ if TYPE_CHECKING:
 
 __all__ = ("ChildPlanner", "MachineMaker", "RunTree", "Services", "lent")
 
+GRACE = 5.0
+"""Seconds that effects which cannot simply happen again have to come to their end when a letter cancels their run."""
 MachineMaker = Callable[[RunPlan, AgentState], Generator[Any, Outcome | None, Finished]]
 """Makes the machine of a run; ``stepengine.machine.run_agent`` is one."""
 ChildPlanner = Callable[[RunPlan, Any, str], tuple[RunPlan, AgentState]]
@@ -60,7 +67,17 @@ def _no_window(_: str) -> int | None:
     return None
 
 
-@attrs.frozen(kw_only=True, weakref_slot=False)
+class Level(Protocol):
+    """What is recorded of a tree that goes on at several places at once."""
+
+    def has_begun(self, item: Item) -> bool:
+        """Return whether an effect was begun, or never will be."""
+
+    def has_outcome(self, item: Item) -> bool:
+        """Return whether nothing new has to happen for an effect; of one that starts a run, what that does is asked for itself."""
+
+
+@frozen(kw_only=True, weakref_slot=False)
 class Services:
     """
     What an engine lends to the trees of its runs.
@@ -81,6 +98,14 @@ class Services:
         middlewares: What wraps the innermost performer of every tree, from the inside out: recorders and the like.
         outermost: What wraps everything else.
         keep_write: Takes the address of a call and what is needed to undo a write of it; ``None`` where nobody keeps that.
+        sleep_in_process: Seconds up to which a wait for a time is none for which a tree is suspended.
+        since: What time it was for the run when this process took over, in milliseconds since the root was created; ``None``
+            where its times are made up.
+        resumable: Whether somebody can go on with a tree that is suspended, because it is recorded.
+        wakes_now: Whether sleeps that are recorded are over at once, whatever time it is.
+        mail: What keeps the messages that were sent to its runs; ``None`` for this process alone.
+        record: Says what is in the record of a tree that goes on at several places at once: nothing else begins before all of its
+            runs have come to the end of what is. ``None`` for any other tree.
     """
 
     machine: MachineMaker
@@ -98,6 +123,12 @@ class Services:
     middlewares: Sequence[Middleware] = ()
     outermost: Sequence[Middleware] = ()
     keep_write: Callable[[str, int, FileWrite], None] | None = None
+    sleep_in_process: float = 60.0
+    since: int | None = 0
+    resumable: bool = False
+    wakes_now: bool = False
+    mail: PostBox | None = None
+    record: Level | None = None
 
 
 lent = changer_of(Services, "models", "tools", "window", "planner", "remembered", "seed")
@@ -136,10 +167,55 @@ class RunTree:
         signal: ``is_set()`` says whether the tree is being stopped.
         reraise: What is the caller's and not the run's, such as a ``KeyboardInterrupt`` out of a tool; it is raised when the
             tree has ended.
-        inbox: Messages for the root run that were not delivered yet.
+        inbox: Messages for the root run that were not delivered yet; *inboxes* has those of its children, by path.
+        standstill: What its runs wait for.
+        background: The children in the background.
+        mail: The messages that were sent to its runs.
+        suspended: The open questions of children in the background that were suspended, by id.
+        is_held: Whether somebody has a handle of it.
+        is_replaying: Whether nothing new may begin before every run of it has come to the end of its record.
         deferred: The tool calls that wait for their results from outside.
         runs: Those that are under way, by path.
+        elsewhere: What says that a child must end, of those that another process drives, by path.
     """
+
+    # Of a class of more than 30 attributes each object has a table of their names of its own: 1.3 KB of each run that waits.
+    __slots__ = (
+        "__weakref__",
+        "_belongings",
+        "_created",
+        "_ledgers",
+        "_loop",
+        "_now_ms",
+        "_patience",
+        "_start",
+        "_thread",
+        "_wrapping",
+        "background",
+        "deadlines",
+        "deferred",
+        "desk",
+        "elsewhere",
+        "emit",
+        "hub",
+        "inbox",
+        "inboxes",
+        "innermost",
+        "is_held",
+        "is_replaying",
+        "leaked",
+        "mail",
+        "orphans",
+        "reraise",
+        "root",
+        "runs",
+        "services",
+        "signal",
+        "spawned_by",
+        "standstill",
+        "stopped_calls",
+        "suspended",
+    )
 
     def __init__(
         self,
@@ -158,12 +234,18 @@ class RunTree:
         )
         self.leaked: list[str] = []
         self.spawned_by: dict[str, str] = {}
-        self.inbox: deque[UserMessage] = deque()
+        self.inbox: list[UserMessage] = []
         self.deferred = Deferred()
         self.runs: dict[str, RunTask] = {}
+        self.elsewhere: dict[str, asyncio.Future[Stop]] = {}
         self.orphans: dict[str, Any] = {}
         self.stopped_calls: dict[tuple[str, int], Begun] = {}
         self.reraise: BaseException | None = None
+        self.standstill = Standstill(self)
+        self.background = Background(self)
+        self.inboxes: dict[str, list[UserMessage]] = {}
+        self.is_held = self.is_replaying = False
+        self.suspended: dict[str, Question] = {}
         self.root = RunTask(self, plan, state, plan.path)
         self.signal = _Signal(self.root)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -196,6 +278,8 @@ class RunTree:
         self._now_ms = services.clock.now_ms
         self._start = self._now_ms()
         self.innermost = Innermost(self, Retries(services.retry, services.seed or plan.run_id))
+        self.mail = Mail(services.mail, self.steer, self.hub.warnings.append)
+        self.is_replaying = services.record is not None
         self._wrapping = None
         if services.middlewares or services.outermost:
             self._wrap()  # who records has to know of the run before it starts
@@ -212,7 +296,7 @@ class RunTree:
 
     def _wrap(self) -> _Wrapping:
         services, refusals = self.services, Refusals()
-        brake = Brake(self.innermost, refusals, self.elapsed)
+        brake = Brake(self.innermost, refusals, self.elapsed, self)
         performer: Performer = Gate(brake, refusals, self.elapsed)
         for wrap in services.middlewares:
             performer = wrap(performer)
@@ -248,6 +332,13 @@ class RunTree:
         """Return what the run at *path*, which is under way, has spent and reserved."""
         return self._ledgers.of(path)
 
+    def allow_more(self, question: Question, answer: Answer) -> None:
+        """Take note of what people said to a limit that asked them; steps are counted by the run itself."""
+        self.desk.knows_more(question, answer)
+        ceiling = ceiling_of(question, answer)
+        if ceiling is not None:
+            self._ledgers.allow(ceiling)
+
     @property
     def watched(self) -> bool:
         """Whether anybody is shown events."""
@@ -259,6 +350,116 @@ class RunTree:
     def waits(self, item: Item) -> Awaitable[None]:
         """Take note that a call only waits for its result; whoever records wraps this."""
         return NOTHING
+
+    def start(self, item: Item, plan: RunPlan, state: AgentState) -> None:
+        """Start a child in the background."""
+        wrapping = self._wrapping or self._wrap()
+        self.background.start(item, plan, state, wrapping.recording)
+
+    async def ends(
+        self, item: Item, paths: Sequence[str], cut: asyncio.Future[None] | None = None
+    ) -> dict[str, Any] | None:
+        """
+        Return how children in the background ended, once they have; ``None`` where one was stopped with its tree.
+
+        With *cut*, which says that they will not end as recorded, it is also ``None`` once that is done, or the tree stands still.
+        """
+        background = self.background
+        if cut is not None and not await self._unless(cut, item, paths):
+            return None
+        if not await background.all_ended(paths):
+            return None
+        return background.results(paths)
+
+    async def _unless(self, cut: asyncio.Future[None], item: Item, paths: Sequence[str]) -> bool:
+        """Wait until these have ended, and return that they have; not once *cut* is done, or the tree stands still."""
+        while not self.background.has_ended(paths):
+            came = await self.standstill.until(item, (), self.background.one_end, lambda: asyncio.shield(cut))
+            if cut.done() or not came:
+                return False
+        return True
+
+    def stands(self, item: Item) -> None:
+        """Take note that a wait is one for which the tree is suspended."""
+        self.standstill.waits[item.path, item.effect.seq] = waits_of(item)
+
+    async def hold_new(self, item: Item, *, begins: bool) -> None:
+        """
+        Hold an effect that is new before every run of the tree has come to the end of its record.
+
+        What *begins* is held when it was not begun before; what is performed, when it has no outcome.
+        """
+        record = self.services.record
+        if record is not None and not (record.has_begun(item) if begins else record.has_outcome(item)):
+            await self.standstill.hold(item)
+
+    def may_suspend(self, waits: Sequence[Waits]) -> bool:
+        """
+        Return whether a tree that stands still, and waits for these, is suspended.
+
+        Not while somebody attends to it: who answers questions may send messages, too. One that is not recorded waits here, as
+        nobody could go on with it, except for what nobody here could ever send.
+        """
+        if self.desk.attends:
+            return False
+        return self.services.resumable or not (self.is_held or any(one.wakes_at is not None for one in waits))
+
+    def stop_child(self, path: str, stop: Stop) -> None:
+        """End the child in the background at *path*, and all below it."""
+        self._stop_run(path, stop)
+        self.standstill.release(path)
+
+    def end_run(self, path: str, reason: str) -> None:
+        """End the run at *path*, and all below it."""
+        self._stop_run(path, Stop("cancelled", error=AgentError(reason)))
+
+    def _stop_run(self, path: str, stop: Stop) -> None:
+        run, ending = self.runs.get(path), self.elsewhere.get(path)
+        if run is not None:
+            run.stop(stop)
+        if ending is not None and not ending.done():
+            ending.set_result(stop)
+
+    def post(self, message: Message) -> bool:
+        """Send a message to a run of the tree, which is under way; return whether it is new. From any thread but the loop's."""
+        is_new = self.mail.post(message)
+        loop = self._loop
+        if is_new and loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self.mail.arrive, message)
+        return is_new
+
+    def steer(self, message: Message) -> None:
+        """Do what somebody sent who does not hold the run: answer a question, end a run, say something to one."""
+        said = str(message.value)
+        match message.kind:
+            case "input" if message.path:
+                self.inboxes.setdefault(message.path, []).append(UserMessage(said))
+            case "input":
+                self.inbox.append(UserMessage(said))
+            case "cancel" if message.path:
+                known = self.background.is_at_work(message.path)
+                self.background.end((message.path,), said) if known else self.end_run(message.path, said)
+            case "cancel":
+                self.hub.warnings.append(f"the run was cancelled by a letter{f': {said}' if said else ''}")
+                self.interrupt(GRACE)
+            case "answer":
+                self._answer(message)
+            case "message":
+                pass
+
+    def _answer(self, message: Message) -> None:
+        try:
+            self.desk.answer(message.topic, answer_in(message.value))
+        except AnswerRejected as error:
+            if self.desk.is_left(message.topic):
+                return  # it came in the moment in which the run lies down, and is there for whoever goes on
+            self.mail.refuse(message, error.message)
+            self.hub.warnings.append(f"an answer that was sent was left out: {error.message}")
+
+    def seconds_until(self, wakes: int, asked: int) -> float:
+        """Return how many seconds are left until *wakes*, which was asked for at *asked*, both on the run's own clock."""
+        since = self.services.since
+        return (wakes - (asked if since is None else since + self.elapsed())) / 1_000
 
     def begun(self, item: Item) -> Begun | None:
         """Return what a model call had used that was stopped."""
@@ -304,6 +505,7 @@ class RunTree:
         watchdog.enter(self)
         self.hub.on_crash = self.root.crashed
         self.runs[self.root.path] = self.root
+        self.mail.begin()
         try:
             finished = await self._run(self.root)
             return _broken_off(finished, self.reraise)
@@ -347,6 +549,9 @@ class RunTree:
             self._patience.cancel()
             self._patience = None
         self.runs.clear()
+        self.mail.close()
+        self.standstill.close()
+        self.background.close()
         self._wrapping = None
         del self.innermost
         self.hub.on_crash = self.hub.history = None
@@ -384,6 +589,8 @@ class RunTree:
         run = self.runs[path] = RunTask(self, plan, state, path)
         if self.root.spares:
             run.stopping = self.root.stopping
+        elif self.background.children:
+            run.stopping = self.background.stopping(path)
         task = asyncio.create_task(self._run(run))
         try:
             return await asyncio.shield(task)
@@ -404,14 +611,14 @@ class RunTree:
         run.direct = self._direct(run)
         self.hub.seat(run.path, run.state.run_id, plan.definition.id)
         run.enter()
+        if self.mail.is_kept:
+            self._hear(run.path)
         seconds = plan.limits.max_seconds
-        timer = None
-        if seconds is not None:
-            loop = asyncio.get_running_loop()
-            self.deadlines[run.path] = (loop.time() + seconds, seconds)
-            timer = loop.call_later(max(0.0, seconds), run.stop, _too_late(seconds))
+        timer = None if seconds is None else self._timed(run, seconds)
         try:
-            return await drive(self.services.machine(plan, run.state), run)
+            finished = await drive(self.services.machine(plan, run.state), run)
+            has_background = run.path in self.background.of
+            return await self._without_background(run, finished) if has_background else finished
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001
@@ -429,6 +636,49 @@ class RunTree:
                 await self._end_belongings(run)
             run.leave()
             self._forget(run.path)
+
+    async def _without_background(self, run: RunTask, finished: Finished) -> Finished:
+        """
+        Return how a run ended once nothing that it started in the background is at work; what that spent is its own, too.
+
+        Its children are stopped where it was. Where it came to the end of what is recorded of it, each of them does so by itself,
+        after all that is recorded of that one.
+        """
+        run.is_ending = True
+        run.busy = True
+        stop = None if self.root.spares or run.stopping is None else _stop_below(run)
+        work = asyncio.create_task(self.background.end_with(run.path, stop))
+        self.standstill.look()
+        while not work.done():
+            try:
+                await asyncio.wait((work,))
+            except asyncio.CancelledError:
+                run.interrupted()
+                self.background.stop_all(run.path, _stop_below(run))
+        run.busy = None
+        left = work.result()
+        self.background.forget(run.path)
+        if not left:
+            return finished
+        if finished.status is not RunStatus.SUSPENDED:
+            left = [no_longer_waiting(child) for child in left]
+        spending = finished.spending
+        for child in left:
+            spending += child.spending
+            self.suspended.update({question.id: question for question in child.questions})
+        return attrs.evolve(finished, spending=spending, children=(*finished.children, *left))
+
+    def _timed(self, run: RunTask, seconds: float) -> asyncio.TimerHandle:
+        """Let a run end once its time is over; return what ends it."""
+        loop = asyncio.get_running_loop()
+        self.deadlines[run.path] = (loop.time() + seconds, seconds)
+        return loop.call_later(max(0.0, seconds), run.stop, _too_late(seconds))
+
+    def _hear(self, path: str) -> None:
+        """Give a run that goes on what was said to it before, and that it did not hear."""
+        unheard = [UserMessage(text) for text in self.mail.unheard(path)]
+        if unheard:
+            (self.inboxes.setdefault(path, []) if path else self.inbox).extend(unheard)
 
     def too_late(self, path: str) -> Stop | None:
         """
@@ -450,6 +700,9 @@ class RunTree:
         """Keep nothing of a run that has ended, so that ten thousand children leave no more behind than one."""
         self.runs.pop(path, None)
         self.deadlines.pop(path, None)
+        self.inboxes.pop(path, None)
+        if self.standstill.parked or self.standstill.held:
+            self.standstill.look()
         for address in [address for address in self.stopped_calls if address[0] == path]:
             del self.stopped_calls[address]
         if self._wrapping is not None:
@@ -477,6 +730,12 @@ class _Signal:
 def _too_late(seconds: float, at: int = 0) -> Stop:
     msg = f"the run took longer than max_seconds={seconds:g}"
     return Stop("limit", at, LimitExceeded(msg, kind="seconds", limit=seconds))
+
+
+def _stop_below(run: RunTask) -> Stop:
+    """Return why what a stopped run has in the background ends: of a body no reason is recorded that a replay could tell them."""
+    stop = run.stopping or Stop("cancelled")
+    return Stop("cancelled") if run.plan.body is not None and stop.kind in {"cancelled", "limit"} else stop
 
 
 def _broken_off(finished: Finished, error: BaseException | None) -> Finished:

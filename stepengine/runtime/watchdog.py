@@ -157,7 +157,8 @@ def _watch() -> None:
 def _culprit(frame: FrameType | None) -> _Culprit:
     tool, imports = "", False
     places: list[tuple[str, int]] = []
-    while frame is not None and frame.f_code not in RUNS_A_LOOP:
+    # The thread goes on while it is looked at: CPython 3.11 was seen to give another object where the frame behind one was gone.
+    while isinstance(frame, FrameType) and frame.f_code not in RUNS_A_LOOP:
         file = frame.f_code.co_filename
         imports = imports or file.startswith(IMPORTING)
         if imports and file.startswith(MODELS):

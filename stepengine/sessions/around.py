@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 
 from stepengine.data import codec
+from stepengine.data.frozen import frozen
 from stepengine.data.hooks import Change, HookContext, Hooks
 from stepengine.data.messages import AssistantMessage
 from stepengine.data.state import AgentState, RunStatus
@@ -180,7 +181,7 @@ def session_hooks(store: SessionStore | VersionedStore) -> Hooks:
     return Hooks(pre_run=around.load, post_run=around.save)
 
 
-@attrs.frozen
+@frozen
 class _Around:
     """The two hooks."""
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 import attrs
 
 from stepengine.data import codec
+from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, UserMessage, strings
 from stepengine.data.state import AgentState
@@ -43,7 +44,7 @@ ID_CHARS = 1_000
 LOST = "The result of this call is unavailable: it was not stored with the conversation."
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class SessionInfo:
     """
     What is known of a session beside its messages.
@@ -77,7 +78,7 @@ class SessionInfo:
     metadata: JsonDict = attrs.field(factory=JsonDict, converter=freeze_object)
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Session:
     """
     A conversation as a store holds it.
@@ -109,7 +110,7 @@ class Session:
         return self.info.session_id
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class TurnPlace:
     """
     Where the journals of the root runs in a session are: in one of three kinds of places.

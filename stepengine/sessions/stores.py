@@ -513,8 +513,9 @@ class FileSessions(Store):
         with self._locked(folder):
             for name in ("metadata.json", "state.json", "history.jsonl"):
                 (folder / name).unlink(missing_ok=True)
-            for journal in (folder / "turns").glob("*.jsonl"):
-                journal.unlink(missing_ok=True)
+            for kind in ("*.jsonl", "*.jsonl.mail"):
+                for file in (folder / "turns").glob(kind):
+                    file.unlink(missing_ok=True)
 
     @override
     def get_cached(self, key: str) -> Any:

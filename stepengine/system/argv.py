@@ -13,8 +13,7 @@ import shlex
 from collections.abc import Sequence
 from typing import NoReturn, TypeAlias
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.errors import ToolError
 
 __all__ = ("Argv", "Script", "check_argv", "parse_command", "shown_command", "split_argv")
@@ -31,7 +30,7 @@ ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 PLAIN = re.compile(r"[\x20-\x7e]+")
 
 
-@attrs.frozen
+@frozen
 class Script:
     """
     A command that only a shell can read.

@@ -9,28 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import secrets
 import stat
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from stepengine.errors import ToolError
+from stepengine.system import calls
 from stepengine.system.after_fork import Lock, renews
+from stepengine.system.calls import Fd
+from stepengine.system.far import Far
 from stepengine.system.open_files import too_many_files
-from stepengine.system.walk import TEMPORARY
 
-__all__ = ("lock_for", "make_folder", "replace_file", "replace_path", "sweep", "sync_folder", "target_info")
+__all__ = ("lock_for", "make_folder", "replace_file", "replace_path", "sync_folder", "target_info")
 
-NEW_MODE = 0o644
-STALE_SECONDS = 60
-NAME = re.compile(re.escape(TEMPORARY) + r"(\d+)-[0-9a-f]{16}")
-
-_locks: weakref.WeakValueDictionary[tuple[int, int, str], _Lock] = weakref.WeakValueDictionary()
+_locks: weakref.WeakValueDictionary[tuple[object, int, int, str], _Lock] = weakref.WeakValueDictionary()
 _guard = Lock()
 
 
@@ -49,16 +44,17 @@ def _none_held() -> None:
 
 
 @contextmanager
-def lock_for(folder: int, name: str) -> Iterator[None]:
+def lock_for(folder: Fd, name: str) -> Iterator[None]:
     """Hold the lock of one file within this process, so that read-change-write is done by one at a time."""
-    info = os.fstat(folder)
+    info = calls.fstat(folder)
     with _guard:
-        found = _locks.setdefault((info.st_dev, info.st_ino, name), _Lock())
+        where = folder.system if isinstance(folder, Far) else None
+        found = _locks.setdefault((where, info.st_dev, info.st_ino, name), _Lock())
     with found.lock:
         yield
 
 
-def target_info(folder: int, name: str, path: str) -> os.stat_result | None:
+def target_info(folder: Fd, name: str, path: str) -> os.stat_result | None:
     """
     Return what stands under a name, or ``None`` when it is free.
 
@@ -66,7 +62,7 @@ def target_info(folder: int, name: str, path: str) -> os.stat_result | None:
         ToolError: when it is a folder, a symbolic link or a special file, which are never replaced.
     """
     try:
-        info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        info = calls.stat_at(name, folder)
     except FileNotFoundError:
         return None
     if stat.S_ISREG(info.st_mode):
@@ -80,31 +76,16 @@ def target_info(folder: int, name: str, path: str) -> os.stat_result | None:
     raise ToolError(msg)
 
 
-def replace_file(folder: int, name: str, data: bytes, old: os.stat_result | None, *, mode: int | None = None) -> None:
+def replace_file(folder: Fd, name: str, data: bytes, old: os.stat_result | None, *, mode: int | None = None) -> None:
     """
     Make *data* the content of a file, durably.
 
     The mode of an old file is kept without set-uid and set-gid, unless *mode* gives another; a new file gets 0644 minus
     the umask.
     """
-    if mode is None:
-        mode = NEW_MODE & ~_umask() if old is None else stat.S_IMODE(old.st_mode) & 0o777
-    temporary = f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(temporary, flags, 0o600, dir_fd=folder)
-    try:
-        try:
-            _write_all(fd, data)
-            os.fchmod(fd, mode)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary, dir_fd=folder)
-        raise
-    os.fsync(folder)
+    if mode is None and old is not None:
+        mode = stat.S_IMODE(old.st_mode) & 0o777
+    calls.put(folder, name, data, mode)
 
 
 def replace_path(path: Path, data: bytes, *, mode: int | None = None) -> None:
@@ -151,44 +132,3 @@ def sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def _umask() -> int:
-    """Return the umask, without the moment of a wrong one that setting it would take, where that is possible."""
-    with contextlib.suppress(OSError):
-        found = re.search(r"^Umask:\s*([0-7]+)$", Path("/proc/self/status").read_text("ascii", "replace"), re.MULTILINE)
-        if found:
-            return int(found[1], 8)
-    current = os.umask(0o077)
-    os.umask(current)
-    return current
-
-
-def sweep(folder: int) -> None:
-    """Remove temporary files that a process which no longer exists has left in a folder."""
-    with os.scandir(folder) as entries:
-        names = [e.name for e in entries if e.name.startswith(TEMPORARY)]
-    for name in names:
-        found = NAME.fullmatch(name)
-        if found is None or _is_alive(int(found[1])):
-            continue
-        with contextlib.suppress(OSError):
-            info = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            if stat.S_ISREG(info.st_mode) and time.time() - info.st_mtime > STALE_SECONDS:
-                os.unlink(name, dir_fd=folder)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except OSError:
-        return True
-    return True

@@ -10,24 +10,31 @@ be stored unencrypted, or whole instead of in a large-file store. Whoever lets t
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.redaction import is_secret_variable
 from stepengine.system.argv import Argv
+
+if TYPE_CHECKING:
+    from stepengine.system.far import Elsewhere
 
 __all__ = (
     "ALWAYS",
     "MARKER",
     "NAMES_BYTES",
     "READ_SECONDS",
+    "SUPERVISOR",
     "Environment",
     "Look",
     "Private",
@@ -92,7 +99,7 @@ ADDED: Mapping[str, Argv] = {
 VALUED = frozenset(("-C", "-c", "--attr-source", "--config-env", "--git-dir", "--namespace", "--work-tree"))
 
 
-@attrs.frozen
+@frozen
 class Look:
     """
     A git command that only looks.
@@ -155,6 +162,8 @@ def _overridden(names: bytes) -> dict[str, str]:
     return found
 
 
+SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
+"""The program that stands beside each command."""
 MARKER = "STEPENGINE_CALL"
 """The variable by which processes are found that left the command's process group."""
 
@@ -217,16 +226,23 @@ def without_secrets(text: str) -> str:
     return text
 
 
-@attrs.frozen
+@frozen
 class Private:
     """
     The private folders of one command: ``home``, which is empty, and ``tmp``.
 
     Attributes:
         folder: The folder that holds them; only its owner may enter.
+        system: Where that is; ``None`` for here.
     """
 
     folder: Path = attrs.field(factory=lambda: Path(tempfile.mkdtemp(prefix="stepengine-")))
+    system: Elsewhere | None = None
+
+    @classmethod
+    def at(cls, system: Elsewhere | None) -> Private:
+        """Make a private folder of a system; ``None`` for this one."""
+        return cls() if system is None else cls(Path(system.private()), system)
 
     @property
     def home(self) -> Path:
@@ -240,42 +256,73 @@ class Private:
 
     def make(self) -> None:
         """Make the folders."""
+        if self.system is not None:
+            self.system.make_folders([str(self.home), str(self.tmp)])
+            return
         self.home.mkdir(mode=0o700)
         self.tmp.mkdir(mode=0o700)
 
+    async def give_back(self) -> None:
+        """Remove the folders; the event loop waits for no other system."""
+        if self.system is None:
+            self.remove()
+        else:
+            await asyncio.to_thread(self.remove)
+
     def remove(self) -> None:
         """Remove the folders and all that is in them."""
+        if self.system is not None:
+            self.system.remove(str(self.folder))
+            return
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Environment:
     """
     The rules for what commands see.
 
     Attributes:
-        names: Variables of this process that they may see.
+        names: Variables of this process, or of the system that they run on, that they may see.
         real_home: Whether they see the real home folder.
         root: The components of the root's real path; no program below it is found by name.
+        system: Where commands run; ``None`` for here.
     """
 
     names: tuple[str, ...]
     real_home: bool
     root: tuple[str, ...]
+    system: Elsewhere | None = None
 
     def search_path(self) -> str:
         """Return the search path: the absolute folders of ours that are outside of the root."""
-        folders = os.environ.get("PATH", DEFAULT_PATH).split(os.pathsep)
-        kept = [f for f in folders if f.startswith("/") and not below(f, self.root)]
-        return os.pathsep.join(dict.fromkeys(kept)) or DEFAULT_PATH
+        given, _, _ = self._known()
+        folders = dict.fromkeys([f for f in given.get("PATH", DEFAULT_PATH).split(os.pathsep) if f.startswith("/")])
+        if self.system is None:
+            kept = [f for f in folders if not below(f, self.root)]
+        else:
+            kept = self.system.outside(list(folders), self.root)
+        return os.pathsep.join(kept) or DEFAULT_PATH
+
+    def find_program(self, name: str, search_path: str) -> str | None:
+        """Return the absolute path of the program that a name stands for; see ``find_program``."""
+        if self.system is None or "/" in name:
+            return find_program(name, search_path, self.root)
+        return self.system.which(name, search_path.split(os.pathsep), self.root)
+
+    def _known(self) -> tuple[Mapping[str, str], str, str]:
+        """Return the variables that may matter, the user, and the home folder."""
+        if self.system is not None:
+            return self.system.variables(("PATH", "TZ", *self.names))
+        return os.environ, user_name(), os.path.expanduser("~")  # noqa: PTH111  (never raises)
 
     def variables(self, private: Private) -> dict[str, str]:
         """Return the variables of one command, with a marker of its own."""
-        named = {name: os.environ[name] for name in ("TZ", *self.names) if name in os.environ}
-        user = user_name()
+        given, user, home = self._known()
+        named = {name: given[name] for name in ("TZ", *self.names) if name in given}
         made = QUIET | named | as_variables(ALWAYS)
         made |= {"PATH": self.search_path(), "USER": user, "LOGNAME": user, "TMPDIR": str(private.tmp)}
-        made["HOME"] = os.path.expanduser("~") if self.real_home else str(private.home)  # noqa: PTH111  (never raises)
+        made["HOME"] = home if self.real_home else str(private.home)
         made[MARKER] = secrets.token_hex(16)
         return made
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-import attrs
+from stepengine.data.frozen import frozen
 
 if TYPE_CHECKING:
     from stepengine.system.argv import Argv
@@ -36,7 +36,7 @@ Takes the root of a tool, the place of the working folder below it, and a comman
 """
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Guard:
     """
     What binds one call.
@@ -51,21 +51,24 @@ class Guard:
     command: CommandGuard | None = None
     named: tuple[str, ...] = ()
 
-    def refusal(self, folder: Path | None) -> str:
+    def refusal(self, folder: Path | None, *, is_here: bool = True) -> str:
         """
         Return why the call must not begin, by where the paths lead that its tool says it is about; ``""`` when it may.
 
         Args:
             folder: Where relative paths start, by default the working directory. Rules are about places below it, and of what
                 is outside of it about every end of its path.
+            is_here: Whether that is a folder of this machine. Where it is not, paths are judged as they are written; where links
+                lead, the tools that work there judge.
         """
         if self.file is None or not self.named:
             return ""
         folder = folder or Path.cwd()
-        top = _steps(os.path.realpath(folder))
+        resolved = os.path.realpath if is_here else os.path.normpath
+        top = _steps(resolved(folder))
         for path in self.named:
             try:
-                real = _steps(os.path.realpath(folder / path))
+                real = _steps(resolved(folder / path))
             except (OSError, ValueError) as error:
                 return f"{path!r} cannot be resolved: {error}"
             starts = [len(top)] if real[: len(top)] == top else range(len(real))

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import attrs
 
+from stepengine.data.frozen import frozen
+
 __all__ = ("Policy",)
 
 
@@ -13,7 +15,7 @@ def _patterns(given: Sequence[str]) -> tuple[str, ...]:
     return tuple(given)
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Policy:
     """
     What a set of tools may touch below its root.

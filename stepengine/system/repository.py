@@ -19,7 +19,9 @@ from typing import Any
 
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, ToolError
+from stepengine.system import calls
 from stepengine.system.argv import Argv
+from stepengine.system.calls import Fd
 from stepengine.system.environment import NAMES_BYTES, Environment, Private, find_program, looking
 from stepengine.system.path_policy import Policy
 from stepengine.system.path_rules import INSTRUCTION_FILES
@@ -60,9 +62,14 @@ def read_project(
         user: Read also what the user keeps for all projects.
     """
     workspace = WORKSPACE.get()
-    folder = Path(root) if root is not None else workspace.root if workspace is not None else Path.cwd()
-    folder = folder.resolve()
     made: dict[str, Any] = {"instructions": [], "deeper": [], "skills": [], "facts": {}, "warnings": []}
+    folder = Path(root) if root is not None else workspace.here if workspace is not None else Path.cwd()
+    if folder is None:
+        made["warnings"].append(
+            "the workspace is not on this machine: nothing of its project was read; name a root for it"
+        )
+        return made
+    folder = folder.resolve()
     if instructions:
         _Instructions(folder, made).read(user=user)
     if skills:
@@ -140,7 +147,7 @@ class _Instructions:
     def _deeper(self, root: Root, below: Sequence[str]) -> Iterator[str]:
         """Yield the paths of files of instructions below the folder; they are only named."""
 
-        def enter(parts: tuple[str, ...], _: int) -> bool:
+        def enter(parts: tuple[str, ...], _: Fd) -> bool:
             return (
                 len(parts) - len(below) <= DEEPER_DEPTH and not parts[-1].startswith(".") and parts[-1] not in LEFT_OUT
             )
@@ -159,7 +166,7 @@ class _Instructions:
         except OSError:
             return
         finally:
-            os.close(opened.fd)
+            calls.close(opened.fd)
 
 
 # --- git --------------------------------------------------------------------------------------------------------------

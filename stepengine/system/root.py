@@ -20,14 +20,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.errors import DefinitionError, ToolError
+from stepengine.system import calls
+from stepengine.system.calls import FILE, FOLDER, WALK, Fd
 from stepengine.system.guard import file_guard
 from stepengine.system.path_policy import Policy
 from stepengine.system.path_rules import PROTECTED, SECRETS, UNPROTECTED, PathRules
 from stepengine.system.paths import parts_of, target_parts
 from stepengine.system.walk import Budget, walk
+from stepengine.system.workspace import Workspace
 from stepengine.system.writes import root_id
 
 __all__ = ("Missing", "Opened", "Root")
@@ -37,9 +39,6 @@ SECRET_SCAN_ENTRIES = 200_000
 
 T = TypeVar("T")
 
-WALK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 LINK = {errno.ELOOP, errno.ENOTDIR, errno.EMLINK}
 
 
@@ -47,7 +46,7 @@ class Missing(ToolError):
     """Nothing stands under a path; never leaves the tools, a model gets its message."""
 
 
-@attrs.frozen
+@frozen
 class Opened:
     """
     What a walk has reached.
@@ -58,7 +57,7 @@ class Opened:
         info: What ``fstat`` says of the descriptor.
     """
 
-    fd: int
+    fd: Fd
     parts: tuple[str, ...]
     info: os.stat_result
 
@@ -68,34 +67,56 @@ class Root:
     A folder and the policy for what is below it.
 
     Args:
-        folder: The root; a symbolic link is resolved once, now.
+        folder: The root, here or of a ``Workspace``; a symbolic link is resolved once, now.
         policy: What may be touched.
 
     Attributes:
         id: What stands for it in records.
+        system: Where it is; ``None`` for here.
 
     Raises:
         DefinitionError: when it is no folder, too wide, or this system cannot walk by descriptor.
+        WorkspaceLost: when the system that it is on cannot be reached.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], policy: Policy) -> None:
+    fd: Fd
+    real: tuple[str, ...]
+
+    def __init__(self, folder: str | os.PathLike[str] | Workspace, policy: Policy) -> None:
+        self.policy = policy
+        self.system = folder.system if isinstance(folder, Workspace) else None
+        path = folder.root if isinstance(folder, Workspace) else folder
+        if self.system is None:
+            self._open_here(path)
+        else:
+            self.fd, real = self.system.root(os.fspath(path), wide=policy.allow_wide_root)
+            self.real = tuple([p for p in real.split("/") if p])
+        self._closer = weakref.finalize(self, calls.close, self.fd)
+        self.info = calls.fstat(self.fd)
+        self.id = root_id(self._named(os.fspath(path)))
+        self.secrets = PathRules((*SECRETS, *policy.withhold), policy.allow_secrets)
+        self.protected = PathRules(PROTECTED, (*policy.allow_protected, *UNPROTECTED))
+        if self.system is None and not policy.allow_wide_root:
+            self._refuse_wide(path)
+
+    def _named(self, path: str) -> tuple[str, ...]:
+        """Return what tells it from other roots: its real path here, where it stands here, too."""
+        if self.system is None:
+            return self.real
+        here = self.system.here(path)
+        return tuple([p for p in here.split("/") if p]) if here else (self.system.name, *self.real)
+
+    def _open_here(self, folder: str | os.PathLike[str]) -> None:
         if os.open not in os.supports_dir_fd or os.mkdir not in os.supports_dir_fd:
             msg = "this system cannot open files relative to a held folder, so nothing could be confined to a root"
             raise DefinitionError(msg)
         try:
             self.fd = os.open(folder, WALK & ~os.O_NOFOLLOW)
-        except OSError as error:
-            msg = f"the root {os.fspath(folder)!r} cannot be opened as a folder: {error.strerror}"
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            msg = f"the root {os.fspath(folder)!r} cannot be opened as a folder: {why}"
             raise DefinitionError(msg) from error
-        self._closer = weakref.finalize(self, os.close, self.fd)
-        self.policy = policy
-        self.info = os.fstat(self.fd)
         self.real = tuple([p for p in os.path.realpath(folder).split("/") if p])
-        self.id = root_id(self.real)
-        self.secrets = PathRules((*SECRETS, *policy.withhold), policy.allow_secrets)
-        self.protected = PathRules(PROTECTED, (*policy.allow_protected, *UNPROTECTED))
-        if not policy.allow_wide_root:
-            self._refuse_wide(folder)
 
     def _refuse_wide(self, folder: str | os.PathLike[str]) -> None:
         try:
@@ -116,7 +137,7 @@ class Root:
         """Let go of the folder; it also happens when nobody uses the root any more."""
         self._closer()
 
-    def holds(self, fd: int) -> bool:
+    def holds(self, fd: Fd) -> bool:
         """
         Return whether something open may be entered: it is on the root's file system, or others may be entered.
 
@@ -125,14 +146,14 @@ class Root:
         """
         if self.policy.cross_mounts:
             return True
-        return os.fstat(fd).st_dev == self.info.st_dev and (file_guard() is None or self._is_mounted_here(fd))
+        return calls.fstat(fd).st_dev == self.info.st_dev and (file_guard() is None or self._is_mounted_here(fd))
 
     @cached_property
     def _mount(self) -> str:
-        return mount_of(self.fd)  # asked once: a walk asks for every folder, and what is open stays where it is
+        return calls.mount_of(self.fd)  # asked once: a walk asks for every folder, and what is open stays where it is
 
-    def _is_mounted_here(self, fd: int) -> bool:
-        return mount_of(fd) == self._mount
+    def _is_mounted_here(self, fd: Fd) -> bool:
+        return calls.mount_of(fd) == self._mount
 
     def parts(self, path: str) -> tuple[str, ...]:
         """Return the components of a path as given; see ``parts_of``."""
@@ -146,17 +167,17 @@ class Root:
             PathOutsideRoot: when the path or a link in it leads out.
             ToolError: when it is secret, missing, no regular file, or on another file system.
         """
-        opened = self._reach(path, lambda folder, name: os.open(name, FILE, dir_fd=folder))
+        opened = self._reach(path, lambda folder, name: calls.open_at(name, FILE, folder))
         try:
             self.check_file(opened, path)
         except ToolError:
-            os.close(opened.fd)
+            calls.close(opened.fd)
             raise
         return opened
 
     def open_folder(self, path: str) -> Opened:
         """Open a folder for listing; the errors are those of ``open_file``."""
-        return self._reach(path, lambda folder, name: os.open(name, FOLDER, dir_fd=folder))
+        return self._reach(path, lambda folder, name: calls.open_at(name, FOLDER, folder))
 
     def check_secret(self, parts: Sequence[str], path: str) -> None:
         """Refuse a secret path."""
@@ -198,7 +219,7 @@ class Root:
     def _names_a_secret(self, info: os.stat_result) -> bool:
         """Return whether a file is also known by a secret name; true as well when the tree is too large to tell."""
         budget = Budget(SECRET_SCAN_ENTRIES)
-        fd = os.open(".", FOLDER, dir_fd=self.fd)
+        fd = calls.open_at(".", FOLDER, self.fd)
         try:
             with closing(walk(self.holds, fd, (), budget, lambda _, __: True)) as entries:
                 for place, entry in entries:
@@ -207,7 +228,7 @@ class Root:
                         if stat.S_ISREG(found.st_mode) and os.path.samestat(found, info):
                             return True
         finally:
-            os.close(fd)
+            calls.close(fd)
         return bool(budget.cut)
 
     def other_names(self) -> list[tuple[str, ...]]:
@@ -236,7 +257,7 @@ class Root:
         found: list[tuple[str, ...]] = []
         start = len(folder.parts)
 
-        def enter(place: tuple[str, ...], _: int) -> bool:
+        def enter(place: tuple[str, ...], _: Fd) -> bool:
             if not self.withholds(place):
                 return True
             found.append(place[start:])
@@ -268,7 +289,7 @@ class Root:
 
     def _files(self, wanted: Callable[[Sequence[str]], bool]) -> Iterator[tuple[tuple[str, ...], os.stat_result]]:
         """Yield the places of files that are wanted, with what the system says of them."""
-        fd = os.open(".", FOLDER, dir_fd=self.fd)
+        fd = calls.open_at(".", FOLDER, self.fd)
         try:
             with closing(walk(self.holds, fd, (), Budget(SECRET_SCAN_ENTRIES), lambda _, __: True)) as entries:
                 for place, entry in entries:
@@ -276,9 +297,9 @@ class Root:
                         with suppress(OSError):
                             yield place, entry.stat(follow_symlinks=False)
         finally:
-            os.close(fd)
+            calls.close(fd)
 
-    def _reach(self, path: str, use: Callable[[int, str], int]) -> Opened:
+    def _reach(self, path: str, use: Callable[[Fd, str], Fd]) -> Opened:
         """Walk to the last component and open it with *use*, following links that stay inside."""
         parts = self.parts(path)
         self.check_secret(parts, path)
@@ -289,7 +310,7 @@ class Root:
                 if not todo:
                     self.check_secret((*done, name), path)
                 try:
-                    fd = os.open(name, WALK, dir_fd=folder) if todo else use(folder, name)
+                    fd = calls.open_at(name, WALK, folder) if todo else use(folder, name)
                 except OSError as error:
                     todo.extendleft(reversed(self._linked(error, folder, name, tuple(done), path)))
                     hops += 1
@@ -306,7 +327,7 @@ class Root:
         finally:
             self._move(folder, self.fd)
 
-    def _linked(self, error: OSError, folder: int, name: str, done: tuple[str, ...], path: str) -> list[str]:
+    def _linked(self, error: OSError, folder: Fd, name: str, done: tuple[str, ...], path: str) -> list[str]:
         """Return where a component that could not be opened points, when it is a link that stays inside."""
         target = read_link(folder, name) if error.errno in LINK else None
         if target is None:
@@ -318,28 +339,28 @@ class Root:
             msg = f"{path!r} goes through more than {SYMLINK_HOPS} symbolic links"
             raise ToolError(msg)
 
-    def _opened(self, fd: int, parts: tuple[str, ...], path: str) -> Opened:
+    def _opened(self, fd: Fd, parts: tuple[str, ...], path: str) -> Opened:
         try:
             return Opened(fd, parts, self._same_device(fd, path))
         except ToolError:
-            os.close(fd)
+            calls.close(fd)
             raise
 
-    def _same_device(self, fd: int, path: str) -> os.stat_result:
+    def _same_device(self, fd: Fd, path: str) -> os.stat_result:
         """Return what ``fstat`` says; refuse another file system than the root's."""
-        info = os.fstat(fd)
+        info = calls.fstat(fd)
         if not self.holds(fd):
             msg = f"{path!r} is on another file system than the root, which this set of tools does not enter"
             raise ToolError(msg)
         return info
 
-    def _move(self, old: int, new: int) -> int:
+    def _move(self, old: Fd, new: Fd) -> Fd:
         if old not in {self.fd, new}:
-            os.close(old)
+            calls.close(old)
         return new
 
     @contextmanager
-    def parent(self, path: str, *, create: bool, made: list[str] | None = None) -> Iterator[tuple[int, str]]:
+    def parent(self, path: str, *, create: bool, made: list[str] | None = None) -> Iterator[tuple[Fd, str]]:
         """
         Give the descriptor of the folder that holds the last component, and its name, for writing.
 
@@ -359,7 +380,7 @@ class Root:
             which = self.protected.which(parts)
             msg = f"{path!r} is protected from being written (it matches {which!r}), because other programs run or trust it"
             raise ToolError(msg)
-        folder, made = os.open(".", FOLDER, dir_fd=self.fd), [] if made is None else made
+        folder, made = calls.open_at(".", FOLDER, self.fd), [] if made is None else made
         try:
             for depth in range(1, len(parts)):
                 folder = self._move(folder, self._enter(folder, parts[:depth], path, made if create else None))
@@ -375,15 +396,15 @@ class Root:
         removed: list[str] = []
         for path in reversed(folders):
             with suppress(OSError, ToolError), self.parent(path, create=False) as (folder, name):
-                os.rmdir(name, dir_fd=folder)
+                calls.rmdir(name, folder)
                 removed.append(path)
         return removed
 
-    def _enter(self, folder: int, place: Sequence[str], path: str, made: list[str] | None) -> int:
+    def _enter(self, folder: Fd, place: Sequence[str], path: str, made: list[str] | None) -> Fd:
         """Open the folder at *place*; a missing one is made, and noted, where *made* is a list."""
         name = place[-1]
         try:
-            fd = os.open(name, FOLDER, dir_fd=folder)
+            fd = calls.open_at(name, FOLDER, folder)
         except FileNotFoundError as error:
             if made is None:
                 self._fail(error, path)
@@ -393,17 +414,17 @@ class Root:
         try:
             self._same_device(fd, path)
         except ToolError:
-            os.close(fd)
+            calls.close(fd)
             raise
         return fd
 
-    def _make(self, folder: int, place: Sequence[str], path: str, made: list[str]) -> int:
+    def _make(self, folder: Fd, place: Sequence[str], path: str, made: list[str]) -> Fd:
         name = place[-1]
         try:
             with suppress(FileExistsError):  # somebody else made it; what it is, the next line finds out
-                os.mkdir(name, 0o755, dir_fd=folder)
+                calls.mkdir(name, 0o755, folder)
                 made.append("/".join(place))
-            return os.open(name, FOLDER, dir_fd=folder)
+            return calls.open_at(name, FOLDER, folder)
         except OSError as error:
             self._fail(error, path, link=error.errno in LINK and name)
 
@@ -420,21 +441,12 @@ class Root:
         raise ToolError(msg) from None
 
 
-def read_link(folder: int, name: str) -> str | None:
+def read_link(folder: Fd, name: str) -> str | None:
     """Return where a symbolic link points, or ``None`` when *name* is none."""
     try:
-        return os.readlink(name, dir_fd=folder)
+        return calls.readlink(name, folder)
     except OSError:
         return None
-
-
-def mount_of(fd: int) -> str:
-    """Return which mount something open was reached through; ``""`` where the system does not tell."""
-    try:
-        text = Path(f"/proc/self/fdinfo/{fd}").read_text(encoding="ascii")
-    except OSError:
-        return ""
-    return next((line for line in text.splitlines() if line.startswith("mnt_id:")), "")
 
 
 def special(mode: int) -> str:

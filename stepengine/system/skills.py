@@ -19,8 +19,10 @@ from typing import Any, TypeAlias
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, ToolError
+from stepengine.system import calls
 from stepengine.system.guard import GUARD, file_guard
 from stepengine.system.path_policy import Policy
 from stepengine.system.root import Root
@@ -58,7 +60,7 @@ NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 UP = 8
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Skill:
     """
     A skill that was found.
@@ -80,7 +82,7 @@ class Skill:
     folder: str
 
 
-@attrs.frozen
+@frozen
 class Catalog:
     """
     The skills of a project.
@@ -125,11 +127,11 @@ def read_start(root: Root, path: str, limit: int) -> tuple[bytes, os.stat_result
     opened = root.open_file(path)
     try:
         data = bytearray()
-        while len(data) <= limit and (chunk := os.read(opened.fd, limit + 1 - len(data))):
+        while len(data) <= limit and (chunk := calls.read(opened.fd, limit + 1 - len(data))):
             data += chunk
         return bytes(data), opened.info
     finally:
-        os.close(opened.fd)
+        calls.close(opened.fd)
 
 
 Place: TypeAlias = tuple[Path, str, str]
@@ -138,7 +140,7 @@ Stamp: TypeAlias = tuple[int, ...] | None
 """What changes when a folder or a file does; ``None`` for what is not there."""
 
 
-@attrs.frozen
+@frozen
 class _Scan:
     """
     What a project and a user had when their folders were gone through.
@@ -222,7 +224,7 @@ def _opened(known: _Scan) -> Catalog:
         skill = Skill(root=root, **members)
         try:
             if file_guard() is not None:
-                os.close(root.open_file(f"{skill.folder}/SKILL.md").fd)
+                calls.close(root.open_file(f"{skill.folder}/SKILL.md").fd)
         except (ToolError, OSError) as error:
             found.warnings.append(f"the skill in {skill.path!r} was left out: {error}")
         else:
@@ -281,7 +283,7 @@ def _folders(base: Path, place: str, left: Budget, stamps: dict[str, Stamp]) -> 
     except OSError:
         return
     finally:
-        os.close(opened.fd)
+        calls.close(opened.fd)
 
 
 def _take(found: Catalog, root: Root, path: str, scope: str) -> None:
@@ -414,5 +416,5 @@ def _files(found: Skill) -> list[str]:
                 if entry.is_file(follow_symlinks=False) and not found.root.withholds(parts)
             ]
     finally:
-        os.close(opened.fd)
+        calls.close(opened.fd)
     return [name for name in names if name != "SKILL.md"][:SHOWN_FILES]

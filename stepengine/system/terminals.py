@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-import attrs
+from stepengine.data.frozen import frozen
 
 __all__ = ("Ran", "Terminals")
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Ran:
     """
     What came of a command in a terminal.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import codecs
 import hashlib
 import mimetypes
-import os
 
-import attrs
+from stepengine.data.frozen import frozen
+from stepengine.system import calls
+from stepengine.system.calls import Fd
 
 __all__ = ("FileText", "Lines", "binary_kind", "cut_line", "decode", "digest", "read_capped", "stream_lines")
 
@@ -36,7 +37,7 @@ MAGICS = (
 )
 
 
-@attrs.frozen
+@frozen
 class FileText:
     """
     The text of a file and how to write it back byte for byte.
@@ -91,16 +92,16 @@ def digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
-def read_capped(fd: int, limit: int = READ_WHOLE_BYTES) -> bytes | None:
+def read_capped(fd: Fd, limit: int = READ_WHOLE_BYTES) -> bytes | None:
     """Return what a file holds, or ``None`` when that is more than *limit* bytes, whatever its size is said to be."""
     chunks, left = [], limit + 1
-    while left > 0 and (chunk := os.read(fd, min(CHUNK, left))):
+    while left > 0 and (chunk := calls.read(fd, min(CHUNK, left))):
         chunks.append(chunk)
         left -= len(chunk)
     return None if left <= 0 else b"".join(chunks)
 
 
-@attrs.frozen
+@frozen
 class Lines:
     """
     Some lines of a file.
@@ -124,11 +125,11 @@ def cut_line(line: str) -> str:
     return f"{body[:READ_LINE_CHARS]} [... {len(body) - READ_LINE_CHARS:,} characters of this line were cut]{line[len(body) :]}"
 
 
-def stream_lines(fd: int, offset: int, limit: int) -> Lines:
+def stream_lines(fd: Fd, offset: int, limit: int) -> Lines:
     """Return a window of a UTF-8 file of any size, in bounded memory."""
     window = _Window(offset, limit)
     seen = 0
-    while chunk := os.read(fd, CHUNK):
+    while chunk := calls.read(fd, CHUNK):
         seen += len(chunk)
         window.feed(chunk)
         if seen > COUNTED_BYTES and window.is_full:

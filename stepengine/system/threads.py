@@ -18,13 +18,12 @@ from typing import Any, Protocol, TypeAlias
 
 from stepengine.system.after_fork import renewed
 
-__all__ = ("CancelSignal", "Settable", "ThreadPool")
+__all__ = ("CANCELLED", "CancelSignal", "Settable", "ThreadPool")
 
 THREADS = 32
 CANCEL_GRACE_SECONDS = 5.0
 
 IDLE_SECONDS = 10.0
-
 
 Told: TypeAlias = "Callable[[Any, BaseException | None], object]"
 """Is given what a body returned, or what it raised."""
@@ -37,7 +36,11 @@ class CancelSignal(Protocol):
         """Return whether the call should stop."""
 
 
-class Settable(Protocol):
+CANCELLED: contextvars.ContextVar[CancelSignal | None] = contextvars.ContextVar("stepengine_cancelled", default=None)
+"""What says that the call should stop whose body runs in this thread."""
+
+
+class Settable(CancelSignal, Protocol):
     """A cancellation signal that can be given."""
 
     def set(self) -> None:
@@ -143,6 +146,8 @@ class ThreadPool:
         name is added to *leaked*. The caller's context variables are visible to the body.
         """
         job = _Job(name, body, asyncio.get_running_loop())
+        if signal is not None:
+            job.context.run(CANCELLED.set, signal)
         self._submit(job)
         try:
             await job.future

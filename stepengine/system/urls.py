@@ -18,8 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 from urllib.parse import quote, urljoin
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.errors import BlockedAddress, DefinitionError
 
 __all__ = (
@@ -112,7 +111,7 @@ MAX_PORT = 65_535
 IPV6 = 6
 
 
-@attrs.frozen
+@frozen
 class Target:
     """
     Where a request goes.

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any
 
+from stepengine.system import calls
+from stepengine.system.calls import FOLDER, Entry, Fd
 from stepengine.system.threads import CancelSignal
+from stepengine.system.whole_files import TEMPORARY
 
 __all__ = ("TEMPORARY", "Budget", "walk")
 
 LIST_ENTRIES = 20_000
 LIST_SECONDS = 10.0
 
-TEMPORARY = ".stepengine-"
-"""How the names of files begin that are being written."""
-
 DEPTH = 100
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Budget:
@@ -59,12 +57,12 @@ class Budget:
 
 
 def walk(
-    holds: Callable[[int], bool],
-    fd: int,
+    holds: Callable[[Fd], bool],
+    fd: Fd,
     parts: tuple[str, ...],
     budget: Budget,
-    enter: Callable[[tuple[str, ...], int], bool],
-) -> Generator[tuple[tuple[str, ...], os.DirEntry[str]], None, None]:
+    enter: Callable[[tuple[str, ...], Fd], bool],
+) -> Generator[tuple[tuple[str, ...], Entry], None, None]:
     """
     Yield the entries below an open folder, folders before what they hold, names in order.
 
@@ -80,7 +78,7 @@ def walk(
     if len(parts) > DEPTH:
         budget.cut = budget.cut or f"stopped below {DEPTH} folders"
         return
-    with os.scandir(fd) as listing:
+    with calls.scandir(fd) as listing:
         entries = sorted(listing, key=lambda e: e.name)
     for entry in entries:
         is_folder = entry.is_dir(follow_symlinks=False)
@@ -99,10 +97,10 @@ def walk(
 
 
 def _below(
-    holds: Callable[[int], bool], at: tuple[int, str], place: tuple[str, ...], budget: Budget, enter: Any
+    holds: Callable[[Fd], bool], at: tuple[Fd, str], place: tuple[str, ...], budget: Budget, enter: Any
 ) -> Generator[Any, None, None]:
     try:
-        inner = os.open(at[1], FOLDER, dir_fd=at[0])
+        inner = calls.open_at(at[1], FOLDER, at[0])
     except OSError:  # gone, swapped for a link, or not ours to read
         return
     try:
@@ -112,4 +110,4 @@ def _below(
     except OSError:
         return
     finally:
-        os.close(inner)
+        calls.close(inner)

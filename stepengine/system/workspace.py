@@ -1,27 +1,435 @@
-"""``Workspace``: the folder that the agents of an engine work in."""
+"""
+``Workspace``: where the agents of an engine work: a folder of this machine, in a container, or on another machine.
+
+Each kind of place is an argument list that gives the standard input and output of a Python there, and nothing more; what runs on it
+is the same for all of them, see ``stepengine.system.far``.
+"""
 
 from __future__ import annotations
 
 import contextvars
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
+from stepengine.data.frozen import frozen
+from stepengine.errors import DefinitionError
+
+if TYPE_CHECKING:
+    from stepengine.system.far import Elsewhere
+
 __all__ = ("WORKSPACE", "Workspace")
 
+START_SECONDS = 60.0
+IMAGE_SECONDS = 600.0
+"""How long a container may take to start: its image may have to be fetched."""
+ALWAYS = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ")
+"""What the program that makes a connection sees of our environment: no keys."""
+CONTAINERS = (
+    "DOCKER_HOST",
+    "DOCKER_CONTEXT",
+    "DOCKER_CONFIG",
+    "DOCKER_CERT_PATH",
+    "DOCKER_TLS_VERIFY",
+    "CONTAINER_HOST",
+    "XDG_RUNTIME_DIR",
+)
+LIMITS: Mapping[str, str] = {
+    "processes": "RLIMIT_NPROC",
+    "memory_bytes": "RLIMIT_AS",
+    "file_bytes": "RLIMIT_FSIZE",
+    "cpu_seconds": "RLIMIT_CPU",
+}
+SSH_OPTIONS = (
+    "BatchMode=yes", "ForwardAgent=no", "ForwardX11=no", "ClearAllForwardings=yes", "PermitLocalCommand=no", "SendEnv=-*",
+    "ControlMaster=no", "ControlPath=none", "ServerAliveInterval=15", "ServerAliveCountMax=4",
+)  # fmt: skip
+"""No password is asked for, nothing of ours is forwarded, and a peer that is silent for a minute is gone."""
+FORMS = "docker:IMAGE, podman:IMAGE, container:NAME:/FOLDER, ssh:HOST:/FOLDER, bubblewrap:FOLDER, kubernetes:POD:/FOLDER or over:COMMAND"
 
-@attrs.frozen
+
+@frozen
 class Workspace:
     """
     Where the agent works.
 
+    ``Workspace("project")`` is a folder of this machine. Of another place it is made by ``docker``, ``podman``, ``ssh``, ``bubblewrap``,
+    ``kubernetes``, or ``over`` for whatever else gives standard input and output. ``file_tools``, ``search_tools``, ``shell_tools``,
+    ``change_hook_tools``, ``stepengine.journal.undo`` and ``Engine`` take either. Nothing is started before it is needed; ``close``, or
+    leaving a ``with`` block, ends what was. There it needs Python 3.8 or newer and a POSIX system, and nothing else.
+
     Attributes:
-        root: The root folder.
+        root: The root folder; of another place, its path there.
         cwd: The working directory; the root itself by default.
+        system: The other place; ``None`` for this machine.
     """
 
     root: Path = attrs.field(converter=Path)
     cwd: Path = attrs.field(default=attrs.Factory(lambda self: self.root, takes_self=True), converter=Path)
+    system: Elsewhere | None = attrs.field(
+        default=None, kw_only=True, repr=lambda system: getattr(system, "name", "None")
+    )
+
+    def __fspath__(self) -> str:
+        if self.system is None:
+            return os.fspath(self.root)
+        msg = f"the workspace {self.name} is no folder of this machine"
+        raise DefinitionError(msg)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages and records: without keys, options and passwords."""
+        return os.fspath(self.root) if self.system is None else f"{self.system.name}"
+
+    @property
+    def here(self) -> Path | None:
+        """The folder of this machine that its root is: of a container or sandbox the one that is shown there; ``None`` for none."""
+        if self.system is None:
+            return self.root
+        found = self.system.here(os.fspath(self.root))
+        return Path(found) if found else None
+
+    def close(self) -> None:
+        """End what runs there, and the connection; a folder of this machine needs none of it."""
+        if self.system is not None:
+            self.system.close()
+
+    # --- places ------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def over(
+        cls,
+        argv: Sequence[str],
+        root: str | os.PathLike[str] = ".",
+        *,
+        python: str = "python3",
+        name: str = "",
+        env: Sequence[str] = (),
+        limits: Mapping[str, int] | None = None,
+        start_seconds: float = START_SECONDS,
+    ) -> Workspace:
+        """
+        Return the place that a command gives standard input and output of.
+
+        Args:
+            argv: The command, such as ``["docker", "exec", "-i", "box"]``; the words that start Python there follow it.
+            root: The folder there; relative to where its Python starts, ``~`` is the home folder.
+            python: The Python there.
+            name: What it is called in messages and journals; the command by default, which must hold no secrets then.
+            env: Names of variables of this process that the command sees beside ``PATH``, ``HOME``, ``USER``, ``LANG`` and ``TZ``.
+            limits: Limits of the system for everything there together with its Python, as in ``shell_tools``.
+            start_seconds: How long a start may take.
+
+        Raises:
+            DefinitionError: for no command, and for limits that are none.
+        """
+        words = _words(argv)
+        return cls._at(
+            root,
+            name=name or f"over:{shlex.join(words)}",
+            argv=lambda options: (*words, python, *options),
+            env=env,
+            limits=limits,
+            start=start_seconds,
+        )
+
+    @classmethod
+    def docker(
+        cls,
+        image: str = "",
+        root: str | os.PathLike[str] = "/workspace",
+        *,
+        container: str = "",
+        mounts: Mapping[str | os.PathLike[str], str] | None = None,
+        network: str = "none",
+        memory: str = "4g",
+        cpus: float = 2.0,
+        processes: int = 1024,
+        user: str = "",
+        options: Sequence[str] = (),
+        python: str = "python3",
+        program: str = "docker",
+        start_seconds: float = IMAGE_SECONDS,
+    ) -> Workspace:
+        """
+        Return a new container of an image, which is thrown away with its connection; or one that runs.
+
+        Args:
+            image: The image, such as ``"python:3.13"``; it has Python.
+            root: The folder there; it is made when it is missing.
+            container: A container that runs, in place of an image. The options from *mounts* to *options* are not for it.
+            mounts: Folders of this machine, and where they stand there; both can write to them.
+            network: ``"none"``, or what Docker calls one.
+            memory: How much memory it may have.
+            cpus: How many processors.
+            processes: How many processes.
+            user: Who works there, such as ``"1000:1000"``; as the image says by default.
+            options: More options of ``docker run``.
+            python: The Python there.
+            program: The program; ``podman`` takes the same words.
+            start_seconds: How long a start may take, with the image to be fetched.
+
+        Raises:
+            DefinitionError: for both or none of image and container, and for what would be read as an option.
+        """
+        if bool(image) == bool(container):
+            msg = f'Workspace.{program} takes an image or container="...", one of them'
+            raise DefinitionError(msg)
+        named = _operand(image or container, program)
+        if container:
+            words = [program, "exec", "-i", "-w", _absolute(root), named]
+            once = ""
+        else:
+            words = [
+                program, "run", "--rm", "-i", "--init", f"--network={network}", "--security-opt=no-new-privileges", f"--memory={memory}",
+                f"--memory-swap={memory}", f"--cpus={cpus:g}", f"--pids-limit={processes}", f"--workdir={_absolute(root)}", *([f"--user={user}"] if user else []),
+                *[f"--mount={_mount(here, there)}" for here, there in (mounts or {}).items()], *options, named,
+            ]  # fmt: skip
+            once = "its container ended with the connection, and what it held outside of mounts is gone; make the workspace anew"
+        return cls._at(
+            root,
+            name=f"{program}:{named}",
+            argv=lambda options: (*words, python, *options),
+            env=CONTAINERS,
+            start=start_seconds,
+            once=once,
+            shown={there: os.path.realpath(here) for here, there in (mounts or {}).items()},
+        )
+
+    @classmethod
+    def podman(cls, image: str = "", root: str | os.PathLike[str] = "/workspace", **options: Any) -> Workspace:
+        """Return a container of Podman; everything is as with ``docker``."""
+        return cls.docker(image, root, program="podman", **options)
+
+    @classmethod
+    def ssh(
+        cls,
+        host: str,
+        folder: str | os.PathLike[str],
+        *,
+        options: Sequence[str] = (),
+        python: str = "python3",
+        limits: Mapping[str, int] | None = None,
+        start_seconds: float = START_SECONDS,
+    ) -> Workspace:
+        """
+        Return a folder of another machine, reached by OpenSSH.
+
+        It is no sandbox: commands there can do what the user there can do. Nothing is forwarded, and no password is asked for: keys are
+        those of ``ssh`` and its agent, and stay here.
+
+        Args:
+            host: As ``ssh`` takes it: a name of its configuration, or ``user@host``.
+            folder: The folder there; ``~`` is the home folder.
+            options: More options of ``ssh``, such as ``["-p", "2222"]``.
+            python: The Python there.
+            limits: Limits of the system for everything there, as in ``shell_tools``.
+            start_seconds: How long the log-in may take.
+
+        Raises:
+            DefinitionError: for a host that would be read as an option, and for limits that are none.
+        """
+        named = _operand(host, "ssh")
+        given = [word for option in SSH_OPTIONS for word in ("-o", option)]
+        return cls._at(
+            folder,
+            name=f"ssh:{named}",
+            argv=lambda words: ("ssh", "-T", *options, *given, "--", named, f"exec {shlex.join([python, *words])}"),
+            env=("SSH_AUTH_SOCK", "XDG_RUNTIME_DIR"),
+            limits=limits,
+            start=start_seconds,
+        )
+
+    @classmethod
+    def bubblewrap(
+        cls,
+        root: str | os.PathLike[str],
+        *,
+        network: bool = False,
+        limits: Mapping[str, int] | None = None,
+        tmp_bytes: int = 1 << 30,
+        start_seconds: float = START_SECONDS,
+    ) -> Workspace:
+        """
+        Return a folder of this machine in a sandbox of bubblewrap: beside it there are only the system's programs, read-only.
+
+        Args:
+            root: The folder; it is written to for good.
+            network: Whether there is one.
+            limits: Limits of the system for everything there, as in ``shell_tools``; ``processes`` holds for the user, and not for root.
+            tmp_bytes: How large ``/tmp`` may grow, which is memory; for each of the two file systems in memory there.
+            start_seconds: How long the start may take.
+
+        Raises:
+            DefinitionError: when it is no folder, or ``/``.
+        """
+        from stepengine.system.bubblewrap import PROGRAM, shown_system
+
+        real = os.path.realpath(root)
+        if not Path(real).is_dir() or real == "/":
+            msg = f"Workspace.bubblewrap needs a folder that is not /, not {os.fspath(root)!r}"
+            raise DefinitionError(msg)
+        path = os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
+        shown = list(shown_system(path, network=network))
+        at = shown.index("--tmpfs", shown.index("--dev"))
+        shown[at:at] = ["--size", str(tmp_bytes)]
+        made = ["--clearenv", "--setenv", "PATH", path, "--setenv", "HOME", "/tmp", "--setenv", "LANG", "C.UTF-8"]  # noqa: S108  (inside of the sandbox)
+        words = (PROGRAM, *shown, "--bind", real, real, *made, "--chdir", real, "--")
+        return cls._at(
+            real,
+            name=f"bubblewrap:{real}",
+            argv=lambda options: (*words, sys.executable, *options),
+            limits=limits,
+            start=start_seconds,
+            shown={real: real},
+        )
+
+    @classmethod
+    def kubernetes(
+        cls,
+        pod: str,
+        root: str | os.PathLike[str] = "/workspace",
+        *,
+        container: str = "",
+        namespace: str = "",
+        context: str = "",
+        python: str = "python3",
+        start_seconds: float = START_SECONDS,
+    ) -> Workspace:
+        """
+        Return a folder in a pod that runs, reached by ``kubectl exec``.
+
+        Args:
+            pod: The pod; what it may use and reach is said where it is described.
+            root: The folder there.
+            container: Which of its containers; the first by default.
+            namespace: Its namespace; that of the context by default.
+            context: Which cluster; the current one by default.
+            python: The Python there.
+            start_seconds: How long the start may take.
+
+        Raises:
+            DefinitionError: for a name that would be read as an option.
+        """
+        chosen = {"--context": context, "--namespace": namespace, "--container": container}
+        given = [f"{option}={_operand(value, 'kubectl')}" for option, value in chosen.items() if value]
+        words = ("kubectl", "exec", "-i", *given, _operand(pod, "kubectl"), "--")
+        return cls._at(
+            root,
+            name=f"kubernetes:{pod}",
+            argv=lambda options: (*words, python, *options),
+            env=("KUBECONFIG",),
+            start=start_seconds,
+        )
+
+    @classmethod
+    def named(cls, text: str, folder: str | os.PathLike[str] = ".") -> Workspace:
+        """
+        Return the place that a text names, as on the command line.
+
+        Args:
+            text: ``docker:IMAGE`` or ``podman:IMAGE``, where *folder* stands as ``/workspace``; ``container:NAME:/FOLDER``,
+                ``ssh:HOST:/FOLDER``, ``bubblewrap:FOLDER``, ``kubernetes:POD:/FOLDER``; ``over:COMMAND``, which starts in *folder*.
+            folder: The folder of this machine.
+
+        Raises:
+            DefinitionError: when it names none.
+        """
+        kind, _, rest = text.partition(":")
+        name, _, path = rest.rpartition(":")
+        if kind in {"docker", "podman"} and rest:
+            return cls.docker(rest, mounts={folder: "/workspace"}, program=kind)
+        if kind == "bubblewrap" and rest:
+            return cls.bubblewrap(Path(folder, rest))
+        if kind == "over" and rest:
+            return cls.over(_split(rest), folder)
+        if kind in {"container", "ssh", "kubernetes"} and name and path:
+            made = {"container": lambda: cls.docker("", path, container=name), "ssh": lambda: cls.ssh(name, path)}
+            return made.get(kind, lambda: cls.kubernetes(name, path))()
+        msg = f"{text!r} names no workspace; these would be fine: {FORMS}"
+        raise DefinitionError(msg)
+
+    @classmethod
+    def _at(
+        cls,
+        root: str | os.PathLike[str],
+        *,
+        name: str,
+        argv: Any,
+        env: Sequence[str] = (),
+        limits: Mapping[str, int] | None = None,
+        start: float,
+        once: str = "",
+        shown: Mapping[str, str] | None = None,
+    ) -> Workspace:
+        from stepengine.system.far import Elsewhere, Place
+
+        seen = {one: os.environ[one] for one in (*ALWAYS, *env) if one in os.environ}
+        place = Place(
+            name=name, argv=argv, env=seen, limits=_limits(limits or {}), start=start, once=once, shown=shown or {}
+        )
+        return cls(Path(root), system=Elsewhere(place))
+
+
+def _words(argv: Any) -> tuple[str, ...]:
+    if isinstance(argv, str) or not argv or not all(isinstance(word, str) and "\0" not in word for word in argv):
+        msg = (
+            f"Workspace.over takes a command as a list of words, such as ['docker', 'exec', '-i', 'box'], not {argv!r}"
+        )
+        raise DefinitionError(msg)
+    return tuple(argv)
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        msg = f"the command {text!r} cannot be read: {error}"
+        raise DefinitionError(msg) from None
+
+
+def _operand(text: str, program: str) -> str:
+    """Return what stands as a word of its own: no option, however it is written."""
+    if not text or text.startswith("-") or not text.isprintable() or any(c.isspace() for c in text):
+        msg = f"{text!r} cannot be given to {program}: a name without blanks that does not begin with '-' would be fine"
+        raise DefinitionError(msg)
+    return text
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    text = os.fspath(path)
+    if not text.startswith("/") or not text.isprintable():
+        msg = f"{text!r} is no absolute path of a folder there, such as '/workspace'"
+        raise DefinitionError(msg)
+    return text
+
+
+def _mount(here: str | os.PathLike[str], there: str) -> str:
+    real = os.path.realpath(here)
+    if any(c in path for path in (real, there) for c in ',"\n'):
+        msg = f"{real!r} and {there!r} cannot be mounted: commas, quotes and line ends are not for Docker"
+        raise DefinitionError(msg)
+    return f"type=bind,source={real},target={_absolute(there)}"
+
+
+def _limits(given: Mapping[str, int]) -> dict[str, int]:
+    """Return limits by the names of ``resource``."""
+    for name, value in given.items():
+        if name not in LIMITS or type(value) is not int or value <= 0:
+            msg = f"limits has {name!r}: {value!r}; the limits are {', '.join(LIMITS)}, each a positive whole number"
+            raise DefinitionError(msg)
+    return {LIMITS[name]: value for name, value in given.items()}
 
 
 WORKSPACE: contextvars.ContextVar[Workspace | None] = contextvars.ContextVar("stepengine_workspace", default=None)

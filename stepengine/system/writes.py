@@ -12,8 +12,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.data.json import compact
 from stepengine.errors import DataError
 
@@ -35,7 +34,7 @@ def root_id(real: tuple[str, ...]) -> str:
     return hash_of("/".join(real).encode("utf-8", "surrogateescape"))[:16]
 
 
-@attrs.frozen
+@frozen
 class OldFile:
     """
     A file as it was before a write.
@@ -64,7 +63,7 @@ class OldFile:
         return OldFile(self.hash, self.mode, None, SECRET)
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class FileWrite:
     """
     One write of a file by a tool.

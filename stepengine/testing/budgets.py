@@ -7,6 +7,7 @@ through.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from decimal import Decimal
@@ -33,6 +34,7 @@ __all__ = ("Budgets", "Passing", "at_once")
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 Act = Callable[[Item], Single]
+Ended = Callable[[Sequence[str]], dict[str, Any] | None]
 DOLLARS_PER_TOKEN = Decimal("0.000001")
 """What a simulated model costs."""
 
@@ -86,9 +88,12 @@ class Passing:
 
 
 class _Unheard:
-    """The ``IO`` of simulated effects: nobody listens, and children are driven by the world."""
+    """The ``IO`` of simulated effects: nobody listens, and children are driven by the world, which says how they *ended*."""
 
     watched = False
+
+    def __init__(self, ended: Ended) -> None:
+        self._ended = ended
 
     def emit(self, event: Event) -> None:
         """Do nothing."""
@@ -103,13 +108,19 @@ class _Unheard:
         """Do nothing."""
         return NOTHING
 
+    async def ends(
+        self, item: Item, paths: Sequence[str], cut: asyncio.Future[None] | None = None
+    ) -> dict[str, Any] | None:
+        """Return how children in the background ended, which do so now."""
+        return self._ended(paths)
+
+    def stands(self, item: Item) -> None:
+        """Do nothing."""
+
     def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
         """Refuse: the world drives children without a task."""
         msg = f"a simulated world drives the run at {path!r} itself"
         raise AssertionError(msg)
-
-
-IN_SILENCE = _Unheard()
 
 
 def at_once(awaitable: Awaitable[object]) -> Any:
@@ -130,13 +141,16 @@ class Budgets:
         recording: Puts the recorder around the gate.
         happens: Lets an effect happen.
         now: Milliseconds since the simulated process began.
+        ended: Says how children in the background ended.
     """
 
-    def __init__(self, recording: Middleware, happens: Act, now: Callable[[], int]) -> None:
+    def __init__(self, recording: Middleware, happens: Act, now: Callable[[], int], ended: Ended) -> None:
+        self._io = _Unheard(ended)
         self._refusals = Refusals()
         self._ledgers = Ledgers()
         gate = Gate(_Acting(happens), self._refusals, now)
-        self._meter = Meter(recording(gate), self._refusals, self._ledgers, _price)
+        self._recording = recording(gate)
+        self._meter = Meter(self._recording, self._refusals, self._ledgers, _price)
         self._nodes: dict[str, _Node] = {}
         self._held: dict[tuple[str, int], int] = {}
 
@@ -181,9 +195,14 @@ class Budgets:
                 together[effect.tool_call_id] += 1
                 self._started(path, effect, together[effect.tool_call_id])
 
-    def perform(self, run: Watched, effect: Leaf) -> Single:
+    def run(self, item: Item) -> Single:
+        """Run a child in the background; what it uses counts when it does."""
+        outcome: Single = at_once(self._recording.perform(item, self._io))
+        return outcome
+
+    def perform(self, run: Watched, effect: Leaf, gather: Gather | None = None) -> Single:
         """Return what *effect* gives, and count what it used."""
-        outcome: Single = at_once(self._meter.perform(Item(run.plan.path, effect, run.plan), IN_SILENCE))
+        outcome: Single = at_once(self._meter.perform(Item(run.plan.path, effect, run.plan, gather), self._io))
         at = (run.plan.path, effect.seq)
         if at in self._held:
             used = _used(outcome)

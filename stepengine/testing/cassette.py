@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.json import ABSENT, Difference, differences, parting
 from stepengine.errors import DataError
 from stepengine.redaction import Redactor
@@ -59,7 +60,7 @@ Key: TypeAlias = tuple[Any, ...]
 PORTS = {"http": 80, "https": 443}
 
 
-@attrs.frozen
+@frozen
 class Place:
     """Where a request goes: everything of its URL that counts."""
 
@@ -91,7 +92,7 @@ def _stored(_: object, __: object, names: tuple[str, ...]) -> None:
             raise DataError(msg)
 
 
-@attrs.frozen
+@frozen
 class Matcher:
     """
     Gives requests their keys.
@@ -184,7 +185,7 @@ POINTER_WIDTH = 31
 RECORDED_WIDTH = 22
 
 
-@attrs.frozen
+@frozen
 class Candidate:
     """A recorded request that is near to the one that was missed."""
 
@@ -193,7 +194,7 @@ class Candidate:
     differences: tuple[Difference, ...]
 
 
-@attrs.frozen
+@frozen
 class Known:
     """A recorded request, cleaned, with its key and whether it is used."""
 
@@ -202,7 +203,7 @@ class Known:
     used: bool
 
 
-@attrs.frozen
+@frozen
 class Situation:
     """
     A cassette at the moment of a miss.

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, freeze, thaw
 from stepengine.errors import DataError
 
@@ -50,7 +51,7 @@ def _upper(method: str) -> str:
     return method.upper()
 
 
-@attrs.frozen
+@frozen
 class RecordedRequest:
     """
     A request as it is matched and stored.
@@ -72,7 +73,7 @@ class RecordedRequest:
         return ", ".join([v for n, v in self.headers if n == name])
 
 
-@attrs.frozen
+@frozen
 class RecordedResponse:
     """
     A response as it is stored and handed back.
@@ -94,7 +95,7 @@ class RecordedResponse:
         return ", ".join([v for n, v in self.headers if n == name])
 
 
-@attrs.frozen
+@frozen
 class Interaction:
     """
     A request and its response.

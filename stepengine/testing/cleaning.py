@@ -24,6 +24,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.redaction import (
     ANY,
     MIN_KNOWN,
@@ -206,7 +207,7 @@ def _harmless(name: str) -> bool:
     return name.lower() in KEPT_QUERY or name.lower().startswith("page")
 
 
-@attrs.frozen
+@frozen
 class Cleaner:
     """
     Replaces secrets in recorded messages.

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepengine.data.events import ModelFinished
 from stepengine.engine import Engine
 from stepengine.models import Models, Provider
 from stepengine.models.keys import Secret, find_key
+from stepengine.system.after_fork import Lock
 from stepengine.testing.recordings import CassetteFixture
 
 __all__ = ("Clock", "EngineFactory", "SeededEngine", "recorded_models")
@@ -24,22 +27,39 @@ CREATED = datetime(2026, 1, 1, tzinfo=UTC)
 
 class Clock:
     """
-    The clock of a test: time passes in ``advance``, and in ``sleep``, which does not wait.
+    The clock of a test: time passes in ``advance`` and, unless it *waits*, in ``sleep``, which takes no time of the test.
 
     Back-off and rate limits cost a test nothing, and hours between two runs are one line:
     ``clock = Clock(); engine = Engine([agent], clock=clock); engine.run_sync(...); clock.advance(minutes=45)``. Give its
     ``now`` to what takes a function for the date, such as ``MemorySessions(clock=clock.now)``.
 
+    With ``Clock(waits=True)`` time passes in ``advance`` alone: who sleeps, wakes when its time has come, in order of time, so that
+    two runs that sleep for an hour side by side sleep for one hour. ``await clock.asleep(2)`` waits until both do. Back-off and
+    rate limits wait for ``advance`` then, too. A run that is suspended meanwhile sees the time when it is resumed.
+
     Args:
         start: The date and time at the start; 2026-01-01 UTC by default.
+        waits: Whether ``sleep`` waits for ``advance``, instead of letting time pass itself.
     """
 
-    def __init__(self, start: datetime = CREATED) -> None:
+    def __init__(self, start: datetime = CREATED, *, waits: bool = False) -> None:
         self._start = start
         self._ms = 0
+        self._waits = waits
+        self._lock = Lock()
+        self._sleepers: list[_Sleeper] = []
+        self._watchers: list[tuple[int, _Wake]] = []
+        self._count = itertools.count()
 
     def __repr__(self) -> str:
-        return f"<Clock at {self.now().isoformat()}>"
+        sleepers = f", {self.sleepers} asleep" if self._waits else ""
+        return f"<Clock at {self.now().isoformat()}{sleepers}>"
+
+    @property
+    def sleepers(self) -> int:
+        """How many sleep and wait for ``advance``; none where the clock does not wait."""
+        with self._lock:
+            return len(self._sleepers)
 
     def now(self) -> datetime:
         """Return the date and time; a run that begins now is created then."""
@@ -51,7 +71,9 @@ class Clock:
 
     def advance(self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0) -> None:
         """
-        Let time pass, also in the middle of a run.
+        Let time pass, also in the middle of a run and from any thread, and wake whose time has come, in order of time.
+
+        Those who sleep again do so from the time that it is then: to see every beat of a loop that sleeps, advance by one beat.
 
         Raises:
             ValueError: when it would go back.
@@ -60,12 +82,80 @@ class Clock:
         if passed < timedelta():
             msg = f"the clock would go back by {-passed}; time only passes, so begin with an earlier Clock(start)"
             raise ValueError(msg)
-        self._ms += passed // timedelta(milliseconds=1)
+        with self._lock:
+            self._ms += passed // timedelta(milliseconds=1)
+            due = sorted([sleeper for sleeper in self._sleepers if sleeper.at <= self._ms])
+            self._sleepers = [sleeper for sleeper in self._sleepers if sleeper.at > self._ms]
+        for sleeper in due:
+            sleeper.wake.now()
 
     async def sleep(self, seconds: float) -> None:
-        """Let this much time pass, and other tasks run."""
-        self._ms += round(seconds * 1000)
-        await asyncio.sleep(0)
+        """Let this much time pass, and other tasks run; where the clock waits, wait until ``advance`` let it pass."""
+        duration = round(seconds * 1000)
+        if not self._waits:
+            self._ms += duration
+        if not self._waits or duration <= 0:
+            await asyncio.sleep(0)
+            return
+        wake = _Wake()
+        with self._lock:
+            sleeper = _Sleeper(self._ms + duration, next(self._count), wake)
+            self._sleepers.append(sleeper)
+            ready = [watcher for least, watcher in self._watchers if least <= len(self._sleepers)]
+        for watcher in ready:
+            watcher.now()
+        try:
+            await wake.future
+        finally:
+            with self._lock:
+                if sleeper in self._sleepers:
+                    self._sleepers.remove(sleeper)
+
+    async def asleep(self, count: int = 1) -> None:
+        """
+        Wait until at least *count* sleep.
+
+        Raises:
+            ValueError: when this clock does not wait, so that nobody ever sleeps.
+        """
+        if not self._waits:
+            msg = "nobody sleeps by a clock that does not wait; make it with Clock(waits=True)"
+            raise ValueError(msg)
+        wake = _Wake()
+        with self._lock:
+            if len(self._sleepers) >= count:
+                return
+            self._watchers.append((count, wake))
+        try:
+            await wake.future
+        finally:
+            with self._lock:
+                self._watchers.remove((count, wake))
+
+
+class _Wake:
+    """What one task waits for, and any thread may end."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[None] = self._loop.create_future()
+
+    def now(self) -> None:
+        """Let the task go on; one whose event loop is closed is gone."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
+
+
+class _Sleeper(NamedTuple):
+    """Who sleeps: until when, in milliseconds, as which one, and what wakes it."""
+
+    at: int
+    number: int
+    wake: _Wake
 
 
 class SeededEngine(Engine):

@@ -12,7 +12,18 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.effects import AskPerson, CallBody, CallFunction, CallModel, CallTool, Leaf, Spawn
+from stepengine.data.effects import (
+    WAITS,
+    AskPerson,
+    AwaitMessage,
+    CallBody,
+    CallFunction,
+    CallModel,
+    CallTool,
+    Leaf,
+    Spawn,
+)
+from stepengine.data.frozen import frozen
 from stepengine.data.messages import TextPart, ToolResult
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import Failure, Single, Stop, Value
@@ -35,7 +46,7 @@ __all__ = (
     "turned",
 )
 
-ANY = (CallModel, CallTool, CallBody, CallFunction, Spawn, AskPerson)
+ANY = (CallModel, CallTool, CallBody, CallFunction, Spawn, AskPerson, *WAITS)
 
 FAULTS: Mapping[str, tuple[type[Any], ...]] = {
     "failure": (CallModel, CallTool, CallFunction, Spawn),
@@ -47,6 +58,9 @@ FAULTS: Mapping[str, tuple[type[Any], ...]] = {
     "suspend": (AskPerson,),
     "slow": (CallModel, CallTool, CallFunction, AskPerson),
     "duplicate": (CallModel, CallTool, CallFunction, AskPerson),
+    "late": (AwaitMessage,),
+    "never": (AwaitMessage,),
+    "lost_wake": WAITS,
     "crash": ANY,
     "crash_inside": ANY,
     "crash_after": ANY,
@@ -76,6 +90,9 @@ MEANINGS: Mapping[str, str] = {
     "suspend": "nobody answers, so the run is suspended",
     "slow": "the effect takes minutes",
     "duplicate": "a message is sent to the run meanwhile, and delivered twice",
+    "late": "the message comes when its run has no patience left, or after minutes",
+    "never": "the message never comes",
+    "lost_wake": "the process dies while the run waits, and nobody wakes it for hours after its time has come",
     "other_answer": "somebody answers the other way",
     "empty": "the model says nothing",
     "cut": "the reply is cut at its limit of tokens, half of its text is lost, and so are its calls",
@@ -105,7 +122,7 @@ def known(kind: str) -> str:
     raise DataError(msg)
 
 
-@attrs.frozen
+@frozen
 class Fault:
     """
     One thing that goes wrong in a simulated run.
@@ -114,7 +131,8 @@ class Fault:
         seq: The number of the effect on its path.
         kind: ``"failure"``, ``"timeout"``, ``"limit"``, ``"unknown"`` (nobody knows whether it happened), ``"cancel"``,
             ``"shutdown"``, ``"suspend"`` (nobody answers), ``"slow"`` (minutes pass), ``"duplicate"`` (a message to the run
-            is delivered twice meanwhile), or that the process dies, and the run goes on in another from what was recorded:
+            is delivered twice meanwhile), ``"late"`` and ``"never"`` (a message comes too late, or never), ``"lost_wake"``
+            (hours pass before a run that waits is woken), or that the process dies, and the run goes on in another from what was recorded:
             ``"crash"`` before the effect happens, ``"crash_inside"`` after that and before its result is recorded,
             ``"crash_after"`` before the run is sent its recorded result. Only named, never drawn, are ``"other_answer"``
             (a person answers the other way), ``"empty"`` (the model says nothing) and ``"cut"`` (its reply is cut off).
@@ -183,6 +201,10 @@ def faulty(kind: str, effect: Leaf, at: int) -> Single | None:
         return Failure(LimitExceeded(f"the simulation refuses more {limit}", kind=limit), at)
     if kind == "unknown":
         return Failure(UnknownOutcome("the simulation lost the outcome"), at)
+    if kind in ("late", "never") and isinstance(effect, AwaitMessage):
+        if effect.timeout is not None:
+            return Value(None, at)
+        return Stop("suspended", at) if kind == "never" else None
     if kind == "suspend" and isinstance(effect, AskPerson):
         return Stop("suspended", at, questions=effect.questions)
     return _failing(kind, effect, at) if kind in ("failure", "timeout") else None
@@ -198,6 +220,8 @@ def _failing(kind: str, effect: Leaf, at: int) -> Single:
         return Value(result, at)
     if isinstance(effect, Spawn):
         error = ModelError(text)
+        if effect.is_background:
+            return Failure(error, at)
         return Value(ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error), at)
     return Failure(PerformError(text, kind="OSError" if kind == "failure" else "TimeoutError"), at)
 

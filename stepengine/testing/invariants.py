@@ -16,13 +16,31 @@ from typing import Any, NoReturn
 
 import attrs
 
-from stepengine.data.effects import CallFunction, CallModel, CallTool, Effect, Gather, Leaf, Notify, Spawn
+from stepengine.data.effects import (
+    AskPerson,
+    AwaitMessage,
+    AwaitRuns,
+    AwaitTime,
+    CallFunction,
+    CallModel,
+    CallTool,
+    Compute,
+    Effect,
+    EndRuns,
+    Gather,
+    Leaf,
+    Notify,
+    RunInBackground,
+    Spawn,
+    TellRun,
+)
 from stepengine.data.events import PhaseChanged, StepFinished, StepStarted, ToolFinished
 from stepengine.data.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import BodyEnd, Failure, Single, Stop, Value
 from stepengine.data.state import AgentState, ChildResult, RunPhase, RunStatus
 from stepengine.data.usage import Usage
+from stepengine.data.waiting import Awaited
 from stepengine.data.yields import AgentCall, GenerateN, Parallel, StepResult, ToolCall
 from stepengine.errors import (
     BadYield,
@@ -159,6 +177,7 @@ class Watched:
     _states: list[tuple[AgentState, list[Message], list[Message]]] = attrs.field(factory=list)
     _used: Usage = Usage()
     _children: list[ChildResult] = attrs.field(factory=list)
+    _told: set[str] = attrs.field(factory=set)
     _bodies: list[BodyEnd] = attrs.field(factory=list)
     _ran: list[ChildResult] = attrs.field(factory=list)
     _results: dict[str, ToolResult] = attrs.field(factory=dict)
@@ -251,6 +270,8 @@ class Watched:
         if isinstance(effect, Notify):
             self._noted(effect.event)
             return
+        if isinstance(effect, Compute):
+            return
         if self._stop is not None:
             refuse("I7", f"{token_of(effect)} was asked for after the run was stopped")
         for leaf in effect.effects if isinstance(effect, Gather) else (effect,):
@@ -307,12 +328,20 @@ class Watched:
                 self._stop = outcome
                 continue
             self._inputs.extend(outcome.inputs)
-            if isinstance(outcome, Failure) and isinstance(outcome.error, LimitExceeded):
+            if isinstance(outcome, Failure) and isinstance(outcome.error, LimitExceeded) and outcome.error.more is None:
                 self._limit = self._limit or (None if outcome.error.kind in REFUSALS else outcome.error)
         if self._stop is not None:
             self._places = frozenset([STOPPED])
         elif self._places <= {"asking", "asking_last"}:
             self._move(*kinds)
+
+    def _told_of(self, awaited: object) -> list[ChildResult]:
+        """Return the children in the background of whose end a run is told here for the first time."""
+        if not isinstance(awaited, Awaited):
+            return []
+        news = [path for path in awaited.done if path not in self._told]
+        self._told.update(news)
+        return [awaited.ended[path] for path in news]
 
     def _counted(self, effect: Leaf, outcome: Single) -> None:
         child = outcome.child if isinstance(outcome, Stop) else getattr(outcome, "value", None)
@@ -321,10 +350,10 @@ class Watched:
             self._bodies.append(body)
             self._ran += body.children
             self._inputs += [change for change in body.changes if isinstance(change, UserMessage)]
-        if isinstance(child, ChildResult):
-            self._children.append(child)
-            self._ran.append(child)
-        elif isinstance(effect, CallModel):
+        ended = [child] if isinstance(child, ChildResult) else self._told_of(child)
+        self._children += ended
+        self._ran += ended
+        if isinstance(effect, CallModel):
             used = outcome.value.usage if isinstance(outcome, Value) else None
             if isinstance(outcome, Failure):
                 used = getattr(outcome.error, "usage", None)
@@ -508,7 +537,25 @@ def shown(effect: Leaf) -> str:
         return _cut(f"agent {effect.agent_id} {effect.prompt!r}")
     if isinstance(effect, CallFunction):
         return _cut(f"perform {effect.call.name}{effect.call.args!r}")
-    return _cut(f"ask {', '.join([repr(q.text) for q in effect.questions])}")
+    if isinstance(effect, AskPerson):
+        return _cut(f"ask {', '.join([repr(q.text) for q in effect.questions])}")
+    return _cut(_shown_wait(effect))
+
+
+def _shown_wait(effect: Leaf) -> str:
+    match effect:
+        case AwaitTime():
+            return f"sleep {effect.seconds:g} s" if effect.seconds is not None else f"sleep until {effect.until}"
+        case AwaitMessage():
+            return f"receive {effect.topic!r}"
+        case AwaitRuns():
+            return f"wait for {effect.need} of {', '.join(effect.children) or 'none'}"
+        case TellRun():
+            return f"tell {effect.child} {effect.value!r}"
+        case EndRuns():
+            return f"end {', '.join(effect.children)}"
+        case _:
+            return f"end of the agent {effect.agent_id}" if isinstance(effect, RunInBackground) else repr(effect)
 
 
 def told(outcome: Single) -> str:
@@ -522,6 +569,8 @@ def told(outcome: Single) -> str:
         return _cut(" ".join([p for p in (value.text, *[f"[{c.tool_name}]" for c in value.tool_calls]) if p]))
     if isinstance(value, ToolResult):
         return _cut(f"{value.status}: {value.text}")
+    if isinstance(value, Awaited):
+        return _cut(f"ended: {', '.join(value.done) or 'none'}; at work: {', '.join(value.open) or 'none'}")
     return _cut(f"{value.status.value}: {value.text}" if isinstance(value, ChildResult) else repr(value))
 
 

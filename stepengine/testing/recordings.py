@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Value
 from stepengine.data.questions import AnswerLike
@@ -47,7 +48,7 @@ def replays(mode: Mode, *, existed: bool) -> bool:
     return mode == "none" or (mode == "once" and existed)
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Account:
     """
     What a test did with one of its files.

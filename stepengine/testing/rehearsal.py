@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.data.state import AgentState
 from stepengine.data.yields import YIELDABLES, Perform
 from stepengine.errors import DataError, PerformError
-from stepengine.testing.walk import NOTHING, Handler, Walk, is_same_yield
+from stepengine.testing.answering import NOTHING
+from stepengine.testing.walk import Handler, Walk, is_same_yield
 
 __all__ = ("run_with",)
 __tracebackhide__ = True  # a failed test ends at its author's line
@@ -23,7 +23,7 @@ __tracebackhide__ = True  # a failed test ends at its author's line
 MAX_SHOWN = 300
 
 
-@attrs.frozen
+@frozen
 class _Line:
     """One line of a script: what shall be yielded, and what is sent for it."""
 

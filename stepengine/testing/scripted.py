@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.json import compact, freeze_object
 from stepengine.data.messages import (
     AssistantPart,
@@ -52,7 +53,7 @@ SHOWN_MESSAGES = 3
 SHOWN_CHARACTERS = 200
 
 
-@attrs.frozen
+@frozen
 class Failing:
     """
     A scripted failure; make one with ``failure(exc)``.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from stepengine.data.definition import AgentDefinition
+from stepengine.data.frozen import frozen
 from stepengine.data.limits import Limits
 from stepengine.data.questions import AnswerLike
 from stepengine.data.state import RunStatus
@@ -26,7 +27,7 @@ from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.history import History, opening_of
 from stepengine.machine import Finished
 from stepengine.testing.faults import CRASHES, FAULTS, KINDS, MEANINGS, ON_RECORD, Drawn, Fault, Given, known
-from stepengine.testing.invariants import Violation, expect_same_end
+from stepengine.testing.invariants import Violation, expect_same_end, name_of, refuse, shown
 from stepengine.testing.recorded import Record, Recorded
 from stepengine.testing.world import Canned, Invariant, Replies, Setting, World, stand_in
 from stepengine.tooling.spawning import BUILT_IN
@@ -61,13 +62,15 @@ RULES: Mapping[str, str] = {
     "I12": "a stopped run ends as stopped, and its handler is closed and sees nothing of it",
     "R3": "what may have happened before a crash, and must not happen twice, does not happen again",
     "R1": "a run ends, and nothing that was sent to it is lost",
+    "WT3": "no child in the background outlives the run that started it",
+    "WT4": "the order in which children in the background end changes nothing, with orders=",
     "own": "what the author says that must always hold, with invariants=",
     "handler": "a handler lets out no error of its own; list those that it may with may_raise=(...,)",
 }
 """What the rows say, for whoever reads a failure."""
 
 
-@attrs.frozen
+@frozen
 class Simulated:
     """
     What a simulation went through.
@@ -117,6 +120,8 @@ def simulate(
     may_raise: tuple[type[BaseException], ...] = (),
     from_journal: JournalLike | None = None,
     invariants: Iterable[Invariant] = (),
+    messages: Mapping[str, Sequence[object]] | None = None,
+    orders: int = 0,
 ) -> Simulated:
     """
     Run *agent* once per seed in a world where things go wrong, and check what must hold for every run.
@@ -154,6 +159,10 @@ def simulate(
             hold; without replies the model says "done".
         invariants: Functions of an ``AgentState`` and all events so far, called before each effect and at each end; one that
             returns ``False`` or raises ``AssertionError`` fails the simulation.
+        messages: What runs are sent on each topic, in order. By default every ``Receive`` is given something that fits its schema,
+            or sometimes nothing before its timeout.
+        orders: In how many orders the children in the background end, for each seed. Nothing else goes wrong then, unless
+            *faults* are given, and the run has to end with the same status and output in all of them.
 
     Raises:
         SimulationFailed: at the first seed that fails, with the shortest list of its faults, what happened, and the line
@@ -165,7 +174,8 @@ def simulate(
     """
     known = [agent, *agents]
     history = None if from_journal is None else as_journal(from_journal).history()
-    given = tuple((FAULTS if history is None else ON_RECORD) if faults is None else faults)
+    usual = () if orders else FAULTS if history is None else ON_RECORD
+    given = tuple(usual if faults is None else faults)
     for definition in known:
         if not isinstance(definition, AgentDefinition):
             hint = "; simulate an agent that has the tool" if isinstance(definition, ToolLike) else ""
@@ -183,14 +193,16 @@ def simulate(
         canned=lambda seed: Canned(seed, said, results or {}, answers or {}, ids),
         may_raise=may_raise,
         invariants=tuple(invariants),
+        messages=messages or {},
+        is_same_in_any_order=bool(orders),
     )
     if history is not None:
         setting = _recorded(setting, history)
     statuses: Counter[RunStatus] = Counter()
     happened: Counter[str] = Counter()
     runs = effects = 0
-    for seed, due in _worlds(setting, seeds, given, history):
-        world = World(setting, seed, due)
+    for seed, due, order in _ordered(_worlds(setting, seeds, given, history), orders):
+        world = World(setting, seed, due, order)
         try:
             finished = _checked(setting, world)
         except Violation as violation:
@@ -214,6 +226,38 @@ def _worlds(
     if seeds is None:
         return iter(_every(setting, given))
     return ((seed, _faults_of(seed, given)) for seed in seeds)
+
+
+def _ordered(worlds: Iterable[tuple[int, Drawn | Given]], orders: int) -> Iterator[tuple[int, Drawn | Given, int]]:
+    """Give each world as often as there are orders."""
+    return ((seed, due, order) for seed, due in worlds for order in range(max(1, orders)))
+
+
+def _expect_same_in_any_order(first: World, due: Finished, world: World, finished: Finished) -> None:
+    """
+    Compare the ends of one run whose children ended in two orders.
+
+    Raises:
+        Violation: with both orders, and the first effect in which the runs differ.
+    """
+    if (finished.status, finished.output) == (due.status, due.output):
+        return
+    refuse(
+        "WT4",
+        f"when children end in the order {', '.join(world.backstage.order)} the run is {finished.status.value} with the output "
+        f"{finished.output!r}, in the order {', '.join(first.backstage.order)} {due.status.value} with {due.output!r}; "
+        f"{_where_they_part(first, world)}",
+    )
+
+
+def _where_they_part(first: World, world: World) -> str:
+    """Return the first effect that one of two runs asked for and the other did not."""
+    for at in sorted({*first.records, *world.records}, key=lambda at: (at[0].count(".") + bool(at[0]), at)):
+        asked, other = first.records.get(at), world.records.get(at)
+        if asked is None or other is None or shown(asked[0]) != shown(other[0]):
+            said = ["nothing" if one is None else shown(one[0]) for one in (other, asked)]
+            return f"they part at {name_of(at)}, which is {said[0]}, and was {said[1]}"
+    return "they ask for the same effects, and differ in what the handler makes of them"
 
 
 def _recorded(setting: Setting, history: History) -> Setting:
@@ -263,7 +307,8 @@ def _on_record(setting: Setting, given: Sequence[str | Fault]) -> Iterator[tuple
 
 def _catalog(agents: Sequence[AgentDefinition], tools: Iterable[ToolLike], results: Mapping[str, object]) -> Catalog:
     from stepengine.data.hooks import Hooks
-    from stepengine.engine.catalog import Catalog, with_carried
+    from stepengine.engine.catalog import Catalog
+    from stepengine.tooling.spawning import with_carried
 
     family, met = [*agents], set[int]()
     for definition in family:
@@ -288,16 +333,18 @@ def _checked(setting: Setting, world: World) -> Finished:
         expect_same_end("I11", "after a crash", finished, _undisturbed(setting, world))
     if world.seed % REPEATED == 0:
         world.repeat(finished)
+    if setting.is_same_in_any_order:
+        _expect_same_in_any_order(*setting.first.setdefault(world.seed, (world, finished)), world, finished)
     return finished
 
 
 def _undisturbed(setting: Setting, world: World) -> Finished:
     """Return how the run ends when no process dies; kept, since an exhaustive simulation asks for the same one again."""
     faults = tuple([fault for fault in world.happened if fault.kind not in CRASHES])
-    key = (world.seed, faults)
+    key = (world.seed, faults, world.order)
     if key not in setting.undisturbed:
         setting.undisturbed.clear()
-        setting.undisturbed[key] = World(setting, world.seed, Given(faults)).run()
+        setting.undisturbed[key] = World(setting, world.seed, Given(faults), world.order).run()
     return setting.undisturbed[key]
 
 
@@ -339,7 +386,7 @@ def _told(setting: Setting, seed: int, world: World, violation: Violation) -> Si
     faults = tuple(world.happened)
     for size in range(len(faults) if len(faults) <= MAX_SHRUNK else 0):
         for fewer in itertools.combinations(faults, size):
-            again = World(setting, seed, Given(fewer))
+            again = World(setting, seed, Given(fewer), world.order)
             try:
                 _checked(setting, again)
             except Violation as same:

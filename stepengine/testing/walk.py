@@ -1,222 +1,58 @@
 """
 ``Walk``: step a handler by hand, without an engine, and fork it by its history.
 
-What lives here drives a handler's generator, builds its context, and knows what a short answer of a test means.
+What lives here drives a handler's generator and builds its context; what a short answer of a test means stands in ``answering``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Generator
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from random import Random
-from typing import Any, Final, TypeAlias, assert_never
-
-import attrs
+from typing import Any, TypeAlias
 
 from stepengine.data.definition import AgentDefinition, check_handler
+from stepengine.data.effects import Compute
+from stepengine.data.frozen import frozen
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import JsonDict, freeze, freeze_object
-from stepengine.data.messages import AssistantMessage, ToolResult
-from stepengine.data.models import ModelReply, StopReason
-from stepengine.data.questions import Question, answered
-from stepengine.data.state import AgentState, ChildResult, RunStatus
+from stepengine.data.outcomes import Failure
+from stepengine.data.state import AgentState
 from stepengine.data.tools import Yielding
 from stepengine.data.yields import (
     AgentCall,
-    Ask,
-    Complete,
-    GenerateN,
     Parallel,
     Perform,
-    Sentinel,
+    Start,
     StepResult,
-    StepText,
-    StepWith,
-    ToolCall,
-    Yieldable,
 )
 from stepengine.errors import (
-    DataError,
     DefinitionError,
-    PerformError,
     ReplayDivergence,
-    StepEngineError,
 )
-from stepengine.machine.author import blamed, describe_yield, site
-from stepengine.machine.protocol import accepted, rows_for
+from stepengine.machine.author import describe_yield, site
+from stepengine.machine.protocol import By, accepted, rows_for
+from stepengine.runtime.performer import computed
+from stepengine.testing.answering import NOTHING, Place, answer_to, passed
+from stepengine.tooling.context import Belongings
 from stepengine.tooling.definition import Tool
 
-__all__ = ("NOTHING", "Exchange", "Finished", "Handler", "Note", "Walk", "answer_to", "is_same_yield")
+__all__ = ("Exchange", "Finished", "Handler", "Note", "Walk", "is_same_yield")
 __tracebackhide__ = True  # a failed test ends at its author's line
-
-
-class _Nothing:
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-NOTHING: Final = _Nothing()
-"""No answer was given, which is not the JSON value ``None``."""
-MISFIT = " is no answer to "
-
-
-def answer_to(asked: Yieldable, answer: object, state: AgentState) -> StepResult:
-    """
-    Return the ``StepResult`` that *answer* stands for when *asked* was yielded in *state*.
-
-    Raises:
-        DataError: when it does not fit.
-    """
-    if isinstance(answer, StepResult):
-        return answer
-    try:
-        return _result(asked, answer, state)
-    except DataError as error:
-        # Raised anew, so that the test is shown its own line and not where the value was looked at.
-        known = MISFIT in error.message
-        msg = error.message if known else f"{answer!r}{MISFIT}{asked!r}: {error.message}"
-        raise DataError(msg) from None
-
-
-def _result(asked: Yieldable, answer: object, state: AgentState) -> StepResult:
-    match asked:
-        case Sentinel() | StepWith():
-            return _stepped(asked, answer, state)
-        case Parallel():
-            return _gathered(asked, answer, state)
-        case ToolCall():
-            return StepResult(state, (_tool_result(asked, answer),))
-        case StepText():
-            return StepResult(state, tuple([_block_result(r) for r in _items(asked, answer, empty=True)]))
-        case GenerateN():
-            return StepResult(state, n_responses=tuple([_of(str, asked, t) for t in _items(asked, answer)]))
-        case Complete():
-            return StepResult(state, value=_reply(asked, answer))
-        case AgentCall() | Perform() | Ask():
-            return StepResult(state, value=_member(asked, answer))
-    assert_never(asked)
-
-
-def _gathered(asked: Parallel[Any], answer: object, state: AgentState) -> StepResult:
-    answers = _items(asked, answer)
-    if len(answers) != len(asked.calls):
-        raise _misfit(asked, answer, f"a list with one answer for each of its {len(asked.calls)} members")
-    value = tuple([_entry(call, given) for call, given in zip(asked.calls, answers, strict=True)])
-    return StepResult(state, tuple([v for v in value if isinstance(v, ToolResult)]), value=value)
-
-
-def _entry(asked: object, answer: object) -> Any:
-    """Return the entry of a member of a ``Parallel``, in which an error is a value: that of what failed."""
-    if not isinstance(answer, Exception):
-        return _member(asked, answer)
-    if isinstance(asked, ToolCall):
-        return ToolResult.error(str(answer), tool_name=asked.tool)
-    if isinstance(asked, AgentCall):
-        return ChildResult(agent_id=asked.agent_id, status=RunStatus.FAILED, error=_as_known(answer))
-    if isinstance(asked, Perform):
-        return _as_performed(asked, answer)
-    raise _misfit(asked, answer, "an answer, since a question does not fail")
-
-
-def _as_known(error: Exception) -> StepEngineError:
-    """Return *error* as the error of a child whose handler let it out."""
-    if isinstance(error, StepEngineError):
-        return error
-    known = blamed("the child's handler", error)
-    known.__cause__ = error
-    return known
-
-
-def _as_performed(asked: Perform[Any], error: Exception) -> PerformError:
-    if isinstance(error, PerformError):
-        return error
-    kind = type(error).__name__
-    failed = PerformError(f"Perform({asked.name}) raised {kind}: {error}", kind=kind)
-    failed.__cause__ = error
-    return failed
-
-
-def _member(asked: object, answer: Any) -> Any:
-    if isinstance(asked, ToolCall):
-        return _tool_result(asked, answer)
-    if answer is NOTHING:
-        raise _misfit(asked, answer, "a value")
-    if isinstance(asked, AgentCall):
-        return _child(asked, answer)
-    if isinstance(asked, Ask):
-        question = Question("q1", asked.question, asked.options, asked.multi_select, allow_text=asked.allow_text)
-        return answered(answer, question).value
-    return answer if isinstance(answer, PerformError) else freeze(answer)
-
-
-def _tool_result(asked: ToolCall, answer: object) -> ToolResult:
-    if answer is NOTHING:
-        raise _misfit(asked, answer, "a ToolResult, a text or a JSON value")
-    result = _block_result(answer)
-    return result if result.tool_name else attrs.evolve(result, tool_name=asked.tool)
-
-
-def _block_result(answer: Any) -> ToolResult:
-    if isinstance(answer, ToolResult):
-        return answer
-    return ToolResult.text(answer) if isinstance(answer, str) else ToolResult.json(answer)
-
-
-def _child(asked: AgentCall, answer: object) -> ChildResult:
-    if isinstance(answer, ChildResult):
-        return answer
-    if isinstance(answer, BaseException):
-        raise _misfit(asked, answer, "a ChildResult, or its output; throw an error that ends it")
-    return ChildResult(agent_id=asked.agent_id, output=answer, text=answer if isinstance(answer, str) else "")
-
-
-def _stepped(asked: object, answer: object, state: AgentState) -> StepResult:
-    if answer is NOTHING:
-        return StepResult(state, steps_complete=asked is Sentinel.STEP_ALL)
-    if isinstance(answer, AgentState):
-        return StepResult(answer, steps_complete=asked is Sentinel.STEP_ALL)
-    reply = _reply(asked, answer)
-    if reply.tool_calls:
-        raise _misfit(asked, answer, "a StepResult, since the results of tool calls belong into its history")
-    history = state.message_history.append(AssistantMessage(reply.content))
-    complete = asked is Sentinel.STEP_ALL or reply.stop_reason is StopReason.END_TURN
-    after = attrs.evolve(state, message_history=history, view=history, step_index=state.step_index + 1)
-    return StepResult(after, steps_complete=complete)
-
-
-def _reply(asked: object, answer: object) -> ModelReply:
-    return ModelReply(answer) if isinstance(answer, str) else _of(ModelReply, asked, answer)
-
-
-def _items(asked: object, answer: object, *, empty: bool = False) -> Sequence[Any]:
-    if answer is NOTHING and empty:
-        return ()
-    if isinstance(answer, list | tuple):
-        return answer
-    raise _misfit(asked, answer, "a list")
-
-
-def _of(kind: type[object], asked: object, answer: object) -> Any:
-    if isinstance(answer, kind):
-        return answer
-    raise _misfit(asked, answer, "a string" if kind is str else f"a string or a {kind.__name__}")
-
-
-def _misfit(asked: object, answer: object, fine: str) -> DataError:
-    return DataError(f"{answer!r}{MISFIT}{asked!r}; send {fine}, or a StepResult")
 
 
 Handler: TypeAlias = "Callable[[StepContext], Generator[Any, Any, Any]] | AgentDefinition | Tool[..., Any]"
 
 
-@attrs.frozen
+@frozen
 class Finished:
     """What ``Walk.asked`` is after the handler returned *value*."""
 
     value: Any = None
 
 
-@attrs.frozen
+@frozen
 class Exchange:
     """
     One step of a walk.
@@ -230,7 +66,7 @@ class Exchange:
     answer: StepResult | BaseException
 
 
-@attrs.frozen
+@frozen
 class Note:
     """
     What a handler said beside its yields.
@@ -289,22 +125,25 @@ class Walk:
         self._options: dict[str, Any] = {"model": model, "seed": seed, "now": now, "tick_ms": tick_ms}
         self._history: list[Exchange] = []
         self._error: BaseException | None = None
+        self._waited_ms = self._children = 0
         self.notes: list[Note] = []
         steps, definition = _handler_of(handler, params)
-        self._accepted = rows_for("tool" if isinstance(handler, Tool) else "handler")
+        self._by: By = "tool" if isinstance(handler, Tool) else "handler"
+        self._accepted = rows_for(self._by)
         self.state = state or AgentState(run_id="walk", agent_id=definition.id if definition else "")
-        context = StepContext(
+        self._context = StepContext(
             prompt=prompt,
             params=_params_of(definition, params),
             agent_state=self.state,
             model=model or (definition.model if definition else None),
             logger=_Notes(self.notes),
-            random=Random(seed),  # noqa: S311
+            random=partial(Random, seed),
             created=now,
-            elapsed=lambda: tick_ms * len(self._history),
+            elapsed=lambda: tick_ms * len(self._history) + self._waited_ms,
             notify=_notify(self.notes),
         )
-        self._steps = steps(context)
+        self._kept = Belongings()
+        self._steps = steps(self._context)
         self._asked: Any = None
         self._advance(lambda: self._steps.send(None))
 
@@ -364,6 +203,15 @@ class Walk:
         - ``Ask``: a string, bool or ``Answer``;
         - ``GenerateN``: the texts;
         - ``Complete``: a string or ``ModelReply``;
+        - ``Sleep``: nothing, or the date at which it woke; that is the time of the walk then;
+        - ``Receive``: the message, which has to fit its schema, or ``None`` for its timeout;
+        - ``Start``: nothing, for references that are made up, or a ``ChildRef`` for each call;
+        - ``Wait``: how each child ended, in their order: an output, a ``ChildResult`` or an exception, for one child alone just
+          that; a dict of these by ``ChildRef``, in the order in which they ended, without those that are still at work; or
+          nothing where all are;
+        - ``Tell``: nothing, or whether the child is still at work;
+        - ``Cancel``: nothing, or how the child had ended before;
+        - ``Race``: a pair of the number of the first, from 0, and its shorthand;
         - ``Parallel``: a list with one shorthand per member; an exception for a member is what its entry then holds: a failed
           ``ToolResult`` or ``ChildResult``, or a ``PerformError``.
 
@@ -372,9 +220,12 @@ class Walk:
             AssertionError: when the handler has finished.
         """
         self._expect_open("send")
-        result = answer_to(self._asked, answer, self.state)
+        now = self._context.now()
+        result = answer_to(self._asked, answer, Place(self.state, now, self._children))
         self._history.append(Exchange(self._asked, result))
         self.state = result.agent_state
+        self._waited_ms += (passed(self._asked, result.value, now) - now) // timedelta(milliseconds=1)
+        self._children += len(self._asked.calls) if isinstance(self._asked, Start) else 0
         return self._advance(lambda: self._steps.send(result))
 
     def throw(self, error: BaseException) -> Walk:
@@ -407,6 +258,7 @@ class Walk:
     def close(self) -> None:
         """Close the handler at its yield, as a run does that ends there."""
         self._steps.close()
+        self._kept.close()
 
     @property
     def _name(self) -> str:
@@ -426,20 +278,30 @@ class Walk:
     def _advance(self, resume: Callable[[], object]) -> Walk:
         try:
             asked = resume()
+            while type(asked) is Compute:
+                asked = self._worked_out(asked)
             if type(asked) not in self._accepted:
                 asked = self._refuse(asked)
         except StopIteration as stop:
             self._asked = Finished(stop.value)
+            self._kept.close()
         except BaseException as error:
             self._asked, self._error = None, error
+            self._kept.close()
             raise
         else:
             self._asked = asked
         return self
 
+    def _worked_out(self, asked: Compute) -> Any:
+        """Do work, such as a turn of a program, here and now, and run on with what came of it."""
+        outcome = computed(asked, self._kept)
+        if isinstance(outcome, Failure):
+            return self._steps.throw(outcome.error)
+        return self._steps.send(StepResult(self.state, value=freeze(outcome.value)))
+
     def _refuse(self, foreign: object) -> Any:
-        said = accepted("handler" if len(self._accepted) == len(rows_for("handler")) else "tool")
-        asked = self._steps.throw(describe_yield(self._name, foreign, self.location, said))
+        asked = self._steps.throw(describe_yield(self._name, foreign, self.location, accepted(self._by)))
         return asked if type(asked) in self._accepted else self._refuse(asked)
 
     def _expect_open(self, verb: str) -> None:

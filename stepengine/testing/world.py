@@ -18,21 +18,29 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import (
     RUNS,
     AskPerson,
+    AwaitMessage,
+    AwaitRuns,
+    AwaitTime,
     CallBody,
     CallFunction,
     CallModel,
     CallTool,
+    Compute,
     Effect,
+    EndRuns,
     Gather,
     Leaf,
     Notify,
+    RunInBackground,
     Spawn,
+    TellRun,
 )
 from stepengine.data.events import Event
+from stepengine.data.frozen import frozen
 from stepengine.data.json import freeze
 from stepengine.data.messages import TextPart, ToolCallPart, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, ModelRequest
-from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value
+from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value, was_given_up
 from stepengine.data.questions import AnswerLike, answered
 from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.data.tools import Yielding
@@ -46,14 +54,16 @@ from stepengine.machine.plan import RunPlan
 from stepengine.machine.run import parts_of
 from stepengine.machine.signals import is_callers
 from stepengine.machine.state import RunState
-from stepengine.runtime.failfast import has_failed
-from stepengine.runtime.performer import Item, child_path, is_repeatable
+from stepengine.runtime.failfast import given_up, has_failed
+from stepengine.runtime.performer import Item, child_path, computed, is_repeatable
 from stepengine.runtime.tree import Services
+from stepengine.testing.backstage import Backstage, Letters
 from stepengine.testing.budgets import Budgets, Passing, at_once
 from stepengine.testing.faults import Drawn, Fault, Given, faulty, turned
 from stepengine.testing.invariants import Unwatched, Violation, Watched, expect_same_end, name_of, refuse, shown, told
 from stepengine.testing.scripted import Failing
 from stepengine.testing.walk import is_same_yield
+from stepengine.tooling.context import Belongings
 from stepengine.tooling.definition import Tool
 
 if TYPE_CHECKING:
@@ -92,7 +102,7 @@ def stand_in(name: str) -> Tool:
     return Tool(name, "", {}, lambda _: None)
 
 
-@attrs.frozen
+@frozen
 class Canned:
     """
     What a simulated world says.
@@ -177,7 +187,7 @@ def _input(schema: Mapping[str, Any], random: Random, agents: tuple[str, ...]) -
     return made if isinstance(made, Mapping) else {}
 
 
-@attrs.frozen
+@frozen
 class _Drawing:
     """Draws values that roughly fit a schema; what does not is refused by the tool, which is a case too."""
 
@@ -218,6 +228,7 @@ class _Drawing:
 CREATED = datetime(2025, 1, 1, tzinfo=UTC)
 MAX_EFFECTS = 2_000
 MINUTES = 600_000
+HOURS = 6 * 3_600_000
 UNSOUND = "R1"
 
 
@@ -244,7 +255,7 @@ It fails by returning ``False`` or raising an ``AssertionError``.
 """
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Setting:
     """
     What all seeds have in common.
@@ -257,9 +268,12 @@ class Setting:
         canned: Makes what the world of a seed says.
         may_raise: Errors that handlers may let out.
         invariants: Called with the state of the run that waits and all events so far, before each effect and at each end.
+        messages: By topic what runs are sent, in order; others get what is drawn.
         random_seed: What chance in the run depends on; by default the seed of the world.
         more: What else the run is started with: ``previous``, ``limits``.
-        undisturbed: How the run ended that was last compared with, by seed and faults.
+        is_same_in_any_order: Whether the run of a seed has to end in the same way in whatever order its children do.
+        first: By seed the first world, and how it ended, where that is so.
+        undisturbed: How the run ended that was last compared with, by seed, faults and order.
     """
 
     catalog: Catalog
@@ -269,9 +283,12 @@ class Setting:
     canned: Callable[[int], Saying]
     may_raise: tuple[type[BaseException], ...]
     invariants: tuple[Invariant, ...] = ()
+    messages: Mapping[str, Sequence[object]] = attrs.field(factory=dict)
     random_seed: str | None = None
     more: Mapping[str, Any] = attrs.field(factory=dict)
-    undisturbed: dict[tuple[int, tuple[Fault, ...]], Finished] = attrs.field(factory=dict, init=False)
+    is_same_in_any_order: bool = False
+    first: dict[int, tuple[World, Finished]] = attrs.field(factory=dict, init=False)
+    undisturbed: dict[tuple[int, tuple[Fault, ...], int], Finished] = attrs.field(factory=dict, init=False)
 
 
 class World:
@@ -291,11 +308,16 @@ class World:
         lines: What happened, as text.
     """
 
-    def __init__(self, setting: Setting, seed: int, faults: Drawn | Given) -> None:
+    def __init__(self, setting: Setting, seed: int, faults: Drawn | Given, order: int = 0) -> None:
         self._setting = setting
         self.seed = seed
+        self.order = order
+        self._letters = Letters(setting.messages)
+        self._lost: set[tuple[str, int]] = set()
+        self._asked: dict[tuple[str, int], int] = {}
         self.resumed = False
         self.unknown = False
+        self._kept: dict[str, Belongings] = {}
         self._faults = faults
         self._canned = setting.canned(seed)
         self._journal = MemoryJournal(redact="off")
@@ -385,6 +407,8 @@ class World:
         setting, opening, models = self._setting, run.opening, Models.of(_anything())
         self._run, self._since = run, self._now
         self._events.clear()
+        key = f"{self.seed}:{self.order}"
+        self.backstage = Backstage(key, self._run_behind, self._letters, _a_message)
         planner = Planner(
             setting.catalog,
             models,
@@ -408,18 +432,30 @@ class World:
             lambda gate: Passing(recorder(Passing(gate, self._performed)), self._came),
             self._live,
             lambda: self._now - self._since,
+            self.backstage.results,
         )
         return self._drive(plan, state)
 
+    def _run_behind(self, item: Item) -> Single:
+        return self._budgets.run(item)
+
     def _drive(self, plan: RunPlan, state: AgentState) -> Finished:
+        if not plan.path:
+            self._kept = {}  # another process keeps nothing of this one
         run = Unwatched(plan) if self._again else Watched(plan, self._setting.may_raise, is_bare=self.seed % 2 == 1)
         self._budgets.opens(plan)
         finished = self._driven(run, self._services.machine(run.plan, state))
+        if self._again:
+            # What was at work when a run was stopped has its records, too.
+            self.backstage.finish(plan.path, {path for path, _ in self.records})
         self._budgets.closes(plan.path)
         self.lines.append(
             f"   run {plan.path or 'root'} ended: {finished.status.value} {finished.error or ''}".rstrip()
         )
         run.ended(finished)
+        left = self.backstage.at_work(plan.path)
+        if left and finished.status not in (RunStatus.SUSPENDED, RunStatus.CANCELLED):
+            refuse("WT3", f"the run {plan.path or 'root'} has ended, and its children at {', '.join(left)} have not")
         return finished
 
     def _driven(self, run: Watched, machine: Generator[Effect, Outcome | None, Finished]) -> Finished:
@@ -437,6 +473,9 @@ class World:
             # A handler that ignores its close has its say in the checks of a run that went to its end.
             with suppress(RuntimeError):
                 machine.close()
+            kept = self._kept.pop(run.plan.path, None)
+            if kept is not None:
+                kept.close()
 
     # --- the author's own invariants ------------------------------------------------------------------------------------
 
@@ -467,6 +506,8 @@ class World:
     def _answer(self, run: Watched, effect: Effect) -> Outcome | None:
         if isinstance(effect, Notify):
             return None
+        if isinstance(effect, Compute):
+            return computed(effect, self._kept.setdefault(run.plan.path.rpartition(".")[0], Belongings()))
         members = effect.effects if isinstance(effect, Gather) else (effect,)
         try:
             self._budgets.begin(run, members, effect if isinstance(effect, Gather) and len(members) > 1 else None)
@@ -475,17 +516,27 @@ class World:
         self._open |= {(run.plan.path, member.seq) for member in members}
         outcomes: tuple[Single, ...]
         if isinstance(effect, Gather):
-            outcomes = self._members(run, members, fail_fast=effect.fail_fast)
+            outcomes = self._members(run, members, effect)
         else:
             outcomes = (self._budgets.perform(run, effect),)
         run.answered(members, outcomes)
         return Gathered(outcomes) if isinstance(effect, Gather) else outcomes[0]
 
-    def _members(self, run: Watched, members: Sequence[Leaf], *, fail_fast: bool) -> tuple[Single, ...]:
-        """Answer *members* in a drawn order; after a stop the rest is not begun, nor are children after a failure."""
-        path = run.plan.path
+    def _members(self, run: Watched, members: Sequence[Leaf], gather: Gather) -> tuple[Single, ...]:
+        """
+        Answer *members* in a drawn order; after a stop the rest is not begun, nor are children after a failure.
+
+        Of each race one is drawn who wins it; the others are given up.
+        """
+        path, fail_fast = run.plan.path, gather.fail_fast
         order = [*range(len(members))]
-        Random(f"{self.seed}:{path}:{members[0].seq}:order").shuffle(order)  # noqa: S311
+        random = Random(f"{self.seed}:{path}:{members[0].seq}:order")  # noqa: S311
+        random.shuffle(order)
+        for race in gather.races:
+            winner = random.randrange(*race)
+            losers = [index for index in range(*race) if index != winner]
+            self._lost |= {(path, members[index].seq) for index in losers}
+            order = [*[index for index in order if index not in losers], *losers]
         done: dict[int, Single] = {}
         stop: Stop | None = None
         failed = False
@@ -496,7 +547,7 @@ class World:
                 continue
             if failed and isinstance(member, Spawn):
                 self._budgets.give_up(path, member)
-            done[index] = outcome = self._budgets.perform(run, member)
+            done[index] = outcome = self._budgets.perform(run, member, gather if gather.races else None)
             stop = outcome if isinstance(outcome, Stop) else None
             failed = failed or (fail_fast and has_failed(outcome))
         return tuple([done[index] for index in range(len(members))])
@@ -544,11 +595,19 @@ class World:
                     "R1",
                     f"{name_of(at)}, {shown(item.effect)}, gave {told(given)}, and the run is sent {told(outcome)}",
                 )
+        elif (at in self._lost and was_given_up(outcome)) or (isinstance(outcome, Stop) and self._has_ended(at[0])):
+            self._now += 1  # that another one has won, or that the run was ended there, stands in the record
         elif at in self._doubtful and not is_repeatable(item) and _is_unknown(outcome):
             self._now += 1
             self.unknown = True
         else:
             refuse("R1", f"{name_of(at)}, {shown(item.effect)}, did not happen, and the run is sent {told(outcome)}")
+
+    def _has_ended(self, path: str) -> bool:
+        """Return whether the end of the run at *path*, as a child in the background or below one, is recorded."""
+        while path and (path, -1) not in self.records:
+            path = path.rpartition(".")[0]
+        return bool(path)
 
     def _expect_sound(self, run: JournaledRun) -> None:
         if run.fatal is not None:
@@ -578,13 +637,14 @@ class World:
             self.happened += [Fault(effect.seq, kind, item.path) for kind in self._kinds[at]]
         self._expect_due(item, at)
         self._die(effect, at, "crash")
+        self._die(effect, at, "lost_wake")
         made = self._happens(item, at)
         self._die(effect, at, "crash_inside")
         return made
 
     def _expect_due(self, item: Item, at: tuple[str, int]) -> None:
         """Check that an effect that is about to happen may: children run again over their own records."""
-        if isinstance(item.effect, RUNS):
+        if isinstance(item.effect, (*RUNS, RunInBackground)):
             return
         if self._again or self._is_recorded(at):
             refuse("I3", f"{self._when} {name_of(at)}, {shown(item.effect)}, happens although its outcome is recorded")
@@ -595,14 +655,24 @@ class World:
 
     def _happens(self, item: Item, at: tuple[str, int]) -> Single:
         effect, kinds = item.effect, self._kinds[at]
+        self._asked.setdefault(at, self._now)
         if at not in self._begun:
             self._begun.add(at)
-            self._now += MINUTES if "slow" in kinds else 1
+            self._now += HOURS if "lost_wake" in kinds else MINUTES if {"slow", "late"} & {*kinds} else 1
         now = self._now - self._since
+        stopped = self.backstage.cuts(*at) or self.backstage.stopped()
+        if stopped is not None and not isinstance(effect, RunInBackground) and not self._is_recorded(at):
+            return attrs.evolve(stopped, at=now)
+        if at in self._lost:
+            return given_up(item, now)
         made = next((o for kind in kinds if (o := faulty(kind, effect, now)) is not None), None)
         if made is None:
-            made = self._started_run(item) if isinstance(effect, RUNS) else self._canned.outcome(at[0], effect, now)
+            happens = BEHIND.get(type(effect)) or (World._started_run if isinstance(effect, RUNS) else World._said)
+            made = happens(self, item)
         made = turned(kinds, effect, made)
+        heard = self._letters.inbox(*at)
+        if heard and not isinstance(made, Stop):
+            made = attrs.evolve(made, inputs=(*made.inputs, *heard))
         if "duplicate" in kinds and not isinstance(made, Stop):
             sent = UserMessage(f"sent twice during {name_of(at)}")
             return attrs.evolve(made, inputs=(sent, sent))
@@ -615,6 +685,53 @@ class World:
         self._died.add((*at, kind))
         self.lines.append(f"{name_of(at):>8}  {shown(effect)}   !! {kind}")
         raise _Crash
+
+    def _said(self, item: Item) -> Single:
+        return self._canned.outcome(item.path, item.effect, self._now - self._since)
+
+    # --- what waits ---------------------------------------------------------------------------------------------------
+
+    def _slept(self, item: Item) -> Single:
+        self._pass(item)
+        return Value(None, self._now - self._since)
+
+    def _received(self, item: Item) -> Single:
+        made = self.backstage.received(item, self._now - self._since)
+        if isinstance(made, Value) and made.value is None:
+            self._pass(item)
+        return attrs.evolve(made, at=self._now - self._since)
+
+    def _waited(self, item: Item) -> Single:
+        made = self.backstage.waited(item, self._now - self._since)
+        if isinstance(made, Value) and len(made.value.done) < cast("AwaitRuns", item.effect).need:
+            self._pass(item)
+        return attrs.evolve(made, at=self._now - self._since)
+
+    def _pass(self, item: Item) -> None:
+        """Let pass what a wait takes; those that began together pass together."""
+        effect = cast("AwaitTime", item.effect)
+        patience = max(0, (effect.wakes or 0) - effect.asked)
+        self._now = max(self._now, self._asked[item.path, effect.seq] + patience)
+
+    def _told(self, item: Item) -> Single:
+        return Value(self.backstage.told(item), self._now - self._since)
+
+    def _ended(self, item: Item) -> Single:
+        return attrs.evolve(self.backstage.ended(item, 0), at=self._now - self._since)
+
+    def _ran_behind(self, item: Item) -> Single:
+        """Run a child in the background to its end."""
+        finished = self._drive(*self.backstage.planned(item.path))
+        child, now = finished.as_child(), self._now - self._since
+        # One that is recorded to have been ended comes to that end, whatever stops it this time.
+        is_cut = item.path in self.backstage.cut or self._is_recorded((item.path, -1))
+        if is_cut and finished.status in (RunStatus.SUSPENDED, RunStatus.CANCELLED):
+            return Value(attrs.evolve(child, status=RunStatus.CANCELLED, questions=(), error=None), now)
+        if finished.status is RunStatus.SUSPENDED:
+            return Stop("suspended", now, questions=finished.pending, child=child)
+        return Stop("cancelled", now, child=child) if finished.status is RunStatus.CANCELLED else Value(child, now)
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
 
     def _started_run(self, item: Item) -> Single:
         return self._spawned(item, item.effect) if isinstance(item.effect, Spawn) else self._called(item)
@@ -640,9 +757,13 @@ class World:
         try:
             plan, state = self._services.planner(item.plan, effect, path)
         except StepEngineError as error:
+            if effect.is_background:
+                return Failure(error, self._now - self._since)
             return Value(
                 ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error), self._now - self._since
             )
+        if effect.is_background:
+            return Value(self.backstage.start(plan, state), self._now - self._since)
         finished = self._drive(plan, state)
         child, now = finished.as_child(is_inline=effect.is_inline), self._now - self._since
         if finished.status is RunStatus.SUSPENDED:
@@ -697,6 +818,25 @@ def _is_equal(a: Single, b: Single) -> bool:
 
 def _is_unknown(outcome: Single) -> bool:
     return isinstance(getattr(outcome, "error", None), UnknownOutcome)
+
+
+BEHIND: Mapping[type[Leaf], Callable[[World, Item], Single]] = {
+    AwaitTime: World._slept,  # noqa: SLF001 - it is the world's own table
+    AwaitMessage: World._received,  # noqa: SLF001
+    AwaitRuns: World._waited,  # noqa: SLF001
+    TellRun: World._told,  # noqa: SLF001
+    EndRuns: World._ended,  # noqa: SLF001
+    RunInBackground: World._ran_behind,  # noqa: SLF001
+}
+
+
+def _a_message(effect: AwaitMessage, random: Random) -> object:
+    """Return a message that roughly fits what it has to."""
+    schema = effect.schema
+    if schema is None:
+        return random.choice(TEXTS)
+    wanted = schema if isinstance(schema, Mapping) else schema.model_json_schema()
+    return _Drawing(random, wanted.get("$defs", {}), ()).value(wanted)
 
 
 def _anything() -> Any:

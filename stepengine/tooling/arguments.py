@@ -11,8 +11,7 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, JsonList, compact, freeze, freeze_object
 from stepengine.data.tools import Validated, quick_validated
 from stepengine.errors import DataError, DefinitionError
@@ -30,7 +29,7 @@ SCALARS = frozenset({str, int, float, bool, type(None)})
 IN_SCHEMA_ORDER = inspect.Parameter.KEYWORD_ONLY
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class _Parameters:
     """
     What a tool takes, as pydantic sees it: equal when it would make the same of both.

@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import attrs
 
-from stepengine.data.events import Event
+from stepengine.data.frozen import frozen
 from stepengine.data.hooks import RunLogger
 from stepengine.data.json import JsonDict, canonical, freeze
+from stepengine.data.messages import tuple_of
 from stepengine.data.state import AgentState
 from stepengine.errors import StepEngineError
 from stepengine.system.threads import CancelSignal, ThreadPool
 from stepengine.system.workspace import Workspace
 
 if TYPE_CHECKING:
+    from stepengine.data.events import Event
     from stepengine.system.writes import FileWrite
 
 __all__ = (
@@ -107,6 +110,9 @@ class Belongings:
             self._values.setdefault(key, make())  # bodies in two threads may come by at once
         return cast("C", self._values[key])
 
+    def __iter__(self) -> Iterator[Closable]:
+        return iter(list(self._values.values()))
+
     async def aclose(self) -> list[str]:
         """End everything, also when the end of something fails; return what they mention."""
         mentioned: list[str] = []
@@ -117,6 +123,13 @@ class Belongings:
             except Exception as error:  # noqa: BLE001  (it is a tool's code; the others are ended all the same)
                 mentioned.append(f"{type(value).__name__} could not be ended: {type(error).__name__}: {error}")
         return mentioned
+
+    def close(self) -> None:
+        """End everything from where no loop runs, as where a run is only stepped through: nothing that is kept there needs one."""
+        work = self.aclose()
+        with suppress(StopIteration):
+            work.send(None)
+        work.close()
 
 
 class CallScope:
@@ -142,7 +155,7 @@ def _ignore(_: Event) -> None:
     """Drop an event."""
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@frozen(kw_only=True, eq=False)
 class ToolContext:
     """
     What a body gets that takes a first parameter of this type; not part of the tool's schema.
@@ -184,7 +197,7 @@ class ToolContext:
     user_id: str | None = None
     parent_session_id: str | None = None
     parent_tool_call_id: str | None = None
-    ancestor_run_ids: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    ancestor_run_ids: tuple[str, ...] = attrs.field(default=(), converter=tuple_of)
     step_index: int = 0
     metadata: JsonDict = attrs.field(factory=JsonDict, converter=freeze)
     workspace: Workspace | None = None

@@ -6,13 +6,15 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypedDict, get_origin
+from copy import copy
+from typing import Any, Generic, Protocol, TypedDict, cast, get_origin
 
 import attrs
 from typing_extensions import ParamSpec, TypeVar, Unpack
 
 from stepengine.data.checks import COUNT, FLAG, NUMBER, TEXT, Fine, an_instance, or_none
 from stepengine.data.definition import AgentDefinition
+from stepengine.data.frozen import frozen
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.messages import ToolResult
@@ -46,7 +48,7 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 NO_OVERRIDES: Overrides = {}
 
 
-@attrs.frozen
+@frozen
 class ToolPreview:
     """
     One concrete call as a person sees it before it happens.
@@ -397,6 +399,16 @@ class Tool(Generic[P, R]):
         if self.body.is_generator:
             return f"`Walk({name}, params={{...}})` (from stepengine.testing)"
         return f"`{name}.fn(...)`"
+
+
+def in_sandbox(
+    tool: Tool[P, R], sandbox: Callable[[], str], offers: Sequence[str], *, at_provider: bool = False
+) -> Tool[P, R]:
+    """Return a tool that yields with what carries out its work, and what is offered beside it; see ``Yielding``."""
+    made, binding = copy(tool), tool.binding()
+    runs = attrs.evolve(cast("Yielding", binding.runs), sandbox=sandbox, offers=tuple(offers), at_provider=at_provider)
+    made._binding = attrs.evolve(binding, runs=runs)  # noqa: SLF001 - a copy of ours
+    return made
 
 
 def decode_result(tool: Tool[..., R], result: ToolResult) -> R:

@@ -12,8 +12,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.errors import DefinitionError
 from stepengine.tooling.context import ToolContext
 from stepengine.tooling.places import hints_of, place_of
@@ -26,7 +25,7 @@ Kind: TypeAlias = Literal["plain", "async", "generator", "async_generator"]
 Runner: TypeAlias = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
-@attrs.frozen
+@frozen
 class Dependency:
     """
     The mark that ``Depends`` leaves on a parameter.
@@ -60,7 +59,7 @@ def Depends(factory: Factory, *, use_cache: bool = True) -> Any:  # noqa: N802  
     return Dependency(factory, use_cache)
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class Node:
     """
     A factory and what it needs.

@@ -1,8 +1,9 @@
 """
 Runs the body of a tool: dependencies, thread, timeout, retries, and what it leaves behind.
 
-Whatever a body raises becomes an error result, with four exceptions that are not the tool's: a real cancellation of the
-task, ``KeyboardInterrupt``, ``SystemExit``, and other exceptions that are no ``Exception``.
+Whatever a body raises becomes an error result, with five exceptions that are not the tool's: a real cancellation of the
+task, ``KeyboardInterrupt``, ``SystemExit``, other exceptions that are no ``Exception``, and ``UnknownOutcome``: nobody may do again,
+or call failed, what may have happened.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stepengine.data.events import Warned
 from stepengine.data.messages import CUT_OFF, SideEffect, ToolResult
-from stepengine.errors import ToolError
+from stepengine.data.tools import timed_out
+from stepengine.errors import ToolError, UnknownOutcome
 from stepengine.system.threads import ThreadPool
 from stepengine.tooling.context import ToolContext
 from stepengine.tooling.conversion import as_result, error_text
@@ -57,8 +58,12 @@ async def execute(tool: Tool, arguments: Mapping[str, object], ctx: ToolContext,
             outcome = await _marked(tool, arguments, scoped, overrides)
         if type(outcome) is not Raised:
             if type(outcome) is str and tool.returns is not None:
+                from stepengine.data.events import Warned
+
                 ctx.emit(Warned(message=_misnamed(spec.name, tool.returns)))
             return as_result(outcome, scoped.max_chars if body.wants_context else None)
+        if isinstance(outcome.error, UnknownOutcome):
+            raise outcome.error
         _log(spec.name, outcome, ctx, tries)
         if not tries:
             return _failure(spec.name, outcome)
@@ -101,7 +106,7 @@ def _log(tool_name: str, raised: Raised, ctx: ToolContext, tries: int) -> None:
 
 def _failure(tool_name: str, raised: Raised) -> ToolResult:
     if raised.timeout is not None:
-        return ToolResult.error(f"tool {tool_name!r} timed out after {raised.timeout:g} s")
+        return ToolResult.error(timed_out(tool_name, raised.timeout))
     if isinstance(raised.error, asyncio.CancelledError):  # and nobody cancelled the call
         text = f"tool {tool_name!r} failed: what it waited for was cancelled, so its outcome is unknown"
         said = error_text(raised.error) if str(raised.error) else text

@@ -15,7 +15,6 @@ from contextvars import Context, ContextVar, Token
 from types import TracebackType
 from typing import Any, Self
 
-from stepengine.data.events import Warned
 from stepengine.system.threads import CANCEL_GRACE_SECONDS
 from stepengine.tooling.context import ToolContext
 
@@ -76,6 +75,8 @@ def _context(task: asyncio.Task[Any]) -> Context:
 
 async def end_tasks(tasks: list[asyncio.Task[Any]], tool_name: str, ctx: ToolContext) -> None:
     """Cancel tasks, wait a little for their end, and name them in an event."""
+    from stepengine.data.events import Warned
+
     for task in tasks:
         task.cancel()
     done, _ = await asyncio.wait(tasks, timeout=CANCEL_GRACE_SECONDS)

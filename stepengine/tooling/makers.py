@@ -10,14 +10,13 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import get_args
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.data.tools import FIND_TOOLS, Action
 
-__all__ = ("MAKERS", "Maker", "line_for")
+__all__ = ("CATEGORIES", "MAKERS", "Maker", "line_for")
 
 
-@attrs.frozen
+@frozen
 class Maker:
     """
     The function that makes a tool.
@@ -61,6 +60,18 @@ MAKERS: Mapping[str, Maker | None] = MappingProxyType(
     }
 )
 """What makes each bundled tool; ``None`` for those that every run knows."""
+CATEGORIES: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("read_files", "list_directory", "read_subtree", "code_search", "glob", "find_files"), "read"),
+        **dict.fromkeys(("propose_write_file", "propose_str_replace", "skill", "recall"), "read"),
+        **dict.fromkeys(("write_file", "str_replace", "delete_file"), "write"),
+        **dict.fromkeys(("run_terminal_command", "check_job", "kill_job", "run_file_change_hooks"), "execute"),
+        **dict.fromkeys(("web_search", "read_docs", "read_url"), "network"),
+        **dict.fromkeys(("remember", "forget"), "memory"),
+        "suggest_followups": "control",
+    }
+)
+"""The category of each bundled tool that something makes, as the tool itself has it."""
 
 
 def line_for(names: Iterable[str]) -> str:

@@ -18,6 +18,7 @@ from urllib.parse import unquote
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, JsonValue, canonical, compact, freeze_object, thaw
 from stepengine.data.tools import Validated
 from stepengine.errors import DataError, DefinitionError, ToolInputError
@@ -274,7 +275,7 @@ def _has_room(levels: int = 8) -> bool:
         return False
 
 
-@attrs.frozen
+@frozen
 class _Weight:
     """How much JSON something is: values of any kind, characters of texts, and schemas if it is one."""
 

@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, get_args, get_origin
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.data.hooks import StepContext
 from stepengine.errors import DefinitionError
 from stepengine.tooling.context import ToolContext
@@ -24,7 +23,7 @@ __all__ = (
 )
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class Body:
     """
     A function and how it is called.
@@ -48,7 +47,7 @@ class Body:
     is_generator: bool = False
 
 
-@attrs.frozen(eq=False)
+@frozen(eq=False)
 class Signature:
     """
     What a function takes from its caller.

@@ -8,11 +8,11 @@ tool.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from stepengine.data.definition import AgentDefinition
+from stepengine.data.definition import AgentDefinition, parts_of_id
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze, freeze_object, thaw
 from stepengine.data.messages import ToolResult
 from stepengine.data.state import ChildResult, RunStatus
@@ -30,8 +30,10 @@ __all__ = (
     "carried_by",
     "direct_tool",
     "params_schema",
+    "shown_child",
     "spawn_tools",
     "task_tool",
+    "with_carried",
 )
 
 DEFS = "#/$defs/"
@@ -135,36 +137,51 @@ def agent_tool(definition: AgentDefinition, *, name: str | None = None, descript
     return _tool(name, text, _input_schema(definition), entries, _output, definition)
 
 
-def direct_tool(definition: AgentDefinition) -> Tool:
+def direct_tool(definition: AgentDefinition, agent_id: str = "") -> Tool:
     """
     Return an agent as the tool under which an agent that may spawn it is offered it.
 
     Its call is one of ``spawn_agents`` with one entry, result included.
+
+    Args:
+        definition: The agent.
+        agent_id: What it is called where that is not its own id: ``publisher/name`` makes the tool ``publisher_name``.
 
     Raises:
         DefinitionError: when the params have no JSON Schema.
     """
 
     def entries(value: JsonDict) -> list[Entry]:
-        return [Entry(definition.id, value.get("prompt", ""), value.get("params"))]
+        return [Entry(agent_id or definition.id, value.get("prompt", ""), value.get("params"))]
 
-    schema = _input_schema(definition)
-    return _tool(tool_name(definition), _description(definition), schema, entries, listed)
+    publisher, name, _ = parts_of_id(agent_id)
+    called = tool_name(definition) if publisher is None else f"{publisher}_{name}".replace("-", "_")
+    return _tool(called, _description(definition), _input_schema(definition), entries, listed)
 
 
 def carried_by(tools: Iterable[object]) -> list[AgentDefinition]:
     """Return the agents that tools such as ``task``, and those that yield, carry; whoever has the tool may run them."""
     found: list[AgentDefinition] = []
-    waiting, met = [tool for tool in tools if isinstance(tool, ToolLike)], set[str]()
-    for tool in waiting:
+    for tool in with_carried([tool for tool in tools if isinstance(tool, ToolLike)]):
         way = tool.binding().runs
         if isinstance(way, Spawning):
             found += way.agents
-        elif isinstance(way, Yielding) and tool.spec.name not in met:
-            met.add(tool.spec.name)
+        elif isinstance(way, Yielding):
             found += [used for used in way.uses if isinstance(used, AgentDefinition)]
-            waiting += [used for used in way.uses if isinstance(used, ToolLike)]
     return found
+
+
+def with_carried(tools: Iterable[ToolLike]) -> Iterator[ToolLike]:
+    """Give *tools*, and those that tools which yield carry."""
+    waiting, met = list(tools), set[int]()
+    for tool in waiting:
+        if id(tool) in met:
+            continue
+        met.add(id(tool))
+        yield tool
+        runs = tool.binding().runs
+        if isinstance(runs, Yielding):
+            waiting += [used for used in runs.uses if isinstance(used, ToolLike)]
 
 
 def tool_name(definition: AgentDefinition) -> str:
@@ -293,12 +310,13 @@ def _output(children: Sequence[ChildResult]) -> ToolResult:
 
 def listed(children: Sequence[ChildResult]) -> ToolResult:
     """Return one entry per child; an error result when every one of them failed."""
-    entries: list[Any] = [_shown(child) for child in children]
+    entries: list[Any] = [shown_child(child) for child in children]
     all_failed = all("error" in entry for entry in entries)
     return ToolResult.json(entries, status="error" if all_failed else "ok")
 
 
-def _shown(child: ChildResult) -> dict[str, object]:
+def shown_child(child: ChildResult) -> dict[str, Any]:
+    """Return a child as an entry of what its parent's model is shown."""
     entry = {"agent_type": child.agent_id}
     if child.is_error:
         kept = kept_output(child)

@@ -7,76 +7,189 @@ documentation describes. A name such as ``read_files`` makes no tool: it is that
 
 from __future__ import annotations
 
-from stepengine.data.messages import ToolReferencePart, ToolResult
-from stepengine.data.names import ToolName
-from stepengine.system.threads import ThreadPool
-from stepengine.system.workspace import Workspace
-from stepengine.tooling.context import ResourceMap, ToolContext
-from stepengine.tooling.control import ask_user_tool, control_tools
-from stepengine.tooling.decorator import tool
-from stepengine.tooling.definition import Tool, ToolPreview, decode_result
-from stepengine.tooling.depends import Depends
-from stepengine.tooling.registry import ToolRegistry
-from stepengine.tooling.spawning import agent_tool, spawn_tools, task_tool
-from stepengine.tools.bundled import (
-    change_hook_tools,
-    file_tools,
-    followup_tools,
-    memory_tools,
-    search_tools,
-    shell_tools,
-    skill_tools,
-    web_tools,
-)
-from stepengine.tools.changes import FileChangeHook
-from stepengine.tools.files.edits import unified_diff
-from stepengine.tools.memory import FileMemory, MemoryStore, Note
-from stepengine.tools.names import (
-    add_message,
-    ask_user,
-    check_job,
-    code_search,
-    delete_file,
-    end_turn,
-    find_files,
-    forget,
-    glob,
-    kill_job,
-    list_directory,
-    lookup_agent_info,
-    propose_str_replace,
-    propose_write_file,
-    read_docs,
-    read_files,
-    read_subtree,
-    read_url,
-    recall,
-    remember,
-    run_file_change_hooks,
-    run_terminal_command,
-    set_messages,
-    set_output,
-    skill,
-    spawn_agent_inline,
-    spawn_agents,
-    str_replace,
-    suggest_followups,
-    task_completed,
-    think_deeply,
-    web_search,
-    write_file,
-    write_todos,
-)
-from stepengine.tools.web.fetching import Fetched, Fetcher, SafeFetcher
-from stepengine.tools.web.searching import (
-    BraveSearch,
-    DocsBackend,
-    DocsSites,
-    SearchBackend,
-    SearchedDocs,
-    SearchHit,
-    SearxngSearch,
-)
+from typing import TYPE_CHECKING
+
+from stepengine.data.late import late
+
+if TYPE_CHECKING:
+    from stepengine.data.messages import ToolReferencePart, ToolResult
+    from stepengine.data.names import ToolName
+    from stepengine.system.threads import ThreadPool
+    from stepengine.system.workspace import Workspace
+    from stepengine.tooling.children import child_tools, sleep_tool
+    from stepengine.tooling.context import ResourceMap, ToolContext
+    from stepengine.tooling.control import ask_user_tool, control_tools
+    from stepengine.tooling.decorator import tool
+    from stepengine.tooling.definition import Tool, ToolPreview, decode_result
+    from stepengine.tooling.depends import Depends
+    from stepengine.tooling.registry import ToolRegistry
+    from stepengine.tooling.spawning import agent_tool, spawn_tools, task_tool
+    from stepengine.tools.bundled import (
+        change_hook_tools,
+        file_tools,
+        followup_tools,
+        memory_tools,
+        search_tools,
+        shell_tools,
+        skill_tools,
+        web_tools,
+    )
+    from stepengine.tools.changes import FileChangeHook
+    from stepengine.tools.files.edits import unified_diff
+    from stepengine.tools.memory import FileMemory, MemoryStore, Note
+    from stepengine.tools.names import (
+        add_message,
+        ask_user,
+        check_job,
+        code_search,
+        delete_file,
+        end_turn,
+        find_files,
+        forget,
+        glob,
+        kill_job,
+        list_directory,
+        lookup_agent_info,
+        propose_str_replace,
+        propose_write_file,
+        read_docs,
+        read_files,
+        read_subtree,
+        read_url,
+        recall,
+        remember,
+        run_file_change_hooks,
+        run_terminal_command,
+        set_messages,
+        set_output,
+        skill,
+        spawn_agent_inline,
+        spawn_agents,
+        str_replace,
+        suggest_followups,
+        task_completed,
+        think_deeply,
+        web_search,
+        write_file,
+        write_todos,
+    )
+    from stepengine.tools.recalling import recall_history_tool
+    from stepengine.tools.web.fetching import Fetched, Fetcher, SafeFetcher
+    from stepengine.tools.web.searching import (
+        BraveSearch,
+        DocsBackend,
+        DocsSites,
+        SearchBackend,
+        SearchedDocs,
+        SearchHit,
+        SearxngSearch,
+    )
+else:
+    __getattr__, __dir__ = late(
+        __name__,
+        {
+            "stepengine.data.messages": (
+                "ToolReferencePart",
+                "ToolResult",
+            ),
+            "stepengine.data.names": ("ToolName",),
+            "stepengine.system.threads": ("ThreadPool",),
+            "stepengine.system.workspace": ("Workspace",),
+            "stepengine.tooling.context": (
+                "ResourceMap",
+                "ToolContext",
+            ),
+            "stepengine.tooling.control": (
+                "ask_user_tool",
+                "control_tools",
+            ),
+            "stepengine.tooling.decorator": ("tool",),
+            "stepengine.tooling.definition": (
+                "Tool",
+                "ToolPreview",
+                "decode_result",
+            ),
+            "stepengine.tooling.depends": ("Depends",),
+            "stepengine.tooling.registry": ("ToolRegistry",),
+            "stepengine.tooling.children": (
+                "child_tools",
+                "sleep_tool",
+            ),
+            "stepengine.tooling.spawning": (
+                "agent_tool",
+                "spawn_tools",
+                "task_tool",
+            ),
+            "stepengine.tools.bundled": (
+                "change_hook_tools",
+                "file_tools",
+                "followup_tools",
+                "memory_tools",
+                "search_tools",
+                "shell_tools",
+                "skill_tools",
+                "web_tools",
+            ),
+            "stepengine.tools.changes": ("FileChangeHook",),
+            "stepengine.tools.files.edits": ("unified_diff",),
+            "stepengine.tools.memory": (
+                "FileMemory",
+                "MemoryStore",
+                "Note",
+            ),
+            "stepengine.tools.names": (
+                "add_message",
+                "ask_user",
+                "check_job",
+                "code_search",
+                "delete_file",
+                "end_turn",
+                "find_files",
+                "forget",
+                "glob",
+                "kill_job",
+                "list_directory",
+                "lookup_agent_info",
+                "propose_str_replace",
+                "propose_write_file",
+                "read_docs",
+                "read_files",
+                "read_subtree",
+                "read_url",
+                "recall",
+                "remember",
+                "run_file_change_hooks",
+                "run_terminal_command",
+                "set_messages",
+                "set_output",
+                "skill",
+                "spawn_agent_inline",
+                "spawn_agents",
+                "str_replace",
+                "suggest_followups",
+                "task_completed",
+                "think_deeply",
+                "web_search",
+                "write_file",
+                "write_todos",
+            ),
+            "stepengine.tools.recalling": ("recall_history_tool",),
+            "stepengine.tools.web.fetching": (
+                "Fetched",
+                "Fetcher",
+                "SafeFetcher",
+            ),
+            "stepengine.tools.web.searching": (
+                "BraveSearch",
+                "DocsBackend",
+                "DocsSites",
+                "SearchBackend",
+                "SearchedDocs",
+                "SearchHit",
+                "SearxngSearch",
+            ),
+        },
+    )
 
 __all__ = (
     "BraveSearch",
@@ -110,6 +223,7 @@ __all__ = (
     "ask_user_tool",
     "change_hook_tools",
     "check_job",
+    "child_tools",
     "code_search",
     "control_tools",
     "decode_result",
@@ -131,6 +245,7 @@ __all__ = (
     "read_subtree",
     "read_url",
     "recall",
+    "recall_history_tool",
     "remember",
     "run_file_change_hooks",
     "run_terminal_command",
@@ -140,6 +255,7 @@ __all__ = (
     "shell_tools",
     "skill",
     "skill_tools",
+    "sleep_tool",
     "spawn_agent_inline",
     "spawn_agents",
     "spawn_tools",

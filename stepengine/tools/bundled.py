@@ -1,7 +1,7 @@
 """
 The bundled sets of tools: ``file_tools``, ``search_tools``, ``shell_tools`` and ``web_tools``.
 
-A set is built with a root folder and a policy, and holds the posture of the reliability page. What it needs is imported
+A set is built with a root, which is a folder or a ``Workspace``, and a policy, and holds the posture of the reliability page. What it needs is imported
 when it is built, not when stepengine is imported.
 """
 
@@ -12,12 +12,14 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, Protocol
+from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, Protocol, TypeAlias
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.errors import DefinitionError
 from stepengine.system.path_policy import Policy
+from stepengine.system.workspace import Workspace
 from stepengine.tools.changes import COMMAND_MAX_SECONDS
 
 if TYPE_CHECKING:
@@ -45,8 +47,11 @@ COMMAND_SECONDS = 30.0
 
 P = ParamSpec("P")
 
+Folder: TypeAlias = "str | os.PathLike[str] | Workspace"
+"""A root: a folder of this machine, or a ``Workspace``."""
 
-@attrs.frozen(kw_only=True)
+
+@frozen(kw_only=True)
 class FileTools(Policy):
     """
     ``read_files``, ``list_directory`` and ``read_subtree``, and with *write* also ``write_file`` and ``str_replace``.
@@ -83,7 +88,7 @@ class FileTools(Policy):
     propose: bool = False
     buffers: Buffers | None = None
 
-    def below(self, root: str | os.PathLike[str]) -> list[Tool]:
+    def below(self, root: Folder) -> list[Tool]:
         """Return the tools for a root folder."""
         if self.delete and not self.write:
             msg = "file_tools(delete=True) goes with write=True: what may delete files may change them"
@@ -94,13 +99,14 @@ class FileTools(Policy):
         from stepengine.tools.files.writing import writing_tools
         from stepengine.tools.search.overview import subtree_tool
 
+        _check_lent(root, buffers=self.buffers)
         held = Root(root, self)
         writing = writing_tools(held, delete=self.delete, buffers=self.buffers) if self.write else ()
         proposing = proposing_tools(held, self.buffers) if self.propose else ()
         return [*reading_tools(held, self.buffers), subtree_tool(held), *writing, *proposing]
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class SearchTools(Policy):
     """
     ``glob``, ``code_search`` and ``find_files``, confined to the root like ``file_tools``.
@@ -120,7 +126,7 @@ class SearchTools(Policy):
     prefer_python: bool = False
     allow_protected: tuple[str, ...] = attrs.field(default=(), init=False)  # these tools write nothing
 
-    def below(self, root: str | os.PathLike[str]) -> list[Tool]:
+    def below(self, root: Folder) -> list[Tool]:
         """Return the tools for a root folder."""
         from stepengine.system.root import Root
         from stepengine.tools.search.tools import searching_tools
@@ -128,10 +134,10 @@ class SearchTools(Policy):
         return searching_tools(Root(root, self), prefer_python=self.prefer_python)
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class ShellTools:
     """
-    ``run_terminal_command``, ``check_job`` and ``kill_job``.
+    ``run_terminal_command``, ``check_job`` and ``kill_job``, and with *watch* also ``watch``.
 
     A command is an argument list, or text that every shell would only split into words; it is executed without a shell.
     With *allow_shell* other text is a script for ``/bin/sh -eu``. A command runs in a session of its own, without
@@ -174,7 +180,12 @@ class ShellTools:
         allow_wide_root: Accept ``/``, the home folder, and folders that contain it.
         terminals: Terminals of an editor, as what serves an editor lends them: commands that are waited for are run there, where a
             person sees them. They see the variables of these terminals, too, no *limits* hold there, and what a command leaves
-            running the editor ends. Not with *sandbox* and *runner*. By default commands run in processes of this one.
+            running the editor ends. Not with *sandbox* and *runner*. By default commands run in processes of this one, as those of
+            ``watch`` always do.
+        watch: Add ``watch``, by which a model has a command run again and again in the background, until it succeeds, fails,
+            prints something else or prints a text, and is told then. It is asked about once: rules that deny bind each run of
+            the command, those that ask do not. What watches is a child of the run, as those of ``child_tools``; it outlives a
+            turn, ends with the run, and goes on when the run is resumed.
 
     A runner takes the ``Launch`` of a command (``argv``, ``root``, ``cwd``, ``env``) and returns the one that is executed
     instead. This one uses bubblewrap, without a network and with nothing but the system and the root in sight::
@@ -210,8 +221,9 @@ class ShellTools:
     allow_wide_root: bool = False
     sandbox: bool = False
     terminals: Terminals | None = None
+    watch: bool = False
 
-    def below(self, root: str | os.PathLike[str]) -> list[Tool]:
+    def below(self, root: Folder) -> list[Tool]:
         """Return the tools for a root folder."""
         self._check()
         from stepengine.system.environment import Environment, check_names
@@ -219,13 +231,15 @@ class ShellTools:
         from stepengine.tools.shell.running import Shell, limits_text
         from stepengine.tools.shell.sandbox import sandboxed
         from stepengine.tools.shell.tools import command_tools
+        from stepengine.tools.shell.watching import watch_tool
 
         names = check_names(self.env, env_secrets=self.env_secrets)
+        _check_lent(root, terminals=self.terminals, sandbox=self.sandbox or None)
         held = Root(root, Policy(allow_wide_root=self.allow_wide_root))
         shell = Shell(
             root=held,
             allow_shell=self.allow_shell,
-            environment=Environment(names=names, real_home=self.home == "real", root=held.real),
+            environment=Environment(names=names, real_home=self.home == "real", root=held.real, system=held.system),
             timeout=float(self.timeout),
             max_timeout=float(self.max_timeout),
             allow_unlimited=self.allow_unlimited,
@@ -233,7 +247,7 @@ class ShellTools:
             runner=sandboxed(held.real) if self.sandbox else self.runner,
             terminals=self.terminals,
         )
-        return command_tools(shell)
+        return [*command_tools(shell), *([watch_tool(shell)] if self.watch else [])]
 
     def _check(self) -> None:
         times = f"timeout={self.timeout!r} and max_timeout={self.max_timeout!r}"
@@ -258,21 +272,36 @@ class ShellTools:
 
 
 class _Set(Protocol):
-    def below(self, root: str | os.PathLike[str]) -> list[Tool]: ...
+    def below(self, root: Folder) -> list[Tool]: ...
 
 
-def _working_in(root: str | os.PathLike[str], tools: list[Tool]) -> list[Tool]:
+def _check_lent(root: Folder, **lent: object) -> None:
+    """Refuse what belongs to this machine for tools that work elsewhere."""
+    named = [f"{name}=" for name, value in lent.items() if value is not None]
+    if named and isinstance(root, Workspace) and root.system is not None:
+        msg = (
+            f"{' and '.join(named)} of this machine cannot be used in the workspace {root.name}; leave it out, or work in a folder of "
+            "this machine (Workspace.bubblewrap is a sandbox by itself)"
+        )
+        raise DefinitionError(msg)
+
+
+def _working_in(root: Folder, tools: list[Tool]) -> list[Tool]:
     """Return *tools*, which say where they work, so that an engine can tell whether they reach what they must not."""
+    if isinstance(root, Workspace) and root.system is not None:
+        if root.here is None:
+            return tools
+        root = root.here
     folder = tuple([part for part in os.path.realpath(root).split("/") if part])
     for tool in tools:
         tool.folder = folder
     return tools
 
 
-def _made_with(options: Callable[P, _Set], name: str) -> Callable[Concatenate[str | os.PathLike[str], P], list[Tool]]:
+def _made_with(options: Callable[P, _Set], name: str) -> Callable[Concatenate[Folder, P], list[Tool]]:
     """Return the function that takes a root and these options, and gives the tools; its text is theirs."""
 
-    def tools(root: str | os.PathLike[str], /, *args: P.args, **kwargs: P.kwargs) -> list[Tool]:
+    def tools(root: Folder, /, *args: P.args, **kwargs: P.kwargs) -> list[Tool]:
         return _working_in(root, options(*args, **kwargs).below(root))
 
     tools.__name__ = tools.__qualname__ = name
@@ -316,7 +345,7 @@ def web_tools(
 
 
 def change_hook_tools(
-    root: str | os.PathLike[str],
+    root: Folder,
     hooks: Sequence[FileChangeHook],
     *,
     env: Sequence[str] = (),

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.errors import DefinitionError
 
 __all__ = ("FileChangeHook",)
@@ -18,7 +19,7 @@ def _argv(value: Sequence[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-@attrs.frozen
+@frozen
 class FileChangeHook:
     """
     A check for files that were changed.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import attrs
 from pydantic import Field
 
+from stepengine.data.frozen import frozen
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.system.patterns import GlobPattern
@@ -24,7 +24,7 @@ __all__ = ("checking_tool",)
 RUNS = ToolAnnotations(destructive=True, open_world=True)
 
 
-@attrs.frozen
+@frozen
 class _Check:
     """A hook and the compiled form of its pattern."""
 

@@ -18,6 +18,7 @@ from typing import Protocol
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.errors import ToolError
 from stepengine.system.atomic import replace_path
 
@@ -41,7 +42,7 @@ def _tags(given: Iterable[str]) -> tuple[str, ...]:
     return tuple(given)
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Note:
     """
     Something that was remembered.
@@ -89,7 +90,7 @@ def _today() -> datetime:
     return datetime.now(UTC)
 
 
-@attrs.frozen
+@frozen
 class FileMemory:
     """
     Keeps notes as lines of Markdown: ``user.md``, and ``projects/DIGITS.md`` for each repository, for their owner only.

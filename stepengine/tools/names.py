@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.data.names import ToolName
 from stepengine.tooling.makers import MAKERS, Maker
 from stepengine.tools.shapes import (
@@ -462,7 +461,7 @@ think_deeply = ToolName(_Typed.think_deeply)
 # --- what makes them -------------------------------------------------------------------------------------------------
 
 
-@attrs.frozen
+@frozen
 class Bundled:
     """
     A tool of the package.

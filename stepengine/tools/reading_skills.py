@@ -10,6 +10,7 @@ from pydantic import Field
 
 from stepengine.data.tools import ToolAnnotations
 from stepengine.data.visible import visible
+from stepengine.errors import ToolError
 from stepengine.system.skills import FILE_BYTES, NAME_CHARS, instructions_of, read_start, skill_named
 from stepengine.tooling.context import ToolContext
 from stepengine.tooling.decorator import tool
@@ -19,10 +20,20 @@ __all__ = ("skill_tool", "working_folder")
 
 
 def working_folder(root: str | os.PathLike[str] | None, ctx: ToolContext | None) -> Path:
-    """Return the folder that is meant: the given one, else the workspace of the call, else the working directory."""
+    """
+    Return the folder that is meant: the given one, else the workspace of the call, else the working directory.
+
+    Raises:
+        ToolError: when the workspace is no folder of this machine.
+    """
     if root is not None:
         return Path(root).resolve()
-    return ctx.workspace.root.resolve() if ctx is not None and ctx.workspace is not None else Path.cwd()
+    if ctx is None or ctx.workspace is None:
+        return Path.cwd()
+    if ctx.workspace.here is None:
+        msg = f"the workspace {ctx.workspace.name} is not on this machine, where skills and notes are kept; they need a root= of their own"
+        raise ToolError(msg)
+    return ctx.workspace.here.resolve()
 
 
 def skill_tool(root: str | os.PathLike[str] | None = None, *, user: bool = True) -> Tool:

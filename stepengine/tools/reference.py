@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints
 
-import attrs
 from typing_extensions import Doc, is_typeddict
 
+from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.tools import ToolSpec
 from stepengine.tools.names import BUNDLED, Bundled
@@ -36,7 +36,7 @@ BOUNDS = (
 )
 
 
-@attrs.frozen
+@frozen
 class Parameter:
     """
     A parameter of a tool.
@@ -56,7 +56,7 @@ class Parameter:
     text: str
 
 
-@attrs.frozen
+@frozen
 class Key:
     """
     A key of a result.
@@ -76,7 +76,7 @@ class Key:
     form: Form | None = None
 
 
-@attrs.frozen
+@frozen
 class Form:
     """
     The form of a result.
@@ -92,7 +92,7 @@ class Form:
     keys: tuple[Key, ...] = ()
 
 
-@attrs.frozen
+@frozen
 class Told:
     """
     What is told of one tool.

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, cast, get_args
 
-import attrs
 from pydantic import Field
 
+from stepengine.data.frozen import frozen
 from stepengine.data.tools import ToolAnnotations
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, ToolError
@@ -51,7 +51,7 @@ def project_scope(folder: Path) -> str:
     return f"project:{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
 
 
-@attrs.frozen
+@frozen
 class _Notes:
     """The notes of one set of tools: what keeps them, and which may be used."""
 

@@ -45,11 +45,14 @@ from stepengine.data.events import (
     ToolLog,
     ToolProgress,
     ToolStarted,
+    WaitFinished,
+    WaitStarted,
     Warned,
 )
 from stepengine.data.messages import ToolResult
 from stepengine.data.questions import Answer, AnswerLike
 from stepengine.data.state import RunStatus
+from stepengine.data.waiting import waits_in_words
 from stepengine.errors import InputError, StepEngineError
 
 __all__ = ("HEADERS", "answers_of", "prompt_of", "sse", "vercel")
@@ -225,6 +228,7 @@ class _Page:
         self._over: set[str] = set()
         self._said: list[str] = []
         self._agents: dict[str, Chunk] = {}
+        self._waits: dict[tuple[str, int], Chunk] = {}
         self._made = 0
         self._has_begun = False
         self._in_step = False
@@ -261,6 +265,8 @@ class _Page:
                 return self._file_changed(event)
             case TodosChanged():
                 return self._todos(event)
+            case WaitStarted() | WaitFinished():
+                return self._wait(event)
             case _:
                 return self._of_question(event)
 
@@ -343,7 +349,8 @@ class _Page:
             case RunStatus.SUSPENDED:
                 yield from self._end_blocks()
                 yield from self._set_aside()
-                yield from self._end("tool-calls")
+                yield from self._unsaid(waits_in_words(result.waits_for))
+                yield from self._end("tool-calls" if result.pending_questions else "other")
             case RunStatus.MAX_STEPS:
                 yield from self._end("other")
             case RunStatus.TRUNCATED:
@@ -523,11 +530,28 @@ class _Page:
     def _todos(self, event: TodosChanged) -> Iterator[Chunk]:
         yield self._data("todos", {"path": event.path, "todos": plain(event.todos)}, id=f"todos-{event.path}")
 
+    def _wait(self, event: WaitStarted | WaitFinished) -> Iterator[Chunk]:
+        """Give a wait as one part, replaced in place: it goes on after this message, where the run is suspended."""
+        told: dict[str, object] = {"path": event.path, "kind": event.kind}
+        if isinstance(event, WaitStarted):
+            told |= {"wakesAt": event.wakes_at, "topic": event.topic, "children": list(event.children)}
+        about = self._waits.setdefault((event.path, event.seq), {})
+        about |= {**told, "isOver": isinstance(event, WaitFinished) and event.is_over}
+        yield self._data("wait", dict(about), id=f"wait-{event.path}-{event.seq}")
+
     # --- children ---------------------------------------------------------------------------------------------------------
 
     def _spawned(self, event: AgentSpawned) -> Iterator[Chunk]:
         name = event.display_name or event.agent_id
-        yield self._agent(event.child_path, agentId=event.agent_id, name=name, status="running", text="", tool="")
+        yield self._agent(
+            event.child_path,
+            agentId=event.agent_id,
+            name=name,
+            status="running",
+            text="",
+            tool="",
+            isBackground=event.is_background,
+        )
 
     def _child_text(self, event: TextCompleted) -> Iterator[Chunk]:
         yield self._agent(event.path, text=event.text)

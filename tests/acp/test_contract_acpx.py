@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from .npm import needs, root_of
 
 COUNTERPARTS = (
     (
@@ -23,35 +24,13 @@ COUNTERPARTS = (
     ),
 )
 
-ROOT = next(
-    (
-        root.resolve()
-        for root in (Path(os.environ.get("ACP_SDK", ".")), Path())
-        if (root / "node_modules" / "acpx").is_dir()
-    ),
-    None,
-)
-pytestmark = [
-    pytest.mark.deep,
-    pytest.mark.skipif(
-        ROOT is None or shutil.which("node") is None,
-        reason="needs node and `npm install --no-save acp1@npm:@agentclientprotocol/sdk@1.9.0 "
-        "acp2@npm:@agentclientprotocol/sdk@2.4.0 acpx@0.1.15`, here or in ACP_SDK=path/to/folder",
-    ),
-]
+ROOT = root_of("acpx")
+pytestmark = [pytest.mark.deep, needs(ROOT)]
 HERE = Path(__file__).parent
 TRIES = 5
 """acpx gives up on a process of its own that has not started within a few seconds, which says nothing of the agent."""
 DENIED = 5
 """How acpx ends where everything that was asked for was denied."""
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "shop.py").write_text("rate = 1\nname = 2\n")
-    return folder
 
 
 @pytest.fixture

@@ -8,13 +8,14 @@ import asyncio
 import base64
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from .npm import needs, root_of
 
 COUNTERPARTS = (
     (
@@ -31,22 +32,8 @@ COUNTERPARTS = (
     ),
 )
 
-ROOT = next(
-    (
-        str(root.resolve())
-        for root in (Path(os.environ.get("ACP_SDK", ".")), Path())
-        if (root / "node_modules" / "acp2").is_dir()
-    ),
-    None,
-)
-pytestmark = [
-    pytest.mark.deep,
-    pytest.mark.skipif(
-        ROOT is None or shutil.which("node") is None,
-        reason="needs node and `npm install --no-save acp1@npm:@agentclientprotocol/sdk@1.9.0 "
-        "acp2@npm:@agentclientprotocol/sdk@2.4.0 acpx@0.1.15`, here or in ACP_SDK=path/to/folder",
-    ),
-]
+ROOT = root_of("acp2")
+pytestmark = [pytest.mark.deep, needs(ROOT)]
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 PIXEL = base64.b64encode(b"\x89PNG pixel").decode()
@@ -58,14 +45,6 @@ CALC = {
 }
 START = {"method": "initialize", "params": {"protocolVersion": 1, "clientCapabilities": {}}}
 both = pytest.mark.parametrize("package", ["acp1", "acp2"])
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "shop.py").write_text("rate = 1\nname = 2\n")
-    return folder
 
 
 def said(text: str, *blocks: Any, of: str = "$session", **more: Any) -> dict[str, Any]:
@@ -88,7 +67,7 @@ async def edited(package: str, tmp_path: Path, *steps: Any, kind: str = "full1",
     """
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HOME": str(tmp_path)}
     told = {
-        "root": ROOT,
+        "root": str(ROOT),
         "package": package,
         "command": [sys.executable, str(HERE / "server.py"), kind, str(tmp_path / "sessions")],
         "env": {**env, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])},

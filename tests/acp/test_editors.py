@@ -105,14 +105,6 @@ async def said_to(agent: Any, session: str, text: str) -> Any:
         return await agent.prompt(session_id=session, prompt=[acp.text_block(text)])
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "shop.py").write_text("rate = 1\nname = 2\n")
-    return folder
-
-
 @pytest.mark.spec(
     "interfaces:IF45",
     "interfaces:IF46",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_the_required_agents_are_there_and_are_called_like_their_files() -> None
         base2 base2-lite base2-max base2-fast base2-plan editor editor-multi-prompt editor-implementor best-of-n-selector
         thinker thinker-best-of-n thinker-selector file-picker file-lister code-searcher directory-lister glob-matcher
         researcher-web researcher-docs basher code-reviewer code-reviewer-multi-prompt planner coder context-pruner
-        librarian browser-use
+        librarian browser-use improver agent-builder
     """
     files = {file.stem.replace("_", "-") for file in (ROOT / "agents").glob("[!_]*.py")}
 
@@ -102,7 +103,7 @@ def test_agent_files_use_public_names_only(file: Path) -> None:
     """
     They import the front door, its public submodules, pydantic, the standard library, and each other.
     """
-    modules = ("context", "errors", "tools", "permissions", "mcp")
+    modules = ("context", "errors", "tools", "permissions", "mcp", "judging", "programs", "testing")
     public = {"stepengine", *(f"stepengine.{module}" for module in modules)}
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -111,7 +112,7 @@ def test_agent_files_use_public_names_only(file: Path) -> None:
             root = str(node.module).partition(".")[0]
             assert node.module in public or root == "pydantic" or root in sys.stdlib_module_names, node.module
             if node.module in public:
-                assert {alias.name for alias in node.names} <= set(sys.modules[node.module].__all__)
+                assert {alias.name for alias in node.names} <= set(import_module(node.module).__all__)
 
 
 @pytest.mark.parametrize("agent", BUNDLED.values(), ids=BUNDLED)
@@ -120,7 +121,8 @@ def test_every_file_teaches_with_a_command(agent: AgentDefinition[Any]) -> None:
     taught = ast.get_docstring(module) or ""
 
     assert taught.startswith(f"``{agent.id}``: ")
-    assert f"stepengine run {agent.id} " in taught or "spawn_agent_inline" in taught
+    typed = "stepengine improve " if agent.id == "improver" else f"stepengine run {agent.id} "
+    assert typed in taught or "spawn_agent_inline" in taught
 
 
 @pytest.mark.spec("generator-contract:B1", "requirements:F20")

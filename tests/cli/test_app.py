@@ -107,14 +107,14 @@ def test_every_command_stands_in_its_group_with_a_description_that_fits_at_80_co
     assert sorted(groups) == groups
     for start, commands in zip(groups, GROUPS.values(), strict=True):
         listed = lines[start + 1 : start + 1 + len(commands)]
-        first = [(inspect.getdoc(each) or "").partition("\n")[0] for each in commands.values()]
+        first = [(inspect.getdoc(each.load()) or "").partition("\n")[0] for each in commands.values()]
 
         assert [f" {name:{widest}}  {text}" for name, text in zip(commands, first, strict=True)] == listed
 
 
 HELPS = {
-    **{name: each for commands in GROUPS.values() for name, each in commands.items()},
-    **{f"{first} {name}": each for first, (_, _, several) in UNDER.items() for name, each in several.items()},
+    **{name: each.load() for commands in GROUPS.values() for name, each in commands.items()},
+    **{f"{first} {name}": each.load() for first, (_, _, several) in UNDER.items() for name, each in several.items()},
 }
 
 
@@ -138,7 +138,7 @@ def examples(name: str) -> list[tuple[str, list[str]]]:
     text = inspect.cleandoc(HELPS[name].__doc__ or "").replace("\\\n", "")
     found = []
     for line in [line for line in text.splitlines() if line.startswith("  ")]:
-        if typed := re.search(r"(?:^ +|\| )stepengine ((?:mcp |release )?[a-z]+)(.*)", line):
+        if typed := re.search(r"(?:^ +|\| )stepengine ((?:mcp |release |package |tokens )?[a-z]+)(.*)", line):
             words = shlex.split(re.split(r"(?<=\S) {3,}(?=[a-z])", typed[2])[0])
             found.append((typed[1], words[: words.index("|")] if "|" in words else words))
     return found
@@ -156,7 +156,7 @@ def test_options_and_agents_of_examples_exist(name: str) -> None:
         agents = {"run": typed[:1], "chat": typed[:1], "mcp serve": typed[:first]}.get(words, [])
 
         assert words == "mcp inspect" or {word for word in typed if word[:1] == "-" and word != "-"} <= options, typed
-        assert [] == [a for a in agents if "." not in a and a[0] != "-" and not there(a)], typed
+        assert [] == [a for a in agents if not {".", "/"} & {*a} and a[0] != "-" and not there(a)], typed
 
 
 def test_help_of_a_shared_option_speaks_of_what_the_command_has() -> None:
@@ -193,7 +193,7 @@ def test_every_indented_line_of_a_help_is_shown_whole_and_prose_breaks_at_words(
     Also its brackets and its backslashes, which rich would take for styles.
     """
     lines = shown(name, width=width)
-    text = inspect.cleandoc(GROUPS[next(g for g in GROUPS if name in GROUPS[g])][name].__doc__ or "")
+    text = inspect.cleandoc(GROUPS[next(g for g in GROUPS if name in GROUPS[g])][name].load().__doc__ or "")
     indented = [line for line in text.splitlines() if line.startswith(" ")]
     prose = " ".join([line for line in text.splitlines() if not line.startswith(" ")]).split()
 

@@ -286,6 +286,21 @@ async def test_a_long_text_is_cut_before_the_question_and_shown_whole_on_demand(
     assert [] == [line for line in lines if line.startswith("y yes")]
 
 
+@pytest.mark.spec("interfaces:IF73")
+@pytest.mark.parametrize(("lines", "typed"), [(300, "v\nno\n"), (3, "v\n")], ids=["cut", "whole"])
+async def test_a_long_question_of_a_handler_is_shown_whole_on_demand(lines: int, typed: str) -> None:
+    """
+    Where nothing was cut, a `v` is an answer as any other.
+    """
+    out, said = io.StringIO(), []
+    console = Console(file=out, force_terminal=True, width=80, height=24, no_color=True)
+    question = Question("q", "Well?\n" + "\n".join([f"line {n}" for n in range(lines)]), allow_text=True)
+    await Terminal(console, Lines(io.StringIO(typed))).asked(question, said.append, None)  # type: ignore[arg-type]
+
+    assert ["no" if lines > 100 else "v"] == said
+    assert f"line {lines - 1}" in out.getvalue()
+
+
 async def test_text_that_would_steer_the_terminal_is_shown(folder: Path) -> None:
     engine, _ = worker(
         tool_call("write_file", {"path": "b\x1b[2J", "content": "b"}),

@@ -485,6 +485,16 @@ def terminal(folder: Path) -> Iterator[Any]:
 
 
 @pytest.mark.deep
+def test_at_a_terminal_the_prompt_names_the_effect_where_a_run_has_no_steps(terminal: Any) -> None:
+    here = terminal("debug", "run.jsonl", "--agent", "worker.py", "--no-fork")
+    here.sees("(step 1) ")
+    here.types("goto 6#1\n")
+    here.sees("(6#1) ")
+    here.types("goto 2\n")
+    here.sees("(step 2) ")
+
+
+@pytest.mark.deep
 @pytest.mark.spec("judging:JG33", "judging:JG34", "judging:JG29")
 @pytest.mark.parametrize("way", ["fork", "paused"])
 def test_at_a_terminal_it_prompts_goes_back_and_survives_ctrl_c(terminal: Any, folder: Path, way: str) -> None:

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from stepengine import Engine, load_agent
+from stepengine import AgentDefinition, Engine, Hooks, load_agent, tool
 from stepengine.cli import bench
 from stepengine.cli.app import app
 from stepengine.cli.options import Options
 from stepengine.cli.perform import resume_hint
+from stepengine.context import summarize
 from stepengine.errors import JournalCorrupt, ModelError
 from stepengine.journal import FileJournal, SqliteJournal
 from stepengine.journal.records import to_line
@@ -208,6 +209,42 @@ def test_show_as_json_holds_every_effect_and_the_open_questions(asked: str) -> N
     ]
     assert told["questions"] == [{"id": "q4", "text": "Ship it?", "options": ["yes", "no"]}]
     assert told["effects"][-1]["outcome"] is None
+
+
+@pytest.mark.spec("requirements:DM21a")
+def test_show_lists_what_each_compaction_left_out_whole(ended: str) -> None:
+    """
+    Texts are whole, secrets go, and nothing steers a terminal; a person and a program are shown the same.
+    """
+    long = f"\x1b[2Jword {'x' * 5_000} last"
+
+    @tool(in_thread=False)
+    def dig(depth: int) -> str:
+        """
+        Dig.
+        """
+        return f"{depth} {long}"
+
+    prune = summarize(2_000, summarizer=lambda _: "What mattered.")
+    agent = AgentDefinition("digger", model="t/m", tools=[dig], hooks=Hooks(pre_step=[prune]))
+    digs = [tool_call("dig", {"depth": n}) for n in range(5)]
+    Engine([agent], models=ScriptedModel([*digs, text("done")])).run_sync("digger", "Dig.", journal="dug.jsonl")
+    told = json.loads(command("show", "dug.jsonl", "--left-out", "--json").stdout)["compactions"]
+    shown = command("show", "dug.jsonl", "--left-out").stdout
+
+    assert ["#4", "#8"] == [one["address"] for one in told]
+    assert ["user", "assistant", "tool", "assistant", "tool"] == [m["role"] for m in told[0]["left_out"]]
+    assert f"1 {long}" in told[0]["left_out"][-1]["text"]
+    assert "What mattered." in told[0]["instead"][0]["text"]
+    first = shown.partition("before #8")[0]
+    assert f"{told[0]['tokens']} tokens left out, 1 message of {told[0]['tokens_instead']} tokens" in first
+    assert ["user", "assistant", "tool", "assistant", "tool"] == re.findall(r"^  left out: (\w+)", first, re.MULTILINE)
+    assert f"word {'x' * 5_000} last" in first
+    assert "  in their place: user SUMMARY\n" in first
+    assert "\x1b" not in shown
+    assert "Nothing was left out of the conversation.\n" == command("show", ended, "--left-out").stdout
+    assert [] == json.loads(command("show", ended, "--left-out", "--json").stdout)["compactions"]
+    assert "leave out --step" in command("show", ended, "--left-out", "--step", "1", code=2).stderr
 
 
 @pytest.mark.spec("requirements:O7", "reliability:UI01")

@@ -20,6 +20,7 @@ from stepengine.cli.app import app
 from stepengine.cli.recording import entries, runs_folder
 from stepengine.engine.trust import trust
 from stepengine.journal import FileJournal
+from stepengine.journal.mailbox import Letter
 
 ASKS = """
 from stepengine import *
@@ -259,11 +260,13 @@ def test_the_oldest_ended_runs_go_and_what_can_be_gone_on_with_stays() -> None:
         assert {waiting, ended[0], ended[3], last} == {entry.stem for entry in entries()}
     user.write_text("journal.keep_bytes = 1")
     (runs() / f"{last}.before-1.jsonl").write_text("as it was before it was extended")
+    for stem in (last, waiting):
+        FileJournal(runs() / f"{stem}.jsonl").mailbox().post(Letter(kind="input", value="to whoever holds it"))
     newest = done("newest")
 
     assert {waiting, newest} == {entry.stem for entry in entries()}
     left = {f"{stem}{suffix}" for stem in (waiting, newest) for suffix in (".json", ".jsonl")}
-    assert {".lock", *left} == {path.name for path in runs().iterdir()}
+    assert {".lock", f"{waiting}.jsonl.mail", *left} == {path.name for path in runs().iterdir()}
 
 
 def test_the_tools_of_a_run_do_not_show_recorded_runs(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,7 +140,7 @@ def test_of_sixteen_runs_that_signals_end_in_the_middle_of_effects_all_can_go_on
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("shape", ["loop", "coroutine", "children"])
 def test_a_second_signal_ends_at_once(tmp_path: Path, shape: str, number: int) -> None:
-    written(tmp_path, 3.0)
+    written(tmp_path, 30.0)
     process = killed(tmp_path, shape, number)
     assert process.stderr is not None
     while "waits up to" not in process.stderr.readline():

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,3 +69,38 @@ def test_the_call_that_is_shown_is_one_that_the_tool_takes(one: Any) -> None:
     assert [] == JsonSchema(one.name, spec.input_schema).issues(one.example)
     assert one.example == BUNDLED[one.name].name.arguments(**one.example)
     assert one.example or not one.parameters or one.name == "end_turn"
+
+
+LEAD = """
+from stepengine import AgentDefinition, ToolCall
+
+
+def help_with(ctx):
+    yield from ()
+    return f"done: {ctx.prompt}"
+
+
+def handle_steps(ctx):
+    yield ToolCall("sleep", {"seconds": 0})
+    yield ToolCall("start_agents", {"agents": [{"agent_type": "helper", "prompt": "x"}]})
+    waited = yield ToolCall("wait_agents", {})
+    return waited.tool_result.text
+
+
+helper = AgentDefinition("helper", handle_steps=help_with)
+names = ["start_agents", "wait_agents", "sleep"]
+agent = AgentDefinition("lead", handle_steps=handle_steps, spawnable_agents=[helper], tools=names)
+"""
+
+
+@pytest.mark.spec("waiting:WT10", "waiting:WT11")
+def test_an_agent_file_names_the_tools_of_waiting_and_of_agents_in_the_background(tmp_path: Path) -> None:
+    file = tmp_path / "lead.py"
+    file.write_text(LEAD)
+    ran = CliRunner().invoke(app, ["run", str(file), "", "--cwd", str(tmp_path), "--quiet"])
+    other = tmp_path / "watcher.py"
+    other.write_text(LEAD.replace('"sleep"]', '"sleep", "watch"]'))
+    watches = CliRunner().invoke(app, ["run", str(other), "", "--cwd", str(tmp_path)])
+
+    assert "done: x" in ran.stdout, ran.output
+    assert "runs programs with watch; allow that with --shell" in watches.output

@@ -25,6 +25,7 @@ CLASSES = [getattr(events, name) for name in events.__all__ if name not in {"EVE
 run_results = st.builds(RunResult, status=strategies.statuses, state=strategies.states, output=strategies.frozen_values)
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "str": strategies.text,
+    "WaitsFor": st.sampled_from(["time", "message", "child"]),
     "tuple[str, ...]": st.lists(strategies.text, max_size=3).map(tuple),
     "int": strategies.counts,
     "float": strategies.floats,

@@ -456,3 +456,21 @@ def test_every_version_knows_its_own_calls_and_no_others(actions: list[tuple[int
         assert own == {call_id for call_id in every if version.has_call(call_id)}
         replaced = version.resolve_all(dict.fromkeys(own, ToolResult.text("x")))
         assert ["x" if isinstance(m, ToolMessage) else m.text for m in version] == [m.text for m in replaced]
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=8), st.lists(st.sampled_from("abcd"), max_size=8), st.integers(0, 8))
+def test_what_a_shorter_transcript_leaves_out_is_found_as_often_as_it_is_missing(
+    before: list[str], after: list[str], shared: int
+) -> None:
+    whole = Transcript([UserMessage(word) for word in before])
+    for shorter, words in (
+        (Transcript([UserMessage(word) for word in after]), after),
+        (Transcript(whole[:shared]).extend([UserMessage(word) for word in after]), [*before[:shared], *after]),
+        (whole.extend([UserMessage(word) for word in after]), [*before, *after]),
+    ):
+        left = [message.text for message in whole.left_out_of(shorter)]
+
+        assert Counter(before) - Counter(words) == Counter(left)
+        assert set(left) <= set(before)
+        places = iter(before)
+        assert all(word in places for word in left), "they stand in their order"

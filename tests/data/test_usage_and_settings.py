@@ -188,19 +188,23 @@ def test_a_step_context_tells_the_recorded_time_and_passes_notes_on() -> None:
     created = datetime(2026, 1, 2, tzinfo=UTC)
     sent: list[Any] = []
     elapsed = iter([0, 1_500])
+    made: list[Random] = []
     context: StepContext[Any] = StepContext(
         prompt="p",
         params={},
         agent_state=AgentState(),
         model=None,
         logger=None,  # type: ignore[arg-type]
-        random=Random(1),
+        random=lambda: made.append(Random(1)) or made[-1],
         created=created,
         elapsed=lambda: next(elapsed),
         notify=lambda message, data: sent.append((message, data)),
     )
 
     assert [created, created + timedelta(seconds=1.5)] == [context.now(), context.now()]
+    assert [] == made  # until somebody asks
+    assert context.random is context.random
+    assert 1 == len(made)
     context.notify("half way", {"percent": 50})
     context.notify("done")
     assert [("half way", {"percent": 50}), ("done", None)] == sent

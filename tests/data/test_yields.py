@@ -188,7 +188,10 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "one option": (lambda: Ask("?", ["yes"]), "Ask needs no options or at least two, not only 'yes'"),
     "options one string": (lambda: Ask("?", "yes"), "the options of an Ask are a list of strings, not 'yes'"),
     "options no strings": (lambda: Ask("?", [1, 2]), "the options of an Ask are a list of strings"),  # type: ignore[list-item]
-    "STEP in parallel": (lambda: Parallel(STEP), "Parallel holds ToolCall, AgentCall, Perform and Ask, not STEP"),  # type: ignore[call-overload]
+    "STEP in parallel": (
+        lambda: Parallel(STEP),
+        "Parallel holds ToolCall, AgentCall, Perform, Ask, Sleep, Receive, Wait and Race, not STEP",
+    ),  # type: ignore[call-overload]
     "text in parallel": (lambda: Parallel(ToolCall("t"), StepText("a")), "Parallel holds"),  # type: ignore[arg-type]
     "parallel in parallel": (lambda: Parallel([Parallel()]), "Parallel holds"),  # type: ignore[list-item]
     "generator in parallel": (lambda: Parallel(ToolCall(t) for t in "ab"), "Parallel holds"),  # type: ignore[call-overload]

@@ -5,6 +5,9 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,8 +36,36 @@ def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: py
             case "text":
                 parts = [part for line in block.text.splitlines() for part in re.split(r" {2,}", line.strip())]
                 assert_shown("\n".join(parts), said.replace("  ", "\n"))
+            case "console":
+                command, _, shown = block.text.removeprefix("$ ").partition("\n")
+                # The first line says when it was and how long it took.
+                assert_shown(shown.partition("\n")[2], seen_at_a_save(tmp_path, command))
             case other:
                 pytest.fail(f"nobody runs a block of {other}")
+
+
+def seen_at_a_save(folder: Path, command: str) -> str:
+    """
+    What is shown when the mistake of the page is mended; it is not, afterwards.
+    """
+    file = folder / "tally.py"
+    line, code = [sys.executable, "-m", *shlex.split(command)], file.read_text()
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, cwd=folder) as process:
+        assert process.stdout is not None
+        try:
+            for said in process.stdout:
+                if "as recorded" in said:
+                    break
+            file.write_text(code.replace("total = cents", "total += cents"))
+            shown = []
+            for said in process.stdout:
+                shown.append(said)
+                if "as recorded" in said:
+                    return "".join(shown)
+        finally:
+            process.kill()
+            file.write_text(code)
+    pytest.fail("nothing was shown")
 
 
 def test_the_table_names_every_command() -> None:

@@ -26,23 +26,35 @@ NAMES = (
     "hooks",
     "first-questions",
     "tools",
+    "programs",
+    "agents-of-strangers",
     "dependencies",
     "tools-with-images",
     "stateless-bot",
+    "schedules",
+    "waiting",
+    "agents-that-live-for-days",
     "coming-from/index",
     "coming-from/codebuff",
     "coming-from/bu-agent-sdk",
     "coming-from/pydantic-ai",
+    "coming-from/smolagents",
     "coming-from/openai-agents",
     "coming-from/langgraph",
     "coming-from/temporal",
 )
+WORKERS = pytest.mark.leaks_allowed("the workers of programs belong to the process, and wait for its next program")
 BLOCKS = [(name, number, block) for name in NAMES for number, block in enumerate(blocks_of(page(f"{name}.md")))]
 
 
 @pytest.mark.spec("requirements:P13")
 @pytest.mark.parametrize(
-    ("name", "block"), [(name, block) for name, _, block in BLOCKS if block.kind == "python"],
+    ("name", "block"),
+    [
+        pytest.param(name, block, marks=[WORKERS] if "code_mode" in block.text or "sandboxed" in block.text else [])
+        for name, _, block in BLOCKS
+        if block.kind == "python"
+    ],
     ids=[f"{name} {number}" for name, number, block in BLOCKS if block.kind == "python"],
 )  # fmt: skip
 def test_every_block_runs(name: str, block: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +64,12 @@ def test_every_block_runs(name: str, block: object, tmp_path: Path, monkeypatch:
 
 
 def test_no_kind_of_block_is_passed_over() -> None:
-    assert {"python", "{toctree}"} >= {block.kind for _, _, block in BLOCKS}
+    # A unit of systemd, whose command is tested where it is implemented; what `show` prints of a program, tested with it; commands and
+    # a setting that tests/cli/test_sandboxed.py runs.
+    shown = {"agents-that-live-for-days": {"ini"}, "programs": {"text"}, "agents-of-strangers": {"text", "toml"}}
+
+    for name, _, block in BLOCKS:
+        assert block.kind in {"python", "{toctree}"} | shown.get(name, set()), name
 
 
 def test_the_table_of_options_of_tools_is_complete_and_says_their_defaults() -> None:

@@ -48,7 +48,7 @@ def test_the_defaults_of_the_limits_are_so() -> None:
 
     assert told == {name: getattr(DEFAULT_LIMITS, name) for name in told}
     rest = {field.name for field in attrs.fields(Limits)} - set(told)
-    assert {"allow_unpriced", "max_concurrent_tools", "max_identical_calls", "on_max_steps"} == rest
+    assert {"allow_unpriced", "ask", "max_concurrent_tools", "max_identical_calls", "on_max_steps"} == rest
 
 
 def test_pages_that_are_linked_exist() -> None:

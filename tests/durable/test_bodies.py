@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import attrs
 import pytest
 
 from stepengine import (
@@ -131,61 +132,74 @@ def effects(journal: Any) -> dict[Any, Any]:
     return found
 
 
-@pytest.mark.spec("programs:PG7")
-async def test_a_body_alone_is_part_of_its_callers_run_and_goes_on_where_it_was(db: str):
-    answers = {"Release 1.0?": "yes"}
+@attrs.frozen(kw_only=True)
+class Runs:
+    """
+    One agent run in this process; the same by two workers, of which the second goes on where the first was asked; and replayed.
+    """
+
+    id: str
+    before: list[str]
+    asked: dict[str, str]
+    after: list[str]
+    results: tuple[Any, Any, Any]
+
+
+async def run_in_every_way(agent: AgentDefinition, answers: dict[str, str], db: str) -> Runs:
+    """
+    Run *agent* in every way; what each leaves is the same.
+    """
     journal = MemoryJournal()
-    expected, done = await plain(ONE, answers, journal)
-    async with worker_of([ONE], db, models=notes(9)) as worker:
-        run = await worker.submit(ONE, "", seed=seed_of(journal))
+    expected, done = await plain(agent, answers, journal)
+    async with worker_of([agent], db, models=notes(9)) as worker:
+        run = await worker.submit(agent, "", seed=seed_of(journal))
         waiting = await worker.result(run)
         before = list(DONE)
-        runs = [view.id for view in await worker.operator.tree(run)]
-    async with worker_of([ONE], db, models=notes(9)) as worker:
+        asked = {view.id: view.state for view in await worker.operator.tree(run)}
+    async with worker_of([agent], db, models=notes(9)) as worker:
         result = await worker.resume(run, answers=answers)
         after = [view.id for view in await worker.operator.tree(run)]
         exported = await worker.export(run)
-    replayed = await in_process(ONE, 0).replay(exported)
+    replayed = await in_process(agent, 0).replay(exported)
 
-    assert ["test 1.0 1", "test 1.0 2"] == before
     assert sorted(done) == sorted(DONE)
-    assert RunStatus.COMPLETED is result.status
     assert expected.output == result.output == replayed.output
-    assert expected.text == result.text
-    assert [run] == runs
-    # The writer stands below the body, which is none of the runs.
-    assert [run, f"{run}/0.2"] == sorted(after)
-    assert expected.pending_questions == result.pending_questions
-    assert [question.text for question in waiting.pending_questions] == ["Release 1.0?"]
     assert effects(journal) == effects(exported)
     assert expected.usage == result.usage == replayed.usage
+    assert list(answers) == [question.text for question in waiting.pending_questions]
+    return Runs(
+        id=run,
+        before=before,
+        asked=asked,
+        after=after,
+        results=(expected, result, replayed),
+    )
+
+
+@pytest.mark.spec("programs:PG7")
+async def test_a_body_alone_is_part_of_its_callers_run_and_goes_on_where_it_was(db: str):
+    runs = await run_in_every_way(ONE, {"Release 1.0?": "yes"}, db)
+    expected, result, replayed = runs.results
+
+    assert ["test 1.0 1", "test 1.0 2"] == runs.before
+    assert RunStatus.COMPLETED is result.status
+    assert expected.text == result.text
+    assert [runs.id] == list(runs.asked)
+    # The writer stands below the body, which is none of the runs.
+    assert [runs.id, f"{runs.id}/0.2"] == sorted(runs.after)
+    assert expected.pending_questions == result.pending_questions
     assert 1 == len(result.children) == len(replayed.children)
 
 
 @pytest.mark.spec("programs:PG7")
-async def test_bodies_at_once_are_runs_of_their_own_of_which_one_asks_while_the_others_end(db: str, until):
-    answers = {"Release 2?": "no"}
-    journal = MemoryJournal()
-    expected, done = await plain(THREE, answers, journal)
-    async with worker_of([THREE], db, models=notes(9)) as worker:
-        run = await worker.submit(THREE, "", seed=seed_of(journal))
-        waiting = await worker.result(run)
-        before = list(DONE)
-        states = {view.id: view.state for view in await worker.operator.tree(run)}
-    async with worker_of([THREE], db, models=notes(9)) as worker:
-        result = await worker.resume(run, answers=answers)
-        exported = await worker.export(run)
-    replayed = await in_process(THREE, 0).replay(exported)
+async def test_bodies_at_once_are_runs_of_their_own_of_which_one_asks_while_the_others_end(db: str):
+    runs = await run_in_every_way(THREE, {"Release 2?": "no"}, db)
+    run, (_, result, replayed) = runs.id, runs.results
 
-    assert ["Release 2?"] == [question.text for question in waiting.pending_questions]
-    assert {"published 1", "3 2"} <= set(before)
-    assert {"published 2", "after"}.isdisjoint(before)
-    assert {run, f"{run}/0", f"{run}/0.1", f"{run}/1", f"{run}/2"} == set(states)
-    assert ("SUCCESS", "PENDING", "SUCCESS") == tuple(states[f"{run}/{n}"] for n in range(3))
-    assert sorted(done) == sorted(DONE)
-    assert expected.output == result.output == replayed.output
-    assert effects(journal) == effects(exported)
-    assert expected.usage == result.usage == replayed.usage
+    assert {"published 1", "3 2"} <= set(runs.before)
+    assert {"published 2", "after"}.isdisjoint(runs.before)
+    assert {run, f"{run}/0", f"{run}/0.1", f"{run}/1", f"{run}/2"} == set(runs.asked)
+    assert ("SUCCESS", "PENDING", "SUCCESS") == tuple(runs.asked[f"{run}/{n}"] for n in range(3))
     assert 2 == len(result.children) == len(replayed.children)
 
 

@@ -11,7 +11,9 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import attrs
 import pytest
 
 from stepengine import (
@@ -314,3 +316,17 @@ def test_a_worker_waits_for_a_database_whose_socket_is_gone_and_not_for_what_is_
 async def test_what_a_durable_run_does_not_take_is_refused_with_what_to_do_instead(option: str):
     with pytest.raises(InputError, match=f"takes no '{option}'"):
         await engine([DEEPER], "postgresql://host/x").submit(DEEPER, "", **{option: "x"})
+
+
+@pytest.mark.spec("reliability:LA6")
+async def test_limits_that_ask_for_more_are_refused_where_they_are_written():
+    url, asking = "postgresql://host/x", Limits(max_steps=3, ask=True)
+    for agents, options in (([DEEPER], {"limits": asking}), ([attrs.evolve(DEEPER, limits=asking)], {})):
+        with pytest.raises(DefinitionError, match=r"agent 'deeper' has Limits\(ask=True\)"):
+            DurableEngine(agents, db=url, **options)
+    with pytest.raises(InputError, match=r"this run of 'deeper' has Limits\(ask=True\)"):
+        await engine([DEEPER], url).submit(DEEPER, "", limits=asking)
+    with pytest.raises(InputError, match=r"this run of 'deeper' has Limits\(ask=True\)"):
+        await Operator(SimpleNamespace(destroy=None), url, app="stepengine", pool="default").submit(
+            "deeper", limits=asking
+        )

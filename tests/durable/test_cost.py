@@ -185,6 +185,8 @@ async def test_migrating_leaves_room_beside_the_rows_that_are_written_often(db: 
 
 @pytest.mark.spec("durable:U38", "durable:UF18")
 def test_the_database_package_says_one_line_for_each_place_and_none_of_its_frames():
+    from dbos._error import DBOSAwaitedWorkflowCancelledError, DBOSWorkflowCancelledError
+
     from stepengine.durable.database import guarded
 
     guarded()
@@ -200,6 +202,9 @@ def test_the_database_package_says_one_line_for_each_place_and_none_of_its_frame
                 logger.info("trying again")
                 logger.warning("cannot write", exc_info=True)
         logger.warning("another place")
+        # Who moved or cancelled a run was told.
+        for cancelled in (DBOSAwaitedWorkflowCancelledError("order-3"), DBOSWorkflowCancelledError("order-3")):
+            logger.error("a workflow that was cancelled", exc_info=cancelled)
     finally:
         logger.removeHandler(handler)
 

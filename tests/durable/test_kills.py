@@ -7,13 +7,10 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import itertools
-import json
-import os
 import signal
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +19,8 @@ from stepengine import Engine
 from stepengine.data.state import RunInfo
 from stepengine.durable import Operator, Upkeep
 
-WORKER = Path(__file__).with_name("worker.py")
+from .killed import WORKER, Workers
+
 FOLLOWS = [
     ("go-0", "go-1"),
     ("go-1", "go-fire"),
@@ -33,41 +31,6 @@ FOLLOWS = [
     *((name, "go-model") for name in ("go-p", "go-q", "go-b-measured")),
 ]
 """Effects of the agent ``parent`` in ``worker.py`` and those that its handler only begins with their results."""
-
-
-class Workers:
-    """Worker processes on one database that tell one world what they do."""
-
-    def __init__(self, db: str, world: Path) -> None:
-        self.db = db
-        self.world = world
-        self.world.touch()
-        self._running: list[subprocess.Popen[bytes]] = []
-
-    def start(self, executor: str, **more: str) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "WORLD": str(self.world), **more}
-        process = subprocess.Popen([sys.executable, str(WORKER), self.db, executor], env=environment)
-        self._running.append(process)
-        return process
-
-    def lines(self) -> list[dict[str, str]]:
-        return [json.loads(line) for line in self.world.read_text().splitlines()]
-
-    def told(self, what: str) -> Counter[str]:
-        return Counter(line["name"] for line in self.lines() if line["what"] == what)
-
-    def stop(self) -> None:
-        for process in self._running:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-
-
-@pytest.fixture
-def workers(db: str, tmp_path: Path) -> Iterator[Workers]:
-    made = Workers(db, tmp_path / "world.jsonl")
-    yield made
-    made.stop()
 
 
 async def undisturbed(agent: str, prompt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

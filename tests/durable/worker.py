@@ -21,10 +21,14 @@ from stepengine import (
     Ask,
     Parallel,
     Perform,
+    Receive,
+    Sleep,
+    Start,
     StepContext,
     Steps,
     ToolAnnotations,
     ToolCall,
+    Wait,
     call,
     tool,
 )
@@ -170,6 +174,30 @@ def talking_steps(ctx: StepContext):
     return heard
 
 
+def night_steps(ctx: StepContext):
+    name, _, seconds = ctx.prompt.partition(":")
+    if name == "hook":
+        name = (yield from Receive("webhook"))["name"]
+    if seconds:
+        yield from Sleep(float(seconds))
+    first = yield from call(look, f"{name}-look")
+    second = yield from call(fire, f"{name}-fire")
+    return [first, second]
+
+
+def nightly_steps(ctx: StepContext):
+    yield from call(fire, "begin")
+    refs = yield from Start(
+        AgentCall("night", "hook"), AgentCall("night", f"sleeper:{ctx.prompt}"), AgentCall("night", "worker")
+    )
+    worker = yield from Wait(refs[2])
+    size = yield from Ask("How large?")
+    yield from call(fire, "asked")
+    waited = yield from Wait(*refs)
+    yield from call(fire, "end")
+    return [worker.done[0].output, size, [waited[ref].output for ref in refs]]
+
+
 def reply(request):
     """
     Give one tool call, and the end when its result is there.
@@ -191,7 +219,9 @@ TALKING = AgentDefinition("talking", tools=[look], handle_steps=talking_steps)
 YIELDING = AgentDefinition(
     "yielding", tools=[prepare, twice, look], spawnable_agents=[CHILD], handle_steps=yielding_steps
 )
-AGENTS = [PARENT, ASKING, TALKING, YIELDING]
+NIGHT = AgentDefinition("night", tools=[look, fire], handle_steps=night_steps)
+NIGHTLY = AgentDefinition("nightly", tools=[fire], spawnable_agents=[NIGHT], handle_steps=nightly_steps)
+AGENTS = [PARENT, ASKING, TALKING, YIELDING, NIGHTLY]
 
 
 async def serve(db: str, executor: str) -> None:

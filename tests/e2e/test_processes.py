@@ -96,7 +96,7 @@ def test_a_bug_shows_its_traceback_without_local_variables(stepengine: Any) -> N
     code = """
 from stepengine.cli import main
 from stepengine.cli.commands import run
-def broken(options):
+def broken(options, sign):
     secret = "sk-" + "value"
     raise RuntimeError("a bug")
 run._run = broken

@@ -278,6 +278,10 @@ FINE = {
     "journal/store.py": "a writer refuses in a child before it takes its lock",
     "journal/sqlite.py": "open during one call; what writes is shared, and closed before a fork",
     "models/batches.py": "left to the parent",
+    "programs/sessions.py": "a child is refused, or does nothing, before it takes its condition",
+    "system/connection.py": "left to the parent",
+    "system/far.py": "renewed, and a child opens a connection of its own",
+    "system/worker.py": "a program of its own, which forks nothing that goes on",
     "system/write_ahead.py": "closed before a fork; a child has none of the parent's",
 }
 

@@ -387,8 +387,10 @@ async def test_a_hook_cannot_call_a_tool_that_yields() -> None:
 @pytest.mark.spec("programs:PG3")
 async def test_what_a_body_asks_for_is_shown_between_start_and_end_of_its_call(tmp_path: Path) -> None:
     agent = boss(releasing(Ledger()))
-    handle = engine(agent, *script()).start(agent, "go", answers={"Release 1.0?": "yes"})
-    events = [event async for event in handle.events()]
+    # Closed: a tool's idle thread lives for about as long as the check for leaks waits.
+    async with engine(agent, *script()) as made:
+        handle = made.start(agent, "go", answers={"Release 1.0?": "yes"})
+        events = [event async for event in handle.events()]
     shown = [(type(e).__name__, e.path, e.tool_name) for e in events if isinstance(e, ToolStarted | ToolFinished)]
     assert shown[0] == ("ToolStarted", "", "release")
     assert shown[1:3] == [("ToolStarted", "1", "note"), ("ToolFinished", "1", "note")]

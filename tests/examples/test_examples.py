@@ -18,7 +18,7 @@ from tests.offline import ROOT, ran
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 OPTIONS = {"live.py": ["--offline"]}
-READ = {"bot_webhook.py", "chaos.py", "complete_setup.py", "console.py"}
+READ = {"bot_webhook.py", "chaos.py", "complete_setup.py", "console.py", "nightly_triage.py", "programs.py"}
 """Those that a test of their own runs, which reads what they print."""
 
 
@@ -51,6 +51,7 @@ def test_the_list_of_examples_has_each_with_its_first_sentences() -> None:
         ("multi_agent.py", ["spawnable_agents=[historian, geographer, writer]"]),
         ("custom_tools.py", ["Field(", "Depends(", "Examples:"]),
         ("release_tool.py", ["@tool(uses=[", "yield from Ask(", "yield from AgentCall("]),
+        ("programs.py", ["code_mode(", "asyncio.gather(", "except PermissionError", "resume_sync("]),
         ("map_reduce.py", ["map_agents("]),
         ("best_of_n.py", ["best_of(", "judge="]),
         ("pruning_hook.py", ["Change(view="]),
@@ -142,6 +143,46 @@ def test_the_console_asks_on_a_handle_that_is_kept_open(tmp_path: Path) -> None:
         line for line in printed if line.endswith(("letter.", "stays.", "wrote letter.txt."))
     ]
     assert 2 == sum(line.startswith("completed | ") for line in printed), "two turns"
+
+
+@pytest.mark.spec("waiting:WT4", "waiting:WT20")
+def test_the_nightly_triage_sleeps_between_what_happens_and_does_each_thing_once(tmp_path: Path) -> None:
+    """
+    It is resumed by engines that know nothing but its journal, and says itself that a replay of it is equal.
+    """
+    printed = ran(ROOT / "examples" / "nightly_triage.py", tmp_path).splitlines()
+    told = [line for line in printed if line[2:3] == ":"]
+
+    assert [
+        "02:00 started: suspended",
+        "02:20 the build ended: suspended",
+        "03:00 an hour has passed: suspended",
+        "05:00 a person said yes: completed",
+    ] == told
+    assert 1 == sum("waits for a message on 'build-17' until 2026-03-02T06:00:00" in line for line in printed)
+    assert 2 == sum("waits for 2026-03-02T03:00:00" in line for line in printed)
+    assert [
+        "paged: build: build-17 failed",
+        "counted alarms at 2:00",
+        "counted alarms at 3:00",
+        "paged the team",
+        "started the build",
+    ] == [printed[printed.index(told[-1]) + 1], *sorted(printed[printed.index(told[-1]) + 2 :])]
+
+
+def test_the_program_of_a_model_waits_for_a_person_and_asks_no_shop_twice(tmp_path: Path) -> None:
+    """
+    Twenty prices and an order cost two requests to the model; the script says itself that a replay is equal.
+    """
+    printed = ran(ROOT / "examples" / "programs.py", tmp_path).splitlines()
+
+    assert [
+        "May order run? {'shop': 'shop-0', 'item': 'kettle'}",
+        "20 shops, from 60 to 79 euros",
+        "kettle is on its way from shop-0",
+        "The cheapest kettle is on its way.",
+        "2 requests to the model, 21 calls of tools",
+    ] == printed
 
 
 @pytest.mark.spec("reliability:K19")

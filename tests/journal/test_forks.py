@@ -210,9 +210,36 @@ def test_a_fork_goes_into_a_file_or_a_store_of_its_own(recorded, fresh_world, tm
         branch(journal, 7, allow_repeat=True, into=tmp_path / "fork.jsonl")
 
 
+class Together:
+    """As much of a history as a cut asks for: effects 3 and 4 of the root began together."""
+
+    def __init__(self, *, background):
+        self.background = background
+
+    def last_together(self, address):
+        return 4 if address in {("", 3), ("", 4)} else address[1]
+
+    def is_background(self, path):
+        return self.background and path == "3"
+
+    def told_at(self, path):
+        return ("", 8) if path == "3" else None
+
+
+@pytest.mark.spec("waiting:WT4")
+def test_a_cut_in_a_child_in_the_background_leaves_its_parent_until_that_was_told():
+    cut = Cut(Together(background=True))
+    cut.at(("3", 2))
+    kept = [("", 3), ("", 4), ("", 7), ("3", 1), ("5", 9)]
+    gone = [("3", 2), ("3.2", 0), ("", 8), ("", 9), ("8", 0)]
+    assert [a for a in kept + gone if cut.keeps_intent(a)] == kept
+    assert cut.keeps_result(("", 3))  # the reference to it, which it had at once
+    assert not cut.keeps_result(("3", -1))
+
+
 def test_a_cut_leaves_what_is_not_its_consequence():
     # 3 and 4 of the root began together.
-    cut = Cut(lambda address: 4 if address in {("", 3), ("", 4)} else address[1])
+    cut = Cut(Together(background=False))
     assert cut.keeps_intent(("3.1", 9))
     cut.at(("3.1", 4))
     kept = [("", 3), ("", 4), ("4", 7), ("3", 1), ("3.1", 3), ("3.1.2", 0), ("2", 50)]

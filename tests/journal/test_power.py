@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from stepengine import STEP, AgentCall, AgentDefinition, Ask, Parallel, Perform, RunStatus
+from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, Parallel, Perform, RunStatus
 from stepengine.errors import JournalWriteFailed
 from stepengine.journal import FileJournal, SqliteJournal, check
 from stepengine.journal.files import FileWriter
+from stepengine.journal.mailbox import Letter
 from stepengine.journal.sqlite import SqliteWriter
 from tests.journal.test_crash import facts
 from tests.power import Power
@@ -279,3 +280,36 @@ def test_at_whichever_page_a_database_is_full_the_run_ends_and_goes_on_later(
         goes_on(case, name, journal, (first.done, first.seen), expected)
 
     assert (told(expected), True) == (told(result), failed > 1)
+
+
+@pytest.mark.spec("waiting:WT2")
+def test_whenever_the_power_goes_every_letter_whose_post_returned_is_in_the_mailbox(tmp_path: Path) -> None:
+    def handle_steps(ctx: Any) -> Any:
+        yield from Perform(lambda: 1)
+
+    posted: list[int] = []
+    (tmp_path / "disk").mkdir()
+    path = tmp_path / "disk" / "one.jsonl"
+    with Power(tmp_path / "disk", lambda: list(posted)) as power:
+        with Engine([AgentDefinition("plain", handle_steps=handle_steps)]) as engine:
+            engine.run_sync("plain", journal=path)
+        for n in range(4):
+            # No object of a sender before knows what it knew.
+            FileJournal(path).mailbox().post(Letter(kind="message", topic="t", value=n))
+            posted.append(n)
+    images = 0
+    for number, cut in enumerate(power.cuts):
+        for image in cut.images():
+            images += 1
+            journal = FileJournal(image.written_to(tmp_path / f"{number}-{images}") / "one.jsonl")
+            if not journal.is_there():
+                continue
+            found = [letter.value for letter in journal.mailbox().read()[0]]
+            assert cut.noted == found[: len(cut.noted)]
+            assert len(found) <= len(cut.noted) + 1
+            if journal.head() is not None:
+                journal.mailbox().post(Letter(kind="message", topic="t", value="next"))
+                assert [*found, "next"] == [letter.value for letter in journal.mailbox().read()[0]]
+
+    assert [0, 1, 2, 3] == power.cuts[-1].noted
+    assert images > 2 * len(power.cuts)

@@ -27,6 +27,7 @@ from stepengine import (
 from stepengine.context import truncate
 from stepengine.data.messages import ImagePart, ThinkingPart
 from stepengine.data.usage import Usage
+from stepengine.data.yields import asked_by_program
 from stepengine.errors import ToolError
 from stepengine.journal import Journal, MemoryJournal
 from stepengine.models import ModelReply
@@ -165,6 +166,36 @@ HOSTILE = (
     "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"><svg/onload=alert(1)>"
     "<a href='javascript:alert(1)'>go</a>javascript:alert(1) \u202egnp.exe\u2066 \x1b[31m\x00\x07\u2028 <!-- {script}{payload} '\"`${x}"
 )
+
+
+def programmed(code: str, *turns: tuple[list[Any], list[int]]) -> Journal:
+    """
+    Return a run that waits in a program: a tool that asks, turn by turn, for what a program would, each at its line.
+    """
+
+    @tool(in_thread=False)
+    def price(item: str) -> int:
+        """
+        What an item costs.
+        """
+        if item == "gold":
+            raise ValueError("nobody sells gold")
+        return len(item) * 10
+
+    @tool(name="run_code", uses=[price])
+    def run_code(code: str, restart: bool = False) -> Any:
+        """
+        Run a program.
+        """
+        for calls, lines in turns:
+            yield asked_by_program(calls, lines)
+        return "ended"
+
+    journal = MemoryJournal()
+    agent = AgentDefinition("buyer", model="x/y", tools=[run_code])
+    with Engine([agent], models=ScriptedModel([tool_call("run_code", {"code": code}), said("done")])) as running:
+        running.run_sync("buyer", "Buy tea.", journal=journal)
+    return journal
 
 
 def hostile_run() -> Journal:

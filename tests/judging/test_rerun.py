@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -12,7 +13,25 @@ from typing import Any
 import attrs
 import pytest
 
-from stepengine import STEP_ALL, AgentCall, AgentDefinition, Ask, Engine, Parallel, Perform, RunStatus, Tool
+from stepengine import (
+    STEP,
+    STEP_ALL,
+    AgentCall,
+    AgentDefinition,
+    Ask,
+    Cancel,
+    Engine,
+    Parallel,
+    Perform,
+    Race,
+    Receive,
+    RunStatus,
+    Sleep,
+    Start,
+    Tell,
+    Tool,
+    Wait,
+)
 from stepengine.data.messages import ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import JournalError, LimitExceeded, ReplayDivergence
@@ -454,3 +473,99 @@ async def test_a_model_answers_anew_in_a_rerun_and_nowhere_else() -> None:
         assert "old" == (await engine.replay(journal)).text
         assert "new" == (await engine.rerun(journal, at=0, reuse=False)).result.text
         assert not hasattr(engine, "debug")
+
+
+# --- children in the background, and waits -----------------------------------------------------------------------------
+
+
+def waits_for_all(office: Office) -> Any:
+    left, right = yield from Start(*[AgentCall(child, "look around") for child in office.children])
+    yield from Sleep(0.001)
+    yield STEP_ALL
+    waited = yield from Wait(left, right)
+    which, _ = yield from Race(Receive("nothing", timeout=0.001), Sleep(3_600))
+    return [which, [child.text for child in waited.done]]
+
+
+def ends_the_slower(office: Office) -> Any:
+    refs = yield from Start(*[AgentCall(child, "look around") for child in office.children])
+    waited = yield from Wait(*refs, need="any")
+    for ref in waited.open:
+        yield from Cancel(ref, "one is enough")
+    yield STEP_ALL
+    return len(waited.done) > 0
+
+
+def tells_one(office: Office) -> Any:
+    ref = yield from Start(AgentCall(office.children[0], "look around"))
+    yield from Tell(ref, "Be quick.")
+    yield STEP_ALL
+    waited = yield from Wait(ref)
+    return waited.done[0].text
+
+
+def races(office: Office) -> Any:
+    which, child = yield from Race(AgentCall(office.children[0], "look around"), Sleep(3_600))
+    yield STEP_ALL
+    return [which, child.text]
+
+
+def waits_in_a_child(office: Office) -> Any:
+    def inner(ctx: Any) -> Any:
+        ref = yield from Start(AgentCall(office.children[0], "look around"))
+        yield STEP
+        return (yield from Wait(ref)).done[0].text
+
+    nested = attrs.evolve(office.children[1], spawnable_agents=[office.children[0]], handle_steps=inner)
+    ref = yield from Start(AgentCall(nested, "go"))
+    yield STEP_ALL
+    return (yield from Wait(ref)).done[0].text
+
+
+@pytest.mark.spec("judging:JG7", "judging:JG9", "waiting:WT4")
+@pytest.mark.parametrize("steps", [waits_for_all, ends_the_slower, tells_one, races, waits_in_a_child])
+async def test_a_run_with_children_in_the_background_is_rerun_from_every_model_call(steps: Any) -> None:
+    """
+    What was recorded of the children that leave their record holds no longer, also where their parent waits for them already.
+    """
+    office, journal = Office(), MemoryJournal()
+
+    def handle_steps(ctx: Any) -> Any:
+        return (yield from steps(office))
+
+    office.agent = attrs.evolve(office.agent, handle_steps=handle_steps)
+    async with office.engine(by_the_book) as engine:
+        recorded = await engine.run("office", "go", journal=journal)
+    assert recorded.status is RunStatus.COMPLETED
+    async with office.engine(lambda _: pytest.fail("nobody is to be asked")) as engine:
+        assert journal.lines() == (await engine.rerun(journal)).journal.lines()
+    for at in model_calls(journal):
+        async with office.engine(by_the_book) as engine:
+            again = await asyncio.wait_for(engine.rerun(journal, at=at, reuse=False), 10)
+            replayed = await engine.replay(again.journal)
+        assert (RunStatus.COMPLETED, recorded.output, None) == (
+            again.result.status,
+            again.result.output,
+            again.refused,
+        ), at
+        assert replayed.output == again.result.output
+        assert again.model_calls > 0
+        assert () == check(again.journal).problems
+
+
+@pytest.mark.spec("judging:JG9")
+async def test_no_time_passes_in_a_rerun_that_only_waits() -> None:
+    office, journal = Office(), MemoryJournal()
+
+    def handle_steps(ctx: Any) -> Any:
+        said = yield STEP_ALL
+        yield from Sleep(1 if said.text == "other" else 0.001)
+
+    office.agent = attrs.evolve(office.agent, handle_steps=handle_steps)
+    async with office.engine(by_the_book) as engine:
+        await engine.run("office", "go", journal=journal)
+    async with office.engine(lambda _: text("other")) as engine:
+        again = await engine.rerun(journal, at=model_calls(journal)[-1])
+
+    assert RunStatus.SUSPENDED is again.result.status
+    assert ["time"] == [wait.kind for wait in again.result.waits_for]

@@ -26,6 +26,7 @@ from stepengine import Engine
 from stepengine.cli.app import app
 from stepengine.engine import load_agent
 from stepengine.journal import FileJournal, MemoryJournal
+from stepengine.journal import following as following_module
 from stepengine.journal.reading import read_later
 from stepengine.judging.viewing import serving
 from stepengine.judging.viewing.payload import RunView, Texts
@@ -287,6 +288,10 @@ def test_a_page_that_asks_for_what_came_after_comes_to_the_same_as_one_that_is_m
             page["images"][news["images_from"] :] = news["images"]
             for number, row in news["steps"]:
                 page["steps"][number : number + 1] = [row]
+            series = news["series"]
+            for name in ("row", "context", "cached", "cost"):
+                series[name] = [*page["series"][name][: series.get("from", 0)], *series[name]]
+            series.pop("from", None)
             page |= {name: news[name] for name in ("run", "agents", "series")} | {"follow": news["after"]}
 
     made = RunView(Texts(), "run.jsonl")
@@ -309,7 +314,7 @@ def test_following_reads_only_what_is_new_and_all_of_another_journal_in_its_plac
     following = Following(FileJournal(path), "run.jsonl")
     read: list[int] = []
     monkeypatch.setattr(
-        serving, "read_later", lambda data, *a, **o: read.append(len(data)) or read_later(data, *a, **o)
+        following_module, "read_later", lambda data, *a, **o: read.append(len(data)) or read_later(data, *a, **o)
     )
     with monkeypatch.context() as patched:
         patched.delattr(FileJournal, "content")
@@ -321,7 +326,7 @@ def test_following_reads_only_what_is_new_and_all_of_another_journal_in_its_plac
     other.replace(path)
     following.read()
 
-    assert [len(line) for line in lines[3:]] == read
+    assert [*[len(line) for line in lines[3:]], path.stat().st_size] == read
     assert path.stat().st_size == following.offset
 
 

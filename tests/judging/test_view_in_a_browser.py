@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import pytest
 
-from stepengine import AgentDefinition, Engine, tool
+from stepengine import AgentCall, AgentDefinition, Ask, Engine, Sleep, Start, ToolCall, Wait, tool
 from stepengine.data.messages import TextPart
 from stepengine.journal import FileJournal, Journal, MemoryJournal
 from stepengine.judging import render_run
@@ -26,7 +26,7 @@ from stepengine.testing import ScriptedModel
 
 from .browser import CHROMIUM, Browser, browser
 from .pages import frames_at, opened
-from .runs import engine, hostile_run, read_all, reviewed, said, tool_call
+from .runs import engine, hostile_run, programmed, read_all, reviewed, said, tool_call
 
 pytestmark = [
     pytest.mark.deep,
@@ -408,6 +408,69 @@ def test_a_page_that_is_served_shows_what_is_recorded_meanwhile(chromium: Browse
     assert [] == [c for c in chromium.complaints if "favicon" not in c]
 
 
+def beside_each_other() -> Journal:
+    """
+    Two children in the background at the same time, one of which fails, and then a third.
+    """
+
+    def child(ctx: Any) -> Any:
+        yield from Sleep(0.2)
+        if ctx.params["fails"]:
+            msg = "no page"
+            raise ValueError(msg)
+        return "done"
+
+    def lead(ctx: Any) -> Any:
+        kids = [AgentCall("kid", prompt, params={"fails": prompt == "two"}) for prompt in ("one", "two", "three")]
+        yield from Wait(*(yield from Start(*kids[:2])))
+        yield from kids[2]
+
+    kid = AgentDefinition("kid", handle_steps=child)
+    journal = MemoryJournal()
+    Engine([AgentDefinition("lead", handle_steps=lead, spawnable_agents=[kid])]).run_sync("lead", "go", journal=journal)
+    return journal
+
+
+PAINTED = """(() => {
+    const canvas = document.querySelector('#lane'), {width, height} = canvas, scale = width / canvas.clientWidth;
+    const drawn = canvas.getContext('2d').getImageData(0, 0, width, height).data;
+    const there = (part, lane) => drawn[4 * (Math.round((lane * 20 + 13) * scale) * width + Math.round(part * width)) + 3] > 0;
+    return [0.25, 0.9].map(part => [0, 1, 2, 3].map(lane => there(part, lane)));
+})()"""
+"""Which of four lanes have something at a quarter of the time, and near its end."""
+
+
+@pytest.mark.spec("waiting:WT3")
+def test_runs_that_went_on_beside_each_other_stand_in_lanes_side_by_side_by_time(page: Any) -> None:
+    journal = beside_each_other()
+    chromium = page(render_run(journal))
+
+    assert ["leadgo", "kidone", "kidtwo", "kidthree"] == chromium.run(
+        "[...document.querySelectorAll('#names li')].map(li => li.textContent)"
+    )
+    assert [["", "", "bad", ""]] == [
+        chromium.run("[...document.querySelectorAll('#names li')].map(li => li.className.replace('here', '').trim())")
+    ]
+    assert [[True, True, True, False], [True, False, False, True]] == chromium.run(PAINTED)
+    chromium.run(
+        "(() => { const c = document.querySelector('#lane'), b = c.getBoundingClientRect();"
+        " c.dispatchEvent(new MouseEvent('click', {clientX: b.left + b.width / 4, clientY: b.top + 50})); })()"
+    )
+    settled(chromium)
+    assert "kidtwo" == text_of(chromium, "#names .here")
+    assert chromium.run(f"{PICKED}.textContent").startswith("1#")
+
+    chromium.run("document.querySelector('#agent-3').click()")
+    settled(chromium)
+    assert "kidthree" == text_of(chromium, "#names")
+    chromium.run("document.querySelector('#twin').open = true")
+    chromium.wait("document.querySelectorAll('#table table').length == 2")
+    assert "failed" in text_of(chromium, "#table")
+    assert chromium.run(
+        "document.querySelector('#context').offsetParent === null"
+    )  # no model was asked, so nothing is charted
+
+
 @pytest.mark.spec("judging:JG48")
 @pytest.mark.parametrize(("width", "height"), [(360, 225), (700, 900), (1440, 900)])
 def test_no_width_needs_to_be_scrolled_sideways(page: Any, width: int, height: int, reviewer: Journal) -> None:
@@ -466,6 +529,128 @@ def test_a_machine_that_checks_accessibility_finds_nothing(
     judged("compare")
 
     assert {} == {name: found for name, found in violations.items() if found}
+
+
+PROGRAM = """\
+import asyncio
+items = [*["tea"] * 9, "gold", "milk"]
+prices = await asyncio.gather(*[price(item) for item in items])
+# <script>window.hacked = 1</script>
+if await ask("Buy <b>tea</b>?", ["yes", "no"]) == "yes":
+    print("\x1b[2J")
+"""
+
+
+def waiting(code: str = PROGRAM) -> Journal:
+    calls: list[Any] = [ToolCall("price", {"item": item}) for item in [*["tea"] * 9, "gold", "milk"]]
+    return programmed(code, (calls, [3] * 11), ([Ask("Buy <b>tea</b>?", options=["yes", "no"])], [5]))
+
+
+def lines_shown(chromium: Browser) -> list[str]:
+    rows: list[str] = chromium.run(
+        "[...document.querySelectorAll('#panel .source div')].map(d => d.innerText.replace(/\\s+/g, ' ').trim())"
+    )
+    return rows
+
+
+@pytest.mark.spec("programs:PG38")
+def test_a_program_is_shown_with_its_calls_below_their_lines_and_the_line_that_waits_marked(page: Any) -> None:
+    """
+    Of many calls of one line the first ones stand there, those that failed, and a button for the others.
+    """
+    chromium = page(render_run(waiting()), "#step=1&tab=calls")
+    settled(chromium)
+    calls = [f"1#{n} price tea → 30" for n in range(9)]
+
+    assert lines_shown(chromium) == [
+        "1 import asyncio",
+        '2 items = [*["tea"] * 9, "gold", "milk"]',
+        "3 prices = await asyncio.gather(*[price(item) for item in items])",
+        *calls[:5],
+        "1#9 price gold → error ValueError: nobody sells gold",
+        "5 more calls",
+        "4 # <script>window.hacked = 1</script>",
+        '5 if await ask("Buy <b>tea</b>?", ["yes", "no"]) == "yes":',
+        "1#11 ask Buy <b>tea</b>? yes no → no result yet",
+        '6 print("\\x1b[2J")',
+    ]
+    assert chromium.run("[...document.querySelectorAll('#panel [aria-current]')].map(d => d.innerText.trim()[0])") == [
+        "5"
+    ]
+    assert chromium.run("document.querySelector('#panel .source').getAttribute('aria-label')") == "Program, at line 5"
+    assert not chromium.run("window.hacked || document.querySelector('#panel b, #panel script')")
+    chromium.run("document.querySelector('#panel .link.more').click()")
+    assert [line for line in lines_shown(chromium) if line.startswith("1#")][6:11] == [
+        *calls[5:],
+        "1#10 price milk → 40",
+    ]
+
+
+@pytest.mark.spec("programs:PG38")
+def test_a_call_of_a_program_leads_to_its_step_which_shows_its_line(page: Any) -> None:
+    """
+    There the program stands where a handler would.
+    """
+    chromium = page(render_run(waiting()), "#step=1&tab=calls")
+    chromium.run("document.querySelectorAll('#panel .link')[1].click()")
+    settled(chromium)
+    head = text_of(chromium, "#head")
+    cap = text_of(chromium, "#panel .cap")
+    chromium.press("6")
+    settled(chromium)
+
+    assert "In the program of #1" in head
+    assert "line 3 of its program" in cap
+    assert text_of(chromium, "#panel h3") == "Program of #1line 3"
+    assert text_of(chromium, "#panel [aria-current]").startswith("3prices = await")
+
+
+@pytest.mark.spec("programs:PG38")
+def test_a_long_program_opens_around_its_calls_and_shows_all_lines_when_asked(page: Any) -> None:
+    """
+    Nor does one whose lines were lost with a secret put calls at lines that are others now.
+    """
+    code = "\n".join([f"n{n} = {n}" for n in range(1, 1_001)])
+    calls: list[Any] = [ToolCall("price", {"item": "tea"})]
+    chromium = page(render_run(programmed(code, (calls, [500]))), "#step=1&tab=calls")
+    settled(chromium)
+    some = lines_shown(chromium)
+    chromium.run(
+        "[...document.querySelectorAll('#panel button')].find(b => b.textContent === 'Show all 1,000 lines').click()"
+    )
+
+    assert some[5:10] == ["6 n6 = 6", "… 487 lines", "494 n494 = 494", "495 n495 = 495", "496 n496 = 496"]
+    assert "1#0 price tea → 30" in some
+    assert len(lines_shown(chromium)) == 1_001
+
+    key = "\n".join(
+        ["-----BEGIN PRIVATE KEY-----", *["QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVo" * 2] * 5, "-----END PRIVATE KEY-----"]
+    )
+    chromium = page(render_run(programmed(f'key = """{key}"""\n1' + "\n" * 9, (calls, [8]))), "#step=1&tab=calls")
+    settled(chromium)
+
+    assert "Something was taken out of the program" in text_of(chromium, "#panel")
+    assert lines_shown(chromium)[-1] == "1#0 price tea → 30"
+
+
+@pytest.mark.skipif(
+    AXE is None, reason="needs axe-core: npm install --no-save axe-core, or AXE_CORE=path/to/axe.min.js"
+)
+@pytest.mark.spec("judging:JG48", "programs:PG38")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 420])
+def test_a_machine_that_checks_accessibility_finds_nothing_in_a_program(page: Any, scheme: str, width: int) -> None:
+    assert AXE is not None
+    chromium: Browser = page(render_run(waiting()), "#step=1&tab=calls")
+    chromium.scheme(scheme)
+    chromium.size(width, 900)
+    settled(chromium)
+    chromium.run(AXE.read_text(encoding="utf-8"))
+    chromium.run("Promise.allSettled(document.getAnimations().map(a => a.finished))")
+    tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+    found = chromium.run(f"axe.run(document, {{runOnly: {json.dumps(tags)}}}).then(r => r.violations)")
+
+    assert [] == [(v["id"], [n["html"][:160] for n in v["nodes"][:3]]) for v in found]
 
 
 @pytest.mark.spec("judging:JG48")

@@ -58,8 +58,8 @@ class Array:
 
 
 ACCEPTED = (
-    "it may yield ToolCall, AgentCall, STEP, STEP_ALL, StepWith, StepText, GenerateN, Complete, Parallel, Perform or Ask "
-    "(all from stepengine)."
+    "it may yield ToolCall, AgentCall, STEP, STEP_ALL, StepWith, StepText, GenerateN, Complete, Parallel, Race, Perform, Ask, "
+    "Sleep, Receive, Start, Wait, Tell or Cancel (all from stepengine)."
 )
 BAD = {
     "none": (lambda: None, "None", ""),

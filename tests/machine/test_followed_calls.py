@@ -14,7 +14,7 @@ from stepengine.data import yields as y
 from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool
 from stepengine.data.messages import ToolResult
 from stepengine.data.state import RunStatus
-from stepengine.data.tools import Ordinary, Spawning, ToolBinding
+from stepengine.data.tools import Driving, Ordinary, Spawning, ToolBinding
 from stepengine.errors import ToolError
 from tests.machine.world import World, agent, binding, call, play, reply
 
@@ -123,3 +123,23 @@ def test_a_pending_result_of_a_tool_that_follows_nothing_is_the_result(runs: Any
 
     assert RunStatus.COMPLETED is played.finished.status
     assert ["pending"] * 2 == [one.result.status for one in played.finished.tool_calls]
+
+
+@pytest.mark.parametrize("asked", [y.ToolCall("add", {"a": 1}), y.AgentCall("helper"), y.STEP, 17], ids=str)
+def test_steps_of_a_call_that_yield_what_is_not_the_runs_own_are_told_so(asked: Any) -> None:
+    def steps(given: Any, background: Any) -> Any:
+        yield asked
+
+    seen: list[Any] = []
+
+    def handler(ctx: Any) -> Any:
+        try:
+            yield from y.ToolCall("drive", {"a": 1})
+        except ToolError as error:
+            seen.append(str(error))
+
+    drive = attrs.evolve(binding("drive"), runs=Driving(steps))
+    played = play(agent(handler, tools=["drive"]), World(), tools=[drive])
+
+    assert RunStatus.COMPLETED is played.finished.status, played.finished.error
+    assert "it may yield Ask, Complete, Perform, Sleep" in seen[0]

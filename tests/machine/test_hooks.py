@@ -89,7 +89,10 @@ BROKEN = {
     "garbage": (garbage, r"test_hooks.py:\d+\) returned a object; it may return None"),
     "async": (coroutine, "is async; write a generator function and `yield from Perform"),
     "future": (lambda *args: Future(), "is async"),
-    "bad yield": (bad_yield, r"yielded STEP; it may yield Perform, Complete or ToolCall "),
+    "bad yield": (
+        bad_yield,
+        r"yielded STEP; it may yield ToolCall, Complete, Race, Perform, Sleep, Receive, Wait, Tell or Cancel ",
+    ),
     "unknown tool": (missing_tool, "'nope' is not available"),
     "endless": (endless, "yielded more than 1000 times"),
 }

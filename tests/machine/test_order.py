@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -14,7 +15,8 @@ from stepengine.data.hooks import Change
 from stepengine.data.messages import ToolResult, UserMessage
 from stepengine.data.outcomes import Stop
 from stepengine.data.questions import Decision
-from stepengine.data.tools import Ordinary
+from stepengine.data.tools import Driving, Ordinary
+from stepengine.data.waiting import ChildRef
 from stepengine.errors import ModelError
 from stepengine.machine.plan import Body
 from stepengine.machine.protocol import ANYWHERE, BODY, FIRST, LAST, ORDER, SILENT, STOPPED, advance
@@ -57,6 +59,19 @@ def busy(*args):
     yield y.Perform(int)
     yield y.Complete("x")
     yield y.ToolCall("add")
+    yield y.Sleep(60)
+    yield y.Receive("news")
+    yield y.Wait()
+    yield y.Race(y.Perform(int), y.Sleep(1))
+
+
+REF = ChildRef("r1-0", "helper", "0")
+
+
+def busy_with_children(*args):
+    yield y.Tell(REF, "hurry")
+    yield y.Cancel(REF)
+    yield from busy()
 
 
 def failing(*args):
@@ -74,9 +89,19 @@ def one_step(ctx):
 
 def failing_hook(point):
     """Return the rows of a run in which a hook of *point* is busy and another fails."""
-    world = World(replies=lambda k: reply(call("add")) if k == 1 else reply("x"), tools={"add": adding})
-    points = hooks(**{point: [busy, failing]})
-    return play(agent(nothing_but_handlers, tools=["add"], hooks=points), world, tools=[ADD]).rows
+    world = World(
+        replies=lambda k: reply(call("add")) if k == 1 else reply("x"),
+        tools={"add": adding},
+        children={"helper": child()},
+    )
+
+    def handler(ctx):
+        yield y.Start(y.AgentCall("helper"))
+        yield y.ToolCall("add")
+        yield STEP
+
+    points = hooks(**{point: [busy if point == "pre_run" else busy_with_children, failing]})
+    return play(agent(handler, tools=["add"], hooks=points), world, tools=[ADD]).rows
 
 
 def last_words(*replies):
@@ -99,6 +124,8 @@ def rows_of_bodies():
     }
 
     def body(ctx):
+        yield y.Start(y.AgentCall("helper"))
+        yield from busy_with_children()
         yield y.ToolCall("write_todos", {"todos": []})
         yield y.ToolCall("add")
         yield y.AgentCall("helper")
@@ -128,6 +155,9 @@ def rows_of_bodies():
             except BaseException:
                 continue
 
+    def driven(ctx):
+        yield y.ToolCall("drive")
+
     asking = hooks(pre_tool=[lambda ctx, asked: Decision.ask() if asked.tool_name == "add" else None])
     pending = attrs.evolve(ADD, runs=Ordinary(None, follow))
     used = set()
@@ -136,19 +166,54 @@ def rows_of_bodies():
         (body, asking, ADD),
         (careless, hooks(), ADD),
         (later, hooks(), pending),
+        (driven, hooks(), DRIVE),
     ):
         world = World(replies=lambda k: reply("x"), **given)
         if tool is pending:
             world = World(replies=lambda k: reply("x"), tools={"add": lambda **_: ToolResult.json(0, status="pending")})
         made = Body(tool_name="release", tool_call_id="c1", by_model=True, steps=steps)
         used |= play(
-            agent(tools=["add"], hooks=points, limits=limits(max_actions=20)), world, tools=[tool], body=made
+            agent(tools=[tool.spec.name], hooks=points, limits=limits(max_actions=20)), world, tools=[tool], body=made
         ).rows
     return used
 
 
-def test_every_row_of_the_table_is_used():
-    used = set()
+def driving(given, background):
+    yield y.Start(y.AgentCall("helper"))
+    (ref,) = background.refs[-1:]
+    yield y.Wait(ref, timeout=5)
+    yield y.Tell(ref, "hurry")
+    yield y.Cancel(ref)
+    yield y.Sleep(1)
+    yield y.Receive("news")
+    return ToolResult.text("done")
+
+
+DRIVE = attrs.evolve(binding("drive"), runs=Driving(driving))
+
+
+def driven_calls():
+    """Return the rows of a run in which a model and a handler call a tool whose steps are the run's own."""
+    world = World(replies=lambda k: reply(call("drive")) if k == 0 else reply("x"), children={"helper": child()})
+
+    def handler(ctx):
+        yield STEP
+        yield y.ToolCall("drive")
+
+    return play(agent(handler, tools=["drive"]), world, tools=[DRIVE]).rows
+
+
+@pytest.mark.spec("reliability:I9", "reliability:LA1")
+def test_every_row_of_the_table_is_used(monkeypatch):
+    used = rows_used()
+    monkeypatch.setitem(globals(), "World", partial(World, refuses=True))
+    used |= rows_used()
+    assert {(state, token) for state, row in ORDER.items() for token in row} - used == set()
+
+
+def rows_used():
+    """Return the rows of many runs."""
+    used = driven_calls()
     for point in ("pre_run", "pre_step", "pre_tool", "post_tool", "post_step", "on_stop", "post_run"):
         used |= failing_hook(point)
     paused = [reply(thought("t"), stop_reason="pause"), reply()]
@@ -189,8 +254,7 @@ def test_every_row_of_the_table_is_used():
     asking = hooks(pre_tool=[lambda ctx, asked: Decision.ask()])
     used |= play(agent(nothing_but_handlers, tools=["add"], hooks=asking), tools=[ADD]).rows
     stopping = hooks(post_run=[failing])
-    used |= play(agent(hooks=stopping), World(at={0: Stop("cancelled")})).rows
-    assert {(state, token) for state, row in ORDER.items() for token in row} - used == set()
+    return used | play(agent(hooks=stopping), World(at={0: Stop("cancelled")})).rows
 
 
 def test_what_is_not_in_the_table_must_not_come():

@@ -9,12 +9,13 @@ import attrs
 import pytest
 
 from stepengine.data import yields as y
-from stepengine.data.effects import Effect, Gather, Leaf, Notify
+from stepengine.data.effects import Compute, Effect, Gather, Leaf, Notify, RunInBackground
 from stepengine.data.events import ToolFinished, ToolStarted
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Value
-from stepengine.data.tools import How, Yielding
+from stepengine.data.tools import Driving, How, Yielding
+from stepengine.data.waiting import ChildRef
 from stepengine.errors import BadYield
 from stepengine.machine import hooks as hooking
 from stepengine.machine.protocol import CALLS, EFFECTS, ORDER, PHASES, YIELDS, accepted, rows_for, token_of, way_of
@@ -35,6 +36,8 @@ from tests.machine.world import (
 )
 
 ROWS = {row.name: row for row in YIELDS}
+REF: ChildRef[Any] = ChildRef("r1-0", "helper", "0")
+"""The child that ``asking`` starts where what it yields is about one."""
 EXAMPLES: dict[str, Any] = {
     "ToolCall": y.ToolCall("add", {"a": 1}),
     "AgentCall": y.AgentCall("helper"),
@@ -47,8 +50,25 @@ EXAMPLES: dict[str, Any] = {
     "Parallel": y.Parallel(y.ToolCall("add"), y.Perform(int)),
     "Perform": y.Perform(int),
     "Ask": y.Ask("Sure?"),
+    "Sleep": y.Sleep(3600),
+    "Receive": y.Receive("news"),
+    "Race": y.Race(y.Perform(int), y.Sleep(5)),
+    "Start": y.Start(y.AgentCall("helper")),
+    "Wait": y.Wait(REF),
+    "Tell": y.Tell(REF, "look there, too"),
+    "Cancel": y.Cancel(REF),
 }
+OF_CHILDREN = ("Wait", "Tell", "Cancel")
+
+
+def driving(given: Any, background: Any) -> Any:
+    """What a tool does whose steps are the run's own."""
+    yield y.Sleep(5)
+    return ToolResult.text("done")
+
+
 RELEASE = attrs.evolve(binding("release"), runs=Yielding(lambda *_: iter(()), lambda *_: ToolResult()))
+DRIVE = attrs.evolve(binding("drive"), runs=Driving(driving))
 QUESTION = {"questions": [{"question": "Sure?"}]}
 CALLED: dict[How, tuple[str, dict[str, Any]]] = {
     "ordinary": ("add", {"a": 1}),
@@ -56,6 +76,7 @@ CALLED: dict[How, tuple[str, dict[str, Any]]] = {
     "spawns": ("spawn_agents", {"agents": [{"agent_type": "helper"}]}),
     "asks": ("ask_user", QUESTION),
     "yields": ("release", {"a": 1}),
+    "drives": ("drive", {"a": 1}),
 }
 
 
@@ -65,12 +86,17 @@ def world(**fields: Any) -> World:
         tools={"add": adding, "release": adding},
         children={"helper": child()},
         answers={f"q{seq}": "yes" for seq in range(9)},
+        mail={"news": [{"n": 1}]},
         **fields,
     )
 
 
-def asking(asked: Any, sent: list[Any]) -> Any:
+def asking(asked: Any, sent: list[Any], *, of: str = "") -> Any:
+    """Return a handler that yields *asked*, which is about a child where *of* says so."""
+
     def handler(ctx: Any) -> Any:
+        if of in OF_CHILDREN:
+            yield EXAMPLES["Start"]
         sent.append((yield asked))
 
     return handler
@@ -85,8 +111,9 @@ def test_every_member_of_the_closed_unions_has_its_row():
     yieldables = {get_origin(kind) or kind for kind in get_args(y.Yieldable)}
     assert yieldables == {row.kind for row in YIELDS} == set(y.YIELDABLES)
     assert {*y.Sentinel} == {EXAMPLES[name] for name, row in ROWS.items() if row.kind is y.Sentinel}
-    assert set(get_args(Effect)) == {row.kind for row in EFFECTS} == set(PHASES)
-    assert set(get_args(Leaf)) | {Gather, Notify} == set(PHASES)
+    # A child in the background is run by whoever carries its start out: no machine asks for that.
+    assert set(get_args(Effect)) - {RunInBackground} == {row.kind for row in EFFECTS} == set(PHASES)
+    assert set(get_args(Leaf)) - {RunInBackground} | {Compute, Gather, Notify} == set(PHASES)
     assert set(get_args(How)) == set(CALLS)
     assert set(ROWS) == set(EXAMPLES)
 
@@ -107,8 +134,9 @@ def test_the_code_is_driven_by_the_table():
 @pytest.mark.parametrize("row", YIELDS, ids=lambda row: row.name)
 def test_what_a_handler_yields_leads_to_the_effects_of_its_row(row):
     sent: list[Any] = []
-    played = play(agent(asking(EXAMPLES[row.name], sent), tools=["add"]), world(), tools=[ADD])
-    assert row.effects == tuple(tokens(played)[: len(row.effects)])
+    played = play(agent(asking(EXAMPLES[row.name], sent, of=row.name), tools=["add"]), world(), tools=[ADD])
+    before = int(row.name in OF_CHILDREN)
+    assert row.effects == tuple(tokens(played)[before : before + len(row.effects)])
     assert sent[0].n_responses if row.sent == "n_responses" else getattr(sent[0], row.sent) is not None
     way = way_of(row)
     assert row.state in ORDER
@@ -119,11 +147,11 @@ def test_what_a_handler_yields_leads_to_the_effects_of_its_row(row):
 @pytest.mark.spec("generator-contract:G47")
 @pytest.mark.parametrize("row", YIELDS, ids=lambda row: row.name)
 def test_what_a_handler_yields_costs_the_actions_of_its_row(row):
-    one = 1 if row.actions is None else row.actions
-    for spare in range(2):
-        played = play(
-            agent(asking(EXAMPLES[row.name], []), tools=["add"], limits=limits(max_actions=spare)), world(), tools=[ADD]
-        )
+    before = int(row.name in OF_CHILDREN)
+    one = before + (1 if row.actions is None else row.actions)
+    for spare in range(before, before + 2):
+        handler = asking(EXAMPLES[row.name], [], of=row.name)
+        played = play(agent(handler, tools=["add"], limits=limits(max_actions=spare)), world(), tools=[ADD])
         ran_out = played.finished.limit is not None and played.finished.limit.kind == "actions"
         assert ran_out == (one > spare)
 
@@ -131,26 +159,30 @@ def test_what_a_handler_yields_costs_the_actions_of_its_row(row):
 @pytest.mark.parametrize("how", CALLS)
 def test_a_call_becomes_what_its_row_says(how):
     name, given = CALLED[how]
-    played = play(agent(asking(y.ToolCall(name, given), []), tools=["add", "release"]), world(), tools=[ADD, RELEASE])
+    tools = [ADD, RELEASE, DRIVE]
+    played = play(agent(asking(y.ToolCall(name, given), []), tools=["add", "release", "drive"]), world(), tools=tools)
     row = CALLS[how]
-    assert [row.effect] * bool(row.effect) == [t.removesuffix(":handler") for t in tokens(played)]
+    expected = ["AwaitTime"] if how == "drives" else [row.effect] * bool(row.effect)
+    assert expected == [t.removesuffix(":handler") for t in tokens(played)]
     shown = [len(played.seen(ToolStarted)), len(played.seen(ToolFinished))]
     assert shown == ([1, 1] if row.is_shown else [0, 0])
     by_model = [reply(call(name, **given)), reply("x")]
     offered = [] if how == "spawns" else [name]
     if offered:
-        played = play(agent(tools=offered), attrs.evolve(world(), replies=by_model), tools=[ADD, RELEASE])
+        played = play(agent(tools=offered), attrs.evolve(world(), replies=by_model), tools=tools)
         effects = [t.removesuffix(":model") for t in tokens(played) if not t.startswith("CallModel")]
-        assert effects == [row.effect] * bool(row.effect)
+        assert effects == expected
 
 
 @pytest.mark.parametrize("row", YIELDS, ids=lambda row: row.name)
 def test_what_may_stand_in_parallel_and_in_hooks_is_what_the_table_says(row):
     asked = EXAMPLES[row.name]
+    start = ["Gather"] * (row.name in OF_CHILDREN)
     if row.is_member:
-        played = play(agent(asking(y.Parallel(asked, y.Perform(int)), []), tools=["add"]), world(), tools=[ADD])
-        assert tokens(played) == ["Gather"]
-        assert len(played.leaves) == 2
+        together = asking(y.Parallel(asked, y.Perform(int)), [], of=row.name)
+        played = play(agent(together, tools=["add"]), world(), tools=[ADD])
+        assert tokens(played) == [*start, "Gather"]
+        assert len(played.leaves) == len(start) + (len(asked.members) if row.name == "Race" else 1) + 1
     else:
         with pytest.raises(BadYield):
             y.Parallel(asked, y.Perform(int))
@@ -158,24 +190,29 @@ def test_what_may_stand_in_parallel_and_in_hooks_is_what_the_table_says(row):
     def hook(ctx: Any) -> Any:
         yield asked
 
-    played = play(agent(lambda ctx: (yield y.Perform(int)), hooks=hooks(pre_run=[hook])), world(), tools=[ADD])
+    handler = asking(STEP, [], of=row.name)
+    played = play(agent(handler, hooks=hooks(pre_step=[hook])), world(), tools=[ADD])
     assert (type(played.finished.error) is BadYield) == (not row.for_hooks)
     if row.for_hooks:
-        expected = ["CallTool:hook"] if row.name == "ToolCall" else [*row.effects]
-        assert tokens(played) == [*expected, "CallFunction"]
+        own = ["CallTool:hook"] if row.name == "ToolCall" else [*row.effects]
+        expected = [*start, *own, "CallModel:step"]
+        # A child that nobody waited for is ended with its run.
+        assert tokens(played) == [*expected, *["EndRuns"] * (row.name == "Tell")]
 
 
 def test_the_outcome_of_every_effect_holds_what_its_row_says():
     holds = {row.kind: row.outcome for row in EFFECTS}
     seen = set()
-    for asked in [*EXAMPLES.values(), *[y.ToolCall(name, given) for name, given in CALLED.values()]]:
-        played = play(agent(asking(asked, []), tools=["add", "release"]), world(), tools=[ADD, RELEASE])
+    examples = [*EXAMPLES.items(), *[("ToolCall", y.ToolCall(name, given)) for name, given in CALLED.values()]]
+    for name, asked in examples:
+        tools = ["add", "release", "drive"]
+        played = play(agent(asking(asked, [], of=name), tools=tools), world(), tools=[ADD, RELEASE, DRIVE])
         for effect in played.leaves:
             outcome = played.outcomes[effect.seq]
             assert type(outcome) is Value
             assert isinstance(outcome.value, holds[type(effect)])
             seen.add(type(effect))
-    assert seen == set(get_args(Leaf))
+    assert seen == set(get_args(Leaf)) - {RunInBackground}
 
 
 def test_the_state_that_a_hook_is_sent_holds_what_its_own_yield_did():

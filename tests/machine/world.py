@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,7 +18,20 @@ import attrs
 
 from stepengine.data import yields as y
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Gather, Notify, Spawn
+from stepengine.data.effects import (
+    AskPerson,
+    AwaitMessage,
+    AwaitRuns,
+    AwaitTime,
+    CallFunction,
+    CallModel,
+    CallTool,
+    EndRuns,
+    Gather,
+    Notify,
+    Spawn,
+    TellRun,
+)
 from stepengine.data.events import Event
 from stepengine.data.hooks import Hooks
 from stepengine.data.json import JsonDict, freeze
@@ -25,12 +39,13 @@ from stepengine.data.limits import Limits
 from stepengine.data.messages import AssistantMessage, ThinkingPart, ToolCallPart, ToolMessage, ToolResult, UserMessage
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Gathered, Stop, Value
-from stepengine.data.questions import answered
+from stepengine.data.questions import Answer, answered
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.tools import ToolBinding, ToolSpec, Validated
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
-from stepengine.errors import PerformError, StepEngineError, ToolInputError
+from stepengine.data.waiting import Awaited, ChildRef, Received
+from stepengine.errors import LimitExceeded, PerformError, StepEngineError, ToolInputError
 from stepengine.machine import Finished, RunPlan, run_agent
 from stepengine.machine.protocol import BODY, FIRST, LAST, ORDER, STOPPED, advance, token_of
 from stepengine.tooling.control import set_output_binding
@@ -94,6 +109,8 @@ class World:
         children: Child results, outcomes, errors or functions of the effect by agent id.
         at: Outcomes for effects by their number, instead of what would come.
         inputs: Messages delivered with the outcome of an effect, by its number.
+        mail: Messages by topic, in order; what is missing is a timeout.
+        refuses: Whether a limit refuses each model call once, and is then raised by whom it asks.
         watched: Whether anybody looks at the run; what an unwatched one emits is not checked against the table.
     """
 
@@ -103,6 +120,8 @@ class World:
     children: Mapping[str, Any] = attrs.field(factory=dict)
     at: Mapping[int, Any] = attrs.field(factory=dict)
     inputs: Mapping[int, Sequence[UserMessage]] = attrs.field(factory=dict)
+    mail: Mapping[str, list[Any]] = attrs.field(factory=dict)
+    background: dict[str, Any] = attrs.field(factory=dict)
     backwards: bool = False
     asked: int = 0
     emitted: list[Any] = attrs.field(factory=list)
@@ -111,6 +130,8 @@ class World:
     rows: set[tuple[str, str]] = attrs.field(factory=set)
     stopped: bool = False
     watched: bool = True
+    refuses: bool = False
+    has_refused: bool = False
 
     # --- what was seen ----------------------------------------------------------------------------------------------
 
@@ -193,6 +214,9 @@ class World:
 
     def _made(self, effect: Any) -> Any:
         if type(effect) is CallModel:
+            self.has_refused = self.refuses and not self.has_refused
+            if self.has_refused:
+                return LimitExceeded("too much", kind="tokens", limit=effect.seq, more=1)
             index, self.asked = self.asked, self.asked + 1
             if callable(self.replies):
                 return self.replies(index)
@@ -204,12 +228,36 @@ class World:
             return self.tools[effect.tool_name](**effect.input)
         if type(effect) is Spawn:
             made = self.children[effect.agent_id]
-            return made(effect) if callable(made) else made
+            child = made(effect) if callable(made) else made
+            return self._started(effect, child) if effect.is_background else child
         if type(effect) is CallFunction:
             return self._performed(effect)
-        assert type(effect) is AskPerson
+        if type(effect) is not AskPerson:
+            return self._waited(effect)
+        if effect.purpose == "limit" and self.refuses:
+            return (Answer(selected=("yes",)),)
         waiting = [q for q in effect.questions if q.id not in self.answers]
         return Stop("suspended") if waiting else tuple([answered(self.answers[q.id], q) for q in effect.questions])
+
+    def _started(self, effect: Spawn, child: Any) -> Any:
+        """Start a child in the background, which has ended as soon as somebody waits for it."""
+        if not isinstance(child, ChildResult):
+            return child
+        path = str(effect.seq)
+        self.background[path] = attrs.evolve(child, run_id=f"r1-{path}")
+        return ChildRef(f"r1-{path}", effect.agent_id, path)
+
+    def _waited(self, effect: Any) -> Any:
+        match effect:
+            case AwaitTime():
+                return Value(None, effect.wakes)
+            case AwaitMessage():
+                found = self.mail.get(effect.topic)
+                return Received(f"m{effect.seq}", found.pop(0)) if found else None
+            case AwaitRuns() | EndRuns():
+                return Awaited(effect.children, (), {path: self.background[path] for path in effect.children})
+        assert type(effect) is TellRun
+        return effect.child in self.background
 
     def _performed(self, effect: CallFunction) -> Any:
         try:
@@ -264,7 +312,7 @@ def plan_of(definition: AgentDefinition[Any], **fields: Any) -> RunPlan:
         "limits": definition.limits,
         "run_id": "r1",
         "created": CREATED,
-        "random": Random(1),
+        "random": partial(Random, 1),
         "model": definition.model,
         "offered": definition.tool_names if offered is None else offered,
         "prompt": "go",

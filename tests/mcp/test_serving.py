@@ -15,7 +15,7 @@ import mcp_types as types
 import pytest
 from mcp import Client, StdioServerParameters
 
-from stepengine import AgentDefinition, Ask, Engine, Perform, ToolCall, tool
+from stepengine import AgentDefinition, Ask, Engine, Perform, Sleep, ToolCall, tool
 from stepengine.errors import DefinitionError
 from stepengine.mcp import mcp_tools
 from stepengine.mcp.serving import AgentServer, Offered
@@ -487,3 +487,37 @@ def test_what_no_server_can_be_asked_is_wrong_usage(words: list[str]) -> None:
     shown = CliRunner().invoke(app, ["mcp", *words])
 
     assert 2 == shown.exit_code, shown.output
+
+
+@pytest.mark.spec("waiting:WT20")
+@MODES
+@pytest.mark.parametrize("promise", [None, {"type": "object", "properties": {}}])
+async def test_a_run_that_sleeps_is_a_result_which_says_so_and_nobody_goes_on_with_it(
+    mode: str, promise: Any, tmp_path: Path
+) -> None:
+    begun = []
+
+    def sleeping(ctx: Any) -> Any:
+        yield from Perform(lambda: begun.append(1))
+        yield from Sleep(3600)
+        return {}
+
+    engine = Engine([AgentDefinition("napper", handle_steps=sleeping, output_schema=promise)], models=ScriptedModel([]))
+    offered = [Offered(engine, engine.agent("napper"))]
+    kept, lost = AgentServer(offered, journals=tmp_path / "kept"), AgentServer(offered)
+
+    with anyio.fail_after(20):
+        async with engine:
+            async with Client(kept.server, mode=mode, elicitation_callback=saying()) as client:
+                result = await client.call_tool("napper", {})
+            async with Client(lost.server, mode=mode, elicitation_callback=saying()) as client:
+                without = await client.call_tool("napper", {})
+
+    name = result.meta["stepengine/journal"]
+    assert said(result).startswith("The run sleeps until 20")
+    assert f"it is kept as the run {name.removesuffix('.jsonl')!r}" in said(result)
+    assert promise is not None if result.is_error else promise is None
+    assert without.is_error
+    assert said(without).startswith("The run sleeps until 20")
+    assert "what it did is lost" in said(without)
+    assert [1, 1] == begun

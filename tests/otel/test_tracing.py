@@ -32,8 +32,13 @@ from stepengine import (
     Complete,
     Engine,
     Parallel,
+    Receive,
+    RunStatus,
+    Start,
     Steps,
+    Tell,
     ToolResult,
+    Wait,
     call,
     tool,
 )
@@ -379,3 +384,34 @@ async def test_what_the_body_of_a_tool_asks_for_stands_below_its_call(traces: Tr
     await engine.run(agent, "go")
     inside = ["execute_tool say", "chat m", "execute_tool say"]
     assert traces.tree() == [{"invoke_agent boss": ["chat m", {"execute_tool say_twice": inside}, "chat m"]}]
+
+
+@pytest.mark.spec("requirements:O6")
+async def test_the_span_of_a_child_in_the_background_lasts_until_its_own_end(traces: Traces) -> None:
+    """
+    Its parent goes on meanwhile, and waits for it later.
+    """
+
+    def slow(ctx: Any) -> Any:
+        yield from Receive("go")
+        yield STEP
+
+    def leading(ctx: Any) -> Any:
+        ref = yield from Start(AgentCall("slow", "x"))
+        yield from call("say", what="meanwhile")
+        yield from Tell(ref, None, topic="go")
+        yield from Wait(ref)
+
+    kid = AgentDefinition("slow", model="m/x", handle_steps=slow)
+    boss = AgentDefinition("boss", model="m/x", tools=[say], spawnable_agents=[kid], handle_steps=leading)
+    async with Engine([boss], models=ScriptedModel(["done"]), observers=[traces.observer()]) as engine:
+        result = await engine.run("boss", "go")
+
+    assert RunStatus.COMPLETED is result.status
+    child, run = traces.one("invoke_agent slow"), traces.one("invoke_agent boss")
+    meanwhile, last = traces.one("execute_tool say"), traces.one("chat x")
+    assert child.parent is not None
+    assert run.context.span_id == child.parent.span_id
+    assert ["stepengine.is_background"] == [name for name, value in child.attributes.items() if value is True]
+    assert child.start_time <= meanwhile.start_time <= meanwhile.end_time <= last.start_time
+    assert last.end_time <= child.end_time <= run.end_time

@@ -96,7 +96,8 @@ class World:
     def plan(self, *, limits: Limits | None = None, path: str = "", **fields: Any) -> RunPlan:
         definition = AgentDefinition("worker", handle_steps=lambda_handler, model="test/m")
         fields = {"definition": definition, "run_id": "r1", "limits": limits or Limits(), **fields}
-        return RunPlan(path=path, created=datetime(2026, 1, 1, tzinfo=UTC), random=Random(1), **fields)
+        chance = Random(1)
+        return RunPlan(path=path, created=datetime(2026, 1, 1, tzinfo=UTC), random=lambda: chance, **fields)
 
     def tree(
         self,

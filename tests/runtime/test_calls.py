@@ -97,12 +97,12 @@ async def test_waits_are_random_but_equal_for_equal_runs_and_never_touch_the_ran
     waits = []
     for _ in range(2):
         clock, plan = world.JumpingClock(), world.plan()
-        before = plan.random.getstate()
+        before = plan.random().getstate()
         provider = world.Provider(default=busy())
         await world.tree(one_call([]), models=provider, clock=clock, plan=plan).run()
         waits.append(clock.sleeps)
 
-        assert before == plan.random.getstate()
+        assert before == plan.random().getstate()
 
     assert waits[0] == waits[1]
     assert len(set(waits[0])) > 1

@@ -207,11 +207,11 @@ async def test_waits_of_calls_that_run_together_do_not_depend_on_their_order(wor
 async def test_the_seed_of_the_services_decides_the_waits_and_no_other_source_is_used(world):
     async def waits(seed, run_id):
         clock, plan = world.JumpingClock(), world.plan(run_id=run_id)
-        before = plan.random.getstate()
+        before = plan.random().getstate()
         provider = world.Provider(default=busy())
         await world.tree(calls(world, 1), models=provider, clock=clock, plan=plan, seed=seed).run()
 
-        assert before == plan.random.getstate()
+        assert before == plan.random().getstate()
         assert Random(1).getstate() == before
         return clock.sleeps
 

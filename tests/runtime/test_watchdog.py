@@ -107,6 +107,13 @@ def test_a_tool_is_named_from_the_first_moment_of_its_call_and_no_more_when_it_i
     assert last in {"", "blocking"}  # from Python 3.12 on, a frame keeps what it had when it is cleared
 
 
+def test_what_is_no_frame_ends_the_look_at_a_thread_that_goes_on_meanwhile() -> None:
+    """
+    CPython 3.11 gave a lock where a frame had just been.
+    """
+    assert watchdog.NOBODY == watchdog._culprit(threading.Lock())  # type: ignore[arg-type]
+
+
 @pytest.mark.spec("reliability:GN05")
 @pytest.mark.parametrize("code", ["look(frame())", "import some_sdk"], ids=["itself", "an SDK"])
 def test_nobody_is_blamed_while_only_the_engine_is_at_work_not_even_who_started_the_loop(

@@ -377,6 +377,19 @@ def test_the_files_are_those_of_the_layout(tmp_path):
     assert 0o700 == folder.stat().st_mode & 0o777
 
 
+def test_a_session_that_is_deleted_leaves_no_journal_and_no_mailbox(tmp_path):
+    store = FileSessions(tmp_path, clock=Clock())
+    store.save(with_messages(store.load("chat"), talk("hi", "hello")))
+    turns = tmp_path / "chat" / "turns"
+    turns.mkdir()
+    for name in ("0001.jsonl", "0001.jsonl.mail", "0002.jsonl"):
+        (turns / name).write_bytes(b"")
+
+    store.delete("chat")
+
+    assert [] == list(turns.iterdir())
+
+
 @pytest.mark.spec("requirements:L2")
 def test_the_cache_forgets_when_the_time_is_over(kind, tmp_path):
     clock = Clock()

@@ -77,7 +77,7 @@ def test_a_tree_of_runs_survives_every_kind_of_fault(seeds):
     seen = simulate(BOSS, seeds)
 
     assert len(seeds) == seen.runs
-    assert {*FAULTS} == {*seen.faults}
+    assert {*FAULTS} - {"late", "never", "lost_wake"} == {*seen.faults}  # of what waits, see test_simulate_waiting
     assert {RunStatus.COMPLETED, RunStatus.CANCELLED, RunStatus.FAILED, RunStatus.SUSPENDED} <= {*seen.statuses}
     assert simulate(BOSS, range(30)) == simulate(BOSS, range(30))
 

@@ -43,11 +43,28 @@ RESULTS = {
     "stepengine.mcp.source.McpTools.listing": {"tools": [], "prompts": [], "left_out": []},
     "run_terminal_command": {"command": "ls", "exit_code": 0, "stdout": "a.py\n" * 2_000},
 }
+CASE = {"spent": "0.01", "stopped": "", "cost": "0.01", "journal": "a.jsonl", "served": 0}
+RESULTS |= {
+    "run_case": {**CASE, "score": 0.5, "problem": "", "said": ["wrong"], "did": "It said x.", "steps": 2},
+    "blame_case": {**CASE, "step": 1, "why": "it guessed"},
+}
+RESULTS |= {
+    "read_rules": "An agent file defines an agent.",
+    "check_draft": {"problem": "", "id": "greeter", "permissions": []},
+    "try_draft": {"problem": "", "output": "hello", "calls": []},
+    "walk_draft": {"problem": "", "worlds": 100},
+}
+DRAFT = {"source": "agent = 1", "why": "x", "example_prompt": "hi", "example_replies": [], "example_results": {}}
 EDIT = {"path": "a.py", "replacements": [{"old_string": "1", "new_string": "2"}]}
 SETTINGS = {
     **{f"base2{variant}": {"replies": brief} for variant in ("", "-fast", "-lite", "-max", "-plan")},
+    "agent-builder": {"replies": [tool_call("draft_agent", DRAFT)] * 20},
     "basher": {"params": {"command": "ls", "what_to_summarize": "the files"}},
     "best-of-n-selector": {"params": {"implementations": [{"id": "A", "content": "x"}]}},
+    "improver": {
+        "params": {"parts": {"system_prompt": "Help."}, "search": ["a", "b"], "held_out": ["c"], "budget": "1"},
+        "replies": [tool_call("change", {"part": "system_prompt", "value": "Help well.", "why": "x"})] * 200,
+    },
     "librarian": {
         "params": {"repo_url": "https://git.example/shop.git"},
         "replies": [

@@ -27,6 +27,7 @@ from stepengine import (
     ModelSettings,
     Parallel,
     Perform,
+    Receive,
     RunResult,
     StepContext,
     StepResult,
@@ -156,6 +157,9 @@ def every_yieldable(ctx: StepContext[Params]) -> Steps[str]:
     assert_type((yield from Perform(measure, "a")), float)
     assert_type((yield from Perform.idempotent(fetch, "https://example.org")), bytes)
     assert_type((yield from Ask("what now?")), str)
+    assert_type((yield from Receive("news", timeout=60)), Any | None)
+    assert_type((yield from Receive("news", schema={"type": "object"})), Any | None)
+    assert_type((yield from Receive("news", schema=Style)), Style | None)
     return "done"
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, assert_type
@@ -29,12 +30,15 @@ from stepengine import (
     ModelSettings,
     Question,
     RunResult,
+    Schedule,
+    Scheduler,
     StepContext,
     Steps,
     TextPart,
     Thinking,
     ThinkingPart,
     ToolAnnotations,
+    ToolCall,
     ToolCallPart,
     ToolMessage,
     Transcript,
@@ -44,7 +48,7 @@ from stepengine import (
 )
 from stepengine.errors import ModelError
 from stepengine.events import TextDelta, ThinkingDelta
-from stepengine.journal import Called, Purse, Rerun
+from stepengine.journal import Called, FileJournal, Follower, News, Purse, Rerun, follow_events
 from stepengine.judging import render_run
 from stepengine.models import (
     CitationPart,
@@ -61,8 +65,9 @@ from stepengine.models import (
     WebSearch,
 )
 from stepengine.permissions import Policy, Rule
+from stepengine.programs import InProcessSandbox, ProgramLimits, Sandbox, code_mode
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tools import ToolReferencePart, ToolResult
+from stepengine.tools import ToolReferencePart, ToolResult, recall_history_tool
 
 # --- a provider that streams ------------------------------------------------------------------------------------------
 
@@ -171,6 +176,27 @@ def let_programs_of_the_model_call_a_tool() -> tuple[str, ...]:
     return programs.direct
 
 
+# --- programs that a model writes -----------------------------------------------------------------------------------------
+
+
+@tool
+def tide_of(port: str) -> str:
+    """Tell when the tide is high at a port."""
+    return f"noon at {port}"
+
+
+def run_a_program_without_the_extra() -> str:
+    """
+    A scripted model runs a program over a tool in this process: for tests, which need not the extra.
+    """
+    sandbox: Sandbox = InProcessSandbox()
+    run_code = code_mode(tide_of, limits=ProgramLimits(calls=10), sandbox=sandbox)
+    model = ScriptedModel([tool_call("run_code", {"code": "await tide_of('Brest')"}), text("Found.")])
+    agent = AgentDefinition("looker", model="anthropic/claude-sonnet-5", tools=[run_code])
+    with Engine([agent], models=model) as engine:
+        return engine.run_sync(agent, "Look for tide.").tool_calls[0].result.text
+
+
 # --- tools that a model searches for -----------------------------------------------------------------------------------
 
 
@@ -205,6 +231,25 @@ def search_a_tool_and_call_it() -> list[str]:
         *[part.tool_name for part in parts if isinstance(part, ToolReferencePart)],
         result.tool_calls[-1].result.text,
     ]
+
+
+# --- what a compaction left out ---------------------------------------------------------------------------------------
+
+
+def find_again_what_was_left_out() -> tuple[list[str], str]:
+    """
+    What was left out of a record is kept for the agent that can look it up, and for its caller.
+    """
+
+    def handle_steps(ctx: StepContext) -> Steps[str]:
+        yield ToolCall("set_messages", {"messages": []}, include_tool_call=False)
+        result = yield from ToolCall("recall_history", {"query": "brest"}, include_tool_call=False)
+        return result.text
+
+    sailor = AgentDefinition("sailor", tools=[recall_history_tool()], handle_steps=handle_steps)
+    with Engine([sailor]) as engine:
+        result = engine.run_sync(sailor, "When is the tide high at Brest?")
+    return [message.text for message in result.state.left_out], result.unwrap()
 
 
 # --- a tool that changes nothing --------------------------------------------------------------------------------------
@@ -342,3 +387,36 @@ def ask_twice(journal: Path) -> tuple[list[Rerun], Purse]:
         again = [engine.rerun_sync(journal, at=0, reuse=False, simulate=made_up, budget=purse) for _ in range(2)]
     assert_type(again[0], Rerun)
     return again, purse
+
+
+# --- an agent that is started by itself ---------------------------------------------------------------------------------
+
+
+async def nightly(runs: Path, first: datetime, later: datetime) -> list[str]:
+    """
+    What was due since the first look is started, as recorded runs; give their names.
+    """
+    agent = AgentDefinition("host")
+    schedule = Schedule(
+        agent, cron="30 2 * * *", timezone="Europe/Berlin", prompt="Tidy up", catch_up="all", id="night"
+    )
+    async with Engine([agent], models=ScriptedModel(["Done."] * 9)) as engine:
+        scheduler = Scheduler(engine, [schedule], runs=runs)
+        await scheduler.tick(first)
+        started = await scheduler.tick(later)
+        await scheduler.finished()
+    assert_type(schedule.next_after(later), datetime | None)
+    return [one.due.run for one in started]
+
+
+# --- a run that another process holds -----------------------------------------------------------------------------------
+
+
+async def show_what_came(journal: Path, last_id: str | None) -> list[str]:
+    """
+    The events of a run that another process holds, after the one that was shown last, to its end or to where it waits.
+    """
+    follower = Follower(FileJournal(journal))
+    news = follower.news()
+    assert_type(news, News)
+    return [event.id async for event in follow_events(FileJournal(journal), last_id, stay=False)]

@@ -8,6 +8,7 @@ import ast
 import importlib
 import importlib.util
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 
@@ -53,9 +54,20 @@ def test_sources_of_a_provider_s_own_search_are_listed(tasks: ModuleType) -> Non
     assert tasks.search_and_list_the_sources() == ["https://tides.example", "tides at Brest"]
 
 
+def test_what_was_left_out_of_a_record_is_found_again(tasks: ModuleType) -> None:
+    left_out, answer = tasks.find_again_what_was_left_out()
+
+    assert ["When is the tide high at Brest?"] == left_out
+    assert answer.endswith(left_out[0])
+
+
 def test_a_tool_is_searched_for_and_called(tasks: ModuleType) -> None:
     assert ("look_up",) == tasks.let_programs_of_the_model_call_a_tool()
     assert tasks.search_a_tool_and_call_it() == ["tide", "tide", "noon at Brest"]
+
+
+def test_a_program_runs_without_the_extra(tasks: ModuleType) -> None:
+    assert "noon at Brest" == tasks.run_a_program_without_the_extra()
 
 
 def test_images_and_documents_arrive_and_thinking_is_asked_for(tasks: ModuleType, tmp_path: Path) -> None:
@@ -102,3 +114,9 @@ def test_a_recorded_run_goes_on_with_other_replies(tasks: ModuleType, tmp_path: 
     assert ["Hello Bob.", "Hello Eve."] == [one.result.unwrap() for one in again]
     assert 0 < purse.spent <= purse.dollars
     assert "as #3 gave" == tasks.made_up(None, [tasks.Called("look", {}, "#3")])
+
+
+async def test_an_agent_is_started_by_itself_at_each_time_of_its_schedule(tasks: ModuleType, tmp_path: Path) -> None:
+    first, later = datetime(2026, 3, 28, 12, tzinfo=UTC), datetime(2026, 3, 30, 12, tzinfo=UTC)
+
+    assert ["night-20260329T010000Z", "night-20260330T003000Z"] == await tasks.nightly(tmp_path, first, later)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-import attrs
 import typer
 
 from stepengine.cli.exits import Exit, complain
@@ -14,8 +13,12 @@ from stepengine.cli.options import Config
 from stepengine.cli.screen.render import draws_lines, dumps, message_of, say, visible
 from stepengine.cli.settings import UsageProblem, in_force
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
+from stepengine.data.frozen import frozen
 from stepengine.errors import DefinitionError
 from stepengine.tooling.spawning import carried_by
+
+if TYPE_CHECKING:
+    from stepengine.engine.packages import Package
 
 __all__ = ("Listed", "agents", "listed", "tree_lines")
 
@@ -28,32 +31,42 @@ def agents(
     r"""
     List the agents that can be run.
 
-    Those in ./agents and those that are shipped: what each does, its tools and its file. The setting `agents` names more folders.
+    Those in ./agents, those that are shipped, and those of installed packages: what each does, its tools and its file. The
+    setting `agents` names more folders.
+
+    Nothing of a package is loaded for this: its version, what its agents want and whether you agreed to that
+    (`stepengine package agree`) come from what was written down when it was built.
 
     Examples:
       stepengine agents
       stepengine agents --tree
       stepengine run code_searcher \
           --params '{"search_queries": [{"pattern": "def main"}]}'
+      stepengine run publisher/reviewer "Look at it"
     """
+    from stepengine.engine.packages import installed
+
     if as_json and as_tree:
         msg = "--tree is for reading; --json alone has spawnable_agents for each agent"
         raise UsageProblem(msg)
-    entries = list(listed(in_force(config).agent_folders))
+    entries, found = list(listed(in_force(config).agent_folders)), installed()
     if as_tree:
         known = [e.agent for e in entries if e.agent is not None and e.hidden_by is None]
         print("\n".join([_drawn(line) for line in tree_lines(known)]))
     elif as_json:
-        print(dumps([_json_of(e) for e in entries if e.agent is not None]))
+        print(dumps([*[_json_of(e) for e in entries if e.agent is not None], *_packaged_json(found.packages)]))
     else:
-        say("\n\n".join([_shown(e) for e in entries if e.agent is not None]), hang=8)
+        shown = [*[_shown(e) for e in entries if e.agent is not None], *map(_shown_package, found.packages)]
+        say("\n\n".join(shown), hang=8)
     for entry in entries:
         if entry.agent is None:
             complain(entry.problem)
+    for problem in [*found.problems.values(), *_claimed_twice(found.packages)]:
+        complain(problem)
     return Exit.COMPLETED
 
 
-@attrs.frozen
+@frozen
 class Listed:
     """
     An agent of a file.
@@ -113,6 +126,67 @@ def _shown(entry: Listed) -> str:
         f"  hidden: the id means {visible(str(entry.hidden_by), strict=True)}" if entry.hidden_by else "",
     ]
     return "\n".join([line for line in lines if line])
+
+
+def _shown_package(package: Package) -> str:
+    """Return the agents of a package, below what it is and wants."""
+    from stepengine.engine.trust import not_agreed
+
+    missing = not_agreed(package.wishes)
+    agreed = "agreed" if missing == () else f"not agreed: {package.wishes.how}"
+    folders = [
+        f"reads {', '.join(package.reads)}" * bool(package.reads),
+        f"writes {', '.join(package.writes)}" * bool(package.writes),
+    ]
+    wants = ", ".join([*filter(None, folders), *[f"host {host}" for host in package.hosts]])
+    blocks = []
+    for agent_id, agent in package.agents.items():
+        tools = ", ".join([f"{name} ({kind})" if kind else name for name, kind in agent.tools.items()])
+        lines = [
+            f"{package.publisher}/{agent_id}",
+            f"  {visible(agent.description, strict=True)}" if agent.description else "",
+            f"  tools   {visible(tools, strict=True) or 'none'}",
+            f"  spawns  {visible(', '.join(agent.spawns), strict=True)}" if agent.spawns else "",
+            f"  package {visible(str(package), strict=True)}; publisher {package.publisher}; {agreed}",
+            f"  wants   {visible(wants, strict=True)}; so it says, which is no limit" if wants else "",
+        ]
+        blocks.append("\n".join([line for line in lines if line]))
+    return "\n\n".join(blocks)
+
+
+def _packaged_json(packages: Iterable[Package]) -> Iterator[dict[str, object]]:
+    from stepengine.engine.trust import not_agreed
+
+    for package in packages:
+        for agent_id, agent in package.agents.items():
+            yield {
+                "id": f"{package.publisher}/{agent_id}",
+                "description": agent.description,
+                "model": None,
+                "tools": list(agent.tools),
+                "spawnable_agents": list(agent.spawns),
+                "source": str(package.folder),
+                "hidden_by": None,
+                "publisher": package.publisher,
+                "package": package.name,
+                "version": package.version,
+                "categories": dict(agent.tools),
+                "reads": list(package.reads),
+                "writes": list(package.writes),
+                "hosts": list(package.hosts),
+                "agreed": not_agreed(package.wishes) == (),
+            }
+
+
+def _claimed_twice(packages: Sequence[Package]) -> Iterator[str]:
+    """Say which agents several packages have, so that none of them can be named."""
+    having: dict[str, list[str]] = {}
+    for package in packages:
+        for agent_id in package.agents:
+            having.setdefault(f"{package.publisher}/{agent_id}", []).append(str(package))
+    for agent_id, several in having.items():
+        if len(several) > 1:
+            yield f"{agent_id!r} is an agent of {' and '.join(several)}, and neither is taken; uninstall one of them"
 
 
 Children: TypeAlias = Mapping[str, Sequence[str]]

@@ -57,7 +57,7 @@ def ask(
     settings = ModelSettings(max_tokens=max_tokens or None)
     agent: AgentDefinition = AgentDefinition("ask", model=model, system_prompt=system, settings=settings)
     talk = Talk(model, quiet=as_json)
-    limits = attrs.evolve(options.settings.limits, max_steps=1, on_max_steps="stop")
+    limits = attrs.evolve(options.settings.limits, max_steps=1, on_max_steps="stop", ask=False)
     models, pricing = bench.models_of(options), bench.pricing_of(options)
     engine = Engine([agent], models=models, observers=[talk], limits=limits, pricing=pricing)
     began = time.monotonic()

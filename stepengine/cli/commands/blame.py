@@ -29,6 +29,7 @@ from stepengine.cli.judging import (
 from stepengine.cli.options import File, Last, Options, with_options
 from stepengine.cli.screen.render import dumps, say
 from stepengine.cli.settings import UsageProblem
+from stepengine.data.frozen import frozen
 
 if TYPE_CHECKING:
     from stepengine.judging.blame import Blame
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ("blame",)
 
 
-@attrs.frozen
+@frozen
 class Question:
     """What is asked about a run, as it was typed."""
 

@@ -30,7 +30,7 @@ from stepengine.cli.bench import bench_for, family, limits_of, registry_of
 from stepengine.cli.commands.replay import repeated
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import is_taken, journal_at, limits_again, name_of, taken
-from stepengine.cli.options import Model, NoJournal, Options, with_options
+from stepengine.cli.options import AskForMore, CodeMode, Model, NoJournal, Options, with_options
 from stepengine.cli.perform import Run, interrupt, reason_of, resume_hint, tell_more
 from stepengine.cli.recording import GOES_ON, Entry, Recording, entries, history_file, named, with_record
 from stepengine.cli.screen.console import DIGITS, NO, QUIT, YES, Lines, Screen, console_on, follow, show_markdown
@@ -39,6 +39,7 @@ from stepengine.cli.screen.progress import diff_lines
 from stepengine.cli.screen.prompt import PASTED, SOON, Above, History, Prompt, attached, shell_output
 from stepengine.cli.screen.render import cut, message_of, money, one_line, tokens, visible
 from stepengine.cli.settings import UsageProblem
+from stepengine.cli.toolset import in_code_mode
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.messages import AssistantMessage, UserMessage
 from stepengine.data.questions import Question, answer_problem
@@ -123,6 +124,8 @@ def chat(
     ] = False,
     model: Model = None,
     no_journal: NoJournal = False,
+    code_mode: CodeMode = False,
+    ask_for_more: AskForMore = False,
 ) -> Exit:
     r"""
     Talk with an agent: watch it work, decide what it may do.
@@ -154,7 +157,11 @@ def chat(
         or (before and (before.text("agent", "file") or before.text("agent", "id")))
         or "coder"
     )
-    options = attrs.evolve(options, agent=agent, prompt=prompt, model=model, no_journal=no_journal).in_force()
+    code_mode = code_mode or (before is not None and before.flag("options", "code_mode"))
+    ask_for_more = ask_for_more or (before is not None and before.flag("options", "ask_for_more"))
+    options = attrs.evolve(options, agent=agent, prompt=prompt, model=model, no_journal=no_journal, code_mode=code_mode)
+    options = attrs.evolve(options, ask_for_more=ask_for_more)
+    options = options.in_force()
     history = None if before is None else _left_by(before, options)
     # What the tools may do is asked about, call by call, and the console itself shows the run.
     options = attrs.evolve(options, write=True, shell=True, asks=True, quiet=True)  # noqa: S604  (no process is started)
@@ -165,7 +172,7 @@ def chat(
             raise
         msg = f"{error.message}. The agent stands before what is said to it: stepengine chat coder {shlex.quote(agent)}"
         raise UsageProblem(msg) from None
-    made = Chat(options, definition, plain=plain)
+    made = Chat(options, in_code_mode(definition) if code_mode else definition, plain=plain)
     if history is not None:
         made.goes_on(history, before if before is not None and before.status in GOES_ON else None)
     return asyncio.run(made.talk())
@@ -418,6 +425,7 @@ class Chat:
             )
             return
         agent = load_agent(name, folders=self._options.settings.agent_folders)
+        agent = in_code_mode(agent) if self._options.code_mode else agent
         await self._take(attrs.evolve(self._options, agent=name), agent)
         self._terminal.say(f"{agent.id}: {one_line(agent.description, 200)}".rstrip(": "))
         await self._do_clear("")
@@ -585,6 +593,7 @@ class Chat:
 
     async def _do_compact(self, hint: str) -> None:
         from stepengine.context import compact, summarize
+        from stepengine.engine.packages import stands_in
 
         if not self._states:
             self._terminal.say("nothing was said yet")
@@ -597,6 +606,7 @@ class Chat:
         # Not recorded: what a journal holds is repeated with the agent's own handler.
         options = attrs.evolve(self._options, no_journal=True)
         agent = attrs.evolve(self._agent, handle_steps=handle_steps, output_schema=None, input_schema=None)
+        stands_in(agent, self._agent)
         await self._turn("", agent, options)
         after = self._states[-1]
         self._filled = sum(_context_parts(after).values())
@@ -607,8 +617,10 @@ class Chat:
     async def _turn(
         self, said: str, agent: AgentDefinition | None = None, options: Options | None = None, *, title: str = ""
     ) -> Exit:
+        from stepengine.engine.packages import id_of
+
         agent, options = agent or self._agent, options or self._options
-        with Recording.begun(options, None, command="chat", agent_id=agent.id, prompt=title) as recording:
+        with Recording.begun(options, None, command="chat", agent_id=id_of(agent), prompt=title) as recording:
             try:
                 handle = self._bench.engine.start(
                     agent,
@@ -646,6 +658,8 @@ class Chat:
                 break
             # Only the journal knew that something was cut off in the middle: that is the question.
             questions = self._results[-1].pending_questions
+            if not questions:
+                break  # it waits for no person: nobody here could end that
         return code
 
     async def _asked(self, question: Question, answers: dict[str, Any]) -> bool:

@@ -33,14 +33,17 @@ from stepengine.cli.options import File, Last, Options, with_options
 from stepengine.cli.screen.render import counted, cut, money, say
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.alike import did_you_mean
+from stepengine.data.frozen import frozen
 from stepengine.data.outcomes import Failure
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 
 if TYPE_CHECKING:
     from types import FrameType
 
+    from stepengine.engine import Engine
     from stepengine.engine.stepping import Frame, Moment, Stepper
     from stepengine.journal import Journal
+    from stepengine.journal.history import History
     from stepengine.judging.debugger import Debugger, ForkedWalk, Walk
 
 __all__ = ("debug", "parked")
@@ -51,6 +54,7 @@ PARENT = 76
 """The exit code of a debugger that gives back to the one whose run it was forked from."""
 LOOK_SECONDS = 3600.0
 AROUND = 7
+MAX_PRINTED = 5
 SHORT = 40
 NO_MORE = (
     "the run differs from its record here, so there is no going on: fork goes on from here, `stepengine extend` too"
@@ -68,6 +72,9 @@ def debug(
         list[str] | None,
         typer.Option("--exec", help="A command; then quit. May be given several times.", metavar="CMD"),
     ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the place of --at anew whenever a file of the agent is saved.")
+    ] = False,
     no_fork: Annotated[bool, typer.Option("--no-fork", help="Keep paused replays, no processes.")] = False,
     quiet_handler: Annotated[bool, typer.Option("--quiet-handler", help="Drop what the handler prints.")] = False,
     width: Annotated[int, typer.Option(help="Columns of the screen; default: the terminal's.", min=0, metavar="N")] = 0,
@@ -83,6 +90,11 @@ def debug(
     out, where, list, up, down, locals, print, pp, state, view, request, reply, result, hooks, cost, diff, fork, parent,
     quit.
 
+    With --watch an edit is seen in a recorded run while it is made: at every save the run is walked under the new code,
+    and what is different at that place is shown, or the first effect at which the code goes another way. What models said
+    is taken from the record, no tool runs, and code that does not come back is ended after 5 seconds. A place that is
+    typed is shown from then on; Ctrl-C or `quit` ends it.
+
     Leaves with 0; with 1 when a command of --exec failed, which a print whose expression raises does, too; with 5 when
     the code does something else than is recorded before the place that was asked for.
 
@@ -91,14 +103,23 @@ def debug(
       stepengine debug run.jsonl --at 12
       stepengine debug run.jsonl --exec "goto 12" --exec "print len(seen)"
       stepengine debug run.jsonl --exec "until error" --json
+      stepengine debug run.jsonl --agent ./agents/triage.py --at 12 --watch
     """
+    if watch:
+        from stepengine.cli.watching import watched
+
+        if commands is not None or no_fork:
+            msg = "--watch shows one place again and again, in processes of its own: leave out --exec and --no-fork"
+            raise UsageProblem(msg)
+        options = attrs.evolve(options, journal=file, last=last, quiet=True)
+        return on_journal(options, lambda options: watched(options, at, width=width, prints=not quiet_handler))
     options = attrs.evolve(options, journal=file, last=last, quiet=True)
     asked = _Asked(at, tuple(commands or ()), is_scripted=commands is not None, no_fork=no_fork, width=width)
     asked = attrs.evolve(asked, quiet_handler=quiet_handler)
     return on_journal(options, lambda options: _debug(options, asked, Tally()))
 
 
-@attrs.frozen
+@frozen
 class _Asked:
     """What was typed for the debugger alone."""
 
@@ -138,6 +159,18 @@ class Tally:
         self[1] = int(code) if not self[1] or code is Exit.DIVERGED else self[1]
 
 
+def _stays_here(engine: Engine, history: History) -> str:
+    """Return why a forked process cannot go on with a run, as far as that is because of what runs in it; else ``""``."""
+    from stepengine.data.programs import runs_in_sandbox
+    from stepengine.journal.programs import has_programs
+
+    # Without code mode among what the agent's file has imported none of its tools runs programs.
+    if "stepengine.programs.running" in sys.modules and has_programs(history):
+        return "programs do not run in forked processes"
+    is_theirs = any(runs_in_sandbox(agent.handle_steps) for agent in engine.agents)
+    return "handlers in the sandbox do not run in forked processes" if is_theirs else ""
+
+
 def _debug(options: Options, asked: _Asked, tally: Tally) -> Exit:
     from stepengine.judging.debugger import Debugger, ForkedWalk, PausedWalk, Woken, can_fork
 
@@ -153,7 +186,7 @@ def _debug(options: Options, asked: _Asked, tally: Tally) -> Exit:
     except JournalError as error:
         # There is no run to stand in: that is no failure of one.
         return complain(error.message)
-    why = "--no-fork" if asked.no_fork else can_fork()
+    why = "--no-fork" if asked.no_fork else _stays_here(bench.engine, history) or can_fork()
     forked = None if why else ForkedWalk(stepper)
     walk: Walk = forked or PausedWalk(stepper)
     debugger = Debugger(bench.engine, walk, agent)
@@ -348,7 +381,10 @@ class Session:
             number = self._tally.next_command()
             commands = self._asked.commands
             return commands[number] if number < len(commands) else None
-        prompt = f"(step {self._debugger.stepper.step_at(self._debugger.position)}) "
+        stepper, position = self._debugger.stepper, self._debugger.position
+        path, seq = stepper.address_at(position) or ("", -1)
+        # The body of a tool has no steps.
+        prompt = f"({path}#{seq}) " if path and not stepper.steps(path) else f"(step {stepper.step_at(position)}) "
         return _line_from_terminal(prompt) if sys.stdin.isatty() else _line_from_pipe()
 
     def _guarded(self, act: Callable[[], None]) -> None:
@@ -576,8 +612,9 @@ class Session:
 
     def _screen(self, moment: Moment) -> Iterator[str]:
         stepper, state = self._debugger.stepper, moment.state
+        is_program = any(frame.kind == "program" for frame in moment.frames)  # which has no steps
         place = [
-            f"step {moment.step} of {stepper.steps(moment.address.rpartition('#')[0])}",
+            *([] if is_program else [f"step {moment.step} of {stepper.steps(moment.address.rpartition('#')[0])}"]),
             moment.address or "the end",
             str(timedelta(seconds=moment.at // 1000)).rjust(8, "0"),
         ]
@@ -595,12 +632,29 @@ class Session:
                 yield f"   in {' > '.join(inner)}"
         else:
             yield f"{moment.agent_id}: nothing of the author's waits here"
-        yield f" asked     {cut(self._clean(moment.asked), self._width)}"
+        line = getattr(moment.effect, "program_line", 0)
+        at = f"  (line {line})" if line and any(f.kind == "program" and f.line != line for f in frames) else ""
+        yield f" asked     {cut(self._clean(moment.asked), self._width)}{at}"
         yield f" answer    {cut(self._answer(moment), self._width)}"
-        if frames:
-            values = frames[0 if self._frame >= len(frames) else self._frame].locals
-            texts = self._debugger.texts
-            yield f" locals    {'  '.join([f'{n}={texts.named(n, v, limit=SHORT)}' for n, v in values.items()])}"
+        yield from self._values(frames[0 if self._frame >= len(frames) else self._frame] if frames else None)
+
+    def _values(self, frame: Frame | None) -> Iterator[str]:
+        """Give the variables of a frame in a line, what a program printed, and what programs have left."""
+        texts = self._debugger.texts
+        if frame is not None and frame.kind == "program":
+            said = self._debugger.printed(frame)
+            nothing = "(nothing so far)" if said is not None else "(unknown: its sandbox is not here to say so)"
+            printed = said.removesuffix("\n").split("\n") if said else [nothing]
+            if len(printed) > MAX_PRINTED:
+                printed = [f"... ({counted(len(printed) - MAX_PRINTED, 'line')} before)", *printed[-MAX_PRINTED:]]
+            for name, line in zip(("printed", *[""] * len(printed)), printed, strict=False):
+                yield f" {name:<9} {cut(line, self._width)}"
+        elif frame is not None:
+            values = [f"{n}={texts.named(n, v, limit=SHORT)}" for n, v in frame.locals.items()]
+            yield f" locals    {'  '.join(values)}"
+        variables = self._debugger.variables()
+        if variables:
+            yield f" variables {cut('  '.join([f'{n}={cut(v, SHORT)}' for n, v in variables.items()]), self._width)}"
 
     def _answer(self, moment: Moment) -> str:
         from stepengine.judging.debugger import outcome_text
@@ -620,17 +674,30 @@ class Session:
     def _source(self, frame: Frame, most: int) -> Iterator[str]:
         from stepengine.judging.debugger import lines_around
 
-        yield f"{self._clean(_shown_file(frame.file))}  {frame.function}{' (package)' if frame.kind == 'package' else ''}"
+        if frame.kind == "program":
+            yield f"the program of {self._caller()}, which a model wrote"
+        else:
+            yield f"{self._clean(_shown_file(frame.file))}  {frame.function}{' (package)' if frame.kind == 'package' else ''}"
         if frame.kind == "opaque":
             yield "  what waits here cannot be looked into"
             return
-        lines = list(lines_around(frame.file, frame.line, most))
-        if self._is_newer(frame.file):
+        lines = list(lines_around(frame, most))
+        if frame.file and self._is_newer(frame.file):
             yield "  (the file was changed after its code was loaded)"
         if not lines:
             yield f"  > {frame.line}  (the file cannot be read)"
         for number, line in lines:
             yield f" {'>' if number == frame.line else ' '} {number:<4} {cut(self._clean(line), self._width)}"
+
+    def _caller(self) -> str:
+        """Return the address of the call whose body waits."""
+        from stepengine.journal.history import parent_of
+        from stepengine.journal.records import shown_address
+
+        return shown_address(*parent_of(self._debugger.moment().address.rpartition("#")[0]))
+
+    def _file(self, frame: Frame) -> str:
+        return f"of {self._caller()}" if frame.kind == "program" else self._clean(_shown_file(frame.file))
 
     def _is_newer(self, file: str) -> bool:
         with contextlib.suppress(OSError):
@@ -654,8 +721,7 @@ class Session:
         """List the frames."""
         frames = self._frames()
         lines = [
-            f"{'>' if n == self._frame else ' '} {n} {frame.kind:<8} {frame.function} "
-            f"{self._clean(_shown_file(frame.file))}:{frame.line}"
+            f"{'>' if n == self._frame else ' '} {n} {frame.kind:<8} {frame.function} {self._file(frame)}:{frame.line}"
             for n, frame in enumerate(frames)
         ]
         data = [{"function": f.function, "file": f.file, "line": f.line, "kind": f.kind} for f in frames]
@@ -678,8 +744,13 @@ class Session:
         self.source(str(AROUND))
 
     def locals(self, rest: str) -> None:
-        """Show all variables."""
-        values = self._debugger.locals_of(self._frame_here())
+        """Show all variables: those of the frame, and those that programs have left."""
+        frames, left = self._frames(), self._debugger.variables() if self._running is None else {}
+        here = None if left and not frames else self._frame_here()
+        if here is not None and here.kind == "program":
+            self._tell("a program tells its variables when it has ended, not while it waits", {"locals": {}})
+            return
+        values = {**left, **({} if here is None else self._debugger.locals_of(here))}
         width = max([len(name) for name in values], default=0)
         lines = [f"{name:<{width}}  {text}" for name, text in values.items()]
         self._tell("\n".join(lines) or "no variables", {"locals": values})
@@ -1030,7 +1101,7 @@ def _free_name(source: Path) -> str:
 # --- what is typed for a fork ---------------------------------------------------------------------------------------
 
 
-@attrs.frozen
+@frozen
 class _Fork:
     """A fork as it was typed."""
 

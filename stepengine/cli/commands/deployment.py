@@ -1,7 +1,8 @@
 """
-What is done to durable runs from outside.
+What is done to runs from outside, by who has not got them in hands.
 
-``stepengine submit``, ``status``, ``answer``, ``say``, ``cancel``, ``retry``, ``takeover``, ``gc`` and ``migrate`` all need the database and nothing else: no agents, no models, no keys.
+``stepengine submit``, ``status``, ``answer``, ``say``, ``cancel``, ``retry``, ``takeover``, ``gc`` and ``migrate`` need the database of durable runs
+and nothing else: no agents, no models, no keys. ``answer``, ``say`` and ``cancel`` take the mailbox of a journal as well.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from stepengine.cli.settings import UsageProblem
 from stepengine.cli.trusting import refuse_inside
 from stepengine.data.questions import Answer, AnswerLike
 from stepengine.data.state import RunInfo, RunResult
-from stepengine.errors import JournalError, ReplayDivergence
+from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 
 if TYPE_CHECKING:
     from stepengine.durable import Operator, Overview, TakenOver, TurnView, Upkeep, Waiting
+    from stepengine.journal import Journal
 
 __all__ = (
     "App",
@@ -96,7 +98,9 @@ def said(doing: Coroutine[object, Any, Exit]) -> Exit:
         return complain(message_of(error), Exit.DIVERGED)
 
 
-def _operated(db: str, act: Callable[[Operator], Awaitable[Exit]], *, app: str, pool: str = "default") -> Exit:
+def operated(db: str, act: Callable[[Operator], Awaitable[Exit]], *, app: str, pool: str = "default") -> Exit:
+    """Do something with the runs of a database, and say what keeps it from being done."""
+
     async def acted() -> Exit:
         from stepengine.durable import Operator
 
@@ -159,7 +163,7 @@ def submit(
             print(f"stepengine: {run}", file=sys.stderr, flush=True)
         return await _waited(operator, run, as_json=as_json)
 
-    return _operated(db, ordered, app=app, pool=pool)
+    return operated(db, ordered, app=app, pool=pool)
 
 
 def _object(text: str) -> dict[str, Any] | None:
@@ -187,6 +191,9 @@ async def _waited(operator: Operator, run: str, *, as_json: bool) -> Exit:
         print_output(result.output)
     for question in result.pending_questions:
         complain(f"{question.text} -> stepengine answer {run} {question.id} VALUE")
+    for wait in result.waits_for:
+        if wait.said:
+            complain(f"waits for {wait.said}")
     if result.error is not None:
         complain(str(result.error))
     return exit_code(result)
@@ -247,7 +254,7 @@ def status(
             print("\n".join(_overview(view, only_executors=executors)))
         return Exit.FAILED if _needs_a_hand(view) else Exit.COMPLETED
 
-    return _operated(db, shown, app=app)
+    return operated(db, shown, app=app)
 
 
 def _needs_a_hand(view: Overview) -> bool:
@@ -301,12 +308,16 @@ def _age(seconds: float) -> str:
 async def _one_run(operator: Operator, run: str, *, as_json: bool) -> Exit:
     tree = await operator.tree(run)
     asked: list[Waiting] = await operator.waiting(run)
+    waits = await operator.waits(run)
     if as_json:
         questions = [{"run": w.run, "id": q.id, "text": q.text} for w in asked for q in w.questions]
-        print(dumps({"runs": [attrs.asdict(each) for each in tree], "questions": questions}))
+        waiting = [{"run": each, "kind": wait.kind, "waits_for": wait.said} for each, wait in waits]
+        print(dumps({"runs": [attrs.asdict(each) for each in tree], "questions": questions, "waits": waiting}))
         return Exit.COMPLETED
     rows = [(each.id, each.state, each.agent, each.executor or "-", each.release or "-") for each in tree]
     print("\n".join(_columns("RUN STATE AGENT EXECUTOR RELEASE", rows)))
+    for each, wait in waits:
+        print(f"{each} waits for {wait.said}")
     _show_questions(run, asked)
     return Exit.COMPLETED
 
@@ -406,12 +417,14 @@ def answer(
     app: App = "stepengine",
 ) -> Exit:
     """
-    Answer what a durable run asks; it goes on wherever it lives.
+    Answer what a run asks that somebody else has in hands.
 
-    No worker need be alive: the answer waits in the database. The same answer twice counts once. Questions that were asked
-    at once are answered at once.
+    RUN is a durable run with --db, or a journal or recorded run: of these the answer waits in the mailbox beside the
+    journal for the process that has the run, or for `stepengine wake`, `serve` or `resume`. No worker need be alive.
+    Questions that were asked at once are answered at once.
 
     Examples:
+      stepengine answer runs/4f2a.jsonl q1 Friday
       stepengine answer review-17 q3 yes
       stepengine answer review-17 q4 yes --always
     """
@@ -424,11 +437,39 @@ def answer(
         raise UsageProblem(msg)
     given: dict[str, AnswerLike] = {question: agreed, **answers_of(also or ())}
 
+    if (journal := _recorded(run, db)) is not None:
+        return _posted(lambda post: post.answer_journal(journal, given))
+
     async def sent(operator: Operator) -> Exit:
         await operator.answer(run, given)
         return Exit.COMPLETED
 
-    return _operated(db, sent, app=app)
+    return operated(db, sent, app=app)
+
+
+def _recorded(run: str, db: str) -> Journal | None:
+    """Return the journal that is meant; ``None`` for a durable run, as every id is that names no journal where a database is set."""
+    from stepengine.cli.journals import journal_at
+
+    if db:
+        return None
+    try:
+        return journal_at(run)
+    except UsageProblem:
+        if os.environ.get(VARIABLE, "").strip():
+            return None
+        raise
+
+
+def _posted(post: Callable[[Any], object]) -> Exit:
+    """Let *post* put something into a mailbox by what `posting` has, which is loaded only here."""
+    from stepengine.engine import posting
+
+    try:
+        post(posting)
+    except StepEngineError as error:
+        return complain(error.message, Exit.FAILED)
+    return Exit.COMPLETED
 
 
 def say_to(
@@ -440,40 +481,46 @@ def say_to(
     app: App = "stepengine",
 ) -> Exit:
     """
-    Say something to a durable run while it goes on.
+    Say something to a run that somebody else has in hands.
 
     It becomes a user message before the run's next model call. A run that ends before is not told any more; the next turn of
-    a session is `stepengine submit --session`.
+    a session is `stepengine submit --session`. RUN is a durable run with --db, or a journal or recorded run.
 
     Examples:
       stepengine say review-17 "Leave the tests out."
     """
     refuse_inside("stepengine say")
+    if (journal := _recorded(run, db)) is not None:
+        return _posted(lambda post: post.tell_journal(journal, text, id=message_id or None))
 
     async def sent(operator: Operator) -> Exit:
         await operator.say(run, text, id=message_id or None)
         return Exit.COMPLETED
 
-    return _operated(db, sent, app=app)
+    return operated(db, sent, app=app)
 
 
 def cancel(run: Run, *, db: Db = "", app: App = "stepengine") -> Exit:
     """
-    Cancel a durable run and everything below it.
+    Cancel a run that somebody else has in hands.
 
-    What a worker has is interrupted within a second; a tool that must not be interrupted ends first. `stepengine retry`
-    goes on with it.
+    Everything below it ends, too. What a worker has is interrupted within a second; a tool that must not be interrupted
+    ends first. `stepengine retry` goes on with it. RUN is a durable run with --db, or a journal or recorded run: whoever has it ends it within
+    seconds, and whoever goes on with it ends it at once.
 
     Examples:
       stepengine cancel review-17
+      stepengine cancel runs/4f2a.jsonl
     """
+    if (journal := _recorded(run, db)) is not None:
+        return _posted(lambda post: post.cancel_journal(journal))
 
     async def cancelled(operator: Operator) -> Exit:
         ended = await operator.cancel(run)
         say(f"cancelled: {', '.join(ended)}" if ended else f"{run} had ended")
         return Exit.COMPLETED
 
-    return _operated(db, cancelled, app=app)
+    return operated(db, cancelled, app=app)
 
 
 def retry(
@@ -497,7 +544,7 @@ def retry(
         await operator.retry(run, release=release or None)
         return Exit.COMPLETED
 
-    return _operated(db, again, app=app)
+    return operated(db, again, app=app)
 
 
 def takeover(
@@ -553,7 +600,7 @@ def takeover(
         print("\n".join([_taken(each) for each in found]) or f"executor {visible(executor, strict=True)} has no runs")
         return Exit.COMPLETED
 
-    return _operated(db, taken, app=app)
+    return operated(db, taken, app=app)
 
 
 def _taken(each: TakenOver) -> str:
@@ -590,7 +637,7 @@ def collect(
         say(f"{len(roots)} runs {'would be' if dry_run else 'were'} deleted, with what was below them")
         return Exit.COMPLETED
 
-    return _operated(db, deleted, app=app)
+    return operated(db, deleted, app=app)
 
 
 def migrate(

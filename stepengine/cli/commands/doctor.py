@@ -26,6 +26,7 @@ from stepengine.cli.options import Config
 from stepengine.cli.recording import entries, runs_folder
 from stepengine.cli.screen.render import dumps, say, visible
 from stepengine.cli.settings import KEYS, OLD, PREFIX, Settings, UsageProblem
+from stepengine.data.frozen import frozen
 
 if TYPE_CHECKING:
     import httpx2
@@ -61,7 +62,7 @@ OTHER_VARIABLES = frozenset(
 """What is read beside the settings and the providers' keys."""
 
 
-@attrs.frozen
+@frozen
 class Finding:
     """
     One thing that was looked at.

@@ -36,6 +36,7 @@ from stepengine.cli.options import Model, Options, with_options
 from stepengine.cli.screen.render import dumps, say, visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
+from stepengine.data.frozen import frozen
 from stepengine.errors import DataError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ MAX_SEED = 2**31
 MAX_RESULTS = 64 * 1024 * 1024
 
 
-@attrs.frozen
+@frozen
 class Question:
     """What is asked for, as it was typed."""
 
@@ -255,7 +256,8 @@ class _Agents:
 
         if isinstance(agent, AgentDefinition):
             return agent
-        beside = AgentPlace.of_text(self._root / str(agent))
+        place = AgentPlace.of_text(str(agent))
+        beside = None if place is None else place.under(self._root)
         named = str(beside) if beside is not None and beside.file.is_file() else str(agent)
         made = load_agent(named, folders=self._options.settings.agent_folders)
         self._files.append((made, named))
@@ -355,6 +357,7 @@ def _agent_of(scores: Scores, root: Path) -> Callable[[Sample], str]:
     files: dict[str, str] = {}
     for name, agent in scores.outcome.evaluation.agents.items():
         if not isinstance(agent, AgentDefinition):
-            place = AgentPlace.of_text(root / agent)
+            named = AgentPlace.of_text(agent)
+            place = None if named is None else named.under(root)
             files[name] = str(place) if place is not None and place.file.is_file() else str(agent)
     return lambda sample: f" --agent {shlex.quote(files[sample.side])}" if sample.side in files else ""

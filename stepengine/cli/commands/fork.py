@@ -34,6 +34,7 @@ from stepengine.cli.perform import told
 from stepengine.cli.recording import Recording
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.trusting import refuse_inside
+from stepengine.data.frozen import frozen
 
 if TYPE_CHECKING:
     from stepengine.journal import Journal
@@ -44,7 +45,7 @@ __all__ = ("Branch", "fork")
 STORED = ("ModelReply", "ToolResult")
 
 
-@attrs.frozen
+@frozen
 class Branch:
     """Where a run is forked and what is changed there, as it was typed."""
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-import attrs
 import typer
 
 from stepengine.cli.exits import Exit, complain
@@ -32,6 +31,7 @@ from stepengine.cli.judging import (
 from stepengine.cli.options import Files, Options, with_options
 from stepengine.cli.screen.render import cut, dumps, say, visible
 from stepengine.cli.settings import UsageProblem
+from stepengine.data.frozen import frozen
 from stepengine.errors import DataError, StepEngineError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ MAX_TEXT = 300
 FIELDS = 3
 
 
-@attrs.frozen
+@frozen
 class Question:
     """What is asked about a change, as it was typed."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -20,9 +22,16 @@ from stepengine.cli.settings import UsageProblem
 __all__ = ("TEMPLATE", "init", "make_project")
 
 TEMPLATE = Path(__file__).parents[1] / "_init"
+PACKAGE = Path(__file__).parents[1] / "_init_package"
+SHARED = {
+    "agents/todos.py": "src/{module}/todos.py",
+    "tests/test_todos.py": "tests/test_todos.py",
+    "tests/journals/test_todos/test_a_run.jsonl": "src/{module}/recordings/tests/test_todos/test_a_run.jsonl",
+}
+"""Files of a project that a package has, too, and where."""
 SAMPLE = ".sample"
 """The suffix that keeps linters, type checkers and test collectors away from the files of a project that is not one yet."""
-NAME = "{name}"
+NAME, MODULE = "{name}", "{module}"
 LOCAL = "agents"
 INSTALL = 'python -m pip install "$(ls vendor/stepengine-*.whl)[test]"'
 """Of a project: from the wheel that it keeps, so that nobody else's package of the name is taken."""
@@ -32,6 +41,10 @@ LISTED = 5
 
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the project goes; it is made if it is missing.")],
+    *,
+    package: Annotated[
+        bool, typer.Option("--package", help="Make a package of agents, for others to install by its name.")
+    ] = False,
 ) -> Exit:
     """
     Make a project: an agent, its tests, a recorded run, and CI.
@@ -40,10 +53,16 @@ def init(
     replayed. No file that exists is changed: where one would be, nothing is made at all. What it makes is trusted, so
     that `stepengine run` finds the agent by its id; see `stepengine trust --help`.
 
+    With --package it is a package with agents, recordings, an evaluation, a licence and a workflow that publishes it, called
+    like the folder; `stepengine package check` says what somebody who installs it meets.
+
     Examples:
       stepengine init my-agent
       stepengine init .
+      stepengine init my-agents --package
     """
+    if package:
+        return _package(folder)
     own = not (folder / LOCAL).exists()
     made = make_project(folder)
     if own:
@@ -80,6 +99,41 @@ def init(
     return Exit.COMPLETED
 
 
+def _package(folder: Path) -> Exit:
+    """Make a package, and say what to do with it."""
+    made = make_project(folder, package=True)
+    name, module = names_of(folder)
+    say(f"{visible(str(folder), strict=True)} is a package now:")
+    say("\n".join([f"  {path}" for path in made]))
+    say("\nWhat to type next:")
+    if folder.resolve() != Path.cwd():
+        say(f"  cd {visible(shlex.quote(str(folder)), strict=True)}")
+    activate = activation()
+    if activate:
+        say(f"  {visible(activate, strict=True)}")
+    say(
+        f"  {visible(own_source().wheel_line('vendor'), strict=True)}\n"
+        "      keeps stepengine's wheel with the project: it is on no package index, and CI needs it\n"
+        "  python -m pip install -e . hatchling\n"
+        f"      `stepengine agents` lists {name}/todos then, and `stepengine run {name}/todos src` runs it\n"
+        "  python -m pytest\n"
+        "      its tests; no key, no network\n"
+        "  stepengine package check\n"
+        "      what somebody who installs it meets\n"
+        "  cat README.md\n"
+        f"      what belongs where, above all src/{module}/stepengine-agents.json, and how it is published"
+    )
+    return Exit.COMPLETED
+
+
+def names_of(folder: Path) -> tuple[str, str]:
+    """Return what a project in *folder* is called, and its module."""
+    name = ODD.sub("-", folder.resolve().name.lower()).strip("-") or "agent"
+    module = name.replace("-", "_")
+    taken = {*sys.stdlib_module_names, *keyword.kwlist, "stepengine", LOCAL}
+    return name, module if module.isidentifier() and module not in taken else f"{LOCAL}_{module}"
+
+
 def activation() -> str:
     """Return the command after which ``python`` is the one that runs this; ``""`` where it is so already, or none is known."""
     scripts = Path(sys.executable).parent
@@ -101,14 +155,22 @@ def _trust(made: Path) -> None:
         complain(error.message)
 
 
-def make_project(folder: Path) -> list[str]:
+def make_project(folder: Path, *, package: bool = False) -> list[str]:
     """
     Write the project into *folder* and return its files, as sorted paths in it.
+
+    Args:
+        folder: Where it goes.
+        package: Whether it is a package of agents for others.
 
     Raises:
         UsageProblem: when one of its files is there already, or *folder* cannot be written; nothing was written over.
     """
-    files = {str(f.relative_to(TEMPLATE)).removesuffix(SAMPLE): f for f in sorted(TEMPLATE.rglob(f"*{SAMPLE}"))}
+    name, module = names_of(folder)
+    words = {NAME: name, MODULE: module} | (
+        {"from agents.todos import": f"from {module}.todos import"} if package else {}
+    )
+    files = {_filled(path, words): file for path, file in _samples(package=package)}
     try:
         there = [path for path in files if (folder / path).exists() or (folder / path).is_symlink()]
         if there:
@@ -118,12 +180,29 @@ def make_project(folder: Path) -> list[str]:
                 "a folder without them would be fine"
             )
             raise UsageProblem(msg)
-        name = ODD.sub("-", folder.resolve().name.lower()).strip("-") or "agent"
         for path, file in files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             with (folder / path).open("x", encoding="utf-8", newline="\n") as made:
-                made.write(file.read_text(encoding="utf-8").replace(NAME, name))
+                made.write(_filled(file.read_text(encoding="utf-8"), words))
     except OSError as error:
         msg = f"{error.filename or folder} cannot be written: {error.strerror}"
         raise UsageProblem(msg) from None
     return sorted(files)
+
+
+def _samples(*, package: bool) -> Iterator[tuple[str, Path]]:
+    """Give the paths of a project and the files that become them."""
+    for file in sorted(TEMPLATE.rglob(f"*{SAMPLE}")):
+        path = str(file.relative_to(TEMPLATE)).removesuffix(SAMPLE)
+        if not package:
+            yield path, file
+        elif path in SHARED:
+            yield SHARED[path], file
+    for file in sorted(PACKAGE.rglob(f"*{SAMPLE}")) if package else ():
+        yield str(file.relative_to(PACKAGE)).removesuffix(SAMPLE), file
+
+
+def _filled(text: str, words: Mapping[str, str]) -> str:
+    for word, meant in words.items():
+        text = text.replace(word, meant)
+    return text

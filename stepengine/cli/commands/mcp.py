@@ -20,6 +20,7 @@ from stepengine.cli.exits import Exit
 from stepengine.cli.options import Model, Options, with_options
 from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.settings import UsageProblem
+from stepengine.data.frozen import frozen
 from stepengine.data.visible import visible
 from stepengine.errors import ToolServerError
 
@@ -147,7 +148,7 @@ def _seconds(given: str) -> float:
     return seconds
 
 
-@attrs.frozen
+@frozen
 class _Place:
     """Where clients reach a server over HTTP, and what they have to bring."""
 

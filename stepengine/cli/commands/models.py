@@ -18,6 +18,7 @@ from stepengine.cli.exits import Exit
 from stepengine.cli.options import Config
 from stepengine.cli.screen.render import dumps, say, visible
 from stepengine.cli.settings import UsageProblem, in_force
+from stepengine.data.frozen import frozen
 from stepengine.data.usage import Usage
 from stepengine.errors import MissingKey, ModelError
 
@@ -90,7 +91,7 @@ async def _asked(registry: Models, names: Iterable[str]) -> None:
         await registry.close()
 
 
-@attrs.frozen
+@frozen
 class Listed:
     """
     One provider.
@@ -110,7 +111,7 @@ class Listed:
     base_url: str | None
 
 
-@attrs.frozen
+@frozen
 class Known:
     """
     One model.

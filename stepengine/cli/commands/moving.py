@@ -21,6 +21,7 @@ from stepengine.cli.options import Json, TrustAnswers
 from stepengine.cli.screen.render import dumps, message_of, visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.trusting import refuse_foreign, refuse_inside
+from stepengine.data.frozen import frozen
 from stepengine.errors import JournalError, ReplayDivergence
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def fork_durable(
     return _with_agents(agents, db, forked, app=app, pool=pool)
 
 
-@attrs.frozen
+@frozen
 class Moved:
     """
     What became of a run that should go on with another release.

@@ -125,7 +125,7 @@ def _place_of(agent_id: str, given: str, options: Options, file: Path) -> str:
     package = Path(loading.__file__).resolve().parents[1]
     if place.file.resolve().parent in (package / "_agents", package.parent / "agents"):
         return agent_id
-    return str(loading.AgentPlace(Path(_from_root(place.file, file)), place.id))
+    return str(attrs.evolve(place, file=Path(_from_root(place.file, file))))
 
 
 def _named(agents: Sequence[AgentDefinition]) -> list[str]:

@@ -12,6 +12,7 @@ import typer
 
 from stepengine.cli.exits import Exit
 from stepengine.cli.settings import UsageProblem
+from stepengine.data.frozen import frozen
 
 if TYPE_CHECKING:
     from stepengine.data.tools import ToolSpec
@@ -23,7 +24,7 @@ __all__ = ("Judged",)
 SHOWN_CHARS = 200
 
 
-@attrs.frozen
+@frozen
 class Judged:
     """
     A recorded tool call that a policy would not simply have allowed.

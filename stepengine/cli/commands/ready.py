@@ -13,7 +13,7 @@ import typer
 from stepengine.cli.commands.replay import repeated
 from stepengine.cli.commands.test import fields_of
 from stepengine.cli.exits import Exit
-from stepengine.cli.journals import GoingOn, found, journal_at, spread
+from stepengine.cli.journals import GoingOn, agent_id_of, found, journal_at, other_versions, spread
 from stepengine.cli.options import Options, with_options
 from stepengine.cli.recording import GOES_ON, entries, latest
 from stepengine.cli.screen.render import dumps, one_line, say
@@ -106,7 +106,7 @@ def _tried(options: Options) -> dict[str, object]:
         if history.is_complete:
             return {"file": file, "outcome": "ended"}
         asked = [{"id": key, "text": question.text} for key, (_, question) in history.open_questions().items()]
-        known = {"file": file, "agent": str(history.root["agent_id"]), "questions": asked}
+        known = {"file": file, "agent": agent_id_of(history), "questions": asked, "packages": other_versions(history)}
         try:
             repeated(journal, own)
         except ReplayDivergence as error:
@@ -117,7 +117,7 @@ def _tried(options: Options) -> dict[str, object]:
     except ReplayDivergence as error:
         return {**known, "outcome": "diverges", **_place(error)}
     except (StepEngineError, UsageProblem) as error:
-        return {"file": file, "outcome": "failed", "message": str(error)}
+        return {**known, "file": file, "outcome": "failed", "message": str(error)}
     return {**known, "outcome": "keep", **first}
 
 
@@ -131,6 +131,7 @@ def _place(error: ReplayDivergence) -> dict[str, Any]:
 def _row_of(entry: dict[str, Any]) -> Iterator[str]:
     yield f"{entry['outcome']:<10}{entry['file']}  {entry.get('agent', '')}".rstrip()
     yield from [f"  ? {one_line(q['id'], 40)}: {one_line(q['text'], 120)}" for q in entry.get("questions", ())]
+    yield from [f"  ! {said}" for said in entry.get("packages", ())]
     yield from [f"    {line}" for line in entry.get("message", "").splitlines()]
 
 

@@ -25,7 +25,7 @@ from stepengine.cli.journals import (
     recorded_agent,
     taken,
 )
-from stepengine.cli.options import Answers, File, Last, Options, TrustAnswers, with_options
+from stepengine.cli.options import Answers, File, Last, Options, Sign, TrustAnswers, with_options
 from stepengine.cli.perform import told
 from stepengine.cli.recording import Recording, recorded_as
 from stepengine.cli.screen.render import is_terminal, visible
@@ -57,7 +57,9 @@ def resume(
         str, typer.Option(help="fail, retry or ask.", show_default="ask at a terminal, else fail")
     ] = "",
     on_divergence: Annotated[str, typer.Option(help="raise, stop or keep.")] = "raise",
+    now: Annotated[bool, typer.Option("--now", help="Wake it now, whatever time it sleeps until.")] = False,
     trust_answers: TrustAnswers = False,
+    sign: Sign = "",
 ) -> Exit:
     """
     Go on with a run: answer it, or pick it up after a crash.
@@ -89,6 +91,8 @@ def resume(
                came of it; from where FILE ends, the code runs as it is now.
                `stepengine ready FILE` says beforehand whether that works
 
+    A run that sleeps, or waits for a message or a child, goes on when that is over: --now ends its sleeps and its patience.
+
     A permission in FILE for a call that has not begun is asked for again, unless FILE is as your own commands left it:
     whoever wrote it could have said yes. FILE as it was is kept beside it. --trust-answers takes what stands there.
     """
@@ -97,7 +101,9 @@ def resume(
     how = GoingOn(in_doubt or ("ask" if can_ask() else "fail"), on_divergence)
     options = attrs.evolve(options, journal=file, last=last)
     return on_journal(
-        options, lambda options: _resume(options, answer or (), how, trusts=trust_answers), is_waiting=True
+        options,
+        lambda options: _resume(options, answer or (), how, trusts=trust_answers, now=now, sign=sign),
+        is_waiting=True,
     )
 
 
@@ -146,9 +152,9 @@ def _decision(question: Question) -> AnswerLike | None:
             return taken(typed)
 
 
-def _resume(options: Options, answers: Iterable[str], how: GoingOn, *, trusts: bool) -> Exit:
+def _resume(options: Options, answers: Iterable[str], how: GoingOn, *, trusts: bool, now: bool, sign: str) -> Exit:
     in_doubt, divergence = cast("Any", attrs.astuple(how.checked()))
-    journal, given = journal_at(options.journal), answers_of(answers)
+    journal, given = journal_at(options.journal, sign=sign), answers_of(answers)
     history = journal.history()
     agent = recorded_agent(journal, options, history)
     again = not trusts and asks_again(journal, history)
@@ -157,7 +163,7 @@ def _resume(options: Options, answers: Iterable[str], how: GoingOn, *, trusts: b
     _refuse_waiting(history, given)
     if in_doubt == "ask" and can_ask():
         given |= looked_at(history, given)
-    asked = partial(bench.engine.start_resume, in_doubt=in_doubt, on_divergence=divergence, ask_again=again)
+    asked = partial(bench.engine.start_resume, in_doubt=in_doubt, on_divergence=divergence, ask_again=again, now=now)
     run = followed(bench, lambda: asked(journal, agent=agent, answers=given, limits=limits))
     Recording(journal, recorded_as(options.journal)).ended(run.result)
     return told(run, options, bench)

@@ -13,10 +13,11 @@ import typer
 from stepengine.cli.bench import bench_for, limits_of
 from stepengine.cli.exits import Exit
 from stepengine.cli.journals import name_of, new_journal
-from stepengine.cli.options import Model, NoJournal, Options, with_options
+from stepengine.cli.options import AskForMore, CodeMode, Model, NoJournal, Options, Sign, with_options
 from stepengine.cli.perform import perform, told
 from stepengine.cli.recording import Recording
 from stepengine.cli.settings import UsageProblem
+from stepengine.cli.toolset import in_code_mode
 
 __all__ = ("read_params", "run")
 
@@ -32,6 +33,7 @@ def run(
     max_steps: Annotated[
         int, typer.Option(help="Model steps that the run may take; 0 for the agent's own limit.", min=0)
     ] = 0,
+    ask_for_more: AskForMore = False,
     journal: Annotated[
         str,
         typer.Option(
@@ -40,6 +42,14 @@ def run(
         ),
     ] = "",
     no_journal: NoJournal = False,
+    code_mode: CodeMode = False,
+    sandboxed: Annotated[
+        bool,
+        typer.Option(
+            "--sandboxed", help="AGENT is a stranger's file: do not import it, run its handler in the sandbox."
+        ),
+    ] = False,
+    sign: Sign = "",
 ) -> Exit:
     r"""
     Run an agent, and print its output.
@@ -60,6 +70,16 @@ def run(
       stepengine run ./agents/mine.py "Go" --journal run.jsonl
       stepengine resume run.jsonl
 
+    Asked whether it may go on where it has taken 20 steps; without a terminal, a recording waits for `stepengine resume`:
+      stepengine run ./agents/mine.py "Go" --journal run.jsonl \
+          --max-steps 20 --ask-for-more
+
+    Twenty lookups in one step, by a program that the model writes; each of its calls is asked about and recorded as any other:
+      stepengine run ./agents/mine.py "Add up all prices" --code-mode
+
+    A file that somebody else wrote, or a model: nothing of it runs outside of the sandbox (`sandboxed:FILE` says the same):
+      stepengine run ./downloads/theirs.py "Go" --sandboxed
+
     Models:
       anthropic/claude-sonnet-4-5     provider/model
       editor=openai/gpt-5             for one agent, also beside one for all
@@ -68,24 +88,49 @@ def run(
 
     Keys come from the environment; `stepengine models` lists the providers and their variables.
     """
+    if sandboxed:
+        agent = _in_sandbox(agent)
     options = attrs.evolve(options, agent=agent, prompt=prompt, params=params, model=model)
-    options = attrs.evolve(options, max_steps=max_steps, journal=journal, no_journal=no_journal)
-    return _run(options.in_force())
+    options = attrs.evolve(
+        options,
+        max_steps=max_steps,
+        ask_for_more=ask_for_more,
+        journal=journal,
+        no_journal=no_journal,
+        code_mode=code_mode,
+    )
+    return _run(options.in_force(), sign)
 
 
-def _run(options: Options) -> Exit:
+def _in_sandbox(agent: str) -> str:
+    from stepengine.engine.loading import IN_SANDBOX, AgentPlace
+
+    place = AgentPlace.of_text(agent)
+    if place is None:
+        msg = f"--sandboxed takes the path of an agent file, such as ./agents/{agent}.py, not {agent!r}"
+        raise UsageProblem(msg)
+    return agent if place.sandboxed else f"{IN_SANDBOX}{agent}"
+
+
+def _run(options: Options, sign: str) -> Exit:
     from stepengine.engine import load_agent
+    from stepengine.engine.packages import id_of
 
     if options.journal and options.no_journal:
         msg = "--journal and --no-journal exclude each other"
         raise UsageProblem(msg)
+    if sign and not options.journal:
+        msg = "--sign says by which key; name the journal that is signed with --journal FILE"
+        raise UsageProblem(msg)
     agent = load_agent(options.agent, folders=options.settings.agent_folders)
+    if options.code_mode:
+        agent = in_code_mode(agent)
     params = read_params(options.params)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     bench = bench_for(options, agent, is_new=True)
     limits = limits_of(options, agent)
-    given = new_journal(options.journal) if options.journal else None
-    with Recording.begun(options, given, command="run", agent_id=agent.id, prompt=prompt) as recording:
+    given = new_journal(options.journal, sign=sign) if options.journal else None
+    with Recording.begun(options, given, command="run", agent_id=id_of(agent), prompt=prompt) as recording:
         journal = recording.journal
         run = perform(
             bench.engine,

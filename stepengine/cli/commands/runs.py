@@ -30,7 +30,7 @@ def runs(
     """
     List the recorded runs of this folder.
 
-    Newest first: name, age, status, agent, cost, prompt, open questions.
+    Newest first: name, age, status, agent, cost, prompt, open questions, and what else a run waits for.
 
     The beginning of a name stands for the run wherever a FILE is asked for; --last is the newest one. Runs lie in
     $STEPENGINE_STATE_DIR, else $XDG_STATE_HOME/stepengine, else ~/.local/state/stepengine. The oldest ended ones go, by
@@ -59,6 +59,10 @@ def _row(entry: Entry) -> Iterator[str]:
     agent = one_line(entry.text("agent", "id"), 24)
     row = f"{entry.stem}  {_age(entry.text('created')):>4}  {entry.status:<11}  {agent:<16}  {spent:>8}"
     yield f"{row}  {one_line(entry.text('title'), 80)}".rstrip()
+    waits = entry.info.get("waits") if entry.status == "suspended" else ()
+    for wait in waits if isinstance(waits, list) else ():
+        if isinstance(wait, dict):
+            yield f"  ~ {one_line(str(wait.get('said')), 200)}"
     questions = entry.info.get("questions")
     for question in questions if isinstance(questions, list) else ():
         if isinstance(question, dict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
@@ -12,9 +12,10 @@ import typer
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import found, journal_at
 from stepengine.cli.options import File, Json, Last, Options
-from stepengine.cli.screen.render import dumps, say
+from stepengine.cli.screen.render import dumps, say, wait_of
 from stepengine.cli.settings import UsageProblem
-from stepengine.data.codec import plain
+from stepengine.data.codec import plain, to_json
+from stepengine.data.frozen import frozen
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Value
@@ -23,7 +24,9 @@ from stepengine.data.state import ChildResult
 from stepengine.errors import JournalError
 
 if TYPE_CHECKING:
+    from stepengine.data.messages import Message
     from stepengine.journal import Journal
+    from stepengine.journal.compacting import Compaction
     from stepengine.journal.history import History
     from stepengine.journal.records import Intent, Result
 
@@ -38,6 +41,9 @@ def show(
     *,
     last: Last = False,
     step: Annotated[str, typer.Option(help="Show one step, or one effect, whole.", metavar="N|PATH#N")] = "",
+    left_out: Annotated[
+        bool, typer.Option("--left-out", help="Show what each compaction took out of the conversation.")
+    ] = False,
     as_json: Json = False,
 ) -> Exit:
     """
@@ -48,15 +54,21 @@ def show(
     Nothing is run and no agent is needed. With --step the whole model request of that step is shown, what came back,
     and what was done with it; --step takes the number of a step, or an effect such as 3.2#1.
 
+    With --left-out each compaction is shown: the messages that the model is shown no longer, whole, how many tokens they
+    have, and the summary or the notes that took their place.
+
     Examples:
       stepengine show --last
       stepengine show run.jsonl
       stepengine show run.jsonl --step 2
-      stepengine show run.jsonl --json | jq .effects
+      stepengine show run.jsonl --left-out
+    stepengine show run.jsonl --json | jq .effects
     """
     try:
         journal = journal_at(found(Options(journal=file, last=last)).journal)
         history = journal.history()
+        if left_out:
+            return _show_left_out(history, step=step, as_json=as_json)
         shown = list(effects_of(history))
         chosen = _chosen(history, shown, step) if step else shown
         told = _one(history, shown, chosen) if step else _whole(history)
@@ -73,7 +85,30 @@ def show(
     return Exit.COMPLETED
 
 
-@attrs.frozen
+def _show_left_out(history: History, *, step: str, as_json: bool) -> Exit:
+    """
+    Print what compactions left out.
+
+    Raises:
+        UsageProblem: with a step.
+        JournalError: when the journal cannot be read.
+    """
+    from stepengine.journal.compacting import compactions
+
+    if step:
+        msg = "--left-out shows the compactions of the whole run; leave out --step"
+        raise UsageProblem(msg)
+    told = {"journal": history.name, "compactions": [_compaction(found) for found in compactions(history)]}
+    if as_json:
+        print(dumps(told))
+    else:
+        from stepengine.journal.show import clean_tree
+
+        say("\n".join(_compacted(clean_tree(told, whole=True))), _hang)
+    return Exit.COMPLETED
+
+
+@frozen
 class Shown:
     """
     One effect of a run.
@@ -121,6 +156,7 @@ def _whole(history: History) -> dict[str, object]:
     usage, cost = spending.usage, spending.cost
     questions = [{"id": q.id, "text": q.text, "options": list(q.options)} for _, q in history.open_questions().values()]
     ended = ended_of(history)
+    waits = history.waits() if status_of(history) == "suspended" else []
     return {
         "journal": history.name,
         "run": root["run_id"],
@@ -128,11 +164,13 @@ def _whole(history: History) -> dict[str, object]:
         "status": status_of(history),
         "created": head.created if head is not None else None,
         "parent": plain(head.parent) if head is not None else None,
+        "packages": {} if head is None else plain(head.packages),
         "prompt": root.get("prompt", ""),
         "params": plain(root.get("params")),
         "output": None if ended is None else plain(ended.output),
         "text": "" if ended is None else ended.text,
         "questions": [] if history.is_complete else questions,
+        "waits_for": [wait_of(one) for one in waits],
         "milliseconds": history.last_at,
         "usage": {**attrs.asdict(usage), "total_tokens": usage.total_tokens},
         "cost": None if cost is None else str(cost),
@@ -151,6 +189,8 @@ def _effect(history: History, entry: Shown) -> dict[str, Any]:
         "outcome": _outcome(history, entry),
         "came": _came(history, entry),
     }
+    if entry.intent.program_line:
+        told["program_line"] = entry.intent.program_line
     if entry.kind != "CallModel":
         told["effect"] = plain(history.form(entry.intent))
     return told
@@ -233,6 +273,27 @@ def _so_far(history: History, before: list[Shown]) -> dict[str, object]:
     }
 
 
+def _compaction(found: Compaction) -> dict[str, Any]:
+    from stepengine.journal.records import shown_address
+
+    return {
+        "address": shown_address(*found.address),
+        "path": found.address[0],
+        "step": found.step,
+        "tokens": found.tokens,
+        "tokens_instead": found.tokens_instead,
+        "left_out": [_message(message) for message in found.left_out],
+        "instead": [_message(message) for message in found.instead],
+        "unrecorded_results": found.unrecorded,
+    }
+
+
+def _message(message: Message) -> dict[str, Any]:
+    from stepengine.tools.recalling import message_text
+
+    return {"role": message.role, "text": message_text(message), "message": to_json(message)}
+
+
 # --- as text ----------------------------------------------------------------------------------------------------------
 
 
@@ -255,10 +316,42 @@ def _rendered(journal: Journal, told: Mapping[str, object], addresses: Collectio
     return "\n".join([*lines, text.removesuffix("\n")])
 
 
+def _compacted(told: Mapping[str, Any]) -> Iterator[str]:
+    if not told["compactions"]:
+        yield "Nothing was left out of the conversation."
+    for one in told["compactions"]:
+        left, instead = one["left_out"], one["instead"]
+        gone = f"{_count(left)} of {one['tokens']} tokens left out"
+        came = (
+            f"{_count(instead)} of {one['tokens_instead']} tokens in their place"
+            if instead
+            else "nothing in their place"
+        )
+        yield f"before {one['address']}, step {one['step']}: {gone}, {came}"
+        yield from _messages(left, "left out")
+        if one["unrecorded_results"]:
+            yield f"  {one['unrecorded_results']} results besides, of the run itself or of children, that no request ever held"
+        yield from _messages(instead, "in their place")
+
+
+def _count(messages: Sequence[object]) -> str:
+    return f"{len(messages)} message{'' if len(messages) == 1 else 's'}"
+
+
+def _messages(messages: Sequence[Mapping[str, Any]], what: str) -> Iterator[str]:
+    for message in messages:
+        tags = "".join([f" {tag}" for tag in message["message"].get("tags", ())])
+        yield f"  {what}: {message['role']}{tags}"
+        yield from [f"    {line}".rstrip() for line in message["text"].splitlines()]
+
+
 def _heading(told: Mapping[str, Any]) -> Iterator[str]:
     yield f"{told['agent']}  run {told['run']} of {told['created']}, {told['milliseconds'] / 1000:.1f} s"
     if told["parent"]:
         yield f"  forked from run {told['parent']['run']} at {told['parent']['at']}"
+    for wait in told["waits_for"]:
+        if wait["kind"] != "question":
+            yield f"  it {wait['said']}"
 
 
 def _request(told: Mapping[str, Any]) -> Iterator[str]:

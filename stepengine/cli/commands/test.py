@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import attrs
 
 from stepengine.cli.commands.replay import repeated
 from stepengine.cli.exits import Exit
-from stepengine.cli.journals import is_cut_off, journal_at, spread
+from stepengine.cli.journals import agent_id_of, is_cut_off, journal_at, spread
 from stepengine.cli.options import Agent, Config, Files, Json, Options
 from stepengine.cli.screen.render import counted, dumps, say
 from stepengine.cli.settings import UsageProblem
@@ -15,10 +18,14 @@ from stepengine.errors import DefinitionError, ReplayDivergence, StepEngineError
 
 if TYPE_CHECKING:
     from stepengine.data.state import RunResult
+    from stepengine.engine.packages import Member
     from stepengine.journal import Journal
     from stepengine.journal.divergence import Field
 
 __all__ = ("fields_of", "suite")
+
+RECORDINGS = "recordings/**/*.jsonl"
+"""Where a package has the recorded runs of its agents."""
 
 
 def suite(files: Files, *, agent: Agent = "", as_json: Json = False, config: Config = None) -> Exit:
@@ -29,7 +36,7 @@ def suite(files: Files, *, agent: Agent = "", as_json: Json = False, config: Con
 
     A regression suite for agents: record good runs once, keep them, and let CI test them; it needs no key and no
     network. An output or a status that is not the recorded one counts, too. A folder stands for the *.jsonl files in
-    it, an SQLite file for its runs.
+    it, an SQLite file for its runs, and publisher/agent for the recorded runs that an installed package brings of that agent.
 
     Leaves with:
       0    all replays did what is recorded
@@ -43,11 +50,12 @@ def suite(files: Files, *, agent: Agent = "", as_json: Json = False, config: Con
     Examples:
       stepengine test journals/
       stepengine test journals/*.jsonl --agent ./agents/mine.py
+      stepengine test publisher/reviewer
     """
     told: list[dict[str, object]] = []
     options = Options(agent=agent, quiet=True, config=config).in_force()
-    for file in spread(files):
-        told.append(_replayed(file, options))
+    for file, own in _meant(files, options):
+        told.append(_replayed(file, own))
         if not as_json:
             say("\n".join(_told(told[-1])), hang=4)
     diverged, broken = [sum(t["outcome"] == o for t in told) for o in ("diverged", "failed")]
@@ -59,6 +67,30 @@ def suite(files: Files, *, agent: Agent = "", as_json: Json = False, config: Con
     if unloaded:
         return Exit.USAGE
     return Exit.FAILED if broken else Exit.DIVERGED if diverged else Exit.COMPLETED
+
+
+def _meant(files: Iterable[str], options: Options) -> Iterator[tuple[str, Options]]:
+    """Give each journal with the options for it; one that comes with a package is repeated by the agent of that package."""
+    from stepengine.engine.loading import packaged
+
+    for file in files:
+        member = None if Path(file).exists() else packaged(file)
+        if member is None:
+            yield from [(one, options) for one in spread([file])]
+            continue
+        runs = [run for run in sorted(member.package.folder.glob(RECORDINGS)) if _is_of(run, member)]
+        if not runs:
+            msg = f"{member} comes with no recorded run; name journals"
+            raise UsageProblem(msg)
+        yield from [(str(run), attrs.evolve(options, agent=options.agent or file)) for run in runs]
+
+
+def _is_of(run: Path, member: Member) -> bool:
+    """Return whether a journal that comes with a package is of that agent; one that cannot be read may be."""
+    try:
+        return agent_id_of(journal_at(str(run)).history()) in (member.id, member.declared.id)
+    except StepEngineError:
+        return True
 
 
 def _replayed(file: str, options: Options) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,7 +11,10 @@ from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import found, journal_at
 from stepengine.cli.options import File, Last, Options
 from stepengine.cli.screen.render import say
-from stepengine.errors import DefinitionError, JournalError, UndoRefused
+from stepengine.errors import DefinitionError, JournalError, UndoRefused, WorkspaceLost
+
+if TYPE_CHECKING:
+    from stepengine.system.workspace import Workspace
 
 __all__ = ("undo",)
 
@@ -62,7 +65,7 @@ def undo(
     try:
         done = undo(
             journal_at(options.journal),
-            options.cwd if cwd is None else cwd,
+            _root(options) if cwd is None else cwd,
             at=at,
             dry_run=dry_run,
             partial=partial,
@@ -73,7 +76,17 @@ def undo(
         for path, why in error.files:
             say(f"changed   {path}: {why}", hang=10)
         return complain("nothing was undone; --partial leaves these files and brings back the rest", Exit.FAILED)
-    except (JournalError, DefinitionError) as error:
+    except (JournalError, DefinitionError, WorkspaceLost) as error:
         return complain(error.message, Exit.FAILED)
     say(str(done))
     return Exit.COMPLETED
+
+
+def _root(options: Options) -> Path | Workspace:
+    """Return what the tools of a recorded run wrote to: a folder of this machine, or where it worked."""
+    if not options.workspace:
+        return options.cwd
+    from stepengine.system.workspace import Workspace
+
+    place = Workspace.named(options.workspace, options.cwd.resolve())
+    return place.here or place

@@ -15,9 +15,10 @@ import attrs
 import typer
 
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import found, journal_at, name_of, recorded_agent
+from stepengine.cli.journals import agent_id_of, found, journal_at, name_of, recorded_agent
 from stepengine.cli.options import Agent, File, Last, Options
 from stepengine.cli.settings import UsageProblem
+from stepengine.data.frozen import frozen
 from stepengine.errors import DefinitionError, JournalError, StepEngineError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ __all__ = ("view",)
 MEGABYTE = 1_000_000
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class _Wanted:
     """What was typed beside the runs."""
 
@@ -196,7 +197,7 @@ def _steppers(
 
     options = options.in_force()
     folders = options.settings.agent_folders
-    agent_id = str(history.root["agent_id"])
+    agent_id = agent_id_of(history)
     try:
         agent = recorded_agent(journal, options, history)
         with contextlib.suppress(DefinitionError):

@@ -7,7 +7,7 @@ import contextlib
 import importlib
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,11 +18,13 @@ from stepengine.cli.commands.deployment import App, Db, Pool, database_of, said
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
+from stepengine.data.frozen import frozen
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from stepengine.durable import DurableEngine
+    from stepengine.engine.schedules import Schedule
 
 __all__ = ("Offered", "offered_by", "worker")
 
@@ -72,6 +74,9 @@ def worker(
         float, typer.Option(help="Seconds that effects under way get when it is told to stop.", min=0)
     ] = 30,
     no_migrate: Annotated[bool, typer.Option("--no-migrate", help="Leave the tables as they are.")] = False,
+    no_schedules: Annotated[
+        bool, typer.Option("--no-schedules", help="Leave the schedules beside the agents to other workers.")
+    ] = False,
     allow_async_commit: Annotated[
         bool, typer.Option("--allow-async-commit", help="Take a database that may lose commits in a power cut.")
     ] = False,
@@ -82,6 +87,9 @@ def worker(
     MODULE names the agents by `agents = [...]` or `agent = ...`, and beside them, where they are needed, `tools = [...]`,
     `models = ...`, and `options = {...}` with further options of Engine; FILE#ID takes one of them. A folder is read as
     ./agents is: a file of it that cannot be loaded is told, and costs its own agents only.
+
+    Schedules beside the agents, `schedule = Schedule(...)` or `schedules = [...]`, are started by the workers, each time
+    by one of them.
 
     Limits of a provider hold for all workers that use the same key; give them to each worker. They can stand in `options`
     as rate_limits, too; what is given here takes their place.
@@ -122,7 +130,7 @@ def worker(
             from stepengine.durable import DurableEngine
 
             engine = DurableEngine(offered.agents, offered.tools, offered.models, db=url, **setting, **offered.options)
-            await _serve(engine, drain)
+            await _serve(engine, drain, () if no_schedules else offered.schedules)
         return Exit.COMPLETED
 
     return said(worked())
@@ -166,7 +174,9 @@ async def _database(folder: Path | None, db: str) -> AsyncIterator[str]:
         yield url
 
 
-async def _serve(engine: DurableEngine, drain: float) -> None:
+async def _serve(engine: DurableEngine, drain: float, schedules: Sequence[Schedule]) -> None:
+    from stepengine.durable import DurableScheduler
+
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -180,7 +190,8 @@ async def _serve(engine: DurableEngine, drain: float) -> None:
             file=sys.stderr,
             flush=True,
         )
-        await stop.wait()
+        async with DurableScheduler(engine, schedules) if schedules else contextlib.nullcontext():
+            await stop.wait()
         print(f"stepengine: stopping; effects under way get {drain:g} s", file=sys.stderr, flush=True)
     finally:
         await engine.aclose(drain=drain)
@@ -188,7 +199,7 @@ async def _serve(engine: DurableEngine, drain: float) -> None:
             loop.remove_signal_handler(number)
 
 
-@attrs.frozen
+@frozen
 class Offered:
     """
     What a module gives a worker.
@@ -198,12 +209,14 @@ class Offered:
         tools: Tools that they name.
         models: Where their models come from; ``None`` for the providers that there are.
         options: Further options of ``Engine``.
+        schedules: When agents are started by themselves.
     """
 
     agents: tuple[AgentDefinition, ...]
     tools: tuple[Any, ...] = ()
     models: Any = None
     options: dict[str, Any] = attrs.field(factory=dict)
+    schedules: tuple[Schedule, ...] = ()
 
 
 def offered_by(module: str) -> Offered:
@@ -214,7 +227,8 @@ def offered_by(module: str) -> Offered:
         UsageProblem: when there is no such thing, or it cannot be imported; it says what would have been fine.
         DefinitionError: when it cannot be loaded, or names no agent.
     """
-    from stepengine.engine.loading import AgentPlace, agents_of, load_folder, module_of
+    from stepengine.engine.loading import AgentPlace, load_folder, module_of, schedules_of
+    from stepengine.engine.modules import agents_of
 
     path, place = Path(module), AgentPlace.of_text(module)
     if path.is_dir():
@@ -224,17 +238,22 @@ def offered_by(module: str) -> Offered:
         if not found.agents:
             msg = f"{module} holds no agent files"
             raise UsageProblem(msg)
-        return Offered(found.agents)
+        return Offered(found.agents, schedules=found.schedules)
     if not (path if place is None else place.file).exists() and (place is not None or "/" in module):
         msg = f"there is no {module}; a Python file, a folder of agent files, or a module that can be imported would be fine"
         raise UsageProblem(msg)
+    if place is not None and place.sandboxed:
+        return Offered((place.load(),) if place.id else place.agents())
     loaded = _imported(module) if place is None else module_of(place.file)
     agents = (place.load(),) if place is not None and place.id else agents_of(loaded, module)
+    schedules = schedules_of(loaded, module)
     options = getattr(loaded, "options", {})
     if not isinstance(options, dict):
         msg = f"options in {module} is no dict of options of Engine, such as {{'limits': Limits(max_steps=20)}}"
         raise UsageProblem(msg)
-    return Offered(agents, tuple(getattr(loaded, "tools", ())), getattr(loaded, "models", None), dict(options))
+    return Offered(
+        agents, tuple(getattr(loaded, "tools", ())), getattr(loaded, "models", None), dict(options), schedules
+    )
 
 
 def _imported(module: str) -> ModuleType:

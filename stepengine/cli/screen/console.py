@@ -19,6 +19,7 @@ import sys
 import termios
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
@@ -459,10 +460,10 @@ class Terminal:
         """
         for line in self.typed_ahead():
             await other(line)
-        self._show(question, self._most())
+        is_whole = self._show(question, self._most())
         prompt = _prompt(question, self._console.width) if question.tool_name else "> "
         while (typed := await self.line(prompt)) is not None:
-            if question.tool_name and typed.strip() == "v":
+            if typed.strip() == "v" and (question.tool_name or not is_whole):
                 self._show(question)
                 continue
             said = await self._meant(question, typed)
@@ -513,7 +514,8 @@ class Terminal:
         """Return how many lines of what is asked about are shown at once: the question stays in sight above them."""
         return max(1, min(MAX_SHOWN, self._console.height - BELOW)) if self._console.is_terminal else MAX_SHOWN
 
-    def _show(self, question: Question, most: int | None = None) -> None:
+    def _show(self, question: Question, most: int | None = None) -> bool:
+        """Show a question, and return whether all of it was shown."""
         first, *rest = question.text.splitlines() or [""]
         self.say(f"? {one_line(first, 400)}", self._colors.question)
         lines = [*[(visible(line), "") for line in rest], *_about(question, self._colors)]
@@ -521,11 +523,13 @@ class Terminal:
             self.say(text, style, gutter="| ")
         if most is not None and len(lines) > most:
             self.say(f"({len(lines) - most} more lines; v shows them)", self._colors.warning, gutter="| ")
-        told = zip_longest([] if question.tool_name else question.options, question.descriptions, fillvalue="")
+        is_told = not (question.tool_name or question.number)  # of what numbers answer, the text says what else does
+        told = zip_longest(question.options if is_told else [], question.descriptions, fillvalue="")
         for number, (option, about) in enumerate(told, start=1):
             self.say(f"  {number}. {one_line(option, 200)}")
             if about:
                 self.say(one_line(about, 400), self._colors.note, gutter=" " * 5)
+        return most is None or len(lines) <= most
 
 
 def _about(question: Question, colors: ColorScheme) -> Iterator[tuple[str, str]]:
@@ -648,15 +652,19 @@ def _named(rules: Sequence[JsonDict], which: str) -> JsonDict | None:
     return next((rule for prefix, rule in words if which and prefix == " ".join(which.split())), None)
 
 
+SOON_SECONDS = 60.0
+"""What piped input waits for at most."""
 DIGITS = 10
 """Longer numbers are none of an option; Python reads no number of thousands of digits."""
 
 
 def _choice(question: Question, line: str) -> object:
-    """Return the answer that a line is to a question: numbers choose options, everything else is text."""
+    """Return the answer that a line is to a question: numbers choose options, unless they are answers themselves; everything else is text."""
     text = line.strip()
     if not text or text == "/skip":
         return Answer(declined=True) if text else None
+    if question.number:
+        return text
     numbers = [part.strip() for part in text.split(",")] if question.multi_select else [text]
     chosen = [
         question.options[int(number) - 1]
@@ -755,6 +763,8 @@ async def _show(handle: RunHandle, screen: Screen, somebody: _Person, *, permits
                 somebody.news.put_nowait(event.question)
             elif isinstance(event, ev.AnswerReceived):
                 somebody.settled(event.question_id)
+            elif isinstance(event, ev.WaitStarted) and event.kind != "child" and not somebody.bears(event):
+                return
             elif isinstance(event, ev.RunFinished):
                 screen.finish(event.result)
             elif isinstance(event, ev.PhaseChanged) and not event.path and event.phase is RunPhase.IDLE:
@@ -776,6 +786,20 @@ class _Person:
         self.news: asyncio.Queue[Question | None] = asyncio.Queue()
         self._settled = set(settled)
         self._asking: tuple[str, asyncio.Task[bool]] | None = None
+
+    def bears(self, wait: ev.WaitStarted) -> bool:
+        """
+        Return whether somebody sits there while a run waits for a message or a time; they are told how that ends.
+
+        Where nobody does, it is left to be suspended: what is piped in is over at some time, and the wait may take days.
+        """
+        until = datetime.fromisoformat(wait.wakes_at) if wait.wakes_at else None
+        if until is not None and (until - datetime.now(UTC)).total_seconds() <= SOON_SECONDS:
+            return True
+        if self._terminal.lines.is_terminal:
+            what = f"a message on {one_line(wait.topic, 80)!r}" if wait.kind == "message" else wait.wakes_at
+            self._terminal.say(f"(it waits for {what}; Ctrl-C leaves that to `stepengine resume`)")
+        return self._terminal.lines.is_terminal
 
     def settled(self, question_id: str) -> None:
         """Ask no more what was answered, here or elsewhere."""

@@ -292,8 +292,11 @@ class Progress:
             self._doing = f"{event.phase.value.replace('_', ' ')} {one_line(event.detail, 40)}".strip()
 
     def _on_agent_spawned(self, event: ev.AgentSpawned) -> None:
+        beside = " in the background" if event.is_background else ""
         self._line(
-            event.path, f"agent {event.agent_id} starts: {one_line(event.prompt)}".rstrip(": "), self._colors.agent
+            event.path,
+            f"agent {event.agent_id} starts{beside}: {one_line(event.prompt)}".rstrip(": "),
+            self._colors.agent,
         )
         if not event.only_child:
             self._siblings[event.child_path] = f"[{event.agent_id}: {one_line(event.prompt, 40)}]".replace(": ]", "]")
@@ -301,6 +304,9 @@ class Progress:
     def _on_agent_finished(self, event: ev.AgentFinished) -> None:
         self._flush(event.child_path)
         self._line(event.path, f"agent {event.agent_id} ended: {event.status.value}", self._colors.agent)
+
+    def _on_wait_started(self, event: ev.WaitStarted) -> None:
+        self._line(event.path, f"  {one_line(event.words, 300)}", "dim")
 
     # --- model --------------------------------------------------------------------------------------------------------
 

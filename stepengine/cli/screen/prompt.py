@@ -19,11 +19,10 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-import attrs
-
 from stepengine.cli.screen.console import Lines, Terminal
 from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.screen.render import visible
+from stepengine.data.frozen import frozen
 from stepengine.errors import StepEngineError
 from stepengine.redaction import ANY
 
@@ -494,7 +493,7 @@ class History:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-@attrs.frozen
+@frozen
 class Attached:
     """
     What is sent.
@@ -552,25 +551,33 @@ def _read_below(
 
 
 def _content(root: Root, name: str, most: int) -> str:
-    with open(root.open_file(name).fd, "rb") as file:  # noqa: PTH123 - it is open already
-        content = file.read(most + 1)
-    if len(content) > most:
+    from stepengine.system import calls
+    from stepengine.system.text import read_capped
+
+    fd = root.open_file(name).fd
+    try:
+        content = read_capped(fd, most)
+    finally:
+        calls.close(fd)
+    if content is None:
         msg = f"it has more than {most:,} bytes"
         raise ValueError(msg)
     return content.decode()
 
 
 def _listing(root: Root, name: str, most: int) -> str:
+    from stepengine.system import calls
+
     opened = root.open_folder(name)
     try:
-        with os.scandir(opened.fd) as entries:
+        with calls.scandir(opened.fd) as entries:
             names = [
                 f"{e.name}/" if e.is_dir() else e.name
                 for e in entries
                 if not root.secrets.match((*opened.parts, e.name))
             ]
     finally:
-        os.close(opened.fd)
+        calls.close(opened.fd)
     listed = "\n".join(sorted(names))
     if len(listed.encode(errors="replace")) > most:
         msg = f"what is in it has names of more than {most:,} bytes"

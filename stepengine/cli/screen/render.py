@@ -17,9 +17,11 @@ from typing import Any
 import attrs
 
 from stepengine.data.codec import plain
+from stepengine.data.frozen import frozen
 from stepengine.data.state import RunResult
 from stepengine.data.usage import Usage
 from stepengine.data.visible import visible
+from stepengine.data.waiting import Waits
 from stepengine.errors import ChildError
 
 __all__ = (
@@ -45,7 +47,7 @@ __all__ = (
 )
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class ColorScheme:
     """
     The style of each kind of line, in the words of rich: ``"bold cyan"``, ``"#ff8800"``, ``"dim"``; ``""`` for none.
@@ -203,6 +205,8 @@ def json_of(result: RunResult) -> dict[str, Any]:
         "steps": state.step_index,
         "tool_calls": [_call(c) for c in result.tool_calls],
         "pending_questions": [plain(q) for q in result.pending_questions],
+        "waits_for": [wait_of(one) for one in result.waits_for],
+        "wakes_at": result.wakes_at and result.wakes_at.isoformat(),
         "children": [
             {"agent": c.agent_id, "run_id": c.run_id, "status": c.status.value, "output": output_of(c.output)}
             for c in result.children
@@ -211,6 +215,25 @@ def json_of(result: RunResult) -> dict[str, Any]:
         "leaked": list(result.leaked),
         "warnings": [plain(w) for w in result.warnings],
     }
+
+
+def wait_of(one: Waits) -> dict[str, Any]:
+    """Return one thing that a run waits for as JSON; a question by its id."""
+    return {
+        "kind": one.kind,
+        "said": waiting_for(one),
+        "path": one.path,
+        "seq": one.seq,
+        "wakes_at": one.wakes_at and one.wakes_at.isoformat(),
+        "question": one.question and one.question.id,
+        "topic": one.topic or None,
+        "paths": list(one.children),
+    }
+
+
+def waiting_for(one: Waits) -> str:
+    """Return in words that a run waits for something."""
+    return one_line(one.words, 300)
 
 
 def output_of(output: object) -> object:

@@ -4,7 +4,7 @@
  * textContent. Nothing is stored, nothing is loaded, but for a run under way, which is asked for at the page's own address.
  */
 (() => {
-  const ROW = 30, OVER = 8, MOST = 190, CHUNK = 50, LONG = 6000, SLICE = 8, MARKS = 100, BOUND = 1e6;
+  const ROW = 30, OVER = 8, MOST = 190, CHUNK = 50, LONG = 6000, SLICE = 8, MARKS = 100, BOUND = 1e6, LANE = 20, LANES = 200, LINES = 150, NEAR = 6, FEW = 5;
   const TABS = ["request", "reply", "thinking", "calls", "diff", "handler", "raw"];
   const TITLES = { request: "Request", reply: "Reply", thinking: "Thinking", calls: "Calls", diff: "State diff", handler: "Handler", raw: "Raw" };
   const BUCKETS = ["input", "output", "from cache", "to cache", "thinking"];
@@ -179,7 +179,9 @@
   /* The model call that a row belongs to: itself, else the last one before it. */
   const modelOf = (view, number) => view.steps[number].m ? number : before(view, number);
 
-  const failed = (row) => row.status === "error" || row.error !== undefined || row.calls.some((c) => c.error !== undefined || !["ok", "completed", "pending", undefined].includes(c.status));
+  const unfinished = (call) => call.at === undefined;
+  const wrong = (call) => call.error !== undefined || !["ok", "completed", "pending", undefined].includes(call.status);
+  const failed = (row) => row.status === "error" || row.error !== undefined || row.calls.some(wrong);
 
   /* The numbers of the texts that belong to a row itself. */
   function own(view, number) {
@@ -326,8 +328,10 @@
     $("tree").setAttribute("aria-activedescendant", `agent-${number}`);
     $(`agent-${number}`)?.scrollIntoView({ block: "nearest" });
     filter();
+    lane();
     if (picked >= 0 && !place.has(picked) && shown.length) pick(shown[0]);
     else draw();
+    lineAt();
   }
 
   function otherAgent(by) {
@@ -372,7 +376,7 @@
     };
     items.forEach((item, n) => {
       const [view, row] = viewFor(item), own = view.steps[row].path;
-      if (path !== null && path !== "" && own !== path && !own.startsWith(`${path}.`)) return;
+      if (path !== null && !below(own, path)) return;
       if (item.mark === "=") { item.first = equal.length ? equal[0] : n; equal.push(n); item.many = equal; return; }
       flush();
       shown.push(n);
@@ -573,7 +577,8 @@
   function detail() {
     if (picked < 0) return;
     const [view, number] = current(), row = view.steps[number], model = modelOf(view, number);
-    const name = row.kind === "model" ? `Step ${row.n}` : row.kind === "input" ? "From outside" : row.n ? `After step ${row.n}` : "Before the first step";
+    const runs = callOfProgram(view, number);
+    const name = row.kind === "model" ? `Step ${row.n}` : row.kind === "input" ? "From outside" : runs ? `In the program of ${runs.a}` : row.n ? `After step ${row.n}` : "Before the first step";
     const head = [el("h2", "", name), el("span", "mono dim", row.a), el("span", "dim", view.agents[row.agent].id)];
     if (row.model) head.push(el("span", "dim", row.answered ? `${row.model}, answered by ${row.answered}` : row.model));
     if (row.at !== undefined) head.push(el("span", "dim", `at ${span(row.began)}, took ${span(row.at - row.began)}`));
@@ -778,12 +783,14 @@
 
   function shownCall(view, call) {
     const cap = [el("span", `call ${call.kind}`, call.name), el("span", "dim", call.kind), el("span", "mono dim", call.a)];
-    const bad = call.error !== undefined || !["ok", "completed", "pending", undefined].includes(call.status);
+    const bad = wrong(call);
     if (call.status && call.status !== "ok") cap.push(el("span", `tag ${tone(call.status)}`, call.status));
     if (call.purpose) cap.push(el("span", "tag", call.purpose));
+    if (call.line !== undefined) cap.push(el("span", "dim", `line ${call.line} of its program`));
     if (call.together !== undefined) cap.push(el("span", "dim", `together with others from #${call.together} on`));
-    cap.push(el("span", "end", call.at === undefined ? "never finished" : span(call.at - call.began)));
-    const inner = [members(text(call.input))];
+    cap.push(el("span", "end", unfinished(call) ? view.run.ended ? "never finished" : "no result yet" : span(call.at - call.began)));
+    const inner = call.program === undefined ? [members(text(call.input))] : [program(view, call, 0)];
+    if (call.program !== undefined && text(call.input).restart) inner.unshift(members({ restart: true }));
     if (call.attempts !== undefined) inner.push(el("div", "", el("span", "tag bad", "failed attempts"), ...text(call.attempts).map((each) => pre(`${each.type}: ${each.message}`))));
     if (call.result !== undefined) inner.push(...parts(call.result, call.kind === "spawn" ? "prose" : ""));
     if (call.error !== undefined) inner.push(el("div", "", el("span", "tag bad", text(call.error).type), pre(text(call.error).message)));
@@ -791,9 +798,94 @@
     if (call.change !== undefined) inner.push(el("div", "", el("span", "tag", "changed in its run"), members(text(call.change))));
     if (call.child !== undefined) {
       const first = items.findIndex((item) => { const [v, n] = viewFor(item); return v === view && v.steps[n].path === call.child; });
-      if (first >= 0) inner.push(button("Go to the first step of this child", () => pick(first)));
+      if (first >= 0) inner.push(button(call.program === undefined ? "Go to the first step of this child" : "Go to the first call of this program", () => pick(first)));
     }
     return block(cap, inner, bad ? "bad" : "");
+  }
+
+  // --- programs -------------------------------------------------------------------------------------------------------
+
+  /* The lines of a program, below each what it asked for there. It waits where there is no result yet, or at the line *here*. */
+  function program(view, call, here) {
+    const box = el("div", ""), code = el("div", "source program"), asked = new Map(), below = [];
+    const lines = String(text(call.input).code).split("\n"), fits = lines.length === call.program;
+    if (lines.length > 1 && !lines[lines.length - 1]) lines.pop();
+    view.steps.forEach((row, n) => {
+      if (row.path !== call.child) return;
+      for (const each of row.calls) {
+        const line = fits && each.line <= lines.length ? each.line : 0;
+        if (!line) below.push([each, n]);
+        else if (asked.has(line)) asked.get(line).push([each, n]);
+        else asked.set(line, [[each, n]]);
+      }
+    });
+    const waits = new Set(here ? [here] : [...asked].filter(([, calls]) => calls.some(([each]) => unfinished(each))).map(([line]) => line));
+    const near = (n) => { for (let k = n - NEAR; k <= n + NEAR; k++) if (asked.has(k) || k === here) return true; return n <= NEAR; };
+    code.tabIndex = 0;
+    code.setAttribute("role", "group");
+    code.setAttribute("aria-label", waits.size ? `Program, at line ${[...waits].join(", ")}` : `Program of ${plural(lines.length, "line")}`);
+    const written = (all) => {
+      const made = [];
+      let left = 0;
+      const leave = () => { if (left) made.push(el("div", "left", el("span", "", "…"), el("span", "", plural(left, "line")))); left = 0; };
+      lines.forEach((line, k) => {
+        if (!all && !near(k + 1)) { left++; return; }
+        leave();
+        const node = el("div", waits.has(k + 1) ? "here" : "", el("span", "", String(k + 1)), el("span", "", marked(line || " ")));
+        if (waits.has(k + 1)) node.setAttribute("aria-current", "true");
+        made.push(node, ...askedFor(view, asked.get(k + 1) || []));
+      });
+      leave();
+      return made;
+    };
+    const isLong = lines.length > LINES;
+    code.append(...written(!isLong));
+    box.append(code);
+    if (isLong) {
+      const more = button(`Show all ${count(lines.length)} lines`, () => { code.replaceChildren(...written(true)); more.remove(); }, "more");
+      box.append(more);
+    }
+    if (below.length) {
+      const rest = el("div", "source program", ...askedFor(view, below));
+      rest.tabIndex = 0;
+      rest.setAttribute("role", "group");
+      rest.setAttribute("aria-label", "What the program asked for");
+      box.append(el("p", "dim", fits ? "No line is recorded of these:" : "Something was taken out of the program, so that lines have other numbers:"), rest);
+    }
+    return box;
+  }
+
+  /* What one line asked for: of many calls the first ones, and whatever failed or has no result. */
+  function askedFor(view, calls) {
+    const isFew = calls.length <= FEW + 1, shown = calls.filter(([each], n) => isFew || n < FEW || unfinished(each) || wrong(each));
+    const made = shown.map(([each, n]) => askedOnce(view, each, n));
+    if (shown.length < calls.length) {
+      const more = button(`${plural(calls.length - shown.length, "more call")}`, () => node.replaceWith(...calls.filter((one) => !shown.includes(one)).map(([each, n]) => askedOnce(view, each, n))), "link more");
+      const node = el("div", "asked", el("span", ""), el("span", "", more));
+      made.push(node);
+    }
+    return made;
+  }
+
+  function askedOnce(view, each, n) {
+    const go = button("", () => { const at = items.findIndex((item) => { const [v, row] = viewFor(item); return v === view && row === n; }); if (at >= 0) { tab = "calls"; pick(at); } }, "link");
+    go.append(el("span", "mono", each.a), " ", el("span", `call ${each.kind}`, each.kind === "ask" ? each.purpose || "ask" : each.name), " ", el("span", "given", each.kind === "sleep" ? "" : given(each.input).slice(0, 160)));
+    const line = el("span", "", go, el("span", "came", " → "));
+    if (each.error !== undefined) line.append(el("span", "tag bad", text(each.error).type), " ", oneLine(text(each.error).message));
+    else if (unfinished(each)) line.append(el("span", "tag ask", view.run.ended ? "never finished" : "no result yet"));
+    else {
+      if (wrong(each)) line.append(el("span", "tag bad", each.status), " ");
+      line.append(each.result === undefined ? "" : oneLine(flat(each.result)).slice(0, 200));
+    }
+    return el("div", "asked", el("span", ""), line);
+  }
+
+  /* The call whose program a row belongs to; undefined for any other row. */
+  function callOfProgram(view, number) {
+    const path = view.steps[number].path;
+    if (!path) return undefined;
+    for (const row of view.steps) for (const call of row.calls) if (call.child === path) return call.program === undefined ? undefined : call;
+    return undefined;
   }
 
   // --- what changed between steps -------------------------------------------------------------------------------------
@@ -926,7 +1018,12 @@
   }
 
   function handler(box, view, number) {
-    const frames = framesAt(view, number);
+    const frames = framesAt(view, number), call = callOfProgram(view, number);
+    if (call) {
+      const asks = view.steps[number].calls[0];
+      box.append(heading(`Program of ${call.a}`, asks && asks.line ? el("span", "dim", `line ${asks.line}`) : ""), program(view, call, (asks && asks.line) || 0));
+      return;
+    }
     if (!frames || !frames.length) {
       const reasons = (data.missing || []).filter((each) => each.handler).map((each) => each.text);
       box.append(none(reasons.join(" ") || "No handler waited here: the agent has none, or it had ended."));
@@ -1032,7 +1129,7 @@
     const canvas = $(id), box = canvas.getBoundingClientRect(), scale = devicePixelRatio || 1;
     const wide = Math.max(1, Math.round(box.width)), high = Math.max(1, Math.round(box.height));
     canvas.width = wide * scale; canvas.height = high * scale;
-    const pen = canvas.getContext("2d", { willReadFrequently: id === "lane" });
+    const pen = canvas.getContext("2d");
     pen.scale(scale, scale);
     pen.clearRect(0, 0, wide, high);
     return { pen, wide, high, canvas };
@@ -1043,53 +1140,106 @@
     return view.run.milliseconds > 20 ? (ms, n) => ms / last : (ms, n) => n / Math.max(1, view.steps.length);
   }
 
+  /* The agents that have a lane of their own: that of the picked one, and those below it; none where two runs are compared. */
+  function laned() {
+    if (views.length > 1 || data.agents.length < 2) return [];
+    const path = agent < 0 ? "" : data.agents[agent].path;
+    return shownAgents.map((line) => line.n).filter((n) => n >= 0 && below(data.agents[n].path, path));
+  }
+
+  const below = (own, path) => path === "" || own === path || own.startsWith(`${path}.`);
+
+  /* What an agent was given, in one line: children of one kind are told apart by it. */
+  function asked(each) {
+    const said = flat(each.prompt).trim(), params = each.params === undefined ? null : text(each.params);
+    if (!said && params !== null && typeof params.code === "string") return oneLine(params.code).slice(0, 120);
+    return (said || params === null ? said : flat(each.params)).slice(0, 120);
+  }
+
+  function names(lanes) {
+    const rows = lanes.slice(0, LANES).map((n) => {
+      const each = data.agents[n], node = el("li", GOOD.has(each.status) ? "" : tone(each.status), each.id, el("span", "given", asked(each)));
+      node.title = `${each.id}: ${each.status}, ${span(each.began)} to ${each.at === undefined ? "now" : span(each.at)}`;
+      node.addEventListener("click", () => pickAgent(n));
+      return node;
+    });
+    if (lanes.length > LANES) rows.push(el("li", "dim", `and ${count(lanes.length - LANES)} more: pick an agent`));
+    $("names").replaceChildren(...rows);
+    $("lanes").classList.toggle("many", lanes.length > 0);
+    $("lanes").tabIndex = lanes.length ? 0 : -1;
+    $("lane").style.height = lanes.length ? `${rows.length * LANE}px` : "";
+    lane.rows = new Map(lanes.slice(0, LANES).map((n, k) => [data.agents[n].path, k]));
+  }
+
   function lane() {
+    const lanes = laned();
+    names(lanes);
     const { pen, wide, high, canvas } = surface("lane");
-    const two = views.length > 1, colors = { model: color("accent"), tool: color("tool"), ask: color("ask"), spawn: color("spawn"), perform: color("perform"), input: color("dim") };
-    const bad = color("bad"), line = color("line");
+    const two = views.length > 1, colors = { model: color("accent"), tool: color("tool"), ask: color("ask"), spawn: color("spawn"), perform: color("perform"), input: color("dim"), sleep: color("edge"), receive: color("edge"), wait: color("edge") };
+    const bad = color("bad"), line = color("line"), soft = color("soft"), ill = color("bad-soft"), card = color("card");
     let errors = 0;
     views.forEach((view, which) => {
       const x = spread(view), top = two ? which * high / 2 : 0, tall = two ? high / 2 - 2 : high;
-      const depth = (row) => Math.min(2, row.path ? row.path.split(".").length : 0), lanes = 1 + peak(view.agents.map((a) => Math.min(2, a.path ? a.path.split(".").length : 0)));
-      const each = (tall - 4) / lanes;
+      const depth = (row) => Math.min(2, row.path ? row.path.split(".").length : 0), levels = 1 + peak(view.agents.map((a) => Math.min(2, a.path ? a.path.split(".").length : 0)));
+      const each = lanes.length ? LANE : (tall - 4) / levels;
+      const level = (row) => lanes.length ? lane.rows.get(row.path) : depth(row);
       pen.fillStyle = line;
       pen.fillRect(0, top + tall - 1, wide, 1);
       const done = new Set();
-      const bar = (from, to, y, h, fill, hatched, n) => {
-        const x1 = Math.floor(x(from, n) * (wide - 2)), x2 = Math.max(x1 + 1.5, x(to, n + 0.8) * (wide - 2));
+      const bar = (from, to, y, h, fill, hatched, n, m = n) => {
+        const x1 = Math.floor(x(from, n) * (wide - 2)), x2 = Math.max(x1 + 1.5, x(to, m + 0.8) * (wide - 2));
         const key = `${x1} ${Math.round(x2)} ${y} ${fill}`;
         if (done.has(key)) return;
         done.add(key);
         pen.fillStyle = fill;
         pen.fillRect(x1, y, x2 - x1, h);
         if (hatched) {
-          pen.strokeStyle = color("card"); pen.lineWidth = 1; pen.beginPath();
+          pen.strokeStyle = card; pen.lineWidth = 1; pen.beginPath();
           for (let k = x1 - h; k < x2; k += 4) { pen.moveTo(Math.max(x1, k), y + h - Math.max(0, x1 - k)); pen.lineTo(Math.min(x2, k + h), y + Math.max(0, k + h - x2)); }
           pen.stroke();
         }
       };
+      const ends = laneEnds(view);
+      for (const n of lanes.slice(0, LANES)) {
+        const own = view.agents[n], [first, last, from, to] = ends.get(own.path) || [0, 0, own.began, own.began];
+        const end = own.at === undefined ? view.run.milliseconds : own.at;
+        bar(Math.min(from, own.began), Math.max(to, end), lane.rows.get(own.path) * each + 1, each - 3, tone(own.status) === "bad" ? ill : soft, false, first, last);
+      }
       view.steps.forEach((row, n) => {
-        const y = top + 2 + depth(row) * each, end = row.at === undefined ? view.run.milliseconds : row.at;
         if (failed(row)) errors++;
-        if (row.kind === "model") bar(row.began, row.replied === undefined ? end : row.replied, y, Math.max(3, each * 0.55), colors.model, row.error !== undefined, n);
-        for (const call of row.calls.slice(0, 50)) if (call.kind !== "spawn") {
-          const wrong = call.error !== undefined || !["ok", "completed", "pending", undefined].includes(call.status);
-          bar(call.began, call.at === undefined ? end : call.at, y + each * 0.6, Math.max(wrong ? 5 : 3, each * 0.3), wrong ? bad : colors[call.kind], wrong, n);
+        const at = level(row);
+        if (at === undefined) return;
+        const y = top + 2 + at * each, end = row.at === undefined ? view.run.milliseconds : row.at;
+        if (row.kind === "model") bar(row.began, row.replied === undefined ? end : row.replied, y, Math.max(3, each * 0.5), colors.model, row.error !== undefined, n);
+        for (const call of row.calls.slice(0, 50)) if (colors[call.kind] && call.kind !== "spawn") {
+          const waits = colors[call.kind] === colors.sleep, wrong = call.error !== undefined || !["ok", "completed", "pending", undefined].includes(call.status);
+          bar(call.began, call.at === undefined ? end : call.at, y + each * 0.5, Math.max(wrong ? 5 : 3, each * 0.25), wrong ? bad : colors[call.kind], wrong || waits, n);
         }
       });
     });
-    canvas.setAttribute("aria-label", `Time line: ${plural(data.run.steps, "step")} in ${span(data.run.milliseconds)}, ${plural(errors, "step")} with an error`);
-    lane.kept = pen.getImageData(0, 0, canvas.width, canvas.height);
+    const many = lanes.length ? `, a lane for each of ${plural(Math.min(lanes.length, LANES), "run")}` : "";
+    canvas.setAttribute("aria-label", `Time line: ${plural(data.run.steps, "step")} in ${span(data.run.milliseconds)}, ${plural(errors, "step")} with an error${many}`);
+  }
+
+  /* The first and last row of each run, and its times: where nothing took time, lanes are drawn by rows. */
+  function laneEnds(view) {
+    const found = new Map();
+    view.steps.forEach((row, n) => {
+      const known = found.get(row.path) || [n, n, row.began, row.began];
+      found.set(row.path, [known[0], n, Math.min(known[2], row.began), Math.max(known[3], row.at === undefined ? row.began : row.at)]);
+    });
+    return found;
   }
 
   function lineAt() {
-    if (!lane.kept || picked < 0) return;
-    const canvas = $("lane"), pen = canvas.getContext("2d"), scale = devicePixelRatio || 1;
-    pen.putImageData(lane.kept, 0, 0);
-    const [view, number] = viewFor(items[picked]), row = view.steps[number], wide = canvas.width / scale;
-    const x = spread(view)(row.began, number) * (wide - 2);
-    pen.fillStyle = color("text");
-    pen.fillRect(x, 0, 2, canvas.height / scale);
+    if (!lane.rows) return;
+    const [view, number] = picked < 0 ? [null, -1] : viewFor(items[picked]);
+    $("now").hidden = picked < 0;
+    if (picked < 0) return;
+    const row = view.steps[number], at = lane.rows.get(row.path), box = $("lanes");
+    $("now").style.left = `${spread(view)(row.began, number) * Math.max(0, $("lane").clientWidth - 2)}px`;
+    [...$("names").children].forEach((node, k) => node.classList.toggle("here", k === at));
+    if (at !== undefined && box.clientHeight) box.scrollTop = Math.min(at * LANE, Math.max(box.scrollTop, (at + 1) * LANE - box.clientHeight));
     figures(view, number);
   }
 
@@ -1134,6 +1284,7 @@
 
   function charts() {
     const room = peak(Object.values(data.series.windows || {}));
+    $("charts").classList.toggle("alone", views.every((view) => !view.series.row.length));
     lane();
     series("context", (s) => s.context, room > 0 && peak(data.series.context) > room / 20 ? room : 0, "accent");
     series("cost", (s) => s.cost, 0, "good");
@@ -1151,7 +1302,14 @@
       body.append(el("tr", "", ...cells.map((cell, m) => el("td", m ? "num" : "", cell))));
     }
     table.append(body);
-    $("table").replaceChildren(table);
+    $("table").replaceChildren(table, ...(data.agents.length > 1 ? [runsTable()] : []));
+  }
+
+  /* What the lanes show in figures: which run was under way when. */
+  function runsTable() {
+    const head = el("thead", "", el("tr", "", ...["run", "asked", "began", "ended", "state"].map((name) => el("th", "", name))));
+    const rows = data.agents.slice(0, 40).map((each) => el("tr", "", ...[`${each.id}${each.path ? ` at ${each.path}` : ""}`, asked(each), span(each.began), each.at === undefined ? "" : span(each.at), each.status].map((cell) => el("td", "", cell))));
+    return el("table", "", head, el("tbody", "", ...rows));
   }
 
   // --- a run under way ------------------------------------------------------------------------------------------------
@@ -1180,6 +1338,10 @@
     data.images.length = said.images_from;
     data.images.push(...said.images);
     for (const [n, row] of said.steps) data.steps[n] = row;
+    for (const name of ["row", "context", "cached", "cost"]) {
+      const known = data.series[name], from = said.series.from ?? 0;
+      said.series[name] = known.slice(0, from).concat(said.series[name]);
+    }
     Object.assign(data, { run: said.run, agents: said.agents, series: said.series, follow: said.after });
     views = [viewOf(data)];
     listed();
@@ -1189,7 +1351,8 @@
     const now = picked, top = $("panel").scrollTop, stays = !atEnd && now >= 0;
     filter();
     // Who reads a step goes on reading it, where they were.
-    if (!stays || said.steps.some(([n]) => n === now)) {
+    const programs = new Set(stays ? data.steps[now].calls.filter((c) => c.program !== undefined).map((c) => c.child) : []);
+    if (!stays || said.steps.some(([n, row]) => n === now || programs.has(row.path))) {
       picked = -1;
       pick(stays ? now : items.length - 1, false);
       if (stays) $("panel").scrollTop = top;
@@ -1267,10 +1430,11 @@
   $("close").addEventListener("click", () => $("help").close());
   $("twin").addEventListener("toggle", () => { if ($("twin").open) twin(); });
   $("lane").addEventListener("click", (event) => {
-    const part = event.offsetX / $("lane").clientWidth, x = spread(data);
+    const part = event.offsetX / $("lane").clientWidth, x = spread(data), here = Math.floor(event.offsetY / LANE);
+    const inLane = (row) => !lane.rows.size || lane.rows.get(row.path) === here;
     let best = -1, far = Infinity;
-    items.forEach((item, n) => { if (item.i === null) return; const d = Math.abs(x(data.steps[item.i].began, item.i) - part); if (d < far) { far = d; best = n; } });
-    pick(best);
+    items.forEach((item, n) => { if (item.i === null || !inLane(data.steps[item.i])) return; const d = Math.abs(x(data.steps[item.i].began, item.i) - part); if (d < far) { far = d; best = n; } });
+    if (best >= 0) pick(best);
   });
   addEventListener("hashchange", () => { if (data) { const n = fromHash(); if (n >= 0) pick(n, false); else detail(); } });
   let sized = 0;

@@ -15,6 +15,7 @@ import hashlib
 import os
 import re
 import shlex
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any, TypeAlias, assert_never
@@ -47,8 +48,9 @@ from stepengine.data.state import ChildResult
 from stepengine.data.usage import Spending, Usage, add_cost
 from stepengine.data.visible import visible
 from stepengine.journal.history import History
+from stepengine.journal.programs import program_of
 from stepengine.journal.records import ROOT, Address, Input, Intent, Result, shown_address
-from stepengine.journal.show import ended_of, status_of
+from stepengine.journal.show import WAITS, about_of, ended_of, status_of
 from stepengine.redaction import redactor_for
 from stepengine.runtime.performer import child_path
 
@@ -70,6 +72,7 @@ KINDS: Mapping[str, str] = {
     "Perform": "perform",
     "Ask": "ask",
     "Spawn": "spawn",
+    **WAITS,
 }
 GIVEN: Mapping[str, tuple[str, ...]] = {"Spawn": ("prompt", "params"), "Perform": ("args", "kwargs")}
 NAMES: Mapping[str, str] = {"CallTool": "tool_name", "Perform": "name", "Spawn": "agent_id"}
@@ -79,7 +82,7 @@ SAID: Mapping[type[Any], str] = {
     ThinkingPart: "thinking",
     RefusalPart: "refusal",
 }
-SILENT = frozenset({"SystemPrompt", "ContextWindow", "Waits"})
+SILENT = frozenset({"SystemPrompt", "ContextWindow", "Waits", "Computed", "Signed"})
 """Inputs that the page shows with the requests that they belong to, or that say nothing beside their call."""
 ORDINARY = re.compile(r"[\n\t -~]*")
 MAX_SAFE = 2**53 - 1
@@ -229,7 +232,6 @@ class RunView:
         rows: The steps, and what handlers did by themselves, in the order in which they began.
         agents: The runs of the tree, by the order in which they began.
         lead: The number of the row of each effect, by address.
-        stamps: For each row, how often ``take`` had been called when it last changed.
     """
 
     def __init__(self, texts: Texts, file: str) -> None:
@@ -238,11 +240,18 @@ class RunView:
         self.rows: list[Form] = []
         self.agents: list[Form] = []
         self.lead: dict[Address, int] = {}
-        self.stamps: list[int] = []
+        # The rows that each ``take`` made or changed.
+        self._touched: list[set[int]] = []
         self.took = 0
         self._calls: dict[Address, Form] = {}
         self._runs: dict[str, _Open] = {}
         self._done = 0
+        self._models: set[str] = set()
+        self._steps = 0
+        self._series: dict[str, list[Any]] = {"row": [], "context": [], "cached": [], "cost": []}
+        self._totals: list[Decimal | None] = []
+        # For each ``take`` where the series first changed in it.
+        self._changed: list[int] = []
         self._spent = Spending(usage=Usage(), cost=Decimal(0))
         self._history = History(())
 
@@ -250,6 +259,8 @@ class RunView:
         """Take in the records that came since the last time; *history* begins with those that were taken before."""
         self.took += 1
         self._history = history
+        self._changed.append(len(self._totals))
+        self._touched.append(set())
         for record in history.records[self._done :]:
             if isinstance(record, Intent):
                 self._begin(history, record)
@@ -273,6 +284,8 @@ class RunView:
             # Before the row has a number: a request shares with earlier ones, never with itself.
             request = self._request(form, intent.path)
             self._row(run, intent, "model").update(request)
+            self._steps += 1
+            self._models.add(request["model"])
             run.row, run.wanted, run.ids = len(self.rows) - 1, 0, []
             return
         call = self._call(run, intent, form)
@@ -314,12 +327,12 @@ class RunView:
         row: Form = {"n": run.step, "a": shown_address(intent.path, intent.seq), "path": intent.path, "kind": kind}
         row |= {"agent": run.agent, "began": run.last, "calls": []}
         self.lead[intent.path, intent.seq] = len(self.rows)
+        self._touch(len(self.rows))
         self.rows.append(row)
-        self.stamps.append(self.took)
         return row
 
     def _touch(self, number: int) -> None:
-        self.stamps[number] = self.took
+        self._touched[-1].add(number)
 
     def _request(self, form: Mapping[str, Any], path: str) -> Form:
         request = form["request"]
@@ -371,6 +384,9 @@ class RunView:
             call["input"] = self.texts.number(asked[0] if len(asked) == 1 else asked)
             if form["purpose"] != "question":
                 call["purpose"] = form["purpose"]
+        elif form["type"] in WAITS:
+            call["name"] = self._name(about_of(form))
+            call["input"] = self.texts.number({name: plain(value) for name, value in form.items() if name != "type"})
         else:
             call["name"] = self._name(form[NAMES[form["type"]]])
             of = GIVEN.get(form["type"])
@@ -381,14 +397,14 @@ class RunView:
             call["id"] = self._name(form["tool_call_id"])
         if intent.gather is not None:
             call["together"] = intent.gather
-        return call
+        return call | _of_program(intent, form)
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
 
     def _end(self, history: History, result: Result) -> None:
         address = (result.path, result.seq)
-        if address == ROOT:
-            self._ended("", history.outcome(result), result.at)
+        if result.seq == ROOT[1]:
+            self._ended(result.path, history.outcome(result), result.at)
             return
         run = self._runs[result.path]
         run.last = max(run.last, result.at)
@@ -428,6 +444,7 @@ class RunView:
         row["cost"] = None if reply.cost is None else str(reply.cost)
         if run.row == number:
             run.wanted = len(reply.tool_calls) if row.get("purpose") is None else 0
+        self._plot(number, row)
         spent = self._spent
         self._spent = Spending(usage=spent.usage + (usage or Usage()), cost=add_cost(spent.cost, reply.cost))
         agent = self.agents[run.agent]
@@ -463,6 +480,10 @@ class RunView:
             "status": "under way",
             "prompt": self.texts.number(form["prompt"]),
         }
+        if form.get("params"):
+            told["params"] = self.texts.number(plain(form["params"]))
+        if form.get("background"):
+            told["background"] = True
         self.agents.append(told)
 
     def _ended(self, path: str, outcome: Any, at: int) -> None:
@@ -485,8 +506,8 @@ class RunView:
         row: Form = {"n": run.step, "a": shown_address(record.path, record.seq), "path": record.path, "kind": "input"}
         row |= {"agent": run.agent, "began": record.at, "at": record.at, "calls": [], "name": self._name(kind)}
         row["input"] = self.texts.number({k: v for k, v in plain(record.input).items() if k != "type"})
+        self._touch(len(self.rows))
         self.rows.append(row)
-        self.stamps.append(self.took)
 
     # --- the whole ----------------------------------------------------------------------------------------------------
 
@@ -506,8 +527,8 @@ class RunView:
             "created": "" if head is None else self._name(head.created),
             "engine": "" if head is None else self._name(head.engine),
             "parent": None if head is None or head.parent is None else self.texts.clean(plain(head.parent)),
-            "models": sorted({r["model"] for r in self.rows if "model" in r}),
-            "steps": sum([r["kind"] == "model" for r in self.rows]),
+            "models": sorted(self._models),
+            "steps": self._steps,
             "effects": len(history.intents) - 1,
             "milliseconds": history.last_at,
             "usage": _buckets(spending.usage),
@@ -527,24 +548,48 @@ class RunView:
             told |= {"questions": number(asked)} if asked else {}
         return told
 
-    def series(self) -> Form:
-        """Return what the charts show, for each model reply: its row, tokens sent, of these from the cache, cost so far."""
-        told: Form = {"row": [], "context": [], "cached": [], "cost": []}
-        total: Decimal | None = Decimal(0)
-        for number, row in enumerate(self.rows):
-            if "reply" not in row:
-                continue
-            usage = row.get("usage")
-            total = add_cost(total, None if row["cost"] is None else Decimal(row["cost"]))
-            told["row"].append(number)
-            told["context"].append(None if usage is None else usage[0] + usage[2] + usage[3])
-            told["cached"].append(None if usage is None else usage[2])
-            told["cost"].append(None if total is None else float(total))
-        return told | {"windows": dict(self._history.windows)}
+    def _plot(self, number: int, row: Form) -> None:
+        """Put a reply into the series: at its row's place, which for one of children at once may be before the last."""
+        series, usage = self._series, row.get("usage")
+        at = bisect_left(series["row"], number)
+        series["row"].insert(at, number)
+        series["context"].insert(at, None if usage is None else usage[0] + usage[2] + usage[3])
+        series["cached"].insert(at, None if usage is None else usage[2])
+        del self._totals[at:], series["cost"][at:]
+        total = self._totals[-1] if self._totals else Decimal(0)
+        for one in series["row"][at:]:
+            cost = self.rows[one]["cost"]
+            total = add_cost(total, None if cost is None else Decimal(cost))
+            self._totals.append(total)
+            series["cost"].append(None if total is None else float(total))
+        self._changed[-1] = min(self._changed[-1], at)
+
+    def series(self, since: int = 0) -> Form:
+        """
+        Return what the charts show, for each model reply: its row, tokens sent, of these from the cache, cost so far.
+
+        Args:
+            since: How often ``take`` had been called when somebody got it: ``"from"`` on it is other than then.
+        """
+        start = min(self._changed[since:], default=len(self._totals)) if since else 0
+        told: Form = {name: values[start:] for name, values in self._series.items()}
+        return told | ({"from": start} if since else {}) | {"windows": dict(self._history.windows)}
+
+    def changed(self, since: int) -> list[tuple[int, Form]]:
+        """Return the rows that were made or changed since ``take`` had been called so often, each with its number."""
+        return [(number, self.rows[number]) for number in sorted(set().union(*self._touched[since:]))]
 
     def told(self) -> Form:
         """Return the run, its agents, steps and series, all but the texts."""
         return {"run": self.run(), "agents": self.agents, "steps": self.rows, "series": self.series()}
+
+
+def _of_program(intent: Intent, form: Mapping[str, Any]) -> Form:
+    """Return the line of the program that asks for an effect; of the call of a program, how many lines it has."""
+    told: Form = {"line": intent.program_line} if intent.program_line else {}
+    program = program_of(form)
+    # Where a secret was taken out of the text there may be fewer, with other numbers.
+    return told if program is None else told | {"program": program.count("\n") + 1}
 
 
 def _buckets(usage: Usage) -> list[int]:

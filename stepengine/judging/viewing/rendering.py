@@ -9,6 +9,7 @@ from typing import TypeAlias
 import attrs
 
 from stepengine.data.definition import AgentDefinition
+from stepengine.data.frozen import frozen
 from stepengine.engine.engine import Engine
 from stepengine.engine.loading import load_agent
 from stepengine.engine.stepping import Stepper
@@ -27,7 +28,7 @@ KEPT = 4096
 """Characters that a long text keeps where a page would grow too large."""
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Source:
     """
     A run that a page shows.
@@ -48,7 +49,7 @@ class Source:
     damage: str = ""
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Rendered:
     """
     A page.

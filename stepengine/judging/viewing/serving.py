@@ -8,20 +8,15 @@ nothing is ever written, and no handler's code is run.
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.errors import JournalError
-from stepengine.journal.files import FileJournal
-from stepengine.journal.history import History
-from stepengine.journal.places import opened
-from stepengine.journal.reading import Reading, read_later, read_lines
+from stepengine.journal.following import Follower
 from stepengine.journal.store import Journal
 from stepengine.judging.viewing.page import page_of
 from stepengine.judging.viewing.payload import FORMAT, NOT_RECORDED, RunView, Texts
@@ -31,8 +26,6 @@ __all__ = ("Following", "server_of")
 
 SECONDS = 5
 MOST_DIGITS = 18
-LAST = 64
-"""Bytes in front of what is new that must still be there, or the file was written over."""
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -44,7 +37,7 @@ NO_LOCALS = (
 )
 
 
-@attrs.frozen
+@frozen
 class _State:
     """What a page has that was given out at an offset: how often the view had taken records, how many texts and pictures."""
 
@@ -67,92 +60,37 @@ class Following:
     """
 
     def __init__(self, journal: Journal, file: str, title: str = "") -> None:
-        self._journal = journal
         self._title = title
         self._view = RunView(Texts(), file)
         self._known: dict[int, _State] = {0: _State(0, 0, 0)}
-        self._mark: object = None
-        self._reading: Reading | None = None
-        self._history = History(())
-        self._file: tuple[int, int] | None = None
-        self._last = b""
+        self._follower = Follower(journal)
         self.offset = 0
         self.read()
 
     def read(self) -> None:
         """Take in what was written since the last time; raises as the class."""
-        mark = self._now()
-        if mark is not None and mark == self._mark:
-            return
-        reading = self._read()
-        _ = self._history.root
-        if reading.end != self.offset:
-            self._view.take(self._history)
-            self.offset = reading.end
-        self._reading = reading._replace(records=[])
-        self._told = self._view.told()
+        is_behind = True
+        while is_behind:
+            news = self._follower.news()
+            is_behind = news.is_behind
+            if news.again:
+                self._view = RunView(Texts(), self._view.file)
+                self._known = {0: _State(0, 0, 0)}
+            history = self._follower.history
+            _ = history.root
+            if news.records:
+                self._view.take(history)
+        self.offset = self._follower.end
         texts = self._view.texts
+        self._run = self._view.run()
         self._known[self.offset] = _State(self._view.took, len(texts.all), len(texts.images))
-        self._mark = mark
-
-    def _read(self) -> Reading:
-        """Read what is new, all of it where that cannot be told."""
-        before, self._reading = self._reading, None
-        reading = None if before is None else self._later(before)
-        if reading is not None:
-            self._history.grow(reading.records)
-            return reading
-        identity = self._identity()
-        if self._file not in (None, identity):
-            # Another journal has taken the place of the one that was shown.
-            self._view, self.offset = RunView(Texts(), self._view.file), 0
-            self._known = {0: _State(0, 0, 0)}
-        self._file = identity
-        content = self._journal.content()
-        reading = read_lines(content, self._journal.name)
-        self._last = content[: reading.end][-LAST:]
-        self._history = History(reading.records, self._journal.name)
-        return reading
-
-    def _identity(self) -> tuple[int, int] | None:
-        if not isinstance(self._journal, FileJournal):
-            return None
-        status = self._journal.path.stat()
-        return status.st_dev, status.st_ino
-
-    def _later(self, before: Reading) -> Reading | None:
-        """Return what was written behind the last reading; ``None`` where all has to be read again."""
-        descriptor = opened(self._journal.path) if isinstance(self._journal, FileJournal) else None
-        if descriptor is None or self._history.head is None:
-            return None
-        with open(descriptor, "rb") as file:  # noqa: PTH123 - it is open already
-            status = os.fstat(descriptor)
-            is_same = (status.st_dev, status.st_ino) == self._file
-            # What has changed and not grown was written over.
-            if not is_same or status.st_size <= before.end or before.open_end:
-                return None
-            file.seek(before.end - len(self._last))
-            if file.read(len(self._last)) != self._last:
-                return None
-            data = file.read()
-        lines, link = len(self._history.records), self._history.head.link
-        reading = read_later(data, self._journal.name, before, lines, link=link)
-        self._last = (self._last + data[: reading.end - before.end])[-LAST:]
-        return reading
-
-    def _now(self) -> object:
-        """Return what changes when the file does; ``None`` where that cannot be told without reading it."""
-        if not isinstance(self._journal, FileJournal):
-            return None
-        stat = self._journal.path.stat()
-        return stat.st_size, stat.st_mtime_ns, stat.st_ino
 
     def page(self) -> str:
         """Return the page of what is recorded so far."""
         texts = self._view.texts
         title = self._title or f"{self._view.agents[0]['id']} · {Path(self._view.file).name}"
         missing = [{"text": text} for text in NOT_RECORDED] + [{"text": NO_LOCALS, "handler": True}]
-        payload = {"format": FORMAT, **self._told, "texts": texts.all, "images": texts.images, "sources": []}
+        payload = {"format": FORMAT, **self._view.told(), "texts": texts.all, "images": texts.images, "sources": []}
         return page_of({**payload, "missing": missing, "follow": self.offset}, str(texts.clean(title)))
 
     def after(self, offset: int) -> dict[str, Any]:
@@ -161,11 +99,10 @@ class Following:
         view, texts = self._view, self._view.texts
         if known.took == view.took:
             return {"after": self.offset}
-        steps = [[n, view.rows[n]] for n, stamp in enumerate(view.stamps) if stamp > known.took]
         return {
             "after": self.offset, "from": known.texts, "texts": texts.all[known.texts :],
-            "images_from": known.images, "images": texts.images[known.images :], "steps": steps,
-            "run": self._told["run"], "agents": view.agents, "series": self._told["series"],
+            "images_from": known.images, "images": texts.images[known.images :], "steps": view.changed(known.took),
+            "run": self._run, "agents": view.agents, "series": view.series(known.took),
         }  # fmt: skip
 
 

@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal, cast
 from urllib.parse import quote
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ModelSettings, ReplyDone
 from stepengine.data.server_tools import Programs
 from stepengine.data.tools import ToolSpec
@@ -20,6 +19,7 @@ from stepengine.models._json import count_of, object_at
 from stepengine.models._programs import programs_of
 from stepengine.models._reading import Exchange, Timeouts
 from stepengine.models._schemas import optional_in
+from stepengine.models._sdks import ANTHROPIC
 from stepengine.models._thinking import CANNOT
 from stepengine.models._wire import ToolsCache, all_headers, extra_headers
 from stepengine.models.anthropic.families import Family, family_of, stated
@@ -87,6 +87,7 @@ class AnthropicProvider(HttpProvider):
     """
 
     model_patterns: tuple[str, ...] = (r"claude-.+",)
+    sdk = ANTHROPIC
     accumulator = AnthropicAccumulator
     path = "/v1/messages"
     batches_have_headers = True
@@ -123,14 +124,6 @@ class AnthropicProvider(HttpProvider):
             base_url="https://api.anthropic.com",
             given_url=self._base_url,
         )
-
-    def _sdk(self) -> Any:
-        try:
-            import anthropic
-        except ImportError:
-            msg = "the package 'anthropic' is not installed: pip install 'stepengine[anthropic]'"
-            raise ModelError(msg, kind="missing_sdk") from None
-        return anthropic
 
     def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         return self._sdk().AsyncAnthropic(
@@ -381,7 +374,7 @@ def _same(tools: tuple[ToolSpec, ...], others: tuple[ToolSpec, ...]) -> bool:
     return len(tools) == len(others) and all(a is b for a, b in zip(tools, others, strict=True))
 
 
-@attrs.frozen
+@frozen
 class _Part:
     """A request of a batch: its bytes, its headers, and for what family of models they were made."""
 
@@ -390,7 +383,7 @@ class _Part:
     family: Family
 
 
-@attrs.frozen
+@frozen
 class _Fitting:
     """Tools, and what became of them beside a schema."""
 

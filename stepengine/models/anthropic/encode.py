@@ -18,6 +18,7 @@ from typing import Any, assert_never
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.json import compact
 from stepengine.data.messages import (
     AssistantMessage,
@@ -46,6 +47,7 @@ from stepengine.models._wire import (
     RolesInTurn,
     arguments_of,
     base64_of,
+    call_text,
     cannot_take,
     check_holder,
     check_image,
@@ -67,7 +69,7 @@ __all__ = ("Flags", "encode_history", "encode_message", "encode_messages")
 Json = dict[str, Any]
 
 
-@attrs.frozen
+@frozen
 class Flags:
     """
     What the encoded form of a message depends on beside the message.
@@ -87,7 +89,7 @@ class Flags:
     hidden: frozenset[str] | None = None
 
 
-@attrs.frozen
+@frozen
 class Turn(BaseTurn):
     """
     One encoded message.
@@ -110,7 +112,7 @@ class Turn(BaseTurn):
 # --- joining --------------------------------------------------------------------------------------------------------
 
 
-@attrs.frozen
+@frozen
 class Encoded:
     """
     The ``messages`` array, and what a request says beside it.
@@ -249,7 +251,7 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
 
 
 def _call_texts(calls: tuple[ToolCallPart, ...]) -> dict[str, bytes]:
-    return {call.tool_call_id: encoded(_text(_call_text(call))) for call in calls}
+    return {call.tool_call_id: encoded(_text(call_text(call))) for call in calls}
 
 
 def _ended_in(blocks: list[Json]) -> frozenset[str]:
@@ -284,10 +286,6 @@ def _ended(blocks: list[Json]) -> list[Json]:
     while blocks and blocks[-1]["type"] in THINKING:
         blocks = blocks[:-1]
     return blocks
-
-
-def _call_text(call: ToolCallPart) -> str:
-    return f"The tool {call.tool_name} was called with {compact(arguments_of(call))}. Its result:"
 
 
 def _assistant_block(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -> Json | None:

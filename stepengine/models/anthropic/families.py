@@ -9,6 +9,7 @@ from typing import Literal
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.models._failures import SMALL_LIMIT
 from stepengine.models._json import object_at
 
@@ -19,7 +20,7 @@ DEFAULT_MAX_TOKENS = SMALL_LIMIT
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Family:
     """
     Models that take the same. The defaults are those of a name that is not known, on another server of this wire.

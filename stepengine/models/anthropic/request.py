@@ -13,12 +13,13 @@ from typing import Any, Literal
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.models import ModelRequest, ModelSettings
 from stepengine.data.server_tools import CodeExecution, Programs, ServerTool, UrlContext, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.models._deferring import hidden_names
 from stepengine.models._failures import FORCED_THINKING, GRAMMAR, INVALID_SIGNATURE, LARGE_LIMIT, LOST_PROGRAM
-from stepengine.models._programs import called_by, check_programs, programs_of
+from stepengine.models._programs import RUNS_NEWER_CODE, called_by, check_programs, programs_of
 from stepengine.models._schemas import MAX_OPTIONAL, optional_in, strict_form
 from stepengine.models._settings import Said, Way, located, no_tool, said_of
 from stepengine.models._thinking import budget_of, effort_of
@@ -75,14 +76,13 @@ TIERS = {"auto": "auto", "priority": "auto", "standard": "standard_only"}
 
 PROGRAM = "code_execution_20260120"
 """The container whose programs call tools and keep their state, and the name of a caller there."""
-RUNS_NEWER_CODE = re.compile(r"claude-(?:opus|sonnet|haiku)-4-[5-9]|claude-[a-z]+-[5-9]")
 UNPROMISING = re.compile(r"claude-(?:[123]|instant|(?:opus|sonnet|haiku)-4(?:-[01])?(?:[-@]\d{8}|$))")
 """Models from before structured output."""
 
 Json = dict[str, Any]
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Site:
     """
     Where the models run, as far as bodies differ there. The defaults are those of Anthropic's own servers.
@@ -114,7 +114,7 @@ class Site:
     runs_programs: bool = True
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Ways:
     """
     What a provider decides for all of its requests.

@@ -17,6 +17,7 @@ from typing import Any, Literal, assert_never
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.json import compact
 from stepengine.data.messages import (
     AssistantMessage,
@@ -45,6 +46,7 @@ from stepengine.models._wire import (
     RolesInTurn,
     arguments_of,
     base64_of,
+    call_text,
     cannot_take,
     encoded,
     is_own,
@@ -93,7 +95,7 @@ BETWEEN = "(The results are there; more follows.)"
 """Said in the assistant's place between results and what a model does not take beside them; in no record."""
 
 
-@attrs.frozen
+@frozen
 class Flags:
     """
     What the encoded form of a message depends on beside the message.
@@ -113,7 +115,7 @@ class Flags:
     manual: bool = False
 
 
-@attrs.frozen
+@frozen
 class Turn(BaseTurn):
     """
     One encoded message.
@@ -139,7 +141,7 @@ OPEN = {"user": b'{"role":"user","content":[', "assistant": b'{"role":"assistant
 TEXT = frozenset({"text"})
 
 
-@attrs.frozen
+@frozen
 class Messages:
     """
     The encoded conversation.
@@ -280,7 +282,7 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
     if not calls:
         return Turn("assistant", joined(_ended(blocks)), **more)
     if not flags.calls or (flags.manual and "reasoningContent" not in blocks[0]):
-        texts = {call.tool_call_id: encoded({"text": _call_text(call)}) for call in calls}
+        texts = {call.tool_call_id: encoded({"text": call_text(call)}) for call in calls}
         said = [block for block in blocks if not _is_call(block)]
         return Turn("assistant", joined(_ended(said)), texts=texts, **more)
     return Turn("assistant", joined(blocks), ids={ours: encoded(theirs) for ours, theirs in ids.items()}, **more)
@@ -295,10 +297,6 @@ def _ended(blocks: list[Json]) -> list[Json]:
     while blocks and "reasoningContent" in blocks[-1]:
         blocks = blocks[:-1]
     return blocks
-
-
-def _call_text(call: ToolCallPart) -> str:
-    return f"The tool {call.tool_name} was called with {compact(arguments_of(call))}. Its result:"
 
 
 def _assistant_block(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -> Json | None:

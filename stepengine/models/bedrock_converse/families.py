@@ -13,6 +13,8 @@ from typing import Literal
 
 import attrs
 
+from stepengine.data.frozen import frozen
+
 __all__ = ("Family", "family_of", "maker_of")
 
 SEVERAL = r"(?:[a-z]{2}|apac|global|us-gov)\."
@@ -21,7 +23,7 @@ NAME = re.compile(rf"(?:{SEVERAL})?([a-z][a-z0-9-]*)\.([a-z].*)")
 BARE = ("", "")
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Family:
     """
     Models that take the same. The defaults are those of a model that nothing is known of: what all take.

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.json import compact
 from stepengine.data.models import ModelRequest, ModelSettings
 from stepengine.data.server_tools import CodeExecution, ServerTool, WebSearch
@@ -38,7 +39,7 @@ END = b"]}]"
 Json = dict[str, Any]
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Ways:
     """
     What a request is made by beside what is asked.

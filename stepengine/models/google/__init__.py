@@ -12,6 +12,7 @@ from stepengine.models._failures import Call, body_failure, transport_failure
 from stepengine.models._http import NO_KEY, Body, HttpProvider, warn_once
 from stepengine.models._json import count_of
 from stepengine.models._reading import Accumulator, Timeouts
+from stepengine.models._sdks import GOOGLE
 from stepengine.models._thinking import asked_of_gemini
 from stepengine.models._wire import ToolsCache, tool_choice_of
 from stepengine.models.base import BatchMember, ModelInfo, ProviderSettings
@@ -67,6 +68,7 @@ class GoogleProvider(HttpProvider):
     """
 
     model_patterns: tuple[str, ...] = (r"gemini-.+", r"models/gemini-.+")
+    sdk = GOOGLE
     accumulator: ClassVar[type[Accumulator]] = GoogleAccumulator
     path = ""
     count_member = "totalTokens"
@@ -97,14 +99,6 @@ class GoogleProvider(HttpProvider):
             base_url="https://generativelanguage.googleapis.com",
             given_url=self._base_url,
         )
-
-    def _sdk(self) -> Any:
-        try:
-            from google import genai
-        except ImportError:
-            msg = "the package 'google-genai' is not installed: pip install 'stepengine[google]'"
-            raise ModelError(msg, kind="missing_sdk") from None
-        return genai
 
     def _client(self, credentials: Credentials, base_url: str, http_client: object) -> Any:
         key = NO_KEY if credentials.key is None else credentials.key.reveal()

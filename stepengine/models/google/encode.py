@@ -19,6 +19,7 @@ from typing import Any, assert_never
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.json import compact
 from stepengine.data.messages import (
     AssistantMessage,
@@ -75,7 +76,7 @@ IN_RESULTS = frozenset({"image/png", "image/jpeg", "image/webp", "application/pd
 Json = dict[str, Any]
 
 
-@attrs.frozen
+@frozen
 class Flags:
     """
     What the encoded form of a message depends on beside the message.
@@ -99,7 +100,7 @@ def generation_of(model: str) -> int:
     return SIGNED_SINCE if LATEST.match(model) else 0
 
 
-@attrs.frozen
+@frozen
 class Turn(BaseTurn):
     """
     One encoded message; its ``ids`` hold, as a member, the id of each call that has one.

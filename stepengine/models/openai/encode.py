@@ -14,6 +14,7 @@ from typing import Any, assert_never
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.json import compact
 from stepengine.data.messages import (
     AssistantMessage,
@@ -68,7 +69,7 @@ __all__ = ("Flags", "encode_message", "encode_messages")
 Json = dict[str, Any]
 
 
-@attrs.frozen
+@frozen
 class Flags:
     """
     What the encoded form of a message depends on beside the message.
@@ -86,7 +87,7 @@ class Flags:
     hidden: frozenset[str] | None = None
 
 
-@attrs.frozen
+@frozen
 class Turn(BaseTurn):
     """
     One encoded message.

@@ -14,6 +14,7 @@ from typing import Any
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.data.json import compact, freeze
 from stepengine.data.messages import (
     AssistantPart,
@@ -484,7 +485,7 @@ def _texts_of(pieces: Mapping[str, list[str]]) -> Json:
     return {name: "".join(texts) for name, texts in pieces.items()}
 
 
-@attrs.frozen
+@frozen
 class _Piece:
     """
     A piece of a content list.

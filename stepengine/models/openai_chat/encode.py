@@ -14,8 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, assert_never
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.data.json import compact
 from stepengine.data.messages import (
     AssistantMessage,
@@ -72,7 +71,7 @@ SOUNDS = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/wave": "wav", "audio/
 Json = dict[str, Any]
 
 
-@attrs.frozen
+@frozen
 class Flags:
     """
     What the encoded form of a message depends on beside the message.
@@ -86,7 +85,7 @@ class Flags:
     model: str
 
 
-@attrs.frozen
+@frozen
 class Turn(BaseTurn):
     """
     One encoded message.

@@ -6,8 +6,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.data.matching import BoundedMatcher
 from stepengine.errors import ToolError
 
@@ -20,7 +19,7 @@ SHOWN_LINES = 10
 COUNTED_PLACES = 100
 
 
-@attrs.frozen
+@frozen
 class Replacement:
     """
     One replacement.

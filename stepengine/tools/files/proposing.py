@@ -7,7 +7,6 @@ it; another run does not, also when it continues this one's state.
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 from pydantic import Field
@@ -17,10 +16,12 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
+from stepengine.system import calls
 from stepengine.system.atomic import target_info
 from stepengine.system.buffers import Buffers, as_edited, place_of
+from stepengine.system.calls import FILE
 from stepengine.system.paths import display
-from stepengine.system.root import FILE, Missing, Opened, Root
+from stepengine.system.root import Missing, Opened, Root
 from stepengine.system.text import READ_WHOLE_BYTES, decode, read_capped
 from stepengine.tooling.context import ToolContext
 from stepengine.tooling.decorator import tool
@@ -43,9 +44,7 @@ def proposing_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
     desk = _Desk(root, buffers)
 
     @tool(category="read", annotations=PROPOSES)
-    def propose_write_file(  # noqa: D417  (the context is no parameter of the tool)
-        ctx: ToolContext, path: PathText, content: str, instructions: str = ""
-    ) -> ToolResult:
+    def propose_write_file(ctx: ToolContext, path: PathText, content: str, instructions: str = "") -> ToolResult:  # noqa: D417  (the context is no parameter of the tool)
         r"""
         Propose to create a file, or to overwrite a whole file; nothing is written.
 
@@ -132,12 +131,12 @@ class _Desk:
             with self._root.parent(path, create=False) as (folder, name):
                 if target_info(folder, name, path) is None:
                     return None
-                fd = os.open(name, FILE, dir_fd=folder)
+                fd = calls.open_at(name, FILE, folder)
                 try:
-                    self._root.check_file(Opened(fd, self._root.parts(path), os.fstat(fd)), path)
+                    self._root.check_file(Opened(fd, self._root.parts(path), calls.fstat(fd)), path)
                     data = read_capped(fd)
                 finally:
-                    os.close(fd)
+                    calls.close(fd)
         except Missing:
             return None
         except OSError as error:

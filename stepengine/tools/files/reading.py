@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Any, NoReturn, NotRequired
 
 from pydantic import ConfigDict, Field, with_config
@@ -11,7 +10,9 @@ from typing_extensions import TypedDict
 from stepengine.data.json import JsonValue, compact
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
+from stepengine.system import calls
 from stepengine.system.buffers import Buffers, as_edited, place_of
+from stepengine.system.calls import Fd
 from stepengine.system.guard import left_out
 from stepengine.system.paths import display, shown
 from stepengine.system.root import Opened, Root
@@ -127,9 +128,7 @@ def reading_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
         return entries
 
     @tool(category="read", annotations=READS, parallel_safe=True)
-    def list_directory(  # noqa: D417  (the context is no parameter of the tool)
-        ctx: ToolContext, path: Annotated[str, Field(min_length=1)] = "."
-    ) -> dict[str, Any]:
+    def list_directory(ctx: ToolContext, path: Annotated[str, Field(min_length=1)] = ".") -> dict[str, Any]:  # noqa: D417  (the context is no parameter of the tool)
         """
         List the files and folders directly in a folder.
 
@@ -158,14 +157,14 @@ def reading_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
                 "path": display(opened.parts)
             }
         finally:
-            os.close(opened.fd)
+            calls.close(opened.fd)
 
     return [read_files, list_directory]
 
 
-def _listing(root: Root, fd: int, parts: tuple[str, ...], budget: Budget) -> dict[str, Any]:
+def _listing(root: Root, fd: Fd, parts: tuple[str, ...], budget: Budget) -> dict[str, Any]:
     found: dict[str, list[str]] = {"files": [], "directories": []}
-    with os.scandir(fd) as entries:
+    with calls.scandir(fd) as entries:
         for entry in entries:
             kind = "directories" if entry.is_dir(follow_symlinks=False) else "files"
             if kind == "files" and not entry.is_file(follow_symlinks=False):
@@ -264,7 +263,7 @@ class _Reader:
                 note_hash(self._ctx, self._root.real, opened.parts, self._hash)
                 return entry
             finally:
-                os.close(opened.fd)
+                calls.close(opened.fd)
         except ToolError as error:
             return {"path": wanted.path, "error": error.message}
         except OSError as error:
@@ -279,7 +278,7 @@ class _Reader:
         wanted, fd, size = self._wanted, opened.fd, opened.info.st_size
         data = read_capped(fd) if size <= READ_WHOLE_BYTES else None
         if data is None:
-            os.lseek(fd, 0, os.SEEK_SET)
+            calls.lseek(fd, 0)
             self._check_large(fd, size)
             return stream_lines(fd, wanted.offset, wanted.limit)
         data = as_edited(self._buffers, place_of(self._root.real, opened.parts), data)
@@ -292,13 +291,13 @@ class _Reader:
         window = ends[wanted.offset : wanted.offset + wanted.limit]
         return Lines([cut_line(line) for line in window], len(ends))
 
-    def _check_large(self, fd: int, size: int) -> None:
+    def _check_large(self, fd: Fd, size: int) -> None:
         said = f"{max(size, READ_WHOLE_BYTES):,} bytes or more"
         if not self._wanted.is_window:
             msg = f"{self._wanted.path!r} has {said}; read a part of it with offset or start_line and limit, or use code_search"
             raise ToolError(msg)
-        head = os.read(fd, 8_192)
-        os.lseek(fd, 0, os.SEEK_SET)
+        head = calls.read(fd, 8_192)
+        calls.lseek(fd, 0)
         decoded = decode(head)
         if decoded is None or decoded.encoding != "utf-8":
             self._refuse_binary(head, said)

@@ -10,19 +10,21 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 
-import attrs
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from stepengine.data.events import FileChanged
+from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, canonical
 from stepengine.data.messages import SideEffect, ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.system.atomic import lock_for, replace_file, sweep, target_info
+from stepengine.system import calls
+from stepengine.system.atomic import lock_for, replace_file, target_info
 from stepengine.system.buffers import Buffers, as_edited, edited_text, place_of
+from stepengine.system.calls import FILE, Fd
 from stepengine.system.paths import display
-from stepengine.system.root import FILE, Missing, Opened, Root
+from stepengine.system.root import Missing, Opened, Root
 from stepengine.system.text import READ_WHOLE_BYTES, FileText, decode, digest, read_capped
 from stepengine.system.writes import FileWrite, OldFile, hash_of
 from stepengine.tooling.context import ToolContext
@@ -212,7 +214,7 @@ def _result(value: dict[str, Any], file: str) -> ToolResult:
     return ToolResult.json(value, side_effects=(SideEffect("file_written", file),))
 
 
-@attrs.frozen
+@frozen
 class Found:
     """
     What stands under a name.
@@ -242,7 +244,7 @@ Change: TypeAlias = Callable[[Found], bytes | None]
 """Returns the new content of a file, ``None`` for one that is to be deleted; raises ``ToolError`` for a change that cannot be."""
 
 
-@attrs.frozen
+@frozen
 class Done:
     """
     A change that was made.
@@ -323,10 +325,9 @@ class _Writer:
             ctx.wrote(self._kept(done, made))
         return done
 
-    def _put(self, folder: int, name: str, old: Found, new: bytes | None, path: str) -> None:
+    def _put(self, folder: Fd, name: str, old: Found, new: bytes | None, path: str) -> None:
         if new is None:
-            os.unlink(name, dir_fd=folder)
-            os.fsync(folder)
+            calls.unlink(name, folder)
             return
         if len(new) > WRITE_BYTES:
             msg = f"{path!r} would have {len(new):,} bytes; at most {WRITE_BYTES:,} are written"
@@ -362,26 +363,26 @@ class _Writer:
             msg = f"{path!r} has changed since it was read; read it again"
             raise ToolError(msg)
 
-    def _found(self, folder: int, name: str, path: str) -> Found:
+    def _found(self, folder: Fd, name: str, path: str) -> Found:
         info = target_info(folder, name, path)
         if info is None:
             return Found(None, None)
-        fd = os.open(name, FILE, dir_fd=folder)
+        fd = calls.open_at(name, FILE, folder)
         try:
-            self._root.check_file(Opened(fd, self._root.parts(path), os.fstat(fd)), path)
+            self._root.check_file(Opened(fd, self._root.parts(path), calls.fstat(fd)), path)
             data = read_capped(fd)
         finally:
-            os.close(fd)
+            calls.close(fd)
         if data is None:
             return Found(info, None)
         edited = as_edited(self._buffers, self._place(path), data)
         return Found(info, edited, is_unsaved=edited != data)
 
-    def _sweep(self, folder: int) -> None:
-        info = os.fstat(folder)
+    def _sweep(self, folder: Fd) -> None:
+        info = calls.fstat(folder)
         if (info.st_dev, info.st_ino) not in self._swept:
             self._swept.add((info.st_dev, info.st_ino))
-            sweep(folder)
+            calls.sweep(folder)
 
     # --- what people are shown ----------------------------------------------------------------------------------------
 

@@ -6,15 +6,14 @@ Flags are a closed list, read into a value; no text of the model's becomes a fla
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.errors import ToolError
+from stepengine.system import calls
 from stepengine.system.guard import left_out
 from stepengine.system.paths import display
 from stepengine.system.patterns import SEARCH_COLUMNS
@@ -52,7 +51,7 @@ FLAGS_CHARS = 2_000
 KNOWN = "-i -s -S -w -F -x -U -v -c -l -t TYPE -T TYPE -g GLOB -A N -B N -C N -m N"
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Flags:
     """
     What the flags ask for.
@@ -149,7 +148,7 @@ SEARCH_CHARS = 20_000
 SEARCH_FILE_BYTES = 4 * 1024 * 1024
 
 
-@attrs.frozen
+@frozen
 class FileHits:
     """
     The matches in one file.
@@ -187,7 +186,7 @@ class Sources:
         except OSError:
             return None
         finally:
-            os.close(opened.fd)
+            calls.close(opened.fd)
         text = None if data is None else decode(data)
         if text is None:
             return None

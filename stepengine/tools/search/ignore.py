@@ -8,6 +8,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from stepengine.errors import ToolError
+from stepengine.system import calls
+from stepengine.system.calls import Entry, Fd
 from stepengine.system.patterns import IgnorePattern
 from stepengine.system.text import read_capped
 from stepengine.system.walk import Budget, walk
@@ -73,7 +75,7 @@ class Ignore:
         try:
             data = read_capped(opened.fd, FILE_BYTES)
         finally:
-            os.close(opened.fd)
+            calls.close(opened.fd)
         made: list[IgnorePattern] = []
         text = (data or b"").decode("latin-1").removeprefix(BOM)
         for number, line in enumerate(text.split("\n")[:LINES]):
@@ -92,7 +94,7 @@ def _bytewise(name: str) -> str:
 
 def visible(
     root: Root, opened: Opened, budget: Budget, wanted: Callable[[Parts], bool] | None = None
-) -> Generator[tuple[Parts, os.DirEntry[str], bool], None, None]:
+) -> Generator[tuple[Parts, Entry, bool], None, None]:
     """
     Yield place, entry and whether it is a folder, for what is below an open folder; folders before what they hold.
 
@@ -106,7 +108,7 @@ def visible(
     """
     ignore = Ignore(root, budget)
 
-    def enter(place: Parts, _: int) -> bool:
+    def enter(place: Parts, _: Fd) -> bool:
         return not root.withholds(place) and not ignore.is_ignored(place, is_folder=True)
 
     with closing(walk(root.holds, opened.fd, opened.parts, budget, enter)) as entries:

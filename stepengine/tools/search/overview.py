@@ -10,7 +10,6 @@ one that does. ``read_subtree`` shows a folder as a tree that fits a budget of t
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -19,12 +18,13 @@ from difflib import get_close_matches
 from itertools import takewhile
 from typing import Annotated, Any
 
-import attrs
 from pydantic import Field
 
 from stepengine.data.estimate import estimate_tokens
+from stepengine.data.frozen import frozen
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
+from stepengine.system import calls
 from stepengine.system.guard import left_out
 from stepengine.system.paths import display, shown
 from stepengine.system.root import Opened, Root
@@ -122,7 +122,7 @@ def _candidates(root: Root, budget: Budget) -> dict[Parts, list[str]]:
         with closing(visible(root, opened, budget)) as entries:
             places = [place for place, _, is_folder in entries if not is_folder]
     finally:
-        os.close(opened.fd)
+        calls.close(opened.fd)
     files: dict[Parts, list[str]] = {place: [] for place in places}
     for place in sorted(places, key=lambda p: (len(p), p))[:FIND_SOURCES]:
         if not budget.check_time():
@@ -131,7 +131,7 @@ def _candidates(root: Root, budget: Budget) -> dict[Parts, list[str]]:
     return files
 
 
-@attrs.frozen
+@frozen
 class Hit:
     """A file that fits: its place, its score, and the names in it that fitted."""
 
@@ -237,7 +237,7 @@ UNIMPORTANT = (
 # fmt: on
 
 
-@attrs.frozen
+@frozen
 class Node:
     """One line of a tree: its place, and whether it is a folder."""
 
@@ -309,7 +309,7 @@ def _entry(root: Root, path: str, max_tokens: int, budget: Budget) -> dict[str, 
     try:
         made = _Tree(root, opened, budget).entry(max_tokens)
     finally:
-        os.close(opened.fd)
+        calls.close(opened.fd)
     return {"path": display(opened.parts), **made, "spent": made["token_count"]}
 
 
@@ -320,7 +320,7 @@ def _file_entry(root: Root, path: str, max_tokens: int, problem: ToolError) -> d
         return {"path": path, "error": error.message}
     except OSError:
         return {"path": path, "error": problem.message}
-    os.close(opened.fd)
+    calls.close(opened.fd)
     names, kept, used = symbols_of(root, opened.parts), list[str](), 0
     for name in names:
         used += len(name) + 1

@@ -16,6 +16,7 @@ import functools
 import json
 import os
 import re
+import secrets
 import select
 import shutil
 import signal
@@ -24,9 +25,14 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from stepengine.errors import ToolError
+from stepengine.errors import ToolError, WorkspaceLost
+from stepengine.system import calls
+from stepengine.system.calls import FOLDER, Fd
+from stepengine.system.environment import MARKER, SUPERVISOR
+from stepengine.system.far import Elsewhere, Far
 from stepengine.system.patterns import SEARCH_COLUMNS, IgnorePattern, safe_columns
 from stepengine.system.walk import Budget, walk
 from stepengine.tooling.conversion import ERROR_CHARS
@@ -78,7 +84,7 @@ def python_hits(
     sources = Sources(root, ignore)
     depth = len(base.parts)
 
-    def enter(place: tuple[str, ...], _: int) -> bool:
+    def enter(place: tuple[str, ...], _: Fd) -> bool:
         hidden = place[-1].startswith(".") and not (len(place) == depth + 1 and place[-1] in HIDDEN_SEARCHED)
         return not hidden and not root.withholds(place) and not ignore.is_ignored(place, is_folder=True)
 
@@ -159,9 +165,10 @@ def _endings(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 POLL_SECONDS = 0.1
+OUTPUT_LINE_BYTES = 16 * 1024 * 1024
+EXIT = re.compile(rb"(?:pid [0-9]{1,10}\n)?(?:exit|signal) ([0-9]{1,5})\n")
 CHUNK = 65_536
 FAILED = 2
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FIXED = (
     "--no-config",
     "--no-follow",
@@ -179,8 +186,11 @@ FIXED = (
 )
 
 
-def find_ripgrep(root: Sequence[str]) -> str | None:
-    """Return the path of ``rg``, beside the interpreter or on the search path, unless it lies below the root."""
+def find_ripgrep(root: Sequence[str], system: Elsewhere | None = None) -> str | None:
+    """Return the path of ``rg`` where the root is, beside the interpreter or on the search path, unless it lies below the root."""
+    if system is not None:
+        given, _, _ = system.variables(("PATH",))
+        return system.which("rg", given.get("PATH", "").split(os.pathsep), root)
     beside = str(Path(sys.executable).parent)
     for folders in (beside, None):
         found = shutil.which("rg", path=folders)
@@ -260,10 +270,10 @@ class Ripgrep:
 
     def _is_folder(self, name: str) -> bool:
         try:
-            fd = os.open(name, FOLDER, dir_fd=self._base.fd)
+            fd = calls.open_at(name, FOLDER, self._base.fd)
         except OSError:
             return False
-        os.close(fd)
+        calls.close(fd)
         return True
 
     def _verified(self, sources: Sources, path: str, spans: list[tuple[int, str]], total: int) -> FileHits | None:
@@ -278,7 +288,13 @@ class Ripgrep:
 
     def _events(self, command: list[str], budget: Budget) -> Iterator[Any]:
         self._code = None
-        process = self._started(command)
+        folder = self._base.fd
+        if isinstance(folder, Far):
+            with closing(self._lines_there(command, folder, budget)) as lines:
+                for line in lines:
+                    yield json.loads(line)
+            return
+        process = self._started(command, folder)
         try:
             for line in self._lines(process, budget):
                 yield json.loads(line)
@@ -292,8 +308,30 @@ class Ripgrep:
                 if stream is not None:
                     stream.close()
 
-    def _started(self, command: list[str]) -> subprocess.Popen[bytes]:
-        folder = f"/proc/self/fd/{self._base.fd}"
+    def _lines_there(self, command: list[str], at: Far, budget: Budget) -> Generator[bytes, None, None]:
+        """Yield the lines of the output of a search elsewhere."""
+        heard, rest = _Heard(at.system.name), b""
+        env = {"LC_ALL": "C.UTF-8", MARKER: secrets.token_hex(16)}
+        source = Path(SUPERVISOR).read_text(encoding="utf-8")
+        given = {"limits": "RLIMIT_CORE=0", "program": command[0], "argv": command, "env": env, "log": None}
+        running = at.system.spawn(at, heard, script=None, supervisor=source, **given)
+        try:
+            while self._code is None and budget.check_time():
+                stream, data = heard.next()
+                running.taken(len(data))
+                if stream == "err":
+                    self._errors = (self._errors + data)[: ERROR_CHARS * 4]
+                elif stream == "out":
+                    *whole, rest = (rest + data).split(b"\n")
+                    _check_line(rest)
+                    yield from whole
+                elif (found := EXIT.fullmatch(data)) is not None:
+                    self._code = int(found[1])
+        finally:
+            running.end()
+
+    def _started(self, command: list[str], at: int) -> subprocess.Popen[bytes]:
+        folder = f"/proc/self/fd/{at}"
         by_path = Path(folder).exists()
         return subprocess.Popen(  # noqa: S603  (a fixed program; no text of the model's can become a flag)
             command,
@@ -301,7 +339,7 @@ class Ripgrep:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=folder if by_path else None,
-            preexec_fn=None if by_path else functools.partial(os.fchdir, self._base.fd),  # noqa: PLW1509  (macOS only)
+            preexec_fn=None if by_path else functools.partial(os.fchdir, at),  # noqa: PLW1509  (macOS only)
             env={"LC_ALL": "C.UTF-8"},
             start_new_session=True,
         )
@@ -325,6 +363,51 @@ class Ripgrep:
                     yield from whole
         while err in open_ends and not budget.cut and (data := os.read(err, CHUNK)):
             self._errors = (self._errors + data)[: ERROR_CHARS * 4]
+
+
+class _Heard:
+    """Keeps what a search elsewhere prints until it is looked at; how much that can be, the connection bounds."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._queue: SimpleQueue[tuple[str, bytes]] = SimpleQueue()
+
+    def printed(self, stream: str, data: bytes) -> None:
+        """Take what it printed, or what its supervisor says."""
+        self._queue.put((stream, data))
+
+    def closed(self, stream: str) -> None:
+        """Take note of nothing: how it ended, its supervisor says."""
+
+    def gone(self, code: int | None) -> None:
+        """Take note that it can say no more."""
+        self._queue.put(("gone", b""))
+
+    def next(self) -> tuple[str, bytes]:
+        """
+        Return a stream and what came from it; nothing of none after a moment in which nothing came.
+
+        Raises:
+            ToolError: when the search could not be started.
+            WorkspaceLost: when it was lost.
+        """
+        try:
+            stream, data = self._queue.get(timeout=POLL_SECONDS)
+        except Empty:
+            return "", b""
+        if stream == "gone":
+            msg = f"the workspace {self._name} was lost in the middle of a search"
+            raise WorkspaceLost(msg)
+        if stream == "line" and data.startswith(b"errno"):
+            msg = "the search failed: its program cannot be executed there"
+            raise ToolError(msg)
+        return stream, data
+
+
+def _check_line(rest: bytes) -> None:
+    if len(rest) > OUTPUT_LINE_BYTES:
+        msg = f"the search there printed a line of more than {OUTPUT_LINE_BYTES:,} bytes"
+        raise ToolError(msg)
 
 
 def _text(value: Any) -> str:

@@ -8,13 +8,13 @@ overlap with its neighbour.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from stepengine.errors import ToolError
+from stepengine.system import calls
 from stepengine.system.text import decode, read_capped
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def symbols_of(root: Root, parts: tuple[str, ...]) -> list[str]:
     except OSError:
         return []
     finally:
-        os.close(opened.fd)
+        calls.close(opened.fd)
     text = None if data is None else decode(data)
     return [] if text is None else top_level_names(text.shown, parts[-1])
 

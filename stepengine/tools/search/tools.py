@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from stepengine.errors import ToolError
+from stepengine.system import calls
 from stepengine.system.guard import left_out
 from stepengine.system.paths import display
 from stepengine.system.patterns import GlobPattern
@@ -35,7 +35,7 @@ GLOB_MAX = 2_000
 
 def searching_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
     """Return the tools that search below *root*."""
-    ripgrep = None if prefer_python else find_ripgrep(root.real)
+    ripgrep = None if prefer_python else find_ripgrep(root.real, root.system)
 
     @tool(category="read", annotations=READS, parallel_safe=True)
     def glob(  # noqa: D417  (the context is no parameter of the tool)
@@ -127,7 +127,7 @@ def _globbed(root: Root, pattern: GlobPattern, cwd: str, max_results: int, budge
                 if not is_folder:
                     found.append((-entry.stat(follow_symlinks=False).st_mtime_ns, place))
     finally:
-        os.close(opened.fd)
+        calls.close(opened.fd)
     found.sort()
     notes = [f"Found {len(found):,} file{'' if len(found) == 1 else 's'}"]
     if len(found) > max_results:
@@ -156,6 +156,6 @@ def _searched(  # noqa: PLR0917  (one call, spelled out)
                 if not report.add(found):
                     break
     finally:
-        os.close(opened.fd)
+        calls.close(opened.fd)
     report.stopped = report.stopped or budget.cut
     return report.result("" if engine is None else engine.problems)

@@ -21,12 +21,13 @@ import time
 from collections.abc import Callable, Mapping
 from contextvars import Context
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
-import attrs
-
-from stepengine.errors import ToolError
-from stepengine.system.environment import MARKER
+from stepengine.data.frozen import frozen
+from stepengine.errors import ToolError, UnknownOutcome, WorkspaceLost
+from stepengine.system.calls import Fd
+from stepengine.system.environment import MARKER, SUPERVISOR
+from stepengine.system.far import Elsewhere, Far, Spawned
 from stepengine.tools.shell.output import Capture
 
 __all__ = (
@@ -44,11 +45,12 @@ COMMAND_OUTPUT_BYTES = 64 * 1024 * 1024
 COMMAND_DRAIN_SECONDS = 0.2
 COMMAND_TERM_SECONDS = 1.5
 
-SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
 CHUNK = 65_536
 DRAIN_READS = 32
 POLL_SECONDS = 0.02
 DEATH_SECONDS = 5.0
+SAID_BYTES = 4_096
+NUMBER_DIGITS = 10
 START_SECONDS = 30.0
 FULL = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 FULL_SECONDS = 10.0
@@ -60,7 +62,7 @@ REASONS = {
 }
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Start:
     """
     What is started.
@@ -75,20 +77,22 @@ class Start:
         sink: Is given the bytes of both streams as they come.
         shows: Is given the text as it comes.
         reads: Is given the bytes of the standard output alone as they come.
+        log: The file that both streams are written to, where the command runs elsewhere; ``""`` for none.
     """
 
     program: str
     argv: tuple[str, ...]
     env: Mapping[str, str]
-    folder: int
+    folder: Fd
     limits: str = ""
     script: bytes | None = None
     sink: Callable[[bytes], None] | None = None
     shows: Callable[[str], None] | None = None
     reads: Callable[[bytes], None] | None = None
+    log: str = ""
 
 
-@attrs.frozen
+@frozen
 class Ending:
     """How a command ended: its exit code or the signal that ended it."""
 
@@ -132,7 +136,8 @@ async def _patiently(what: Start) -> Process:
     give_up = time.monotonic() + FULL_SECONDS
     while True:
         try:
-            return _launched(what)
+            folder = what.folder
+            return await _launched_there(what, folder) if isinstance(folder, Far) else _launched(what, folder)
         except OSError as error:
             if error.errno not in FULL or time.monotonic() > give_up:
                 msg = f"{what.argv[0]!r} could not be started: {error.strerror}"
@@ -140,7 +145,36 @@ async def _patiently(what: Start) -> Process:
         await asyncio.sleep(POLL_SECONDS)
 
 
-def _launched(what: Start) -> Process:
+async def _launched_there(what: Start, folder: Far) -> Process:
+    """Start the supervisor where the folder is."""
+    child = _FarChild(folder.system, what.env)
+    given = {
+        "limits": what.limits,
+        "program": what.program,
+        "argv": list(what.argv),
+        "env": dict(what.env),
+        "log": what.log or None,
+    }
+    process = Process(child, what)
+    try:
+        source = await asyncio.to_thread(Path(SUPERVISOR).read_text, "utf-8")
+        starting = asyncio.create_task(
+            asyncio.to_thread(folder.system.spawn, folder, child, script=what.script, supervisor=source, **given)
+        )
+        try:
+            child.spawned = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await to_the_end(starting)
+            child.spawned = starting.result()
+            await to_the_end(asyncio.create_task(process.end()))
+            raise
+    except OSError:
+        child.close()
+        raise
+    return process
+
+
+def _launched(what: Start, folder: int) -> Process:
     """Start the supervisor."""
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         made: list[int] = []
@@ -153,7 +187,7 @@ def _launched(what: Start) -> Process:
         line, line_end = socket.socketpair()
         ours.callback(line.close)
         theirs.callback(line_end.close)
-        passed = [line_end.fileno(), what.folder]
+        passed = [line_end.fileno(), folder]
         argv = what.argv
         if what.script is not None:
             script = theirs.enter_context(tempfile.TemporaryFile())
@@ -163,12 +197,12 @@ def _launched(what: Start) -> Process:
             argv = tuple([a.replace("{script}", f"/dev/fd/{script.fileno()}") for a in argv])
         popen = subprocess.Popen(  # noqa: S603  (the supervisor; it executes an argument list)
             [sys.executable, "-I", "-S", "-X", "utf8", SUPERVISOR, str(os.getpid()), str(line_end.fileno()),
-             str(what.folder), what.limits, what.program, *argv],
+             str(folder), what.limits, what.program, *argv],
             stdin=subprocess.DEVNULL, stdout=out_end, stderr=err_end, env=dict(what.env), pass_fds=passed,
             start_new_session=True, umask=0o022,
         )  # fmt: skip
         ours.pop_all()
-    return Process(popen, out, err, line.detach(), what)
+    return Process(_Child(popen, out, err, line.detach(), what.env), what)
 
 
 class _Pipe:
@@ -209,6 +243,234 @@ class _Pipe:
                 self._ends()
 
 
+class Child(Protocol):
+    """The supervisor of a command, and the command: where they run is known only here."""
+
+    def begin(self, process: Process) -> None:
+        """Have *process* told of what is printed, said and ended."""
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the supervisor will say nothing more."""
+
+    async def streams_closed(self) -> None:
+        """Wait until nobody holds the streams of the command any more."""
+
+    async def silent(self) -> None:
+        """Wait until the supervisor will say nothing more."""
+
+    def drain(self) -> None:
+        """Take what is there of the streams, but not what somebody may still write into them."""
+
+    def signal(self, pid: int, number: int) -> None:
+        """Send a signal to the group of the command, as long as its number is the command's."""
+
+    def ask_end(self) -> None:
+        """Have the supervisor end everything."""
+
+    def kill(self, pid: int) -> None:
+        """Kill the command and its supervisor, which does not answer."""
+
+    async def leave(self) -> None:
+        """Wait for the supervisor; where it was killed, end what is left by what marks it."""
+
+    def close(self) -> None:
+        """Stop reading."""
+
+
+class _Child:
+    """A command of this system."""
+
+    def __init__(
+        self, supervisor: subprocess.Popen[bytes], out: int, err: int, line: int, env: Mapping[str, str]
+    ) -> None:
+        self._supervisor = supervisor
+        self._fds = out, err, line
+        self._env = env
+
+    def begin(self, process: Process) -> None:
+        """Read from the event loop."""
+        out, err, line = self._fds
+        self._out = _Pipe(out, lambda data: process.feed(process.out, data))
+        self._err = _Pipe(err, lambda data: process.feed(process.err, data))
+        self._line = _Pipe(line, process.told, process.silent)
+        self._captures = process.out, process.err
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the supervisor will say nothing more."""
+        return self._line.closed.is_set()
+
+    async def streams_closed(self) -> None:
+        """Wait until nobody holds the streams of the command any more."""
+        await self._out.closed.wait()
+        await self._err.closed.wait()
+
+    async def silent(self) -> None:
+        """Wait until the supervisor will say nothing more."""
+        await self._line.closed.wait()
+
+    def drain(self) -> None:
+        """Read what is in the pipes."""
+        for pipe, capture in zip((self._out, self._err), self._captures, strict=True):
+            for _ in range(DRAIN_READS):
+                if not pipe.read():
+                    break
+            if pipe.closed.is_set():
+                capture.end()
+
+    def signal(self, pid: int, number: int) -> None:
+        """Send a signal to the group of the command."""
+        # While the supervisor lives, it has not waited for the command, and the number is the command's.
+        if self._supervisor.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, number)
+
+    def ask_end(self) -> None:
+        """Have the supervisor end everything."""
+        with contextlib.suppress(OSError):  # it has ended just now
+            os.write(self._fds[2], b"end\n")
+
+    def kill(self, pid: int) -> None:
+        """Kill the command and its supervisor."""
+        if pid:
+            self.signal(pid, signal.SIGKILL)
+        self._supervisor.kill()
+        self._line.close()
+
+    async def leave(self) -> None:
+        """Wait for the supervisor."""
+        if self._supervisor.wait():
+            await end_marked(self._env)
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._out.close()
+        self._err.close()
+
+
+class _FarChild:
+    """A command elsewhere; what is said of it comes in another thread, and is passed on to the event loop."""
+
+    def __init__(self, system: Elsewhere, env: Mapping[str, str]) -> None:
+        self.spawned: Spawned | None = None
+        self._system, self._env = system, env
+        self._loop = asyncio.get_running_loop()
+        self._out_closed, self._err_closed, self._line_closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._is_left = asyncio.Event()
+        self._code: int | None = None
+        self._is_closed = False
+        self._process: Process | None = None
+
+    # --- in the thread that reads ----
+
+    def printed(self, stream: str, data: bytes) -> None:
+        """Take what was printed."""
+        self._pass_on(self._take, stream, data)
+
+    def closed(self, stream: str) -> None:
+        """Take note of the end of a stream."""
+        self._pass_on(self._end, stream)
+
+    def gone(self, code: int | None) -> None:
+        """Take note of the end of the supervisor."""
+        self._pass_on(self._leave, code)
+
+    def _pass_on(self, do: Callable[..., None], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            self._loop.call_soon_threadsafe(do, *args, context=Context())
+
+    # --- on the event loop ----
+
+    def begin(self, process: Process) -> None:
+        """Have *process* told."""
+        self._process = process
+
+    def _take(self, stream: str, data: bytes) -> None:
+        process = self._process
+        if process is None or self._is_closed:
+            return
+        if stream == "line":
+            process.told(data)
+        else:
+            process.feed(process.out if stream == "out" else process.err, data)
+        if self.spawned is not None:
+            self.spawned.taken(len(data))
+
+    def _end(self, stream: str) -> None:
+        process = self._process
+        if process is None:
+            return
+        if stream == "line":
+            self._line_closed.set()
+            process.silent()
+        elif stream == "out":
+            self._out_closed.set()
+            process.out.end()
+        else:
+            self._err_closed.set()
+            process.err.end()
+
+    def _leave(self, code: int | None) -> None:
+        self._code = code
+        if code is None and self._process is not None and not self._line_closed.is_set():
+            self._process.is_lost = True
+        for stream in ("out", "err", "line"):
+            self._end(stream)
+        self._is_left.set()
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the supervisor will say nothing more."""
+        return self._line_closed.is_set()
+
+    async def streams_closed(self) -> None:
+        """Wait until nobody holds the streams of the command any more."""
+        await self._out_closed.wait()
+        await self._err_closed.wait()
+
+    async def silent(self) -> None:
+        """Wait until the supervisor is gone: what was printed last has come by then."""
+        await self._is_left.wait()
+
+    def drain(self) -> None:
+        """Do nothing: what is printed before an end is told before it."""
+
+    def signal(self, pid: int, number: int) -> None:
+        """Send a signal to the group of the command."""
+        if self.spawned is not None:
+            self.spawned.signal(pid, number)
+
+    def ask_end(self) -> None:
+        """Have the supervisor end everything."""
+        if self.spawned is not None:
+            self.spawned.end()
+
+    def kill(self, pid: int) -> None:
+        """Kill the supervisor; the system there has its death kill the command."""
+        if self.spawned is not None:
+            self.spawned.kill()
+        self._line_closed.set()
+
+    async def leave(self) -> None:
+        """Where the supervisor was killed, end what is left by what marks it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DEATH_SECONDS):
+                await self._is_left.wait()
+        if self._code and not self._is_lost:
+            with contextlib.suppress(WorkspaceLost, OSError):
+                await asyncio.to_thread(self._system.end_marked, f"{MARKER}={self._env[MARKER]}")
+
+    @property
+    def _is_lost(self) -> bool:
+        return self.spawned is None or self.spawned.is_lost
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._is_closed = True
+        self._process = None
+
+
 class Process:
     """
     A command that was started.
@@ -220,31 +482,27 @@ class Process:
         over: Set when it ended, or printed too much.
         news: Set when something was printed or it ended; whoever waits for that clears it.
         flooded: Whether it printed more than 64 MiB.
+        is_lost: Whether the connection to where it ran ended before it did.
         seconds: How long it ran, until it ended or now.
     """
 
-    def __init__(self, supervisor: subprocess.Popen[bytes], out: int, err: int, line: int, what: Start) -> None:
-        self._supervisor = supervisor
+    def __init__(self, child: Child, what: Start) -> None:
+        self._child = child
         self.pid = 0
         self.out, self.err = Capture(COMMAND_CHARS), Capture(COMMAND_CHARS)
         self.over, self._gone = asyncio.Event(), asyncio.Event()
         self.news = asyncio.Event()
-        self.flooded = False
-        self._env = what.env
+        self.flooded = self.is_lost = False
         self._sink, self._shows, self._reads = what.sink, what.shows, what.reads
         self._began, self._ended = time.monotonic(), 0.0
-        self._pipes = (
-            _Pipe(out, lambda data: self._feed(self.out, data)),
-            _Pipe(err, lambda data: self._feed(self.err, data)),
-        )
         self._said = b""
         self._errno = 0
         self._ending: Ending | None = None
         self._known = asyncio.Event()
-        self._line_fd = line
-        self._line = _Pipe(line, self._told, self._silent)
+        child.begin(self)
 
-    def _feed(self, capture: Capture, data: bytes) -> None:
+    def feed(self, capture: Capture, data: bytes) -> None:
+        """Take what was printed."""
         if self.flooded:
             return
         text = capture.feed(data)
@@ -262,10 +520,13 @@ class Process:
 
     # --- what the supervisor says ------------------------------------------------------------
 
-    def _told(self, data: bytes) -> None:
-        *lines, self._said = (self._said + data).split(b"\n")
+    def told(self, data: bytes) -> None:
+        """Take what the supervisor says."""
+        *lines, self._said = (self._said + data[:SAID_BYTES]).split(b"\n")
         for line in lines:
-            what, number = line.decode().split()
+            what, _, number = line.decode("ascii", "replace").partition(" ")
+            if not number.isdigit() or len(number) > NUMBER_DIGITS:
+                continue  # no supervisor says that
             match what:
                 case "pid":
                     self.pid = int(number)
@@ -277,7 +538,7 @@ class Process:
                     self._left(Ending(None, _signal_name(int(number))))
         self._known.set()
 
-    def _silent(self) -> None:
+    def silent(self) -> None:
         """The supervisor has ended: when it was told to, or because it was killed, and its command with it."""
         self._known.set()
         self._left(self._ending or Ending(None, _signal_name(signal.SIGKILL)))
@@ -301,22 +562,33 @@ class Process:
     # --- what somebody does with it ----------------------------------------------------------
 
     async def check(self, what: Start) -> None:
-        """Wait until the program runs; raises ``ToolError`` when it could not be executed."""
+        """
+        Wait until the program runs.
+
+        Raises:
+            ToolError: when it could not be executed.
+            UnknownOutcome: when it was lost.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_SECONDS):
                 await self._known.wait()
         if self._errno:
             _refuse(what, self._errno)
+        self.check_known(what.argv[0])
         if not self.pid:
             msg = f"{what.argv[0]!r} was ended: the process that supervises it was stopped or killed, maybe by itself"
             raise ToolError(msg)
 
+    def check_known(self, command: str) -> None:
+        """Raise ``UnknownOutcome`` when the connection to where it ran ended before it did."""
+        if self.is_lost:
+            msg = f"nobody knows how {command!r} ended: the connection to where it ran was lost in the middle of it"
+            raise UnknownOutcome(msg)
+
     def send(self, number: int) -> None:
         """Send a signal to the process group."""
-        # While the supervisor lives, it has not waited for the command, and the number is the command's.
-        if self.pid and self._supervisor.poll() is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, number)
+        if self.pid:
+            self._child.signal(self.pid, number)
 
     async def wait(self, seconds: float | None) -> bool:
         """Wait until the leader ended or printed too much; return whether that was in time."""
@@ -334,17 +606,11 @@ class Process:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._gone.wait()
-                for pipe in self._pipes:
-                    await pipe.closed.wait()
+                await self._child.streams_closed()
 
     def drain(self) -> None:
         """Read what is in the pipes, but not what somebody may still write into them."""
-        for pipe, capture in zip(self._pipes, (self.out, self.err), strict=True):
-            for _ in range(DRAIN_READS):
-                if not pipe.read():
-                    break
-            if pipe.closed.is_set():
-                capture.end()
+        self._child.drain()
 
     async def end(self, number: int = signal.SIGTERM) -> Ending:
         """End it and all that it started, first gently; return how the command ended."""
@@ -354,25 +620,21 @@ class Process:
         how = self._ending or Ending(None, _signal_name(signal.SIGKILL))
         await self._end_supervisor()
         self.drain()
-        for pipe in self._pipes:
-            pipe.close()
+        self._child.close()
         self.drain()
         return how
 
     async def _end_supervisor(self) -> None:
         """Have the supervisor end all that is left; where it is no longer able to, do what can be done without it."""
-        if not self._line.closed.is_set():
-            with contextlib.suppress(OSError):  # it has ended just now
-                os.write(self._line_fd, b"end\n")
+        child = self._child
+        if not child.is_told:
+            child.ask_end()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DEATH_SECONDS):
-                await self._line.closed.wait()
-        if not self._line.closed.is_set():
-            self.send(signal.SIGKILL)
-            self._supervisor.kill()
-            self._line.close()
-        if self._supervisor.wait():
-            await end_marked(self._env)
+                await child.silent()
+        if not child.is_told:
+            child.kill(self.pid)
+        await child.leave()
 
 
 def _signal_name(number: int) -> str:

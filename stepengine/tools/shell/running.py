@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import ParamSpec, Protocol, TypeVar
 
 import attrs
 
 from stepengine.data.events import ToolProgress
+from stepengine.data.frozen import frozen
 from stepengine.errors import DefinitionError, ToolError
+from stepengine.system import calls
 from stepengine.system.argv import Argv, Script, parse_command
-from stepengine.system.environment import NAMES_BYTES, READ_SECONDS, Environment, Private, find_program, looking
+from stepengine.system.calls import Fd
+from stepengine.system.environment import NAMES_BYTES, READ_SECONDS, Environment, Private, looking
 from stepengine.system.guard import GUARD
 from stepengine.system.paths import display
 from stepengine.system.root import Opened, Root
@@ -24,6 +26,9 @@ from stepengine.tools.shell.process import Ending, Process, Start, start, to_the
 __all__ = ("LIMITS", "Launch", "Progress", "Runner", "Shell", "Slots", "limits_text")
 
 COMMANDS_AT_ONCE = 16
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 PROGRESS_SECONDS = 0.1
 TERMINAL_BYTES = 1024 * 1024
@@ -38,7 +43,7 @@ LIMITS: Mapping[str, str] = {
 }
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Launch:
     """
     A command that is about to be executed.
@@ -88,14 +93,12 @@ def limits_text(limits: Mapping[str, int]) -> str:
     Raises:
         DefinitionError: for a limit that is not known, or is no positive number.
     """
-    import resource
-
-    made = {resource.RLIMIT_CORE: 0}
+    made = {"RLIMIT_CORE": 0}
     for name, value in limits.items():
         if name not in LIMITS or type(value) is not int or value <= 0:
             msg = f"limits has {name!r}: {value!r}; the limits are {', '.join(LIMITS)}, each a positive whole number"
             raise DefinitionError(msg)
-        made[getattr(resource, LIMITS[name])] = value
+        made[LIMITS[name]] = value
     return ",".join([f"{number}={value}" for number, value in made.items()])
 
 
@@ -123,7 +126,7 @@ class Progress:
             self._ctx.emit(ToolProgress(message=text))
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Shell:
     """
     The policy of one set of shell tools; ``shell_tools`` documents it.
@@ -178,7 +181,7 @@ class Shell:
         if guard is None or guard.command is None or isinstance(command, Script):
             return command
         opened = self.root.open_folder(cwd or ".")
-        os.close(opened.fd)
+        calls.close(opened.fd)
         return guard.command(self.root, opened.parts, command)
 
     def seconds(self, asked: float) -> float | None:
@@ -195,22 +198,24 @@ class Shell:
         *,
         sink: Callable[[bytes], None] | None = None,
         shows: Callable[[str], None] | None = None,
+        reads: Callable[[bytes], None] | None = None,
+        log: str = "",
     ) -> Process:
         """
-        Start a command.
+        Start a command; where it runs elsewhere, what it prints is written to the file *log* there, too.
 
         Raises:
             PathOutsideRoot: when *cwd* leads out of the root.
             ToolError: when it cannot be executed.
         """
-        opened = self.root.open_folder(cwd or ".")
+        opened = await self._aside(self.root.open_folder, cwd or ".")
         try:
             launch = await self._launch(command, opened, private)
             script = command.text.encode() if isinstance(command, Script) else None
-            what = self._start(launch, opened.fd)
-            return await start(attrs.evolve(what, script=script, sink=sink, shows=shows))
+            what = await self._aside(self._start, launch, opened.fd)
+            return await start(attrs.evolve(what, script=script, sink=sink, shows=shows, reads=reads, log=log))
         finally:
-            os.close(opened.fd)
+            calls.close(opened.fd)
 
     async def in_terminal(
         self, ctx: ToolContext, command: Argv | Script, cwd: str | None, private: Private, seconds: float | None
@@ -237,36 +242,47 @@ class Shell:
                 call_id=ctx.tool_call_id,
             )
         finally:
-            os.close(opened.fd)
+            calls.close(opened.fd)
 
     async def _launch(self, command: Argv | Script, opened: Opened, private: Private) -> Launch:
         """Return what is executed for a command in an open folder, with the private folders that it needs."""
-        private.make()
+        await self._aside(private.make)
         launch = Launch(
             argv=SHELL if isinstance(command, Script) else command,
             root="/" + "/".join(self.root.real),
             cwd=display(opened.parts),
-            env=self.environment.variables(private),
+            env=await self._aside(self.environment.variables, private),
         )
         if not isinstance(command, Script) and (look := looking(command)):
             names = await self._answer(attrs.evolve(launch, argv=look.question), opened.fd)
             launch = attrs.evolve(launch, argv=look.argv, env={**launch.env, **look.variables(names)})
         return launch
 
-    def _start(self, launch: Launch, folder: int) -> Start:
+    async def _aside(self, do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do what asks the system, in a thread where that is elsewhere: the event loop waits for no connection."""
+        if self.root.system is None:
+            return do(*args, **kwargs)
+        return await asyncio.to_thread(do, *args, **kwargs)
+
+    async def private(self) -> Private:
+        """Make the private folder of a command."""
+        return await self._aside(Private.at, self.root.system)
+
+    def _start(self, launch: Launch, folder: Fd) -> Start:
         if self.runner is not None:
             launch = self.runner(launch)
         program = self._program(launch)
         return Start(program=program, argv=launch.argv, env=launch.env, folder=folder, limits=self.limits)
 
-    async def _answer(self, launch: Launch, folder: int) -> bytes:
+    async def _answer(self, launch: Launch, folder: Fd) -> bytes:
         """Return what git answers about its configuration, before it is asked for more."""
         said = bytearray()
 
         def hear(data: bytes) -> None:
             said.extend(data[: NAMES_BYTES + 1 - len(said)])
 
-        process = await start(attrs.evolve(self._start(launch, folder), reads=hear))
+        what = await self._aside(self._start, launch, folder)
+        process = await start(attrs.evolve(what, reads=hear))
         in_time = False
         try:
             in_time = await process.wait(READ_SECONDS)
@@ -289,7 +305,7 @@ class Shell:
     def _program(self, launch: Launch) -> str:
         """Return the program that is executed; the search path is read once, here."""
         name = launch.argv[0]
-        found = find_program(name, launch.env["PATH"], self.environment.root)
+        found = self.environment.find_program(name, launch.env["PATH"])
         if found is None:
             msg = (
                 f"{name!r} could not be executed: no program of that name is on the search path outside of the root "

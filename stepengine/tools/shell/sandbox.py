@@ -1,42 +1,28 @@
 """
-Commands in a sandbox of the operating system: ``bubblewrap``, which Linux desktops use for the same.
+Commands in a sandbox of the operating system, made by bubblewrap.
 
-What a command may see is listed, not what it may not: the system's programs and libraries, read-only, the root, and folders
-of its own. There is no network, not even the loopback of this machine, and no other process in sight. Landlock was looked
+A command sees the system's programs, the root, and folders of its own; see ``stepengine.system.bubblewrap``. Landlock was looked
 at and left: it binds files, but until Linux 6.7 no network, and no release keeps signals and sockets of the user's other
 processes apart.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
 
+from stepengine.data.frozen import frozen
 from stepengine.errors import DefinitionError
+from stepengine.system.bubblewrap import PROGRAM, shown_system
 from stepengine.system.path_rules import PROTECTED
 from stepengine.tools.shell.running import Launch
 
 __all__ = ("sandboxed",)
 
-PROGRAM = "bwrap"
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix/store", "/gnu/store")
-"""What programs need to start, read-only."""
-HIDDEN = (
-    "/etc/shadow",
-    "/etc/shadow-",
-    "/etc/gshadow",
-    "/etc/gshadow-",
-    "/etc/ssh",
-    "/etc/ssl/private",
-    "/etc/sudoers",
-)
-"""What of that says nothing to programs and much to others: the superuser can read it in a sandbox, too."""
 RUN_LATER = (
     ".git/hooks", ".git/commondir", ".git/config", ".git/modules", ".claude",
     *[place.rstrip("/") for place in PROTECTED if "*" not in place and place != ".git/"],
@@ -74,7 +60,7 @@ def sandboxed(root: Sequence[str]) -> _Bubblewrap:
     return made
 
 
-@attrs.frozen
+@frozen
 class _Bubblewrap:
     """
     Starts commands by bubblewrap.
@@ -93,11 +79,7 @@ class _Bubblewrap:
         return attrs.evolve(launch, argv=(*argv, "--", *launch.argv))
 
     def _options(self, root: str, search_path: str) -> Iterator[str]:
-        yield from ("--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--hostname", "sandbox")
-        yield from _system()
-        yield from ("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp")  # noqa: S108  (inside of the sandbox)
-        for folder in _installed(search_path):
-            yield from ("--ro-bind-try", folder, folder)
+        yield from shown_system(search_path)
         yield from ("--bind", root, root)
         kept = [f"{root}/{name}" for name in RUN_LATER if Path(root, name).exists()]
         kept += [f"{root}/.git"] if Path(root, ".git").is_file() else []  # of a worktree: it says where the hooks are
@@ -126,29 +108,3 @@ class _Bubblewrap:
                 "Containers often forbid it; such a container is the sandbox then, and sandbox= is left out"
             )
             raise DefinitionError(msg)
-
-
-def _system() -> Iterator[str]:
-    """Yield the options that show the system's programs and libraries, as this system lays them out."""
-    for folder in SYSTEM:
-        if os.path.islink(folder):  # noqa: PTH114  (the target as written is wanted)
-            yield from ("--symlink", os.readlink(folder), folder)  # noqa: PTH115  (as above)
-        else:
-            yield from ("--ro-bind-try", folder, folder)
-    for path in HIDDEN:
-        if Path(path).is_dir():
-            yield from ("--tmpfs", path)
-        elif Path(path).exists():
-            yield from ("--ro-bind", "/dev/null", path)
-
-
-def _installed(search_path: str) -> Iterator[str]:
-    """Yield the folders outside of the system's own that programs on the search path, and this Python, are installed in."""
-    seen: dict[str, None] = {}
-    for folder in (*search_path.split(os.pathsep), f"{sys.prefix}/bin", f"{sys.base_prefix}/bin"):
-        real = os.path.realpath(folder)
-        above = str(Path(real).parent) if Path(real).name in {"bin", "sbin", "shims"} else real
-        home = str(Path("~").expanduser())
-        if folder and above not in {"/", home} and not above.startswith(SYSTEM):
-            seen.setdefault(above)
-    yield from seen

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -33,10 +34,15 @@ from stepengine.tools.shell.process import COMMAND_OUTPUT_BYTES, Ending, Process
 from stepengine.tools.shell.running import Progress, Shell, Slots
 
 __all__ = (
+    "FLOODED",
+    "FOREVER",
+    "RUNS",
     "Job",
     "Jobs",
     "Log",
+    "cleaned",
     "command_tools",
+    "preview_of",
 )
 
 JOBS_PER_RUN = 4
@@ -44,13 +50,21 @@ JOB_OUTPUT_BYTES = 16 * 1024 * 1024
 
 
 class Log:
-    """The output file of one job: both streams as they came, up to 16 MiB."""
+    """
+    The output file of one job: both streams as they came, up to 16 MiB.
 
-    def __init__(self, path: Path) -> None:
+    Where the job runs elsewhere the file is written there, and what is kept here is a copy without a name.
+    """
+
+    def __init__(self, path: Path, *, is_here: bool = True) -> None:
         self.path = path
         self.size = 0
         self.is_full = False
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        if is_here:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        else:
+            with tempfile.TemporaryFile() as copy:
+                self._fd = os.dup(copy.fileno())
 
     def write(self, data: bytes) -> None:
         """Add what the job printed, as far as there is room."""
@@ -126,7 +140,7 @@ class Job:
         """End it, and remove its files."""
         await self.stop()
         self.log.close()
-        self._private.remove()
+        await self._private.give_back()
 
 
 class Jobs:
@@ -197,7 +211,7 @@ def command_tools(shell: Shell) -> list[Tool]:
         category="execute",
         annotations=RUNS,
         timeout=FOREVER,
-        preview=partial(_preview, shell),
+        preview=partial(preview_of, shell),
         aliases={"command": ("cmd", "argv")},
     )
     async def run_terminal_command(  # noqa: D417  (the context is no parameter of the tool)
@@ -330,16 +344,17 @@ async def _finished(  # noqa: PLR0917  (one call, spelled out)
     seconds: float | None,
 ) -> ToolResult:
     """Run a command to its end, as *runs*; whatever happens, nothing of it is left."""
-    private, progress = Private(), Progress(ctx)
+    private, progress = await shell.private(), Progress(ctx)
     process: Process | None = None
     in_time = True
     try:
         process = await shell.start(runs, cwd, private, shows=progress.add)
         in_time = await process.wait(seconds)
     finally:
-        await to_the_end(asyncio.create_task(_cleaned(process, private)))
+        await to_the_end(asyncio.create_task(cleaned(process, private)))
         progress.flush()
     ending = process.ending() or Ending(None, None)
+    process.check_known(shortened(shown_command(command), ACTION_CHARS))
     late = "" if in_time else f"it was stopped because it took longer than {seconds:g} s; this is what it had printed"
     notes = (FLOODED if process.flooded else late, "" if runs == command else CONFINED)
     _log(ctx, runs, process, ending)
@@ -351,7 +366,7 @@ async def _shown(
     ctx: ToolContext, shell: Shell, command: Argv | Script, cwd: str | None, seconds: float | None
 ) -> ToolResult | None:
     """Run a command to its end in a terminal of an editor; ``None`` where there is none for it."""
-    private, began = Private(), time.monotonic()
+    private, began = await shell.private(), time.monotonic()
     try:
         ran = await shell.in_terminal(ctx, command, cwd, private, seconds)
     finally:
@@ -368,12 +383,13 @@ async def _shown(
     return ToolResult.json(value, status="ok" if ran.in_time else "error")
 
 
-async def _cleaned(process: Process | None, private: Private) -> None:
+async def cleaned(process: Process | None, private: Private) -> None:
+    """End a command, if it was started, and all that it started, and remove its folder."""
     try:
         if process is not None:
             await process.end()
     finally:
-        private.remove()
+        await private.give_back()
 
 
 async def _started(
@@ -385,11 +401,12 @@ async def _started(
 
     async def make() -> Job:
         with ExitStack() as undo:
-            private = Private()
+            private = await shell.private()
             undo.callback(private.remove)
-            log = Log(private.folder / "output")
+            log = Log(private.folder / "output", is_here=private.system is None)
             undo.callback(log.close)
-            process = await shell.start(runs, cwd, private, sink=log.write)
+            there = "" if private.system is None else str(log.path)
+            process = await shell.start(runs, cwd, private, sink=log.write, log=there)
             undo.pop_all()
         return Job(job_id, shown, process, log, private)
 
@@ -444,7 +461,7 @@ def _log(ctx: ToolContext, command: Argv | Script, process: Process, ending: End
     )
 
 
-def _preview(shell: Shell, input: JsonDict) -> ToolPreview:
+def preview_of(shell: Shell, input: JsonDict) -> ToolPreview:
     """Return how a call looks to a person who is asked about it: all of it, nothing hidden."""
     given: Any = input.get("command", "")
     try:

@@ -15,8 +15,7 @@ from contextvars import ContextVar
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.errors import BlockedAddress, DefinitionError, ToolError
 from stepengine.system.urls import AllowList, Target, blocked_reason, joined, networks, numeric_address, parse_url
 
@@ -49,7 +48,7 @@ PIECE = 4_096
 CODINGS = frozenset({"gzip", "x-gzip", "deflate"})
 
 
-@attrs.frozen
+@frozen
 class Body:
     """
     What an answer holds.
@@ -181,7 +180,7 @@ TEXTS = ("json", "xml", "javascript", "yaml", "toml", "markdown")
 UNSPECIFIED = ("", "application/octet-stream", "binary/octet-stream")
 
 
-@attrs.frozen
+@frozen
 class Fetched:
     """
     What came back.

@@ -11,8 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.errors import ToolError
 from stepengine.tools.web.fetching import UNSPECIFIED, Fetched, Gates, is_text
 
@@ -45,7 +44,7 @@ BUSY = 3
 """How much longer than its time on a processor a worker may take by the clock, for machines that have other work."""
 
 
-@attrs.frozen
+@frozen
 class Page:
     """
     A page as text.

@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal, Protocol, TypeAlias
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.redaction import GIVEN, KNOWN
 from stepengine.tools.search.symbols import words_of
@@ -55,7 +54,7 @@ REFUSAL_CHARS = 300
 SUCCESS = range(200, 300)
 
 
-@attrs.frozen
+@frozen
 class SearchHit:
     """
     One result of a search.
@@ -239,7 +238,7 @@ class DocsBackend(Protocol):
         """Return what the documentation says about *topic*, about *max_tokens* at most. Raise ``ToolError`` if nothing."""
 
 
-@attrs.frozen
+@frozen
 class _Link:
     """A page that a list of contents names."""
 

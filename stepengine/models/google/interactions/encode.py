@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, assert_never
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.data.json import compact
 from stepengine.data.messages import (
     AssistantMessage,
@@ -62,7 +61,7 @@ MAX_INLINE = 15_000_000
 """Bytes that are, as base64, the 20 MB of a request (providers:PV51)."""
 
 
-@attrs.frozen
+@frozen
 class Flags:
     """
     What the encoded form of a message depends on beside the message.

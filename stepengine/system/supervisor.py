@@ -1,9 +1,10 @@
 """
 A program of its own: starts one command, and stays beside it until nothing of it is left.
 
-It is started as ``python -I -S supervisor.py PARENT LINE FOLDER LIMITS PROGRAM ARGV...`` in the environment of the command:
+It needs Python 3.8: where commands run elsewhere it is started there, with its text for ``-c``. It is started as
+``python -I -S supervisor.py PARENT LINE FOLDER LIMITS PROGRAM ARGV...`` in the environment of the command:
 the parent's process id, the descriptors of a socket to the parent and of the folder to work in, limits as
-``number=value`` joined by commas. The command is executed with ``execve`` in a session of its own: no shell reads anything.
+``RLIMIT_NAME=value`` joined by commas. The command is executed with ``execve`` in a session of its own: no shell reads anything.
 
 On the socket it writes ``pid N`` when the command runs or ``errno N`` when it could not be executed, and later ``exit N`` or
 ``signal N``. When the parent writes something, or has ended, everything that the command started is killed. On Linux this
@@ -38,10 +39,11 @@ def prctl(option: int, value: int) -> None:
 def limit(limits: str) -> None:
     """Set the limits; one that is above what the system allows becomes what it allows."""
     for entry in filter(None, limits.split(",")):
-        number, _, value = entry.partition("=")
-        _, hard = resource.getrlimit(int(number))
+        name, _, value = entry.partition("=")
+        which = getattr(resource, name)
+        _, hard = resource.getrlimit(which)
         wanted = int(value) if hard == resource.RLIM_INFINITY else min(int(value), hard)
-        resource.setrlimit(int(number), (wanted, wanted))
+        resource.setrlimit(which, (wanted, wanted))
 
 
 def become(folder: int, limits: str, program: str, argv: list[str]) -> None:

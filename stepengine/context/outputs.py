@@ -12,6 +12,7 @@ import attrs
 
 from stepengine.context.masking import is_placeholder, placeholder
 from stepengine.context.policy import COUNT, SHARE
+from stepengine.data.frozen import frozen
 from stepengine.data.hooks import Change, HookContext
 from stepengine.data.messages import DocumentPart, ImagePart, Message, ToolMessage, ToolResult
 from stepengine.data.state import AgentState
@@ -70,7 +71,7 @@ def read_output(ctx: ToolContext, reference_id: str, offset: int = 0, limit: int
     return ToolResult.parts([shown, *media])
 
 
-@attrs.frozen
+@frozen
 class output_cache:  # noqa: N801 - a policy is called by its name, as a hook is
     """
     A ``pre_step`` hook that trims old tool outputs, and the tool that reads them.

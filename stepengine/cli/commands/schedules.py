@@ -1,0 +1,172 @@
+"""``stepengine schedules``: when agents are started by themselves, and how that went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stepengine.cli.commands.deployment import App, operated
+from stepengine.cli.exits import Exit, complain
+from stepengine.cli.options import Config
+from stepengine.cli.screen.render import dumps, message_of, say, visible
+from stepengine.cli.settings import UsageProblem, in_force
+from stepengine.errors import DefinitionError, JournalError
+
+if TYPE_CHECKING:
+    from stepengine.durable import Operator
+    from stepengine.engine.scheduler import Standing
+    from stepengine.engine.schedules import Schedule
+
+__all__ = ("schedules",)
+
+
+def schedules(
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="[FILE|FOLDER]...", help="Agent files, or folders of them.")
+    ] = None,
+    *,
+    runs: Annotated[
+        str,
+        typer.Option(
+            help="Where their runs are recorded: a folder, or RUNS.db; without it only what comes is known.",
+            metavar="PLACE",
+        ),
+    ] = "",
+    db: Annotated[
+        str,
+        typer.Option(help="Or a database of durable runs whose workers start them.", metavar="URL|@FILE"),
+    ] = "",
+    app: App = "stepengine",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
+    config: Config = None,
+) -> Exit:
+    """
+    List when agents are started by themselves: next and last.
+
+    Those of ./agents, and of the folders that the setting `agents` names, unless files are given. An agent file says when:
+
+      schedule = Schedule(agent, cron="0 7 * * 1-5",
+                          timezone="Europe/Berlin", prompt="Go")
+
+    With --runs, or --db, also the last time, how its run ended, and how many times nobody was there.
+
+    Examples:
+      stepengine schedules
+      stepengine schedules ./agents/triage.py --runs ./runs
+      stepengine schedules --runs RUNS.db --json
+      stepengine schedules --db @/run/secrets/db --app shop
+    """
+    found, problems = _found(files or [], in_force(config).agent_folders)
+    for problem in problems:
+        complain(problem)
+    if db:
+        if runs:
+            msg = (
+                "runs of these schedules are either in the place of --runs or in the database of --db: give one of them"
+            )
+            raise UsageProblem(msg)
+        return _of_database(found, db, app=app, as_json=as_json)
+    try:
+        return _told(_standing(found, runs), as_json=as_json)
+    except JournalError as error:
+        return complain(error.message, Exit.FAILED)
+
+
+def _of_database(found: Sequence[Schedule], db: str, *, app: str, as_json: bool) -> Exit:
+    async def told(operator: Operator) -> Exit:
+        from stepengine.durable.schedules import durable_standings
+
+        return _told(await durable_standings(operator, found, now=datetime.now(UTC)), as_json=as_json)
+
+    try:
+        return operated(db, told, app=app)
+    except JournalError as error:
+        return complain(error.message, Exit.FAILED)
+
+
+def _told(stand: Sequence[Standing], *, as_json: bool) -> Exit:
+    if as_json:
+        print(dumps([_json_of(one) for one in stand]))
+    elif stand:
+        say("\n\n".join(["\n".join(_shown(one)) for one in stand]), hang=10)
+    else:
+        complain(
+            "there is no schedule; an agent file has one as `schedule = Schedule(agent, cron=...)`", Exit.COMPLETED
+        )
+    return Exit.COMPLETED
+
+
+def _found(files: Iterable[str], folders: Iterable[Path]) -> tuple[list[Schedule], list[str]]:
+    """Return the schedules of files and folders that were typed, else of those in which ids are looked for; what is broken."""
+    from stepengine.engine.loading import agent_folders, load_folder, load_schedules
+
+    given, found, problems = list(files), list["Schedule"](), list[str]()
+    for place in map(Path, given):
+        if not place.is_dir():
+            found += load_schedules(place)
+    for folder in [p for p in map(Path, given) if p.is_dir()] if given else agent_folders(folders):
+        try:
+            loaded = load_folder(folder)
+        except DefinitionError as error:
+            if given:
+                raise
+            problems.append(message_of(error))
+            continue
+        found += loaded.schedules
+        problems += loaded.problems
+    return found, problems
+
+
+def _standing(found: Sequence[Schedule], runs: str) -> list[Standing]:
+    from stepengine.engine.scheduler import Standing, standings
+    from stepengine.engine.schedules import unique
+
+    now = datetime.now(UTC)
+    if runs:
+        return standings(found, runs=runs, now=now)
+    return [Standing(one, one.next_after(now) if one.enabled else None) for one in unique(found)]
+
+
+def _json_of(stand: Standing) -> dict[str, object]:
+    schedule, last = stand.schedule, stand.last
+    return {
+        "id": schedule.id,
+        "agent": schedule.agent_id,
+        "cron": schedule.cron,
+        "words": schedule.in_words(),
+        "timezone": schedule.timezone,
+        "enabled": schedule.enabled,
+        "catch_up": schedule.catch_up,
+        "next": stand.next and stand.next.isoformat(),
+        "next_local": stand.next and schedule.local(stand.next).isoformat(),
+        "last": last
+        and {"at": last.at.isoformat(), "status": last.status, "run": last.run, "error": last.error or None},
+        "missed": stand.missed,
+        "newest_missed": stand.newest_missed and stand.newest_missed.isoformat(),
+    }
+
+
+def _shown(stand: Standing) -> Iterator[str]:
+    schedule, last = stand.schedule, stand.last
+    yield schedule.id
+    yield f"  agent   {visible(schedule.agent_id, strict=True)}"
+    yield f"  when    {schedule.line}, {schedule.timezone}: {schedule.in_words()}"
+    if not schedule.enabled:
+        yield "  next    never: it is not enabled"
+    elif stand.next is None:
+        yield "  next    not in 50 years"
+    else:
+        yield f"  next    {_local(schedule, stand.next)} ({stand.next:%H:%M} UTC)"
+    if last is not None:
+        error = f": {visible(last.error, strict=True)}" if last.error else ""
+        yield f"  last    {_local(schedule, last.at)}, {last.run}, {last.status}{error}"
+    if stand.newest_missed is not None:
+        yield f"  missed  {stand.missed:,}, the newest {_local(schedule, stand.newest_missed)}"
+
+
+def _local(schedule: Schedule, moment: datetime) -> str:
+    return f"{schedule.local(moment):%a %Y-%m-%d %H:%M %z}"

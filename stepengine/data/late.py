@@ -1,0 +1,36 @@
+"""
+Names of a package that are loaded when they are first used.
+
+Most of what an import costs is building classes. A package of which few use all, such as ``stepengine.models``, names its
+modules, and each is loaded by whoever asks for one of its names. Type checkers read the same imports below ``TYPE_CHECKING``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+
+__all__ = ("late",)
+
+
+def late(package: str, places: Mapping[str, Iterable[str]]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """
+    Return the ``__getattr__`` and the ``__dir__`` of a package.
+
+    Args:
+        package: Its ``__name__``.
+        places: Modules by their whole name, each with the names that the package has of it.
+    """
+    homes = {name: module for module, names in places.items() for name in names}
+
+    def load(name: str) -> object:
+        home = homes.get(name)
+        if home is None:
+            msg = f"module {package!r} has no attribute {name!r}"
+            raise AttributeError(msg, name=name, obj=sys.modules[package])
+        value = getattr(import_module(home), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return load, lambda: sorted({*vars(sys.modules[package]), *homes})

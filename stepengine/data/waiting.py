@@ -1,0 +1,150 @@
+"""What a run waits for beside models, tools and people: a time, messages, children in the background."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias
+
+import attrs
+from typing_extensions import TypeVar
+
+from stepengine.data.frozen import frozen
+from stepengine.data.json import JsonValue, freeze
+from stepengine.data.messages import tuple_of
+from stepengine.data.questions import Question
+from stepengine.errors import AgentError
+
+if TYPE_CHECKING:
+    from stepengine.data.state import ChildResult
+
+__all__ = ("Awaited", "ChildRef", "Received", "Waited", "Waits", "WaitsFor", "waits_in_words")
+
+Out = TypeVar("Out", default=Any)
+WaitsFor: TypeAlias = Literal["question", "time", "message", "child"]
+SHOWN_WAITS = 20
+
+
+@frozen
+class ChildRef(Generic[Out]):
+    """
+    A child in the background: what ``Start`` gives, and what ``Wait``, ``Tell`` and ``Cancel`` take.
+
+    Attributes:
+        id: The child's run id.
+        agent_id: Its agent.
+        path: Its path in the tree, such as ``"3"``.
+    """
+
+    id: str
+    agent_id: str
+    path: str
+
+
+@frozen
+class Received:
+    """
+    A message that a run took; a timeout is ``None`` in its place.
+
+    Attributes:
+        id: The message's id.
+        value: What it says, JSON.
+    """
+
+    id: str
+    value: JsonValue = attrs.field(default=None, converter=freeze)
+
+
+@frozen
+class Awaited:
+    """
+    What a ``Wait`` found, as it is recorded: paths alone, since each child's own end stands at its own address.
+
+    Attributes:
+        done: The paths of the children that have ended, in the order in which they did.
+        open: Those of the others, in the order in which they were asked for.
+        ended: How those that have ended did, by path; never stored.
+    """
+
+    done: tuple[str, ...] = attrs.field(default=(), converter=tuple_of)
+    open: tuple[str, ...] = attrs.field(default=(), converter=tuple_of)
+    ended: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False, metadata={"stored": False})
+
+
+@frozen
+class Waited(Generic[Out]):
+    """
+    What ``Wait`` gives.
+
+    Attributes:
+        done: How the children that have ended did, in the order in which they ended.
+        open: The children that are still at work, in the order in which they were asked for.
+    """
+
+    done: tuple[ChildResult[Out], ...]
+    open: tuple[ChildRef[Out], ...] = ()
+
+    def __getitem__(self, ref: ChildRef[Out]) -> ChildResult[Out]:
+        """Return how the child of *ref* ended; raises ``AgentError`` for one that is not among them."""
+        for child in self.done:
+            if child.run_id == ref.id:
+                return child
+        state = "is still at work" if ref in self.open else "was not waited for here"
+        msg = f"the child {ref.agent_id!r} at {ref.path!r} {state}"
+        raise AgentError(msg)
+
+    def __contains__(self, ref: object) -> bool:
+        return isinstance(ref, ChildRef) and any(child.run_id == ref.id for child in self.done)
+
+
+@frozen(kw_only=True)
+class Waits:
+    """
+    One thing that a suspended run waits for.
+
+    Attributes:
+        kind: What it is.
+        path: The path of the run that waits.
+        seq: The number of its effect.
+        wakes_at: When a time comes, or the patience for a message or child ends (UTC); ``None`` for never.
+        question: The question, where a person is waited for.
+        topic: The topic, where a message is.
+        children: The paths of the children that are waited for.
+    """
+
+    kind: WaitsFor
+    path: str = ""
+    seq: int = 0
+    wakes_at: datetime | None = None
+    question: Question | None = None
+    topic: str = ""
+    children: tuple[str, ...] = attrs.field(default=(), converter=tuple_of)
+
+    @property
+    def said(self) -> str:
+        """What it is, in words; ``""`` for a question, which has its own."""
+        until = "" if self.wakes_at is None else self.wakes_at.isoformat(timespec="seconds")
+        match self.kind:
+            case "question":
+                return ""
+            case "time":
+                return until
+            case "message":
+                return f"a message on {self.topic!r}" + (f" until {until}" if until else "")
+            case "child":
+                return f"children at {', '.join(self.children)}" + (f" until {until}" if until else "")
+
+    @property
+    def words(self) -> str:
+        """What a run does that waits for it, in words, such as ``"sleeps until 2026-03-02T07:00:00+00:00"``."""
+        whose = f" (the child at {self.path})" if self.path else ""
+        if self.question is not None:
+            return f"waits for an answer to {self.question.id}{whose}"
+        return f"{'sleeps until' if self.kind == 'time' else 'waits for'} {self.said}{whose}"
+
+
+def waits_in_words(waits: Iterable[Waits]) -> str:
+    """Return a sentence that says what a run waits for beside people; ``""`` where that is nothing."""
+    told = [one.words for one in waits if one.kind != "question"]
+    more = f", and {len(told) - SHOWN_WAITS:,} more" if len(told) > SHOWN_WAITS else ""
+    return f"The run {'; '.join(told[:SHOWN_WAITS])}{more}." if told else ""

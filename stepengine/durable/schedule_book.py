@@ -1,0 +1,176 @@
+"""The book of schedules in the database: which times were started, beside the list of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from stepengine.durable.database import DatabaseAway, blocking_connection, lacks_rights, quoted
+from stepengine.engine.schedule_book import Ran, Told
+from stepengine.errors import JournalError
+from stepengine.runtime.logs import LOGGER
+
+__all__ = ("DatabaseBook", "made_book")
+
+KEPT = 1_000
+LOCK = "select pg_advisory_lock(hashtextextended('stepengine-schedules', 0))"
+UNLOCK = "select pg_advisory_unlock(hashtextextended('stepengine-schedules', 0))"
+THERE = "select to_regclass('stepengine.schedule_times') is not null"
+TABLES = (
+    "create schema if not exists stepengine",
+    """
+    create table if not exists stepengine.schedules (
+        app text, id text, line text not null, passed bigint not null, missed bigint not null default 0, newest_missed bigint,
+        primary key (app, id)
+    )
+    """,
+    """
+    create table if not exists stepengine.schedule_times (
+        app text, schedule text, at bigint, run text not null, missed bigint not null, status text not null,
+        error text not null default '', primary key (app, schedule, at)
+    )
+    """,
+)
+GRANTS = (
+    "grant usage on schema stepengine",
+    "grant select, insert, update, delete on stepengine.schedules, stepengine.schedule_times",
+)
+PASSED = """
+    insert into stepengine.schedules as known (app, id, line, passed) values (%(app)s, %(id)s, %(line)s, %(now)s)
+    on conflict (app, id) do update set line = excluded.line,
+        passed = case when known.line = excluded.line and known.passed <= excluded.passed then known.passed else excluded.passed end
+    returning passed
+"""
+CLAIM = """
+    insert into stepengine.schedule_times (app, schedule, at, run, missed, status)
+    select %(app)s, %(id)s, %(at)s, %(run)s, %(missed)s, 'claimed'
+    where not exists (select from stepengine.schedules where app = %(app)s and id = %(id)s and passed >= %(at)s)
+    on conflict do nothing
+"""
+FORGET = """
+    delete from stepengine.schedule_times where app = %(app)s and schedule = %(id)s and status <> 'claimed' and at < (
+        select at from stepengine.schedule_times where app = %(app)s and schedule = %(id)s order by at desc limit 1 offset %(kept)s
+    )
+"""
+MOVE = """
+    update stepengine.schedules
+    set passed = %(until)s, missed = missed + %(missed)s, newest_missed = coalesce(%(newest)s, newest_missed)
+    where app = %(app)s and id = %(id)s and passed < %(until)s
+"""
+HELD = "select from stepengine.schedules where app = %s and id = %s for update"
+ROW = "schedule, at, run, missed, status, error"
+CLAIMED = f"select {ROW} from stepengine.schedule_times where app = %s and status = 'claimed' order by at"  # noqa: S608
+MARK = "update stepengine.schedule_times set status = %s, error = %s where app = %s and schedule = %s and at = %s"
+LAST = f"select distinct on (schedule) {ROW} from stepengine.schedule_times where app = %s order by schedule, at desc"  # noqa: S608
+KNOWN = "select id, passed, missed, newest_missed from stepengine.schedules where app = %s"
+
+
+async def made_book(own: Any, *, role: str | None = None) -> None:
+    """
+    Make the tables if they are missing, over the connection *own*; *role* may use them. Several may do so at once.
+
+    Where the role may not make them, there are none: whoever has schedules is told then.
+    """
+    await own.execute(LOCK)
+    try:
+        (is_there,) = await (await own.execute(THERE)).fetchone()
+        for statement in () if is_there else TABLES:
+            await own.execute(statement)
+        for grant in GRANTS if role is not None else ():
+            await own.execute(f"{grant} to {quoted(role or '')}")
+    except lacks_rights():
+        LOGGER.debug("the tables of schedules are missing, and this role may not make them")
+    finally:
+        await own.execute(UNLOCK)
+
+
+class DatabaseBook:
+    """
+    What was started of the schedules of a deployment: a ``ScheduleBook`` in its database. Its methods block.
+
+    Args:
+        url: The database.
+        app: The deployment's name.
+
+    Raises:
+        JournalError: by each call, when the database or its tables cannot be used.
+    """
+
+    def __init__(self, url: str, *, app: str) -> None:
+        self._url = url
+        self._app = app
+
+    def passed(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
+        """Return until when the times of each schedule were decided about; see ``ScheduleBook.passed``."""
+        with self._connected() as own:
+            known = {
+                id_: own.execute(PASSED, {"app": self._app, "id": id_, "line": line, "now": _number(now)}).fetchone()
+                for id_, line in sorted(lines.items())
+            }
+        return {id_: _moment(row[0]) for id_, row in known.items()}
+
+    def claim(self, schedule: str, at: datetime, *, run: str, missed: tuple[datetime, ...] = ()) -> bool:
+        """Take a time over; return whether nobody had it before. The times before it are decided about with it."""
+        given = {"app": self._app, "id": schedule}
+        with self._connected() as own:
+            own.execute(HELD, (self._app, schedule))
+            claimed = own.execute(CLAIM, {**given, "at": _number(at), "run": run, "missed": len(missed)}).rowcount
+            _pass(own, given, at, missed if claimed else ())
+            own.execute(FORGET, {**given, "kept": KEPT})
+        return bool(claimed)
+
+    def pass_over(self, schedule: str, until: datetime, *, missed: tuple[datetime, ...] = ()) -> bool:
+        """Start none of the times up to *until*; return whether nobody had decided so before."""
+        with self._connected() as own:
+            return _pass(own, {"app": self._app, "id": schedule}, until, missed)
+
+    def claimed(self) -> tuple[Ran, ...]:
+        """Return the times that were claimed, and of which nobody has said that they were submitted."""
+        with self._connected() as own:
+            return tuple([_ran(row) for row in own.execute(CLAIMED, (self._app,)).fetchall()])
+
+    def mark(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
+        """Say what became of a time."""
+        with self._connected() as own:
+            own.execute(MARK, (status, error.replace("\0", ""), self._app, schedule, _number(at)))
+
+    def told(self) -> dict[str, Told]:
+        """Return what is known of every schedule, also of those that are no more."""
+        with self._connected() as own:
+            lasts = {row[0]: _ran(row) for row in own.execute(LAST, (self._app,)).fetchall()}
+            known = own.execute(KNOWN, (self._app,)).fetchall()
+        return {
+            id_: Told(_moment(passed), missed, None if newest is None else _moment(newest), lasts.get(id_))
+            for id_, passed, missed, newest in known
+        }
+
+    @contextmanager
+    def _connected(self) -> Iterator[Any]:
+        """Give a connection of its own, and commit what is done with it."""
+        try:
+            with blocking_connection(self._url) as own:
+                yield own
+        except DatabaseAway as error:
+            msg = f"the schedules of {self._app!r} cannot be looked after: {error}"
+            raise JournalError(msg) from error
+
+
+def _pass(own: Any, given: Mapping[str, str], until: datetime, missed: tuple[datetime, ...]) -> bool:
+    newest = _number(missed[-1]) if missed else None
+    moved = own.execute(MOVE, {**given, "until": _number(until), "missed": len(missed), "newest": newest})
+    return bool(moved.rowcount)
+
+
+def _ran(row: tuple[str, int, str, int, str, str]) -> Ran:
+    schedule, at, run, missed, status, error = row
+    return Ran(schedule, _moment(at), run, missed, status, error)
+
+
+def _number(moment: datetime) -> int:
+    return int(moment.timestamp())
+
+
+def _moment(number: int) -> datetime:
+    return datetime.fromtimestamp(number, UTC)

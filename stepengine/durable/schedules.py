@@ -1,0 +1,102 @@
+"""
+``DurableScheduler``: submits agents at the times of their schedules.
+
+A time is claimed in the database's book and submitted under the id that follows from schedule and time. Where who claimed it dies
+before that, the next worker that looks submits it: the same id again is the same run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from datetime import datetime
+
+import attrs
+
+from stepengine.durable.database import DatabaseAway
+from stepengine.durable.engine import DurableEngine
+from stepengine.durable.operate import Operator
+from stepengine.durable.schedule_book import DatabaseBook
+from stepengine.engine.schedule_book import STARTED, Ran
+from stepengine.engine.scheduler import Due, Scheduler, Standing, Started, standing
+from stepengine.engine.schedules import Schedule, metadata_of
+from stepengine.errors import StepEngineError
+from stepengine.runtime.clock import Clock
+from stepengine.runtime.logs import LOGGER
+
+__all__ = ("DurableScheduler", "durable_standings")
+
+
+class DurableScheduler(Scheduler):
+    """
+    Submits agents at the times of their schedules, each time once for each deployment and database.
+
+    ``async with`` does so in the background, ``tick`` once. Every worker of a deployment may have one with the same schedules. A run's
+    id is the schedule's with its time; it has ``metadata`` as any run of a schedule, and goes on like one that somebody submitted.
+
+    Args:
+        engine: What submits; it is open.
+        schedules: The schedules; their ids are unique.
+        clock: Date and sleep; the machine's by default.
+
+    Raises:
+        AgentError: when the engine has no agent that a schedule names.
+        DefinitionError: when two schedules have one id.
+    """
+
+    def __init__(
+        self, engine: DurableEngine, schedules: Iterable[Schedule] = (), *, clock: Clock | None = None
+    ) -> None:
+        super().__init__(engine.embedded_engine, schedules, runs="", clock=clock)
+        self.book = DatabaseBook(engine.setting.url, app=engine.setting.app)
+        self._durable = engine
+
+    def _left_behind(self) -> list[Due]:
+        """Return times that somebody claimed who died before they were submitted, or is about to."""
+        known = {schedule.id: schedule for schedule in self.schedules}
+        return [
+            Due(known[ran.schedule], ran.at)
+            for ran in self.book.claimed()
+            if ran.schedule in known and ran.run not in self._under_way
+        ]
+
+    async def _begin(self, due: Due) -> Started | None:
+        # The database knows the run from its submission on: no index beside journals tells anybody to wake it.
+        self._under_way[due.run] = asyncio.create_task(self._submit(due))
+        self._under_way[due.run].add_done_callback(lambda _: self._ended(due.run))
+        return None
+
+    async def _submit(self, due: Due) -> None:
+        schedule = due.schedule
+        metadata = metadata_of(schedule, due.at, len(due.missed))
+        try:
+            await self._durable.submit(
+                schedule.agent, schedule.prompt, id=due.run, params=schedule.params, metadata=metadata
+            )
+        except DatabaseAway as error:
+            LOGGER.warning("schedule %r: %s; it is submitted when the database is back", schedule.id, error)
+        except StepEngineError as error:
+            LOGGER.error("schedule %r could not start its run of %s: %s", schedule.id, due.at.isoformat(), error)
+            await self._mark(due, "failed", str(error))
+        else:
+            await self._mark(due, STARTED)
+
+
+async def durable_standings(operator: Operator, schedules: Iterable[Schedule], *, now: datetime) -> list[Standing]:
+    """
+    Return how schedules stand whose runs are those of a deployment; nothing is changed or made.
+
+    Of the last time ``status`` is the state of its run, as in ``RunView.state``; ``"started"`` where the run is no more.
+
+    Raises:
+        JournalError: when the book of what was started cannot be used.
+        DatabaseAway: when the database cannot be reached.
+    """
+    told = await asyncio.to_thread(DatabaseBook(operator.url, app=operator.app).told)
+    runs = [known.last.run for known in told.values() if known.last is not None]
+    states = await operator.states(runs)
+
+    def as_it_stands(ran: Ran) -> Ran:
+        return attrs.evolve(ran, status=states.get(ran.run, ran.status)) if ran.status == STARTED else ran
+
+    return standing(schedules, told, now, as_it_stands)

@@ -1,0 +1,56 @@
+"""What agents a module holds, ``agent = AgentDefinition(...)`` or ``agents = [...]``, and what loads a file that is no module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from stepengine.data.definition import AgentDefinition, normalised_id
+from stepengine.errors import DefinitionError
+
+__all__ = ("EXPECTED", "agents_of", "sandboxed_loader")
+
+EXPECTED = "`agent = AgentDefinition(...)` or `agents = [AgentDefinition(...), ...]` at module level"
+
+
+def agents_of(module: ModuleType, name: str) -> tuple[AgentDefinition, ...]:
+    """
+    Return the agents of a module, which is called *name* in messages; at least one.
+
+    Raises:
+        DefinitionError: when it holds none, or both ``agent`` and ``agents``, or two of one id.
+    """
+    one, several = getattr(module, "agent", None), getattr(module, "agents", None)
+    if one is not None and several is not None:
+        msg = f"{name}: holds both 'agent' and 'agents'; one of them would be fine: {EXPECTED}"
+        raise DefinitionError(msg)
+    if isinstance(one, AgentDefinition):
+        return (one,)
+    if not isinstance(several, list | tuple) or not several:
+        found = "nothing called 'agent' or 'agents'"
+        found = found if one is None else f"an 'agent' that is {one!r}"
+        found = found if several is None else f"'agents' that are {several!r}"
+        msg = f"{name}: expected {EXPECTED}, found {found}"
+        raise DefinitionError(msg)
+    ids: set[str] = set()
+    for agent in several:
+        if not isinstance(agent, AgentDefinition):
+            msg = f"{name}: expected {EXPECTED}, found {agent!r} in 'agents'"
+            raise DefinitionError(msg)
+        if normalised_id(agent.id) in ids:
+            msg = f"{name}: 'agents' holds two agents of the id {agent.id!r}; each needs its own"
+            raise DefinitionError(msg)
+        ids.add(normalised_id(agent.id))
+    return tuple(several)
+
+
+def sandboxed_loader() -> Callable[[Path], tuple[AgentDefinition, ...]]:
+    """
+    Return what loads a file whose handlers run in the sandbox.
+
+    That stands floors above this one, and is an extra: it is found by its name, as providers of models are.
+    """
+    load: Callable[[Path], tuple[AgentDefinition, ...]] = import_module("stepengine.programs.strangers").load_file
+    return load

@@ -1,0 +1,579 @@
+"""
+Agents of installed packages: which there are, and how one of them is loaded.
+
+A package names where its agents are in the entry-point group ``stepengine.agents``; what the entry is called is their
+publisher. Beside the code lies ``stepengine-agents.json``, which says what the agents are and want. It is read before anything
+of the package is imported, so that a person can be asked first; what the code has beyond it is refused. Must not be here:
+asking and printing; the command line does that.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+import attrs
+
+from stepengine.data.definition import AgentDefinition, normalised_id, parts_of_id
+from stepengine.data.tools import ToolLike
+from stepengine.engine import trust
+from stepengine.engine.modules import agents_of, sandboxed_loader
+from stepengine.errors import DefinitionError
+from stepengine.machine.author import raised_at
+from stepengine.tooling.makers import CATEGORIES
+from stepengine.tooling.spawning import BUILT_IN, carried_by, with_carried
+
+if TYPE_CHECKING:
+    from importlib import metadata
+
+__all__ = (
+    "FILE",
+    "FORMAT",
+    "GROUP",
+    "Declared",
+    "Found",
+    "Member",
+    "Package",
+    "declaration_of",
+    "declared_of",
+    "exceeding",
+    "find",
+    "held_by",
+    "id_of",
+    "installed",
+    "member_of",
+    "read_declaration",
+    "stands_in",
+    "versions",
+)
+
+GROUP = "stepengine.agents"
+FILE = "stepengine-agents.json"
+FORMAT = "stepengine.agents/1"
+OWN = "stepengine"
+"""The publisher that nobody else may be: its ids mean what comes with the engine."""
+FILE_BYTES = 256 * 1024
+AGENTS, MEMBERS = 200, 500
+ID_CHARS, TEXT_CHARS, DESCRIPTION_CHARS = 100, 300, 2_000
+ID = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+VALUE = re.compile(r"(?P<module>\w+(?:\.\w+)*)(?::(?P<attribute>\w+(?:\.\w+)*))?")
+
+
+@attrs.frozen
+class Declared:
+    """
+    What a package says of one of its agents.
+
+    Attributes:
+        id: Its id within the package.
+        description: What it is for.
+        tools: The names of its tools with their categories; ``""`` for a tool without one.
+        spawns: Ids of the agents that it may spawn.
+    """
+
+    id: str
+    description: str = ""
+    tools: Mapping[str, str] = attrs.field(factory=dict)
+    spawns: tuple[str, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Package:
+    """
+    An installed package with agents, as its metadata tells.
+
+    Attributes:
+        name: What is installed, as pip names it.
+        version: Its version.
+        publisher: What its agents' ids begin with; a word of its author's, which nobody checks.
+        value: Where its agents are: a module, or ``module:attribute``.
+        folder: The folder of that code.
+        agents: What it says of its agents, by id.
+        reads: Folders that they read.
+        writes: Folders that they change.
+        hosts: Hosts that they reach.
+    """
+
+    name: str
+    version: str
+    publisher: str
+    value: str
+    folder: Path
+    agents: Mapping[str, Declared]
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+    @property
+    def wishes(self) -> trust.Wishes:
+        """What a person is asked to agree to: tools by category, agents of others, folders, hosts."""
+        tools = sorted({(name, kind) for agent in self.agents.values() for name, kind in agent.tools.items()})
+        others = sorted({wanted for agent in self.agents.values() for wanted in agent.spawns if "/" in wanted})
+        asks = (
+            *[f"tool {name}: {kind or 'of no category'}" for name, kind in tools],
+            *[f"agent {wanted}" for wanted in others],
+            *[f"reads {folder}" for folder in self.reads],
+            *[f"writes {folder}" for folder in self.writes],
+            *[f"host {host}" for host in self.hosts],
+        )
+        return trust.Wishes(self.name, self.version, self.publisher, asks)
+
+
+class Found(NamedTuple):
+    """
+    What is installed.
+
+    Attributes:
+        packages: Packages whose agents can be named, by their names.
+        problems: Why the agents of others cannot, by publisher and package.
+    """
+
+    packages: tuple[Package, ...]
+    problems: Mapping[tuple[str, str], str]
+
+
+@attrs.frozen
+class Member:
+    """An agent of a package."""
+
+    package: Package
+    declared: Declared
+
+    def __str__(self) -> str:
+        return f"{self.id} of {self.package}"
+
+    @property
+    def id(self) -> str:
+        """Its id for others: ``publisher/name``."""
+        return f"{self.package.publisher}/{self.declared.id}"
+
+    def load(self) -> AgentDefinition:
+        """
+        Return the agent; at the command line a person must have agreed to what its package wants.
+
+        Raises:
+            DefinitionError: when nobody agreed, its code fails, or has other agents or tools than its metadata says.
+        """
+        gate = trust.GATE.get()
+        if gate is not None and not gate.agrees(self.package.wishes):
+            msg = f"{self} was not loaded: nobody agreed to what its package wants"
+            raise DefinitionError(msg)
+        held = _held(self.package)
+        known = held.agents.get(self.declared.id)
+        if known is None:
+            problem = exceeding(self.package, held)
+            msg = f"{self.package}: {'; '.join(problem)}"
+            raise DefinitionError(msg)
+        return known
+
+    def beside(self, agent_id: str) -> AgentDefinition | None:
+        """Return the agent of the same package with that id, ``None`` where it has none."""
+        declared = self.package.agents.get(normalised_id(agent_id))
+        return None if declared is None else Member(self.package, declared).load()
+
+
+# --- which there are --------------------------------------------------------------------------------------------------
+
+
+def installed() -> Found:
+    """Return the packages with agents; nothing of them is imported."""
+    from importlib import metadata
+
+    packages: list[Package] = []
+    problems: dict[tuple[str, str], str] = {}
+    for entry in sorted(metadata.entry_points(group=GROUP), key=lambda e: (_name_of(e), e.name)):
+        key = (entry.name[:ID_CHARS], _name_of(entry))
+        try:
+            packages.append(_package(entry))
+        except (DefinitionError, ValueError, OSError) as error:
+            problems[key] = f"the agents of {key[1]!r} cannot be used: {error}"
+    twice = {p.name for p in packages if sum(other.name == p.name for other in packages) > 1}
+    for name in sorted(twice):
+        said = f"the agents of {name!r} cannot be used: it has several entries in {GROUP!r}; one publisher with all agents would be fine"
+        problems |= {(p.publisher, name): said for p in packages if p.name == name}
+    return Found(tuple([p for p in packages if p.name not in twice]), problems)
+
+
+def versions() -> dict[str, str]:
+    """Return ``name==version`` of each agent of an installed package, by ``publisher/name``."""
+    return {
+        f"{p.publisher}/{agent_id}": f"{p.name}=={p.version}" for p in installed().packages for agent_id in p.agents
+    }
+
+
+def find(wanted: str) -> Member | None:
+    """
+    Return the agent of a package that ``publisher/name`` or ``publisher/name@version`` means; ``None`` where there is none.
+
+    Raises:
+        DefinitionError: when another version is installed, two packages have an agent of that id, or the package that could
+            have it cannot be used.
+    """
+    publisher, name, version = parts_of_id(wanted)
+    if publisher is None or name is None:
+        return None
+    found = installed()
+    members = [Member(p, p.agents[name]) for p in found.packages if p.publisher == publisher and name in p.agents]
+    if not members:
+        if problem := next((said for (theirs, _), said in found.problems.items() if theirs == publisher), None):
+            msg = f"{wanted!r}: {problem}"
+            raise DefinitionError(msg)
+        return None
+    if len(members) > 1:
+        both = " and ".join([str(member.package) for member in members])
+        msg = f"{members[0].id!r} is an agent of {both}, and neither is taken; uninstall one of them"
+        raise DefinitionError(msg)
+    (member,) = members
+    if version is not None and not _is_version(version, member, wanted):
+        msg = (
+            f"{wanted!r} was asked for, and {member.package} is installed; install {member.package.name}=={version}, "
+            f"or ask for {member.id!r}"
+        )
+        raise DefinitionError(msg)
+    return member
+
+
+def _is_version(version: str, member: Member, wanted: str) -> bool:
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(version) == Version(member.package.version)
+    except InvalidVersion:
+        msg = f"{version[:ID_CHARS]!r} in {wanted[:TEXT_CHARS]!r} is no version; one like '1.2' would be fine"
+        raise DefinitionError(msg) from None
+
+
+def _name_of(entry: metadata.EntryPoint) -> str:
+    name = None if entry.dist is None else entry.dist.metadata["Name"]
+    return str(name or "a package without a name")[:ID_CHARS]
+
+
+def _package(entry: metadata.EntryPoint) -> Package:
+    from packaging.version import InvalidVersion, Version
+
+    name, value = _name_of(entry), VALUE.fullmatch(entry.value.strip()[:TEXT_CHARS])
+    _expect(
+        ID.fullmatch(entry.name) is not None and len(entry.name) <= ID_CHARS,
+        _NO_PUBLISHER.format(entry.name[:ID_CHARS]),
+    )
+    _expect(
+        entry.name != OWN, f"the publisher {OWN!r} stands for what comes with the engine; another one would be fine"
+    )
+    dist = entry.dist
+    if value is None or dist is None:
+        msg = f"its entry in {GROUP!r} is {entry.value[:TEXT_CHARS]!r}; a module, or 'module:attribute', would be fine"
+        raise DefinitionError(msg)
+    version = str(dist.metadata["Version"] or "")
+    try:
+        Version(version)
+    except InvalidVersion:
+        msg = f"its version is {version[:ID_CHARS]!r}, which is none"
+        raise DefinitionError(msg) from None
+    folder = _folder_of(dist, value["module"])
+    return Package(
+        name=name,
+        version=version,
+        publisher=entry.name,
+        value=value[0],
+        folder=folder,
+        **read_declaration(folder / FILE),
+    )
+
+
+_NO_PUBLISHER = "its publisher is {!r}; lower-case letters, digits and single hyphens would be fine"
+
+
+def _folder_of(dist: metadata.Distribution, module: str) -> Path:
+    """Return the folder of the module's code, found without importing anything of it, and only where the package lies itself."""
+    top, *below = module.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        msg = f"there is no module {top!r}"
+        raise DefinitionError(msg)
+    roots = [Path(str(dist.locate_file(""))).resolve(), *_editable(dist)]
+    for place in spec.submodule_search_locations or ():
+        folder = Path(place).resolve()
+        for part in below:
+            folder = folder / part if (folder / part).is_dir() else folder
+        if (folder / FILE).is_file() and any(folder.is_relative_to(root) for root in roots):
+            return folder
+    msg = f"no {FILE!r} lies in the folder of {module!r}; `stepengine package check --write` in its project makes one"
+    raise DefinitionError(msg)
+
+
+def _editable(dist: metadata.Distribution) -> Iterator[Path]:
+    """Give the folder of a project that is used where it lies."""
+    try:
+        told: Any = json.loads((dist.read_text("direct_url.json") or "{}")[:FILE_BYTES])
+        if told.get("dir_info", {}).get("editable"):
+            yield Path(unquote(urlsplit(told["url"]).path)).resolve()
+    except (ValueError, KeyError, AttributeError, RecursionError):
+        return
+
+
+# --- what is declared -------------------------------------------------------------------------------------------------
+
+
+def read_declaration(file: Path) -> dict[str, Any]:
+    """
+    Return ``agents``, ``reads``, ``writes`` and ``hosts`` of a ``stepengine-agents.json``, as ``Package`` has them.
+
+    Raises:
+        DefinitionError: when it is too large, or not of that form; it says which member, and what would be fine.
+    """
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(FILE_BYTES + 1)
+    except OSError as error:
+        msg = f"{file.name} cannot be read: {error.strerror}"
+        raise DefinitionError(msg) from None
+    return declaration_of(content, file.name)
+
+
+def declaration_of(content: bytes, where: str = FILE) -> dict[str, Any]:
+    """Return what the content of such a file says; *where* it stands is named in errors, which are those of ``read_declaration``."""
+    _expect(len(content) <= FILE_BYTES, f"{where} has more than {FILE_BYTES:,} bytes")
+    try:
+        told = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        msg = f"{where} is no JSON: {error}"
+        raise DefinitionError(msg) from None
+    _object(told, where, "format", "agents", "reads", "writes", "hosts")
+    _expect(
+        told.get("format") == FORMAT,
+        f"{where}: its format is {_short(told.get('format'))}; {FORMAT!r} would be fine",
+    )
+    agents = told.get("agents")
+    _expect(
+        isinstance(agents, dict) and 0 < len(agents) <= AGENTS,
+        f"{where}: agents are an object with 1 to {AGENTS} members",
+    )
+    found = [_declared(str(key), value, f"{where}: agents.{str(key)[:ID_CHARS]}") for key, value in agents.items()]
+    lists = {name: _texts(told.get(name, []), f"{where}: {name}") for name in ("reads", "writes", "hosts")}
+    return {"agents": {each.id: each for each in found}, **lists}
+
+
+def _declared(agent_id: str, value: object, where: str) -> Declared:
+    _expect(
+        ID.fullmatch(agent_id) is not None and len(agent_id) <= ID_CHARS, f"{where} is no id such as 'code-reviewer'"
+    )
+    told = _object(value, where, "description", "tools", "spawns")
+    description, tools = told.get("description", ""), told.get("tools", {})
+    _expect(
+        isinstance(description, str) and len(description) <= DESCRIPTION_CHARS,
+        f"{where}.description is a text of at most {DESCRIPTION_CHARS:,} characters",
+    )
+    _expect(
+        isinstance(tools, dict) and len(tools) <= MEMBERS, f"{where}.tools are an object of at most {MEMBERS} tools"
+    )
+    _texts([*tools, *[kind or "none" if isinstance(kind, str) else kind for kind in tools.values()]], f"{where}.tools")
+    return Declared(agent_id, description, tools, _texts(told.get("spawns", []), f"{where}.spawns"))
+
+
+def _object(value: object, where: str, *known: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        msg = f"{where} is {_short(value)}, and no object"
+        raise DefinitionError(msg)
+    strange = [key for key in value if key not in known]
+    _expect(not strange, f"{where} has {_short(strange[:1])}, which is not known; known are {', '.join(known)}")
+    return value
+
+
+def _texts(value: object, where: str) -> tuple[str, ...]:
+    texts = value if isinstance(value, list) else [value]
+    fits = [isinstance(one, str) and 0 < len(one) <= TEXT_CHARS and one.isprintable() for one in texts[: 2 * MEMBERS]]
+    if texts is not value or len(texts) > 2 * MEMBERS or not all(fits):
+        msg = f"{where} should hold at most {MEMBERS} printable texts of 1 to {TEXT_CHARS} characters"
+        raise DefinitionError(msg)
+    return tuple(texts)
+
+
+def _expect(is_so: bool, problem: str) -> None:  # noqa: FBT001 - it reads as an assertion
+    if not is_so:
+        raise DefinitionError(problem)
+
+
+def _short(value: object) -> str:
+    return repr(value)[:ID_CHARS]
+
+
+# --- what the code has ------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Held:
+    """The agents that the code of a package has, by id, and why some of its modules gave none."""
+
+    agents: Mapping[str, AgentDefinition]
+    problems: tuple[str, ...] = ()
+
+
+_HELD: dict[tuple[str, str, str, Path, bool], Held] = {}
+_MEMBERS: dict[int, tuple[AgentDefinition, Member]] = {}
+
+
+def member_of(definition: AgentDefinition) -> Member | None:
+    """Return which agent of a package *definition* is; ``None`` for one that was not loaded from a package."""
+    found = _MEMBERS.get(id(definition))
+    return None if found is None else found[1]
+
+
+def stands_in(made: AgentDefinition, original: AgentDefinition) -> None:
+    """Have *made*, which was evolved from *original*, be of the same package, if that is of one: what it names is there."""
+    member = member_of(original)
+    if member is not None:
+        _MEMBERS[id(made)] = made, member
+
+
+def id_of(definition: AgentDefinition) -> str:
+    """Return the id by which an agent is found: its own, and of one of a package ``publisher/name``."""
+    member = member_of(definition)
+    return definition.id if member is None else member.id
+
+
+def _held(package: Package) -> Held:
+    """Return the agents of a package, imported and compared with its metadata once."""
+    key = (package.name, package.version, package.value, package.folder, package.name in trust.SANDBOXED.get())
+    if key not in _HELD:
+        held = _held_in_sandbox(package) if package.name in trust.SANDBOXED.get() else held_by(package.value)
+        if problems := exceeding(package, held):
+            msg = f"{package} is not as its {FILE} says: {'; '.join(problems)}. Nothing of it is used"
+            raise DefinitionError(msg)
+        _HELD[key] = held
+        for agent_id, agent in held.agents.items():
+            _MEMBERS[id(agent)] = agent, Member(package, package.agents[agent_id])
+    return _HELD[key]
+
+
+def _held_in_sandbox(package: Package) -> Held:
+    """Return the agents of a package of which nothing is imported: those of its files that hold some."""
+    load = sandboxed_loader()
+    agents, problems = list[AgentDefinition](), list[str]()
+    for file in sorted(package.folder.glob("*.py")):
+        if not file.name.startswith("_"):
+            try:
+                agents += load(file)
+            except DefinitionError as error:
+                problems.append(error.message)
+    if not agents:
+        msg = f"{package} has no agent that can run in the sandbox: {'; '.join(problems) or 'no file of it holds one'}"
+        raise DefinitionError(msg)
+    return Held(_unique(agents, str(package)), tuple(problems))
+
+
+def held_by(value: str) -> Held:
+    """
+    Import what an entry names, and return its agents.
+
+    Args:
+        value: A module with ``agent`` or ``agents``, a package whose modules have them, or ``module:attribute`` of an agent, a
+            list of agents or such a module.
+
+    Raises:
+        DefinitionError: when the module cannot be imported, or names no agent.
+    """
+    module, _, attribute = value.partition(":")
+    held: Any = _imported(module)
+    for name in filter(None, attribute.split(".")):
+        held = getattr(held, name, None)
+    if isinstance(held, ModuleType):
+        return _of_module(held)
+    agents = [held] if isinstance(held, AgentDefinition) else held
+    if not isinstance(agents, list | tuple) or not agents or not all(isinstance(a, AgentDefinition) for a in agents):
+        msg = f"{value!r} is {_short(held)}; an agent, a list of agents, or a module with `agent` or `agents` would be fine"
+        raise DefinitionError(msg)
+    return Held(_unique(agents, value))
+
+
+def _of_module(module: ModuleType) -> Held:
+    """Return the agents of a module, or of the modules in a package; those of helpers have none, and count for nothing."""
+    if hasattr(module, "agent") or hasattr(module, "agents") or not hasattr(module, "__path__"):
+        return Held(_unique(agents_of(module, module.__name__), module.__name__))
+    agents, problems = list[AgentDefinition](), list[str]()
+    files = [file for folder in module.__path__ for file in sorted(Path(folder).glob("*.py"))]
+    for file in [file for file in files if file.stem.isidentifier() and not file.name.startswith("_")]:
+        try:
+            found = _imported(f"{module.__name__}.{file.stem}")
+            agents += agents_of(found, file.name) if {"agent", "agents"} & {*vars(found)} else ()
+        except DefinitionError as error:
+            problems.append(error.message)
+    return Held(_unique(agents, module.__name__), tuple(problems))
+
+
+def _imported(module: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # a module that ends the process has no agents, and is nothing to end over
+        where = raised_at(error)
+        said = f"importing {module!r} failed with {type(error).__name__}: {error}"[: 2 * TEXT_CHARS]
+        msg = f"{said}{f' ({where})' if where else ''}"
+        raise DefinitionError(msg) from error
+
+
+def _unique(agents: Iterable[AgentDefinition], where: str) -> dict[str, AgentDefinition]:
+    found: dict[str, AgentDefinition] = {}
+    for agent in agents:
+        if found.setdefault(normalised_id(agent.id), agent) is not agent:
+            msg = f"{where!r} holds two agents of the id {agent.id!r}; each needs its own"
+            raise DefinitionError(msg)
+    return found
+
+
+def declared_of(agent: AgentDefinition) -> Declared:
+    """Return what is to be declared of an agent: its tools, and what it may spawn, with all that these carry."""
+    tools, spawns = dict[str, str](), dict[str, None]()
+    waiting, met = [agent], list[AgentDefinition]()
+    for each in waiting:
+        if any(each is one for one in met):
+            continue
+        met.append(each)
+        tools |= dict(_tools_of(each))
+        spawns |= dict.fromkeys([child for child in each.spawnable_agents if isinstance(child, str)])
+        held = [child for child in each.spawnable_agents if not isinstance(child, str)]
+        waiting += [*held, *carried_by(each.tools)]
+    return Declared(normalised_id(agent.id), agent.description, tools, tuple(spawns))
+
+
+def _tools_of(agent: AgentDefinition) -> Iterator[tuple[str, str]]:
+    kinds = {**CATEGORIES, **{name: tool.spec.category for name, tool in BUILT_IN.items()}}
+    own = [tool for tool in agent.tools if isinstance(tool, ToolLike)]
+    for name in agent.tool_names:
+        yield name, kinds.get(name, "")
+    for tool in with_carried(own):
+        yield tool.spec.name, tool.spec.category
+
+
+def exceeding(package: Package, held: Held) -> list[str]:
+    """Return where the code of a package has more than its metadata says, or lacks an agent of it; empty where it fits."""
+    problems: list[str] = []
+    for agent_id in sorted({*package.agents} - {*held.agents}):
+        why = f" ({'; '.join(held.problems)})" if held.problems else ""
+        problems.append(f"its code has no agent {agent_id!r}{why}")
+    for agent_id, agent in held.agents.items():
+        said, there = package.agents.get(agent_id), declared_of(agent)
+        if said is None:
+            problems.append(f"its agent {agent_id!r} is not declared")
+            continue
+        for name, kind in there.tools.items():
+            if said.tools.get(name) != kind:
+                as_said = f"declared as {said.tools[name]!r}" if name in said.tools else "not declared"
+                problems.append(f"the tool {name!r} ({kind or 'no category'}) of its agent {agent_id!r} is {as_said}")
+        problems += [
+            f"its agent {agent_id!r} may spawn {child!r}, which is not declared"
+            for child in there.spawns
+            if child not in said.spawns
+        ]
+    return problems

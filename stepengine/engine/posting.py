@@ -1,0 +1,171 @@
+"""Messages to runs from whoever does not hold them: what ``Engine.post`` does."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+
+from stepengine.data.codec import bare
+from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem, answered
+from stepengine.data.yields import a_topic
+from stepengine.engine.handles import named
+from stepengine.errors import AnswerRejected, JournalMissing, StepEngineError
+from stepengine.runtime.handle import RunHandle
+from stepengine.runtime.mail import Message
+from stepengine.runtime.tree import RunTree
+
+if TYPE_CHECKING:
+    from stepengine.engine.launching import Launcher
+    from stepengine.journal import Journal, JournalLike
+    from stepengine.journal.history import History
+    from stepengine.journal.mailbox import Letter
+
+__all__ = ("answer_journal", "cancel_journal", "fitting_answers", "post", "post_to_journal", "tell_journal")
+
+
+SHOWN = 200
+
+
+async def post(
+    launcher: Launcher, run: RunHandle | JournalLike, topic: str, value: object, *, id: str | None, path: str
+) -> bool:
+    """Send a message to a run, as ``Engine.post`` says."""
+    message = Message(secrets.token_hex(16) if id is None else id, path, a_topic(topic), value)
+    if isinstance(run, RunHandle):
+        return await asyncio.to_thread(run.send_message, message)
+    tree = _under_way(launcher, run) if isinstance(run, str) else None
+    if tree is not None:
+        return await asyncio.to_thread(tree.post, message)
+    try:
+        return await asyncio.to_thread(post_to_journal, run, message)
+    except JournalMissing as error:
+        if isinstance(run, str):
+            msg = f"{run!r} is neither a run that is under way in this engine nor a journal: {error.message}"
+            raise JournalMissing(msg, path=error.path, beside=error.beside) from None
+        raise
+
+
+def _under_way(launcher: Launcher, run: str) -> RunTree | None:
+    """Return the tree of the run, or of the session, of that id; ``None`` when none is under way."""
+    return next((live.tree for live in named(launcher, run)[1]), None)
+
+
+def post_to_journal(journal: JournalLike, message: Message) -> bool:
+    """
+    Put a message into the mailbox of a journal, and let its run be due if it sleeps; waits for the disk.
+
+    Raises:
+        JournalError: as ``Engine.post``.
+        StepEngineError: when the run has ended, or the child that it is for, or there is no such child.
+    """
+    from stepengine.journal import as_journal
+    from stepengine.journal.mailbox import Letter
+
+    letter = Letter(kind="message", value=message.value, id=message.id, path=message.path, topic=message.topic)
+    found: Journal = as_journal(journal)
+    history = _open(found, message.path)
+    if message.path and not history.has_run(message.path):
+        msg = f"there is no run at the path {message.path!r} in {found.name}; nothing was posted"
+        raise StepEngineError(msg)
+    return _sent(found, [letter])
+
+
+def answer_journal(journal: JournalLike, answers: Mapping[str, AnswerLike]) -> None:
+    """
+    Put answers to open questions into the mailbox of a journal, all or none of them, and let its run be due; waits for the disk.
+
+    Raises:
+        AnswerRejected: when a question is not open, or is not answered by that.
+        JournalError: as ``Engine.post``.
+        StepEngineError: when the run has ended.
+    """
+    from stepengine.journal import as_journal
+    from stepengine.journal.mailbox import Letter
+
+    found: Journal = as_journal(journal)
+    questions = {name: question for name, (_, question) in _open(found).open_questions().items()}
+    given = fitting_answers(answers, questions)
+    _sent(found, [Letter(kind="answer", topic=name, value=bare(answer)) for name, answer in given.items()])
+
+
+def fitting_answers(
+    answers: Mapping[str, AnswerLike], questions: Mapping[str, Question], *, by: str | None = None
+) -> dict[str, Answer]:
+    """
+    Return answers by question id, as those of *by*.
+
+    Raises:
+        AnswerRejected: unless every one of them fits an open question.
+    """
+    given: dict[str, Answer] = {}
+    for name, value in answers.items():
+        question = questions.get(name)
+        if question is None:
+            there = f"open are: {', '.join(map(repr, questions))}" if questions else "none is open"
+            msg = f"no question {name[:SHOWN]!r} is open ({there}); nothing was taken"
+            raise AnswerRejected(msg)
+        answer = answered(value, question)
+        if problem := answer_problem(answer, question):
+            msg = f"{problem}; nothing was taken"
+            raise AnswerRejected(msg)
+        given[name] = answer if by is None else attrs.evolve(answer, by=by)
+    return given
+
+
+def tell_journal(journal: JournalLike, text: str, *, id: str | None = None) -> bool:
+    """
+    Put what somebody says into the mailbox of a journal; its next model call sees it. Returns whether it is new; waits for the disk.
+
+    Raises:
+        InputError: when it is over 1 MiB, or something else has its id.
+        JournalError: as ``Engine.post``.
+        StepEngineError: when the run has ended.
+    """
+    from stepengine.journal import as_journal
+    from stepengine.journal.mailbox import Letter
+
+    found: Journal = as_journal(journal)
+    _open(found)
+    return _sent(found, [Letter(kind="input", value=text, id=id or secrets.token_hex(16))])
+
+
+def cancel_journal(journal: JournalLike, reason: str = "") -> None:
+    """
+    Put a cancel into the mailbox of a journal: whoever has its run ends it, or whoever goes on with it; waits for the disk.
+
+    Raises:
+        JournalError: as ``Engine.post``.
+        StepEngineError: when the run has ended.
+    """
+    from stepengine.journal import as_journal
+    from stepengine.journal.mailbox import Letter
+
+    found: Journal = as_journal(journal)
+    _open(found)
+    _sent(found, [Letter(kind="cancel", value=reason)])
+
+
+def _open(journal: Journal, path: str = "") -> History:
+    """Return what is recorded; raise where the run that something is for has ended, or was never begun."""
+    if not journal.is_there():
+        raise journal.missing()
+    history = journal.history()
+    if history.is_complete or history.has_ended(path):
+        which = f"the child at {path!r}" if path and not history.is_complete else "the run"
+        msg = f"{which} in {journal.name} has ended and takes no messages; nothing was posted"
+        raise StepEngineError(msg)
+    return history
+
+
+def _sent(journal: Journal, letters: Iterable[Letter]) -> bool:
+    from stepengine.journal.sleeping import arrived
+
+    box = journal.mailbox()
+    is_new = [box.post(letter) for letter in letters]
+    # Also where it was there already: who posted it first may have been killed in between.
+    arrived(journal)
+    return all(is_new)

@@ -1,0 +1,243 @@
+"""
+``ScheduleBook``: which times of which schedules were started, beside the runs.
+
+For a folder of journals it is a hidden SQLite file in it, for an SQLite file of runs two tables in that file. A time is claimed in one
+transaction, so that of any number of processes one starts it. Known here are ids and moments; what a schedule is stands in
+``schedules``, who starts runs in ``scheduler``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepengine.data.frozen import frozen
+from stepengine.errors import JournalError
+from stepengine.journal.finding import database_of
+from stepengine.journal.sqlite import BUSY_SECONDS, made_database
+from stepengine.system.write_ahead import Database, reason
+
+if TYPE_CHECKING:
+    import sqlite3
+
+__all__ = ("CLAIMED", "STARTED", "Ran", "ScheduleBook", "Told")
+
+FILE = ".schedules.db"
+KEPT = 1_000
+CLAIMED, STARTED = "claimed", "started"
+"""The states of a time before its run has ended: whether there is a journal is not known, or is."""
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS schedules (
+    id TEXT PRIMARY KEY, line TEXT NOT NULL, passed INTEGER NOT NULL, missed INTEGER NOT NULL DEFAULT 0, newest_missed INTEGER
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS schedule_times (
+    schedule TEXT NOT NULL, at INTEGER NOT NULL, run TEXT NOT NULL, missed INTEGER NOT NULL, status TEXT NOT NULL,
+    error TEXT NOT NULL DEFAULT '', PRIMARY KEY (schedule, at)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS schedule_times_open ON schedule_times (schedule, at) WHERE status = 'claimed'
+"""
+
+
+@frozen
+class Ran:
+    """
+    A time of a schedule that somebody claimed.
+
+    Attributes:
+        schedule: The schedule's id.
+        at: The time, in UTC.
+        run: The name of the run's journal: the file without its ending, or the run in the SQLite file.
+        missed: How many times before it were told as missed with it.
+        status: How the run ended, such as ``completed``; ``failed`` also when it could not begin. Before that ``claimed``, or
+            ``started`` once it is known that there is a journal.
+        error: Why it failed.
+    """
+
+    schedule: str
+    at: datetime
+    run: str
+    missed: int
+    status: str
+    error: str = ""
+
+
+@frozen
+class Told:
+    """
+    What is known of a schedule.
+
+    Attributes:
+        passed: Until when its times were decided about.
+        missed: How many times were ever missed.
+        newest_missed: The newest of them.
+        last: The newest time that was claimed.
+    """
+
+    passed: datetime
+    missed: int = 0
+    newest_missed: datetime | None = None
+    last: Ran | None = None
+
+
+class ScheduleBook:
+    """
+    What was started of schedules whose runs are recorded into one folder or one SQLite file.
+
+    Every call may wait for other processes, at most five seconds for one that does nothing.
+
+    Args:
+        runs: A folder of journals, or an SQLite file of runs, such as ``RUNS.db``. It is made when there is none.
+
+    Raises:
+        JournalError: by each call, when the file cannot be used.
+    """
+
+    def __init__(self, runs: str | Path) -> None:
+        self.path = Path(runs) if database_of(str(runs)) is not None else Path(runs) / FILE
+
+    def passed(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
+        """
+        Return until when the times of each schedule were decided about.
+
+        One that is new, or whose line was changed, begins now. A clock that was put back begins there again: what was started in
+        the meantime is claimed, and is not started twice.
+
+        Args:
+            lines: Ids of schedules, each with its line and time zone.
+            now: The present moment.
+        """
+        if not lines:
+            return {}
+        moment, found = _number(now), dict[str, int]()
+        with self._writing() as database:
+            for id_, line in lines.items():
+                row = database.execute("SELECT line, passed FROM schedules WHERE id = ?", (id_,)).fetchone()
+                if row is not None and row[0] == line and row[1] <= moment:
+                    found[id_] = row[1]
+                    continue
+                found[id_] = moment
+                database.execute(
+                    "INSERT INTO schedules (id, line, passed) VALUES (?, ?, ?) "
+                    "ON CONFLICT (id) DO UPDATE SET line = excluded.line, passed = excluded.passed",
+                    (id_, line, moment),
+                )
+        return {id_: _moment(number) for id_, number in found.items()}
+
+    def claim(self, schedule: str, at: datetime, *, run: str, missed: tuple[datetime, ...] = ()) -> bool:
+        """Take a time over; return whether nobody had it before. The times before it are decided about with it."""
+        with self._writing() as database:
+            begun = database.execute(
+                # Who is slow comes with a time that another has told as missed meanwhile.
+                "INSERT INTO schedule_times (schedule, at, run, missed, status) SELECT ?, ?, ?, ?, ? "
+                "WHERE NOT EXISTS (SELECT 1 FROM schedules WHERE id = ? AND passed >= ?) ON CONFLICT DO NOTHING",
+                (schedule, _number(at), run, len(missed), CLAIMED, schedule, _number(at)),
+            )
+            _pass(database, schedule, at, missed if begun.rowcount else ())
+            database.execute(
+                "DELETE FROM schedule_times WHERE schedule = ? AND status <> ? AND at < "
+                "(SELECT at FROM schedule_times WHERE schedule = ? ORDER BY at DESC LIMIT 1 OFFSET ?)",
+                (schedule, CLAIMED, schedule, KEPT),
+            )
+            return bool(begun.rowcount)
+
+    def pass_over(self, schedule: str, until: datetime, *, missed: tuple[datetime, ...] = ()) -> bool:
+        """Start none of the times up to *until*; return whether nobody had decided so before."""
+        with self._writing() as database:
+            return _pass(database, schedule, until, missed)
+
+    def claimed(self) -> tuple[Ran, ...]:
+        """Return the times that were claimed, and of which nobody has said that there is a journal."""
+        with self._reading() as database:
+            rows = database.execute(f"SELECT {ROW} FROM schedule_times WHERE status = 'claimed' ORDER BY at")  # noqa: S608 - constants
+            return tuple([_ran(row) for row in rows])
+
+    def mark(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
+        """Say what became of a time."""
+        with self._writing() as database:
+            database.execute(
+                "UPDATE schedule_times SET status = ?, error = ? WHERE schedule = ? AND at = ?",
+                (status, error, schedule, _number(at)),
+            )
+
+    def told(self) -> dict[str, Told]:
+        """Return what is known of every schedule, also of those that are no more; nothing is made for that."""
+        if not self.path.exists():
+            return {}
+        with self._reading() as database:
+            known = database.execute("SELECT id, passed, missed, newest_missed FROM schedules").fetchall()
+            newest = f"SELECT {ROW} FROM schedule_times WHERE schedule = ? ORDER BY at DESC LIMIT 1"  # noqa: S608 - constants
+            lasts = {row[0]: database.execute(newest, (row[0],)).fetchone() for row in known}
+        return {
+            id_: Told(
+                _moment(passed),
+                missed,
+                None if latest is None else _moment(latest),
+                None if lasts[id_] is None else _ran(lasts[id_]),
+            )
+            for id_, passed, missed, latest in known
+        }
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._opened() as known, known.lock, known.writing() as database:
+            for statement in SCHEMA.split(";"):
+                database.execute(statement)
+            yield database
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with self._opened() as known:
+            with known.reading() as database:
+                found = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'schedule_times_open'").fetchone()
+            if found is None:
+                with known.lock, known.writing() as database:
+                    for statement in SCHEMA.split(";"):
+                        database.execute(statement)
+            with known.reading() as database:
+                yield database
+
+    @contextmanager
+    def _opened(self) -> Iterator[Database]:
+        import sqlite3
+
+        known: Database | None = None
+        try:
+            known = Database.at(self.path, made_database(self.path), seconds=BUSY_SECONDS)
+            yield known
+        except (OSError, sqlite3.Error) as error:
+            msg = (
+                f"{self.path} cannot be used to remember schedules: {reason(error, BUSY_SECONDS)}; nothing was started"
+            )
+            raise JournalError(msg) from error
+        finally:
+            if known is not None:
+                known.close()
+
+
+ROW = "schedule, at, run, missed, status, error"
+
+
+def _pass(database: sqlite3.Connection, schedule: str, until: datetime, missed: tuple[datetime, ...]) -> bool:
+    newest = _number(missed[-1]) if missed else None
+    moved = database.execute(
+        "UPDATE schedules SET passed = ?, missed = missed + ?, newest_missed = coalesce(?, newest_missed) WHERE id = ? AND passed < ?",
+        (_number(until), len(missed), newest, schedule, _number(until)),
+    )
+    return bool(moved.rowcount)
+
+
+def _ran(row: tuple[str, int, str, int, str, str]) -> Ran:
+    schedule, at, run, missed, status, error = row
+    return Ran(schedule, _moment(at), run, missed, status, error)
+
+
+def _number(moment: datetime) -> int:
+    """Return a moment as it is stored: whole seconds, as no time of a schedule has a fraction of one."""
+    return int(moment.timestamp())
+
+
+def _moment(number: int) -> datetime:
+    return datetime.fromtimestamp(number, UTC)

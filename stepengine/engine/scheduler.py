@@ -1,0 +1,453 @@
+"""
+``Scheduler``: starts agents at the times of their schedules, each time once, as recorded runs.
+
+Of the processes that look after the same runs the one that claims a time starts it. The name of a run's journal follows from schedule
+and time, so that a time whose claimant died before there was a journal is started by the next who looks, and by one of them: a
+journal is begun once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+import attrs
+
+from stepengine.data.frozen import frozen
+from stepengine.data.state import RunResult, RunStatus
+from stepengine.engine.schedule_book import CLAIMED, STARTED, Ran, ScheduleBook, Told
+from stepengine.engine.schedules import Schedule, metadata_of, newest_between, unique
+from stepengine.engine.waking import LEASE
+from stepengine.errors import (
+    DefinitionError,
+    JournalCorrupt,
+    JournalError,
+    JournalLocked,
+    JournalVersion,
+    StepEngineError,
+)
+from stepengine.journal.files import FileJournal
+from stepengine.journal.finding import database_of
+from stepengine.journal.show import status_of
+from stepengine.journal.sleeping import index_of
+from stepengine.journal.sqlite import SqliteJournal
+from stepengine.journal.store import Journal
+from stepengine.runtime.clock import Clock, SystemClock
+from stepengine.runtime.handle import RunHandle
+from stepengine.runtime.logs import LOGGER
+
+if TYPE_CHECKING:
+    from stepengine.engine.engine import Engine
+
+__all__ = ("Due", "Scheduler", "Standing", "Started", "standings")
+
+# A clock that is set, and a machine that slept, are noticed within this time.
+LOOK_SECONDS = 60.0
+LATE_SECONDS = 300.0
+AT_ONCE = 8
+LIVE = (CLAIMED, STARTED, "suspended")
+
+
+@frozen
+class Due:
+    """
+    A time of a schedule that has come.
+
+    Attributes:
+        schedule: The schedule.
+        at: The time that is to be started, in UTC.
+        missed: The times before it at which nobody was there, and which are not started; the newest 1,000 at most.
+    """
+
+    schedule: Schedule
+    at: datetime
+    missed: tuple[datetime, ...] = ()
+
+    @property
+    def run(self) -> str:
+        """What the run of this time is called."""
+        return f"{self.schedule.id}-{self.at:%Y%m%dT%H%M%SZ}"
+
+
+@frozen
+class Started:
+    """
+    A run that was started.
+
+    Attributes:
+        due: The schedule and its time.
+        journal: The run's journal; it is there once the run has begun.
+        handle: The run.
+    """
+
+    due: Due
+    journal: Journal
+    handle: RunHandle
+
+
+@frozen
+class Standing:
+    """
+    How a schedule stands.
+
+    Attributes:
+        schedule: The schedule.
+        next: When it comes, in UTC; ``None`` when it is not enabled, or does not come in 50 years.
+        last: The newest time that was started, with how its run stands now.
+        missed: How many times were ever missed.
+        newest_missed: The newest of them.
+    """
+
+    schedule: Schedule
+    next: datetime | None
+    last: Ran | None = None
+    missed: int = 0
+    newest_missed: datetime | None = None
+
+
+class Book(Protocol):
+    """What is needed of a ``ScheduleBook``, wherever it is kept."""
+
+    def passed(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
+        """Return until when the times of each schedule were decided about."""
+
+    def claim(self, schedule: str, at: datetime, *, run: str, missed: tuple[datetime, ...] = ()) -> bool:
+        """Take a time over; return whether nobody had it before."""
+
+    def pass_over(self, schedule: str, until: datetime, *, missed: tuple[datetime, ...] = ()) -> bool:
+        """Start none of the times up to *until*; return whether nobody had decided so before."""
+
+    def claimed(self) -> tuple[Ran, ...]:
+        """Return the times that were claimed, and of which nobody has said what became of them."""
+
+    def mark(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
+        """Say what became of a time."""
+
+    def told(self) -> dict[str, Told]:
+        """Return what is known of every schedule."""
+
+
+class Scheduler:
+    """
+    Starts agents at the times of their schedules. ``async with`` does so in the background; ``tick`` once, ``run_forever`` until cancelled.
+
+    Runs that were started belong to the engine: they go on when the scheduler is left, and end with ``engine.aclose()``. One whose
+    process dies is due a minute after its start, for whoever wakes runs.
+
+    Args:
+        engine: What the agents are run by.
+        schedules: The schedules; their ids are unique.
+        runs: Where the runs are recorded: a folder, or an SQLite file such as ``RUNS.db``. What was started stands there, too.
+        clock: Date and sleep; the machine's by default.
+        at_once: How many runs may be under way at a time; what is due then begins when one of them has ended.
+        tell: Is told of each run that was started: its name, its agent and its handle.
+
+    Raises:
+        AgentError: when the engine has no agent that a schedule names.
+        DefinitionError: when two schedules have one id.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        schedules: Iterable[Schedule] = (),
+        *,
+        runs: str | Path,
+        clock: Clock | None = None,
+        at_once: int = AT_ONCE,
+        tell: Callable[[str, str, RunHandle], Awaitable[object]] | None = None,
+    ) -> None:
+        if type(at_once) is not int or at_once < 1:
+            msg = f"Scheduler(at_once=...) is how many runs may be under way, from 1 on, not {at_once!r}"
+            raise DefinitionError(msg)
+        self.book: Book = ScheduleBook(runs)
+        self._engine = engine
+        self._runs = Path(runs)
+        self._clock = clock or SystemClock()
+        self._at_once = at_once
+        self._tell = tell
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._ticking = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._loop: asyncio.Task[None] | None = None
+        self._schedules: dict[str, Schedule] = {}
+        self.replace(schedules)
+
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        """The schedules."""
+        return tuple(self._schedules.values())
+
+    def replace(self, schedules: Iterable[Schedule]) -> None:
+        """Go on with these schedules; errors are those of making a scheduler, and leave everything as it was."""
+        found = unique(schedules)
+        for schedule in found:
+            if isinstance(schedule.agent, str):
+                self._engine.agent(schedule.agent)
+        self._schedules = {schedule.id: schedule for schedule in found}
+        self._changed.set()
+
+    # --- what is due --------------------------------------------------------------------------------------------------
+
+    def due(self, now: datetime) -> list[Due]:
+        """
+        Return what is to be started now, oldest first; what is only told as missed is decided here.
+
+        Raises:
+            JournalError: when the book of what was started cannot be used.
+        """
+        passed = self.book.passed({s.id: f"{s.line} {s.timezone}" for s in self.schedules}, now)
+        return sorted([due for s in self.schedules for due in self._due(s, passed[s.id], now)], key=lambda due: due.at)
+
+    def _due(self, schedule: Schedule, passed: datetime, now: datetime) -> Sequence[Due]:
+        if not schedule.enabled:
+            self.book.pass_over(schedule.id, now)
+            return ()
+        times = newest_between(schedule, passed, now)
+        if not times:
+            return ()
+        if schedule.catch_up == "all":
+            return [Due(schedule, at) for at in times]
+        is_late = now - times[-1] > timedelta(seconds=LATE_SECONDS)
+        if schedule.catch_up == "none" and is_late:
+            if self.book.pass_over(schedule.id, times[-1], missed=times):
+                _tell_missed(schedule, times)
+            return ()
+        return [Due(schedule, times[-1], times[:-1])]
+
+    async def tick(self, now: datetime | None = None) -> list[Started]:
+        """
+        Start what is due, and return it; nobody waits for the runs to end.
+
+        What cannot be started is told in the log and in the book, and does not keep the others from it.
+
+        Args:
+            now: The present moment; by default what the clock says.
+
+        Raises:
+            JournalError: when the book of what was started cannot be used; nothing was started then.
+        """
+        async with self._ticking:
+            moment = now or self._clock.now()
+            begun = [await self._begin(due) for due in await asyncio.to_thread(self._left_behind)]
+            for due in await asyncio.to_thread(self.due, moment):
+                if len(self._under_way) >= self._at_once:
+                    break
+                claim = asyncio.to_thread(self.book.claim, due.schedule.id, due.at, run=due.run, missed=due.missed)
+                if await claim:
+                    _tell_missed(due.schedule, due.missed)
+                    begun.append(await self._begin(due))
+            return [started for started in begun if started is not None]
+
+    def _left_behind(self) -> list[Due]:
+        """Return times that were claimed by somebody who has not begun a journal: it died, or is about to."""
+        found: list[Due] = []
+        for ran in self.book.claimed():
+            schedule = self._schedules.get(ran.schedule)
+            if ran.run in self._under_way or schedule is None:
+                continue
+            try:
+                is_begun = _run_in(self._journal(ran.run)) != ""
+            except JournalError as error:  # whether there is a run is not known: the next look says so
+                LOGGER.warning("schedule %r: %s", ran.schedule, error)
+                continue
+            if is_begun:
+                self.book.mark(ran.schedule, ran.at, STARTED)
+            elif len(found) + len(self._under_way) < self._at_once:
+                found.append(Due(schedule, ran.at))
+        return found
+
+    # --- starting -----------------------------------------------------------------------------------------------------
+
+    def _journal(self, run: str) -> Journal:
+        if database_of(str(self._runs)) is not None:
+            return SqliteJournal(self._runs, run)
+        return FileJournal(self._runs / f"{run}.jsonl")
+
+    async def _begin(self, due: Due) -> Started | None:
+        # While it is under way its journal is locked, and a waker that comes too early puts it off.
+        await asyncio.to_thread(self._tell_wakers, due, self._clock.now() + LEASE)
+        schedule, journal = due.schedule, self._journal(due.run)
+        metadata = metadata_of(schedule, due.at, len(due.missed))
+        started: Started | None = None
+        try:
+            handle = self._engine.start(
+                schedule.agent, schedule.prompt, params=schedule.params, metadata=metadata, journal=journal
+            )
+            if self._tell is not None:
+                await self._tell(due.run, handle.agent_id, handle)
+        except Exception as error:  # noqa: BLE001 - whatever one schedule is wrong about, the others go on
+            watch = self._unless_another_began(due, journal, "", error)
+        else:
+            started = Started(due, journal, handle)
+            watch = self._watched(started)
+        self._under_way[due.run] = asyncio.create_task(watch)
+        self._under_way[due.run].add_done_callback(lambda _: self._ended(due.run))
+        return started
+
+    def _tell_wakers(self, due: Due, wakes_at: datetime | None) -> None:
+        """Let whoever wakes runs go on with this one from then on, should this process die; ``None`` when it has ended."""
+        is_database = database_of(str(self._runs)) is not None
+        run, agent = due.run if is_database else f"{due.run}.jsonl", due.schedule.agent
+        try:
+            with index_of(self._runs) as index:
+                if wakes_at is None:
+                    index.forget(run)
+                else:
+                    index.note(run, wakes_at, ("process",), agent if isinstance(agent, str) else agent.id)
+        except StepEngineError as error:
+            LOGGER.warning(
+                "run %s of schedule %r: should its process die, nobody is told: %s", due.run, due.schedule.id, error
+            )
+
+    def _ended(self, run: str) -> None:
+        self._under_way.pop(run, None)
+        self._changed.set()
+
+    async def _watched(self, started: Started) -> None:
+        due = started.due
+        try:
+            result: RunResult = await started.handle.result()
+        except Exception as error:  # noqa: BLE001 - as in `_begin`
+            await self._unless_another_began(due, started.journal, started.handle.run_id, error)
+            return
+        if isinstance(result.error, JournalError):
+            await self._unless_another_began(due, started.journal, started.handle.run_id, result.error)
+            return
+        if result.status is not RunStatus.SUSPENDED:
+            await asyncio.to_thread(self._tell_wakers, due, None)
+        if result.error is not None:
+            LOGGER.error("the run %s of schedule %r failed: %s", due.run, due.schedule.id, result.error)
+        await self._mark(due, result.status.value, "" if result.error is None else str(result.error))
+
+    async def _unless_another_began(self, due: Due, journal: Journal, run_id: str, error: Exception) -> None:
+        """Tell of an error, unless it is that another process was faster with this journal, or is about to begin it."""
+        if isinstance(error, JournalLocked):
+            return
+        if isinstance(error, JournalError):
+            with contextlib.suppress(JournalError):
+                if await asyncio.to_thread(_run_in, journal) not in ("", run_id):
+                    return
+        LOGGER.error("schedule %r could not start its run of %s: %s", due.schedule.id, due.at.isoformat(), error)
+        await self._mark(due, "failed", str(error))
+
+    async def _mark(self, due: Due, status: str, error: str = "") -> None:
+        try:
+            await asyncio.to_thread(self.book.mark, due.schedule.id, due.at, status, error)
+        except JournalError as problem:  # the journal says the same
+            LOGGER.warning("%s", problem)
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    async def run_forever(self) -> None:
+        """Start what comes, until this is cancelled; what goes wrong with one look is told, and the next one tries again."""
+        while True:
+            self._changed.clear()
+            now = self._clock.now()
+            try:
+                await self.tick(now)
+            except JournalError as error:
+                LOGGER.error("%s", error)
+            except Exception:  # noqa: BLE001 - whatever it is, nobody waits for this loop, and no other schedule is to be lost
+                LOGGER.exception("schedules could not be looked after; they are looked at again within a minute")
+            await self._rest(now)
+
+    async def finished(self) -> None:
+        """Wait until no run that was started here is under way."""
+        while self._under_way:
+            await asyncio.wait(list(self._under_way.values()))
+            await asyncio.sleep(0)
+
+    def next_after(self, moment: datetime) -> datetime | None:
+        """Return when the next of the schedules comes."""
+        times = [comes for s in self.schedules if s.enabled and (comes := s.next_after(moment)) is not None]
+        return min(times, default=None)
+
+    async def _rest(self, looked: datetime) -> None:
+        # From when it was looked: a time that came since then is one, too.
+        comes, seconds = self.next_after(looked), LOOK_SECONDS
+        if comes is not None:
+            seconds = max(0.0, min(seconds, (comes - self._clock.now()).total_seconds()))
+        waits = [asyncio.ensure_future(self._clock.sleep(seconds)), asyncio.ensure_future(self._changed.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.create_task(self.run_forever())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await loop
+
+
+def standings(schedules: Iterable[Schedule], *, runs: str | Path, now: datetime) -> list[Standing]:
+    """
+    Return how schedules stand whose runs are recorded into a folder or an SQLite file; nothing is changed or made.
+
+    Raises:
+        JournalError: when the book of what was started cannot be used.
+    """
+    return standing(schedules, ScheduleBook(runs).told(), now, lambda ran: _as_it_stands(ran, Path(runs)))
+
+
+def standing(
+    schedules: Iterable[Schedule], told: Mapping[str, Told], now: datetime, as_it_stands: Callable[[Ran], Ran]
+) -> list[Standing]:
+    """Return how schedules stand by what a book tells of them; *as_it_stands* looks how the run of a time went on."""
+    found: list[Standing] = []
+    for schedule in unique(schedules):
+        comes = schedule.next_after(now) if schedule.enabled else None
+        known = told.get(schedule.id)
+        if known is None:
+            found.append(Standing(schedule, comes))
+        else:
+            last = known.last and as_it_stands(known.last)
+            found.append(Standing(schedule, comes, last, known.missed, known.newest_missed))
+    return found
+
+
+def _as_it_stands(ran: Ran, runs: Path) -> Ran:
+    """Return a time with what its journal says: a run that waited for a person may have gone on since."""
+    journal = SqliteJournal(runs, ran.run) if database_of(str(runs)) else FileJournal(runs / f"{ran.run}.jsonl")
+    try:
+        if ran.status not in LIVE or not _run_in(journal):
+            return ran
+        return attrs.evolve(ran, status=status_of(journal.history()))
+    except JournalError as error:
+        return attrs.evolve(ran, status="unreadable", error=error.message)
+
+
+def _run_in(journal: Journal) -> str:
+    """
+    Return the id of the run that a journal holds; ``""`` for none, and while somebody writes its first line.
+
+    Raises:
+        JournalError: when that cannot be known now.
+    """
+    try:
+        head = journal.history().head if journal.is_there() else None
+    except (JournalCorrupt, JournalVersion):
+        return "?"
+    return "" if head is None else head.run
+
+
+def _tell_missed(schedule: Schedule, missed: tuple[datetime, ...]) -> None:
+    if missed:
+        first, last = schedule.local(missed[0]).isoformat(), schedule.local(missed[-1]).isoformat()
+        span = last if len(missed) == 1 else f"{first} to {last}"
+        LOGGER.warning("schedule %r missed %s time(s), %s: nobody was there", schedule.id, f"{len(missed):,}", span)

@@ -1,0 +1,310 @@
+"""
+``Schedule``: an agent that is started at the times of a cron line, and what those times are.
+
+``cronsim`` reads the line and goes from one time of the wall clock to the next. It is given times without a zone: which moments they
+are, also in the hours that summer time takes and gives, is said here. What was started already stands in ``schedule_book``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import attrs
+
+from stepengine.data.alike import did_you_mean
+from stepengine.data.checks import FLAG, TEXT, Fine, fine, named_fields, one_of, written
+from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
+from stepengine.data.frozen import frozen
+from stepengine.data.json import JsonDict, freeze_object, thaw
+from stepengine.errors import DataError, DefinitionError, InputError
+
+if TYPE_CHECKING:
+    from cronsim import CronSim
+
+__all__ = ("MAX_TIMES", "CatchUp", "Schedule", "metadata_of", "newest_between", "unique")
+
+CatchUp: TypeAlias = Literal["one", "all", "none"]
+MAX_TIMES = 1_000
+"""How many times of one schedule are ever listed, started or told as missed at once."""
+MAX_LINE = 200
+MAX_ZONE = 100
+ID = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+AGENT = Fine(
+    lambda value: isinstance(value, str | AgentDefinition) and value != "", "an AgentDefinition or the id of one"
+)
+NAMED = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+FIELDS = "minute, hour, day of the month, month, day of the week"
+SECONDS = "Some programs take seconds for the first of six fields, and some for the last"
+EXAMPLE = "such as '0 7 * * 1-5' (at 7:00 from Monday to Friday)"
+# Whether a line ever comes does not depend on when that is asked; 29 February on a given weekday is at most 40 years away.
+LOOKED_FROM = datetime(2001, 1, 1)  # noqa: DTZ001 - a time of the wall clock
+SECOND, WEEK = timedelta(seconds=1), timedelta(days=7)
+
+
+def _frozen_params(given: Any) -> JsonDict | None:
+    if given is None:
+        return None
+    try:
+        dumped = given.model_dump(mode="json") if hasattr(given, "model_dump") else given
+        return freeze_object(dumped, "params")
+    except DataError as error:
+        msg = f"Schedule(params=...): {error.message}"
+        raise DefinitionError(msg) from None
+
+
+@named_fields
+@frozen(kw_only=True)
+class Schedule:
+    """
+    When an agent is started, and with what. In an agent file it stands as ``schedule = Schedule(...)`` or ``schedules = [...]``.
+
+    A time is one of the wall clock of *timezone*. One that summer time skips comes at the first moment after it, once. Where the
+    clock is put back, a line with a ``*`` at the beginning of its minute or hour comes in both passes, as ``*/15 * * * *`` is meant,
+    and any other in the first alone.
+
+    Args:
+        agent: The agent, or its id.
+        cron: Five fields: minute, hour, day of the month, month, day of the week, as Debian's cron reads them; also ``MON-FRI``,
+            ``JAN``, ``L`` and ``LW`` for the last day and the last working day of a month, ``5L`` and ``MON#2`` for its last Friday
+            and its second Monday; or ``@hourly``, ``@daily``, ``@weekly``, ``@monthly``, ``@yearly``.
+        timezone: The name of a time zone, such as ``Europe/Berlin``; default ``UTC``.
+        prompt: What the agent is told.
+        params: Its params: a JSON object, or the pydantic model of its ``input_schema``.
+        catch_up: What becomes of times at which nobody was there: ``"one"`` starts the newest of them (default), ``"all"`` each of the
+            newest 1,000, ``"none"`` only one that is less than five minutes late. The others are told as missed.
+        id: What it is remembered by, at most 40 letters, digits and hyphens; by default the agent's id and a digest of cron, timezone,
+            prompt and params, so that a schedule that was changed is another one.
+        enabled: Whether it comes at all; times at which it was not enabled are not missed.
+
+    Raises:
+        DefinitionError: for a line that nobody can read or that never comes, an unknown time zone, or what else cannot be used.
+    """
+
+    agent: str | AgentDefinition = attrs.field(kw_only=False, validator=fine(AGENT))
+    cron: str = attrs.field(validator=fine(TEXT))
+    timezone: str = attrs.field(default="UTC", validator=fine(TEXT))
+    prompt: str = attrs.field(default="", validator=fine(TEXT))
+    params: JsonDict | None = attrs.field(default=None, converter=_frozen_params)
+    catch_up: CatchUp = attrs.field(default="one", validator=fine(one_of("one", "all", "none")))
+    id: str = attrs.field(default="", validator=fine(TEXT))
+    enabled: bool = attrs.field(default=True, validator=fine(FLAG))
+    line: str = attrs.field(init=False, eq=False, repr=False)
+    _zone: tzinfo = attrs.field(init=False, eq=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        fill = object.__setattr__
+        fill(self, "line", _read(self.cron))
+        fill(self, "_zone", _zone_of(self.timezone))
+        if not self.id:
+            fill(self, "id", self._own_id())
+        elif ID.fullmatch(self.id) is None:
+            msg = f"Schedule(id=...) has 1 to 40 small letters, digits and hyphens, such as 'nightly-triage', not {written(self.id)}"
+            raise DefinitionError(msg)
+
+    @property
+    def agent_id(self) -> str:
+        """The id of the agent."""
+        return self.agent if isinstance(self.agent, str) else self.agent.id
+
+    def _own_id(self) -> str:
+        what = [self.line, self.timezone, self.prompt, None if self.params is None else thaw(self.params)]
+        digest = sha256(json.dumps([self.agent_id, *what], sort_keys=True).encode("utf-8", "replace")).hexdigest()[:8]
+        name = normalised_id(name_of_published(self.agent_id) or self.agent_id).lower()
+        kept = "".join([sign if sign.isascii() and sign.isalnum() else "-" for sign in name[:31]]).strip("-")
+        return f"{kept or 'agent'}-{digest}"
+
+    def in_words(self) -> str:
+        """Return what the line says, in English, such as ``At 07:00, Monday through Friday``."""
+        return str(_after(self.line, LOOKED_FROM).explain())
+
+    def local(self, moment: datetime) -> datetime:
+        """Return a moment as the wall clock of the schedule shows it."""
+        return moment.astimezone(self._zone)
+
+    def next_after(self, moment: datetime) -> datetime | None:
+        """
+        Return the first time after *moment*, in UTC; ``None`` when there is none in 50 years.
+
+        Args:
+            moment: Any moment; with its zone.
+
+        Raises:
+            InputError: for a time without a zone, which is no moment.
+        """
+        try:
+            return self._next(_moment(moment))
+        except (StopIteration, OverflowError):  # the calendar ends with the year 9999
+            return None
+
+    def between(self, after: datetime, until: datetime, *, limit: int = MAX_TIMES) -> tuple[datetime, ...]:
+        """
+        Return the times after *after* up to *until*, oldest first, in UTC; no more than the first *limit* of them.
+
+        Raises:
+            InputError: for a time without a zone.
+        """
+        last, found = _moment(until), list[datetime]()
+        comes = self.next_after(after)
+        while comes is not None and comes <= last and len(found) < limit:
+            found.append(comes)
+            comes = self.next_after(comes)
+        return tuple(found)
+
+    def _next(self, moment: datetime) -> datetime:
+        offset = self._offset(moment)
+        while True:
+            wall = next(_after(self.line, (moment + offset).replace(tzinfo=None)))
+            comes = wall.replace(tzinfo=UTC) - offset
+            turn = self._turn(moment, comes, offset)
+            if turn is None:
+                if self._comes_again or not self.local(comes).fold:
+                    return comes
+                moment = comes
+                continue
+            later = self._offset(turn)
+            if wall.replace(tzinfo=UTC) < turn + later:  # the clock was put forward over it
+                return turn
+            # A time that is the first one of the new offset counts, too.
+            moment, offset = turn - SECOND, later
+
+    @property
+    def _comes_again(self) -> bool:
+        minute, hour, *_ = self.line.split()
+        return minute.startswith("*") or hour.startswith("*")
+
+    def _offset(self, moment: datetime) -> timedelta:
+        return self.local(moment).utcoffset() or timedelta()
+
+    def _turn(self, moment: datetime, until: datetime, offset: timedelta) -> datetime | None:
+        """Return the first second after *moment* up to *until* with another offset than *offset*, if there is one."""
+        same, other = moment, min(moment + WEEK, until)
+        while self._offset(other) == offset:
+            if other >= until:
+                return None
+            same, other = other, min(other + WEEK, until)
+        while other - same > SECOND:
+            middle = same + (other - same) // 2
+            same, other = (middle, other) if self._offset(middle) == offset else (same, middle)
+        return other.replace(microsecond=0)
+
+
+def newest_between(schedule: Schedule, after: datetime, until: datetime) -> tuple[datetime, ...]:
+    """Return the newest 1,000 times after *after* up to *until*, oldest first, however long ago that was."""
+    span = timedelta(hours=12)
+    few = until
+    while True:
+        begin = max(after, until - span)
+        found = schedule.between(begin, until, limit=2 * MAX_TIMES + 1)
+        if begin <= after or len(found) >= MAX_TIMES:
+            break
+        few, span = begin, span * 2
+    # More than that are the oldest since then, not the newest: a line may come each minute of one month of the year.
+    while len(found) > 2 * MAX_TIMES:
+        middle = begin + (few - begin) // 2
+        some = schedule.between(middle, until, limit=2 * MAX_TIMES + 1)
+        if len(some) < MAX_TIMES:
+            few = middle
+        else:
+            begin, found = middle, some
+    return found[-MAX_TIMES:]
+
+
+def unique(schedules: Iterable[Schedule]) -> tuple[Schedule, ...]:
+    """
+    Return schedules, each with an id of its own.
+
+    Raises:
+        DefinitionError: for what is no schedule, and when two have one id.
+    """
+    found: dict[str, Schedule] = {}
+    for schedule in schedules:
+        if not isinstance(schedule, Schedule):
+            msg = f"schedules holds Schedule objects, not {schedule!r}"
+            raise DefinitionError(msg)
+        if schedule.id in found:
+            msg = f"two schedules have the id {schedule.id!r}; give each its own with Schedule(id=...)"
+            raise DefinitionError(msg)
+        found[schedule.id] = schedule
+    return tuple(found.values())
+
+
+def _moment(given: Any) -> datetime:
+    if not isinstance(given, datetime) or given.utcoffset() is None:
+        msg = f"a moment is a datetime with its zone, such as datetime.now(UTC), not {written(given)}"
+        raise InputError(msg, issues=("datetime without a zone",))
+    return given.astimezone(UTC)
+
+
+def _after(line: str, wall: datetime) -> CronSim:
+    """Return an iterator of the times of the wall clock after *wall*."""
+    from cronsim import CronSim
+
+    return CronSim(line, wall)
+
+
+def _read(cron: str) -> str:
+    """Return a line as ``cronsim`` takes it, once it is known to come."""
+    from cronsim import CronSimError
+
+    if len(cron) > MAX_LINE or not cron.isascii():
+        msg = f"Schedule(cron=...) is a line of at most {MAX_LINE} plain characters, {EXAMPLE}, not {written(cron)}"
+        raise DefinitionError(msg)
+    line = NAMED.get(cron.strip().lower(), " ".join(cron.split()))
+    if line.startswith("@"):
+        msg = f"Schedule(cron={cron!r}): there is no such word; there are {', '.join(NAMED)}{did_you_mean(line, list(NAMED))}"
+        raise DefinitionError(msg)
+    fields = line.split()
+    if len(fields) != len(FIELDS.split(", ")):
+        more = f". {SECONDS}" if len(fields) == len(FIELDS.split(", ")) + 1 else ""
+        msg = f"Schedule(cron={cron!r}) has {len(fields)} fields; it has five ({FIELDS}), {EXAMPLE}{more}"
+        raise DefinitionError(msg)
+    try:
+        next(_after(line, LOOKED_FROM))
+    except CronSimError as error:
+        msg = f"Schedule(cron={cron!r}) {_unread(str(error), fields)}. It has five fields ({FIELDS}), {EXAMPLE}"
+        raise DefinitionError(msg) from None
+    except StopIteration:
+        msg = f"Schedule(cron={cron!r}) never comes: no day in 50 years is one of its days"
+        raise DefinitionError(msg) from None
+    return line
+
+
+def _unread(said: str, fields: Sequence[str]) -> str:
+    if "day-of-month" not in said:
+        return f"cannot be read: {said.lower()}"
+    if "W" in fields[2].upper():
+        return "cannot be read: the working day nearest to a day (W) is not known, LW is the last one of a month"
+    return f"never comes, or cannot be read: {fields[2]!r} is no day of a month, or of none of the months {fields[3]!r}"
+
+
+def _zone_of(name: str) -> tzinfo:
+    if name == "UTC":
+        return timezone.utc  # noqa: UP017 - `UTC` is a name of this module, too, and this says what is meant
+    import zoneinfo
+
+    try:
+        # Longer names reach the file system, which has words of its own for them.
+        return zoneinfo.ZoneInfo(name if 0 < len(name) <= MAX_ZONE else "/")
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        near = did_you_mean(name[:MAX_ZONE], sorted(zoneinfo.available_timezones()))
+        msg = f"Schedule(timezone=...) is the name of a time zone, such as 'Europe/Berlin' or 'UTC', not {written(name)}{near}"
+        raise DefinitionError(msg) from None
+
+
+def metadata_of(schedule: Schedule, at: datetime, missed: int) -> Mapping[str, Any]:
+    """Return what the run of a time is told of it."""
+    told: dict[str, Any] = {"schedule": schedule.id, "scheduled_for": schedule.local(at).isoformat()}
+    return {**told, "missed": missed} if missed else told

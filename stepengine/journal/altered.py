@@ -1,0 +1,299 @@
+"""
+What was altered in the lines of a signed journal, and the chain of signatures that a writer goes on with.
+
+Nothing of the journal is believed before a signature vouches for it. What was changed is named by the marks that the next
+signature holds, in the numbers that records have now: what comes after a change is judged by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from stepengine.errors import JournalCorrupt, JournalError, StepEngineError
+from stepengine.journal.history import History
+from stepengine.journal.reading import read_lines
+from stepengine.journal.records import TAIL, TAIL_FORM, Head, checked
+from stepengine.journal.signing import Chain, Signature, SigningKey, fingerprint_of, is_of, mark_of
+
+__all__ = ("Look", "chain_of", "changes_in", "head_of", "listed")
+
+SHOWN = 20
+"""How many changes are told one by one."""
+FALSE = "record {}, a signature, was altered or is not of its key"
+UNCHECKED = "record {} was altered: its checksum is wrong"
+
+
+def chain_of(key: SigningKey, content: bytes, history: History) -> Chain:
+    """
+    Return the chain that a writer goes on with, which opened a whole journal.
+
+    Args:
+        key: By which it goes on.
+        content: What the journal holds.
+        history: What that says.
+
+    Raises:
+        JournalCorrupt: when what is signed in it was changed.
+        JournalError: when it was signed by another key.
+    """
+    if not content:
+        return Chain(key)
+    look = Look([key.public])
+    look.at_all(content)
+    if look.problems:
+        msg = (
+            f"{history.name} is not as it was signed: {'; '.join(listed(look.problems))}. Nothing was run; `stepengine verify` tells "
+            "the same"
+        )
+        raise JournalCorrupt(msg)
+    if look.others:
+        theirs = ", ".join(sorted({fingerprint_of(other) for other in look.others}))
+        msg = f"{history.name} is signed by {theirs}, and {key.path} is {fingerprint_of(key.public)}; go on with the key it began with"
+        raise JournalError(msg)
+    return Chain(
+        key,
+        look.hash,
+        records=look.count,
+        marks=look.marks,
+        at=history.last_at,
+        is_open=bool(history.intents),
+        is_closed=look.is_closed,
+    )
+
+
+def head_of(content: bytes, name: str) -> Head | None:
+    """Return the head of a journal; ``None`` where its first line is none."""
+    try:
+        records = read_lines(content[: content.find(b"\n") + 1], name).records
+    except StepEngineError:
+        return None
+    return records[0] if records and type(records[0]) is Head else None
+
+
+def listed(problems: Sequence[str]) -> list[str]:
+    """Return the first of many sentences, and how many more there are."""
+    more = len(problems) - SHOWN
+    return [*problems[:SHOWN], *([f"and {more} more"] if more > 0 else [])]
+
+
+class Look:
+    """
+    One look at all lines of a journal.
+
+    Attributes:
+        count: How many there are.
+        last: The number of the last signature, 0 for none.
+        signatures: How many there are.
+        is_closed: Whether the last line is one that closes the journal.
+        hash: The SHA-256 of all bytes.
+        marks: The marks of the lines behind the last signature.
+        others: The keys of signatures by somebody else.
+        digests: Those of the bytes up to each signature.
+        problems: What contradicts a signature.
+    """
+
+    def __init__(self, trusted: Collection[str]) -> None:
+        self._trusted = frozenset(trusted)
+        self.count = self.last = self.signatures = 0
+        self.is_closed = False
+        self.hash: Any = hashlib.sha256()
+        self.marks: list[str] = []
+        self.others: set[str] = set()
+        self.digests: set[str] = set()
+        self.digest = self.key = self.time = ""
+        self.problems: list[str] = []
+        self._found: list[str] = []
+        self._signed_to = 0
+        self._false: list[int] = []
+        self._unchecked: list[int] = []
+        self._torn = 0
+        self._closes_last = False
+
+    def at_all(self, content: bytes) -> None:
+        """Look at every line."""
+        end = content.rfind(b"\n") + 1
+        self._torn = len(content) - end
+        head = head_of(content, "")
+        previous, link = 0, head is not None and head.link
+        for line in content[:end].split(b"\n")[:-1]:
+            self.count += 1
+            if checked(line, previous) is None:
+                self._unchecked.append(self.count)
+            # What a line says its checksum is: one that was altered makes no other one wrong.
+            tail = TAIL_FORM.search(line, max(0, len(line) - TAIL)) if link else None
+            previous = 0 if tail is None else int(tail[1], 16)
+            signature = self._trusted_signature(line)
+            if signature is not None:
+                self._judge(signature)
+            self.hash.update(line + b"\n")
+            if signature is None:
+                self.marks.append(mark_of(line))
+                self.is_closed = False
+            else:
+                self._go_on(signature)
+        self.problems += [FALSE.format(number) for number in self._false if number > self.last]
+        if not self.problems:
+            # Of a signature's own line, the checksum alone is not signed by it, or by one after it.
+            self.problems += [UNCHECKED.format(number) for number in self._unchecked if number <= self.last]
+
+    def _trusted_signature(self, line: bytes) -> Signature | None:
+        """Return the signature that a line is, by a key that is trusted."""
+        signature = Signature.of(line)
+        if signature is None:
+            return None
+        if signature.key not in self._trusted:
+            self.others.add(signature.key)
+            return None
+        if not is_of(signature):
+            self._false.append(self.count)
+            return None
+        return signature
+
+    def _go_on(self, signature: Signature) -> None:
+        if signature.found:
+            first, to = self.count - min(signature.found, len(self.marks)), self.count - 1
+            self._found.append(
+                f"{_range(first, to)} stood there unsigned when the run was gone on with, and was signed then"
+            )
+        self.last, self.signatures = self.count, self.signatures + 1
+        self.is_closed, self.marks = signature.closes, []
+        self._signed_to = signature.records + 1
+        self.key, self.time = fingerprint_of(signature.key), signature.time
+        self.digest = self.hash.hexdigest()
+        self.digests.add(self.digest)
+
+    def unsigned(self) -> Iterator[str]:
+        """Give what nobody vouches for."""
+        yield from self._found
+        if self._torn:
+            yield f"{self._torn} bytes at the end belong to no whole record: a crash left them, or the end was cut off"
+        if not self.last:
+            return
+        if self.count > self.last:
+            behind = " and stands behind the signature that closed the journal" if self._closes_last else ""
+            yield f"{_range(self.last + 1, self.count)} is not signed{behind}: it may be anybody's"
+        elif not self.is_closed:
+            yield f"record {self.count} is the last one and closes nothing: a crash ended the run, or what followed was removed"
+
+    # --- what a signature says of what stands before it ---------------------------------------------------------------
+
+    def _judge(self, signature: Signature) -> None:
+        """Take note of what is not as *signature* says."""
+        self._closes_last = signature.closes
+        if signature.records == self.count - 1 and signature.digest == self.hash.hexdigest():
+            return
+        expected, first = signature.marks, self.last + 1
+        known = len(self.problems)
+        # The records between the signature before and those that this one has the marks of: theirs was removed.
+        gap = signature.records - len(expected) - self._signed_to
+        marks = self.marks
+        if gap < 0:
+            self.problems.append(f"record {self.count}, a signature, does not follow: it was moved or repeated")
+            return
+        if gap:
+            there = max(0, len(marks) - len(expected))
+            self._tell_of_gap(gap, there, first)
+            marks, first = marks[there:], first + there
+        self.problems += changes_in(expected, marks, first)
+        if len(self.problems) == known and not known:
+            wrong = [UNCHECKED.format(number) for number in self._unchecked if number < self.count]
+            self.problems += wrong or [
+                f"{_range(1, self.count - 1)} may have been altered: together they are not what was signed"
+            ]
+
+    def _tell_of_gap(self, gap: int, there: int, first: int) -> None:
+        false = [number for number in self._false if first <= number < first + there]
+        for number in false:
+            self.problems.append(FALSE.format(number))
+        if there < gap - 1:
+            self.problems.append(
+                f"{_count(gap - there)} before record {first + there} was removed, the signature among them"
+            )
+        elif not false:
+            self.problems.append(f"the signature of {_range(first, first + gap - 2)} was removed or altered")
+
+
+def _range(first: int, to: int) -> str:
+    return f"record {first}" if first == to else f"each of the records {first} to {to}"
+
+
+def _count(number: int) -> str:
+    return "one record" if number == 1 else f"each of {number} records"
+
+
+class _Pair(NamedTuple):
+    """The places of a record now, and in what was signed; both from 0."""
+
+    now: int
+    then: int
+
+
+def changes_in(expected: Sequence[str], actual: Sequence[str], first: int) -> list[str]:
+    """Return what was done to records with the marks *expected*, of which now *actual* stand there, from record *first* on."""
+    pairs = _paired(expected, actual)
+    stayed = [pair for pair in pairs if pair[0] == pair[1]]
+    if len(stayed) < len(pairs):
+        longest = _longest(pairs)
+        stayed = longest if len(longest) > len(stayed) else stayed
+    kept = {now for now, _ in stayed}
+    moved = [pair for pair in pairs if pair[0] not in kept]
+    told = list(_moves(moved, expected, actual, first))
+    gone, new = {then for _, then in moved}, {now for now, _ in moved}
+    now, then = -1, -1
+    for next_now, next_then in [*stayed, _Pair(len(actual), len(expected))]:
+        if next_now - now > 1 or next_then - then > 1:  # of most nothing stands between
+            come = [n for n in range(now + 1, next_now) if n not in new]
+            lost = [n for n in range(then + 1, next_then) if n not in gone]
+            both = min(len(come), len(lost))
+            told += [f"record {first + n} was altered" for n in come[:both]]
+            told += [f"record {first + n} was added" for n in come[both:]]
+            if lost[both:]:
+                place = f"record {first + next_now}"
+                told.append(f"{_count(len(lost) - both)} before {place} was removed")
+        now, then = next_now, next_then
+    return told
+
+
+def _paired(expected: Sequence[str], actual: Sequence[str]) -> list[_Pair]:
+    """Return which record is which, in the order in which they stand now."""
+    places: dict[str, list[int]] = {}
+    for place, mark in reversed(list(enumerate(expected))):
+        places.setdefault(mark, []).append(place)
+    return [_Pair(now, places[mark].pop()) for now, mark in enumerate(actual) if places.get(mark)]
+
+
+def _longest(pairs: Sequence[_Pair]) -> list[_Pair]:
+    """Return the most pairs whose order is the same now and then, in that order."""
+    ends: list[int] = []
+    last: list[int] = []
+    before: list[int] = []
+    for index, (_, then) in enumerate(pairs):
+        place = bisect_left(ends, then)
+        if place == len(ends):
+            ends.append(then)
+            last.append(index)
+        else:
+            ends[place], last[place] = then, index
+        before.append(last[place - 1] if place else -1)
+    kept: list[_Pair] = []
+    index = last[-1] if last else -1
+    while index >= 0:
+        kept.append(pairs[index])
+        index = before[index]
+    return kept[::-1]
+
+
+def _moves(moved: Sequence[_Pair], expected: Sequence[str], actual: Sequence[str], first: int) -> Iterator[str]:
+    """Give what was moved; two that stand in each other's place are told as that."""
+    swapped: set[tuple[int, int]] = set()
+    for now, then in moved:
+        if then < len(actual) and now < len(expected) and actual[then] == expected[now]:
+            places = (now, then) if now < then else (then, now)
+            if places not in swapped:
+                swapped.add(places)
+                yield f"records {first + places[0]} and {first + places[1]} were swapped"
+        else:
+            yield f"record {first + now} was moved: it was signed as record {first + then}"

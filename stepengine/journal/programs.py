@@ -1,0 +1,45 @@
+"""
+Programs in a record: a program is the input of its call, and each effect at the path of the call has the line that asked for it.
+
+Journals that are older than these lines have none; a program is shown without its calls at their lines then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stepengine.journal.history import History
+
+__all__ = ("asked_in", "has_programs", "program_of")
+
+INPUT = frozenset({"code", "restart"})
+
+
+def program_of(form: Mapping[str, Any]) -> str | None:
+    """
+    Return the program that an effect runs, from its stored form; ``None`` for any other effect.
+
+    No record says that a tool runs programs: it is one that yields, and whose input is ``code`` and nothing else but ``restart``.
+    """
+    given = form.get("input")
+    if form.get("type") != "CallTool" or "yields" not in form or not isinstance(given, Mapping):
+        return None
+    code = given.get("code")
+    return code if isinstance(code, str) and given.keys() <= INPUT else None
+
+
+def has_programs(history: History) -> bool:
+    """Return whether a run has called a program, as far as ``program_of`` knows."""
+    return any(
+        intent.begins_run and program_of(history.form(intent)) is not None for intent in history.intents.values()
+    )
+
+
+def asked_in(history: History, path: str) -> Iterator[Mapping[str, Any]]:
+    """Give the stored forms of what a program asked for, in order; *path* is that of its call and its number."""
+    seq = 0
+    while (effect := history.intents.get((path, seq))) is not None:
+        yield history.form(effect)
+        seq += 1

@@ -1,0 +1,334 @@
+"""
+Signing a journal while it is written: ``SigningKey``, and the chain that a writer goes on with.
+
+A signature is a record among the others. It holds the SHA-256 of every byte of the journal before it, so that each vouches
+for all that the ones before it did; a short mark of each record since the last one, so that what was changed can be named;
+and the signature itself, over its own line up to there. Who may write the journal, and has not the key, can make checksums
+anew, and no signature. What reads and judges all this stands in ``verifying``.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import stat
+import time
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from stepengine.data.frozen import frozen
+from stepengine.errors import JournalError
+from stepengine.journal.records import TAIL, Input, Intent, Record, Result, to_text
+from stepengine.redaction import GIVEN
+from stepengine.system.open_files import said
+
+__all__ = (
+    "KIND",
+    "Chain",
+    "Signature",
+    "SigningKey",
+    "fingerprint_of",
+    "is_of",
+    "mark_of",
+    "missing_package",
+    "without_signatures",
+)
+
+KIND = "Signed"
+"""The type of the input that a signature is recorded as."""
+PURPOSE = b"stepengine signed journal 1\n"
+"""Stands before what is signed, so that a signature for something else is none of a journal."""
+BLOB_BEGIN = b"\0\0\0\x0bssh-ed25519\0\0\0\x20"
+"""What stands before the 32 bytes of a public key, as OpenSSH writes it."""
+KEY_BYTES = 16 * 1024
+OTHERS = 0o077
+MARK = 16
+MAX_MARKS = 50_000
+"""Of more records than these nobody is told which one was changed; that one was, always."""
+LEAST_SECRET = 16
+NAME = "signing-key"
+
+FORM: Final = re.compile(
+    rb'(\{"kind":"input","path":"","seq":-1,"at":[0-9]{1,13},"input":\{"type":"Signed","key":"([A-Za-z0-9+/]{68})"'
+    rb',"records":([0-9]{1,9}),"digest":"([0-9a-f]{64})","marks":"((?:[0-9a-f]{16})*)","found":([0-9]{1,9})'
+    rb',"closes":(true|false),"time":"([0-9T:.+Z-]{20,40})"),"sig":"([A-Za-z0-9+/]{86}==)"\},"crc":"[0-9a-f]{8}"\}'
+)
+
+
+class SigningKey:
+    """
+    A private key by which journals are signed: an ed25519 key in OpenSSH's form, as ``ssh-keygen -t ed25519`` makes it.
+
+    ``FileJournal("run.jsonl", sign=SigningKey("~/keys/audit"))``; whoever has ``~/keys/audit.pub`` can tell with ``verify``
+    whether the journal is as it was written. The file is read once, and what it holds is taken out of whatever this process writes
+    from then on. Keep it where no agent works: an engine refuses tools that work in a folder that it is in. A program that an
+    agent may run without a sandbox can read what its user can read, and so this key.
+
+    Args:
+        path: The file of the private key, for its owner only, without a passphrase.
+        records: After how many records a signature follows; 32 by default.
+        seconds: After how many seconds one follows with the next record; 30 by default. One follows in any case
+            when the run ends, is suspended or cancelled.
+
+    Raises:
+        JournalError: when the file cannot be read, others may read it, or it holds no such key; without the extra ``sign``.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, records: int = 32, seconds: float = 30.0) -> None:
+        if type(records) is not int or records < 1 or not seconds > 0:
+            msg = f"a signature follows after a number of records from 1 on and of seconds above 0, not {records!r} and {seconds!r}"
+            raise JournalError(msg)
+        self.path = Path(path).expanduser()
+        self.records = records
+        self.seconds = seconds
+        data = _private(self.path)
+        _keep_secret(data)
+        self._key = _loaded(self.path, data)
+        raw = self._key.public_key().public_bytes_raw()
+        for form in (self._key.private_bytes_raw().hex(), base64.b64encode(self._key.private_bytes_raw()).decode()):
+            GIVEN.tell(form, NAME)
+        self.public = base64.b64encode(BLOB_BEGIN + raw).decode()
+
+    def __repr__(self) -> str:
+        return f"SigningKey({str(self.path)!r}, {fingerprint_of(self.public)})"
+
+    @property
+    def folder(self) -> tuple[str, ...]:
+        """The components of the real path of the folder that the file is in."""
+        return tuple([part for part in os.path.realpath(self.path.parent).split("/") if part])
+
+    def signature(self, words: bytes) -> str:
+        """Return the signature for what a journal says, as base64."""
+        return base64.b64encode(self._key.sign(PURPOSE + words)).decode()
+
+
+def _private(path: Path) -> bytes:
+    """Return what the file of a private key holds."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            status = os.fstat(descriptor)
+            data = os.read(descriptor, KEY_BYTES) if stat.S_ISREG(status.st_mode) else b""
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        msg = f"the signing key {str(path)!r} cannot be read: {said(error)}"
+        raise JournalError(msg) from error
+    if stat.S_ISREG(status.st_mode) and status.st_mode & OTHERS:
+        msg = f"the signing key {str(path)!r} may be read or changed by others; make it yours alone with `chmod 600`"
+        raise JournalError(msg)
+    return data
+
+
+def _keep_secret(data: bytes) -> None:
+    """Have the lines of a key taken out of whatever is written; a tool may show any of them."""
+    text = data.decode("ascii", "ignore")
+    for line in text.splitlines():
+        if len(line) >= LEAST_SECRET and not line.startswith("-----"):
+            GIVEN.tell(line, NAME)
+
+
+def _loaded(path: Path, data: bytes) -> Any:
+    make = f"make one with `ssh-keygen -t ed25519 -N '' -f {path}`"
+    try:
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    except ImportError as error:
+        raise missing_package() from error
+    try:
+        key = load_ssh_private_key(data, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        # The library's words may hold a piece of what was no key.
+        why = "it has a passphrase" if isinstance(error, TypeError) else "it is no private key in OpenSSH's form"
+        msg = f"{str(path)!r} cannot sign a journal: {why}; {make}"
+        raise JournalError(msg) from None
+    if not isinstance(key, Ed25519PrivateKey):
+        msg = f"{str(path)!r} cannot sign a journal: it is a {type(key).__name__}, no ed25519 key; {make}"
+        raise JournalError(msg)
+    return key
+
+
+def missing_package() -> JournalError:
+    """Return the error for what needs the extra."""
+    return JournalError("signing journals and verifying them needs the extra: pip install 'stepengine[sign]'")
+
+
+def fingerprint_of(public: str) -> str:
+    """Return how a public key, given as base64 of OpenSSH's form, is shown: as ``ssh-keygen -l`` shows it."""
+    digest = hashlib.sha256(base64.b64decode(public)).digest()
+    return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
+
+
+def mark_of(line: bytes) -> str:
+    """Return the mark of a record by its line, without its newline; a checksum that was made anew changes nothing in it."""
+    return hashlib.sha256(line[:-TAIL]).hexdigest()[:MARK]
+
+
+@frozen
+class Signature:
+    """
+    What the line of a signature says, whoever wrote it.
+
+    Attributes:
+        words: The bytes that are signed.
+        key: The public key, as base64 of OpenSSH's form.
+        records: How many records stand before it.
+        digest: The SHA-256 of every byte before it.
+        marks: The marks of the last of these, in order.
+        found: How many of the records since the signature before stood there unsigned when the run was taken over.
+        closes: Whether the writer gave the journal back after it: what follows was written by another.
+        time: When it was made, by the clock of who signed.
+        sig: The signature.
+    """
+
+    words: bytes
+    key: str
+    records: int
+    digest: str
+    marks: tuple[str, ...]
+    found: int
+    closes: bool
+    time: str
+    sig: bytes
+
+    @classmethod
+    def of(cls, line: bytes) -> Signature | None:
+        """Return what a line without its newline says as a signature; ``None`` for any other record."""
+        found = FORM.fullmatch(line)
+        if found is None:
+            return None
+        words, key, records, digest, marks, before, closes, when, encoded = found.groups()
+        sig = base64.b64decode(encoded)
+        if base64.b64encode(sig) != encoded:
+            return None  # the last letter holds bits that say nothing: another one would pass for it
+        text = marks.decode()
+        return cls(
+            words=words,
+            key=key.decode(),
+            records=int(records),
+            digest=digest.decode(),
+            marks=tuple([text[at : at + MARK] for at in range(0, len(text), MARK)]),
+            found=int(before),
+            closes=closes == b"true",
+            time=when.decode(),
+            sig=sig,
+        )
+
+
+def is_of(signature: Signature) -> bool:
+    """
+    Return whether a signature was made by the key that it names.
+
+    Raises:
+        JournalError: without the extra.
+    """
+    try:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    except ImportError as error:
+        raise missing_package() from error
+    blob = base64.b64decode(signature.key)
+    if not blob.startswith(BLOB_BEGIN):
+        return False
+    try:
+        Ed25519PublicKey.from_public_bytes(blob[len(BLOB_BEGIN) :]).verify(signature.sig, PURPOSE + signature.words)
+    except InvalidSignature:
+        return False
+    return True
+
+
+class Chain:
+    """
+    What the next signature of a journal says.
+
+    Args:
+        key: The key.
+        digest: The SHA-256 of all bytes so far, which goes on.
+        records: How many records these are.
+        marks: The marks of those that stand unsigned at the end.
+        at: The latest time of the run.
+        is_open: Whether the run has begun: a signature belongs to one.
+        is_closed: Whether the last record is a signature behind which the journal was given back.
+    """
+
+    def __init__(
+        self,
+        key: SigningKey,
+        digest: Any = None,
+        *,
+        records: int = 0,
+        marks: Sequence[str] = (),
+        at: int = 0,
+        is_open: bool = False,
+        is_closed: bool = False,
+    ) -> None:
+        self._key = key
+        self._digest = hashlib.sha256() if digest is None else digest
+        self._records = records
+        self._marks = list(marks)
+        self._found = len(marks)
+        self._at = at
+        self._is_open = is_open
+        self._is_closed = is_closed or not records
+        self._since = time.monotonic()
+
+    @property
+    def has_found(self) -> bool:
+        """Whether unsigned records stood there when the journal was opened, which the first signature tells of."""
+        return self._found > 0 and self._is_open
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a signature follows now."""
+        key = self._key
+        many = len(self._marks) >= key.records
+        return self._is_open and (many or time.monotonic() - self._since >= key.seconds)
+
+    @property
+    def is_unclosed(self) -> bool:
+        """Whether the journal cannot be given back without another signature."""
+        return self._is_open and not self._is_closed
+
+    def take(self, record: Record, lines: Iterable[bytes]) -> None:
+        """Take the lines of a record that was appended."""
+        for line in lines:
+            self._digest.update(line)
+            self._marks.append(mark_of(line[:-1]))
+            self._records += 1
+        self._is_closed = False
+        self._is_open = self._is_open or type(record) is Intent
+        if type(record) is Result or type(record) is Input:
+            self._at = max(self._at, record.at)
+
+    def sign(self, *, closes: bool = False) -> str:
+        """Return the next signature, as the text of a record; its line has to be given to ``signed``."""
+        members = {
+            "type": KIND,
+            "key": self._key.public,
+            "records": self._records,
+            "digest": self._digest.hexdigest(),
+            "marks": "".join(self._marks[-MAX_MARKS:]),
+            "found": self._found,
+            "closes": closes,
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        }
+        text = to_text({"kind": "input", "path": "", "seq": -1, "at": self._at, "input": members})[:-2]
+        self._is_closed = closes
+        return f'{text},"sig":"{self._key.signature(text.encode())}"}}}}'
+
+    def signed(self, line: bytes) -> None:
+        """Go on behind a signature."""
+        self._digest.update(line)
+        self._records += 1
+        self._marks, self._found = [], 0
+        self._since = time.monotonic()
+
+
+def without_signatures(records: Iterable[Record]) -> list[Record]:
+    """Return *records* without signatures: in another journal they vouch for nothing."""
+    return [record for record in records if type(record) is not Input or record.input.get("type") != KIND]

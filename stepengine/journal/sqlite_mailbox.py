@@ -1,0 +1,166 @@
+"""
+The mailbox of a run in an SQLite file: a table beside that of the records, for all runs of the file.
+
+Senders commit as the runs do, so a letter survives what a record survives. The number of a letter is given once, in the order of
+the commits, and never again: whoever has read up to one has missed none before it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepengine.errors import JournalCorrupt, JournalWriteFailed
+from stepengine.journal.mailbox import MAX_BYTES, MAX_LETTERS, MAX_LINE, Letter, Mailbox, Owner, StoredLetter
+from stepengine.journal.places import check_place
+from stepengine.system.write_ahead import Database, reason
+
+if TYPE_CHECKING:
+    import sqlite3
+
+__all__ = ("SqliteMailbox", "forget_letters")
+
+# `nth` and `bytes` count the run's letters up to this one, so that nobody has to count them to know whether there is room.
+TABLE = (
+    "CREATE TABLE IF NOT EXISTS letters (number INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT NOT NULL, id TEXT NOT NULL, "
+    "nth INTEGER NOT NULL, bytes INTEGER NOT NULL, line BLOB NOT NULL)"
+)
+INDEX = "CREATE INDEX IF NOT EXISTS letters_of_runs ON letters (run, number)"
+IDS = "CREATE INDEX IF NOT EXISTS ids_of_letters ON letters (run, id)"
+MAX_NUMBER = 2**63 - 1
+
+
+class SqliteMailbox(Mailbox):
+    """
+    A mailbox in an SQLite file. A place is the number of a letter.
+
+    Args:
+        journal: The journal of the run.
+        path: The file.
+        run: Returns the run's name in it.
+        seconds: How long to wait for a process that holds the file and commits nothing.
+    """
+
+    def __init__(self, journal: Owner, path: Path, run: Callable[[], str], *, seconds: float) -> None:
+        super().__init__(journal)
+        self._path = path
+        self._name = run
+        self._seconds = seconds
+
+    def read(self, after: int = 0) -> tuple[list[Letter], int]:
+        """Return the letters behind a place, and the place behind them."""
+        name = self._name()
+        with self._reading() as database:
+            found = list(self._lines(database, name, after)) if _has_letters(database) else []
+        if not found:
+            return [], after
+        run, letters = self._run(), []
+        for number, line in found:
+            stored = StoredLetter.read(line.removesuffix(b"\n"), f"letter {number} of {self._path}")
+            if stored is not None and stored.run == run:
+                letters.append(stored.letter)
+        return letters, found[-1][0]
+
+    def changed(self, after: int) -> bool:
+        """Return whether there is a letter behind a place."""
+        name = self._name()
+        with self._reading() as database:
+            return _has_letters(database) and _is_behind(database, name, after)
+
+    def _lines(self, database: sqlite3.Connection, name: str, after: int) -> Iterator[tuple[int, bytes]]:
+        size = 0
+        wanted = "SELECT number, substr(line, 1, ?) FROM letters WHERE run = ? AND number > ? ORDER BY number LIMIT ?"
+        given = (MAX_LINE + 1, name, min(after, MAX_NUMBER), MAX_LETTERS + 1)
+        for count, (number, line) in enumerate(database.execute(wanted, given), 1):
+            if type(line) is not bytes:
+                msg = f"letter {number} of {self._path} is damaged: it is no bytes"
+                raise JournalCorrupt(msg)
+            size += len(line)
+            if count > MAX_LETTERS or size > MAX_BYTES:
+                msg = f"letter {number} of {self._path} is one more than anybody can have posted"
+                raise JournalCorrupt(msg)
+            yield number, line
+
+    def _add(self, stored: StoredLetter) -> bool:
+        name, line = self._name(), stored.line
+        with self._writing() as database:
+            for statement in (TABLE, INDEX, IDS):
+                database.execute(statement)
+            if database.execute("SELECT 1 FROM lines WHERE run = ? LIMIT 1", (name,)).fetchone() is None:
+                raise self._journal.missing()
+            same = database.execute(
+                "SELECT number, substr(line, 1, ?) FROM letters WHERE run = ? AND id = ?",
+                (MAX_LINE + 1, name, stored.letter.id),
+            )
+            for number, known in same:
+                if type(known) is bytes and known.startswith(stored.key):
+                    where = f"letter {number} of {self._path}"
+                    self._check_same(stored, StoredLetter.read(known.removesuffix(b"\n"), where))
+                    return False
+            last = database.execute(
+                "SELECT nth, bytes FROM letters WHERE run = ? ORDER BY number DESC LIMIT 1", (name,)
+            ).fetchone() or (0, 0)
+            if not all(type(count) is int for count in last):
+                msg = f"the last letter to the run {name!r} in {self._path} is damaged"
+                raise JournalCorrupt(msg)
+            count, size = last[0] + 1, last[1] + len(line)
+            self._check_room(count, size)
+            database.execute(
+                "INSERT INTO letters (run, id, nth, bytes, line) VALUES (?, ?, ?, ?, ?)",
+                (name, stored.letter.id, count, size, line),
+            )
+        return True
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with self._database() as database, database.reading() as connection:
+            yield connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._database() as database, database.lock, database.writing() as connection:
+            yield connection
+
+    @contextmanager
+    def _database(self) -> Iterator[Database]:
+        import sqlite3
+
+        try:
+            status = self._status()
+            database = Database.at(self._path, status, seconds=self._seconds)
+            try:
+                yield database
+            finally:
+                database.close()
+        except (OSError, sqlite3.Error) as error:
+            msg = f"{self._path} cannot be used as a mailbox: {reason(error, self._seconds)}"
+            raise JournalWriteFailed(msg) from error
+
+    def _status(self) -> os.stat_result:
+        try:
+            status = self._path.lstat()
+        except FileNotFoundError:
+            raise self._journal.missing() from None
+        check_place(self._path, status)
+        return status
+
+
+def forget_letters(database: sqlite3.Connection, run: str) -> None:
+    """Remove the letters to a run, in a transaction."""
+    if _has_letters(database):
+        database.execute("DELETE FROM letters WHERE run = ?", (run,))
+
+
+def _has_letters(database: sqlite3.Connection) -> bool:
+    """Return whether anybody has posted to a run of the file."""
+    return (
+        database.execute("SELECT 1 FROM sqlite_master WHERE name = 'letters' AND type = 'table'").fetchone() is not None
+    )
+
+
+def _is_behind(database: sqlite3.Connection, name: str, after: int) -> bool:
+    given = (name, min(after, MAX_NUMBER))
+    return database.execute("SELECT 1 FROM letters WHERE run = ? AND number > ? LIMIT 1", given).fetchone() is not None

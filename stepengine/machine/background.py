@@ -1,0 +1,68 @@
+"""The children that one run has in the background, as far as it was told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from stepengine.data.waiting import ChildRef
+from stepengine.errors import AgentError
+
+__all__ = ("NO_CHILDREN", "Background")
+
+
+class Background:
+    """Knows the children that a run started in the background; what became of each it learns from what the run is told alone."""
+
+    __slots__ = ("_at_work", "_refs")
+
+    def __init__(self) -> None:
+        self._refs: dict[str, ChildRef[Any]] = {}
+        self._at_work: dict[str, Literal["cancel", "wait"]] = {}
+
+    @property
+    def at_work(self) -> tuple[ChildRef[Any], ...]:
+        """Those of which the run was not told that they have ended, in the order in which they were started."""
+        return tuple([self._refs[path] for path in self._at_work])
+
+    @property
+    def refs(self) -> tuple[ChildRef[Any], ...]:
+        """All of them, in the order in which they were started."""
+        return tuple(self._refs.values())
+
+    def start(self, ref: ChildRef[Any], *, on_return: Literal["cancel", "wait"]) -> None:
+        """Take note that a child was started."""
+        self._refs[ref.path] = ref
+        self._at_work[ref.path] = on_return
+
+    def known(self, ref: ChildRef[Any]) -> str:
+        """
+        Return the path of a child.
+
+        Raises:
+            AgentError: when it is none of this run's.
+        """
+        if self._refs.get(ref.path) == ref:
+            return ref.path
+        known = ", ".join([f"{one.agent_id!r} at {one.path!r}" for one in self._refs.values()]) or "none"
+        msg = (
+            f"the child {ref.agent_id!r} at {ref.path!r} was not started in the background by this run; only who started one may "
+            f"wait for it, tell it something or cancel it. Started here: {known}"
+        )
+        raise AgentError(msg)
+
+    def tell(self, path: str) -> bool:
+        """Take note that the run was told how a child ended; return whether that is news."""
+        return self._at_work.pop(path, None) is not None
+
+    def left(self) -> Iterator[tuple[Literal["cancel", "wait"], tuple[str, ...]]]:
+        """Give what is to become of those that are still at work when the run ends, and which they are."""
+        kinds: tuple[Literal["cancel", "wait"], ...] = ("cancel", "wait")
+        for kind in kinds:
+            paths = tuple([path for path, what in self._at_work.items() if what == kind])
+            if paths:
+                yield kind, paths
+
+
+NO_CHILDREN = Background()
+"""What runs have in the background that started nothing there; one that does has its own from then on."""

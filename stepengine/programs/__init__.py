@@ -1,0 +1,44 @@
+"""
+Programs that models write, one tool, ``run_code``, in which an agent's other tools are functions; and agent files of strangers.
+
+A program is the body of that tool: every call that it makes is an effect of its own path, which is judged, recorded, suspended for
+days, resumed in another process, replayed and stepped through as a handler's. It runs in a sandbox (extra ``programs``), is refused
+before anything of it runs where it cannot go well, and holds no worker while it waits for somebody.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepengine.data.late import late
+
+if TYPE_CHECKING:
+    from stepengine.programs.drafts import Example, agent_file_rules, checked_agents, permissions_of
+    from stepengine.programs.in_process import InProcessSandbox
+    from stepengine.programs.running import ProgramLimits, code_mode
+    from stepengine.programs.sessions import MontySandbox, Sandbox
+    from stepengine.programs.strangers import agents_of_source
+
+__all__ = (
+    "Example",
+    "InProcessSandbox",
+    "MontySandbox",
+    "ProgramLimits",
+    "Sandbox",
+    "agent_file_rules",
+    "agents_of_source",
+    "checked_agents",
+    "code_mode",
+    "permissions_of",
+)
+
+__getattr__, __dir__ = late(
+    __name__,
+    {
+        "stepengine.programs.drafts": ("Example", "agent_file_rules", "checked_agents", "permissions_of"),
+        "stepengine.programs.in_process": ("InProcessSandbox",),
+        "stepengine.programs.running": ("ProgramLimits", "code_mode"),
+        "stepengine.programs.sessions": ("MontySandbox", "Sandbox"),
+        "stepengine.programs.strangers": ("agents_of_source",),
+    },
+)

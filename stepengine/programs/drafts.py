@@ -1,0 +1,340 @@
+"""
+What a model needs to write an agent file for the sandbox, and what shows that such a file works before anybody has said that it may run.
+
+The rules of such a file are made from what the sandbox itself goes by. A draft is tried with what its writer made up: what the model
+says, and what tools and other agents give. No tool of the host is called, no other agent is run, and nothing of the draft runs outside
+of the sandbox.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import unicodedata
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import attrs
+
+from stepengine.data import definition, hooks, limits, messages, models, state, transcript, waiting, yields
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.frozen import frozen
+from stepengine.data.json import thaw
+from stepengine.data.limits import Limits
+from stepengine.data.models import ModelReply
+from stepengine.data.questions import Question
+from stepengine.engine import loading
+from stepengine.errors import DefinitionError
+from stepengine.helpers import agents as children
+from stepengine.helpers import calls
+from stepengine.journal import MemoryJournal
+from stepengine.programs.rewriting import DROPPED, GENERATORS, KNOWN, NOT_HERE
+from stepengine.programs.running import ProgramLimits
+from stepengine.programs.sandbox import MODULES
+from stepengine.programs.strangers import agents_of_source
+from stepengine.testing import Clock, ScriptedModel, Simulated, simulate, tool_call, tool_calls
+from stepengine.tools import reference
+
+if TYPE_CHECKING:
+    from stepengine.data.hooks import StepContext
+    from stepengine.data.state import RunResult
+    from stepengine.journal import JournalLike
+    from stepengine.tooling.definition import Tool
+
+__all__ = ("Example", "agent_file_rules", "checked_agents", "permissions_of")
+
+Said: TypeAlias = "str | Mapping[str, Any] | Sequence[Mapping[str, Any]] | ModelReply"
+HOMES = (yields, definition, hooks, limits, messages, models, state, transcript, waiting, children, calls, loading)
+"""Where the names of the package stand that a file may import, and what is said of them."""
+UNSEEN = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
+"""Categories of characters that a person who reads a file does not see, or that change the place of those that they see."""
+EXAMPLE = '''\
+"""Answers from the notes, and says which of them it used."""
+
+from stepengine import STEP_ALL, AgentDefinition, StepContext, Steps, ToolCall
+
+
+def handle_steps(ctx: StepContext) -> Steps[dict]:
+    listing = yield from ToolCall("list_directory", {"path": "."}, include_tool_call=False)
+    if not listing.data["files"]:
+        return {"answer": "There are no notes.", "sources": []}
+    turn = yield STEP_ALL
+    return {"answer": turn.text, "sources": [name for name in listing.data["files"] if name in turn.text]}
+
+
+agent = AgentDefinition(
+    "note-reader",
+    description="Answers questions from a folder of notes.",
+    system_prompt="Answer from the notes. Read before you answer, and name the notes that you used.",
+    tools=["list_directory", "read_files"],
+    output_mode="structured_output",
+    handle_steps=handle_steps,
+)
+'''
+
+
+# --- what is said to the writer ---------------------------------------------------------------------------------------
+
+
+def agent_file_rules() -> str:
+    """Return what an agent file for the sandbox may say, as a model is told it; made from what the sandbox goes by."""
+    most = ProgramLimits()
+    fields = [name for name in inspect.signature(AgentDefinition).parameters if name != "hooks"]
+    plain = {name for name in KNOWN["stepengine"] - KNOWN["stepengine.errors"] if not _about(name)}
+    modules = sorted(name for name in MODULES if name not in {"os.path", "posixpath", "asyncio"})
+    never = [f"- `{name}`: {why}." for name, why in NOT_HERE.items()]
+    gives = {one.name: one.forms for one in reference.told()}
+    tools = [
+        f"- `{tool.spec.name}({', '.join(_members(tool))})` gives {_form(gives[tool.spec.name])}: {_first(tool.spec.description)}"
+        for tool in host_tools()
+    ]
+    return "\n".join(
+        [
+            "# The file",
+            "An agent file defines `agent = AgentDefinition(...)`, or `agents = [...]`, and its handler is a plain generator function",
+            "`def handle_steps(ctx)`: it yields what shall happen, and `yield from` gives what came of it. It runs in a sandbox. An agent",
+            "that only talks and calls tools needs no handler. Write this:",
+            f"```python\n{EXAMPLE}```",
+            f"`AgentDefinition` takes {', '.join(fields)}. Its id is words in small letters with hyphens. What the handler returns is",
+            "the output. `ctx.prompt` is the prompt, `ctx.params` the params by the input_schema (a class of the file derived from",
+            "pydantic's BaseModel, or a JSON Schema), `ctx.random` is chance.",
+            "# What it may import",
+            *[f"- `{_called(name)}`: {about}" for name in sorted(KNOWN["stepengine"]) if (about := _about(name))],
+            f"- types for annotations: {', '.join(sorted(plain))}",
+            f"- from stepengine.errors: {', '.join(sorted(KNOWN['stepengine.errors']))}",
+            f"- of Python: {', '.join(modules)}; for annotations and schema classes also {', '.join(sorted(DROPPED - {'__future__'}))}",
+            "",
+            f"{', '.join(sorted(GENERATORS))} and functions of your own that yield stand directly behind `yield from`.",
+            "# What it may not",
+            *never,
+            "- no decorators, no `async`, no methods that yield, no files, network, clock or environment, no code when it is loaded.",
+            f"- A turn may compute for {most.seconds:g} seconds and use {most.memory >> 20} MiB; the file has at most 64 KiB.",
+            "# Tools of the host, by name",
+            "List in `tools` those that it needs, and no others: they are its permissions, and a person decides about them.",
+            *tools,
+        ]
+    )
+
+
+def _found(name: str) -> Any:
+    return next((getattr(home, name) for home in HOMES if hasattr(home, name)), None)
+
+
+def _about(name: str) -> str:
+    # Names of types are for annotations, and their text is that of what they are made of.
+    found = _found(name)
+    is_told = inspect.isclass(found) or inspect.isfunction(found) or name in {"STEP", "STEP_ALL"}
+    return _first(inspect.getdoc(found) or "") if is_told else ""
+
+
+def _called(name: str) -> str:
+    if name in {"STEP", "STEP_ALL", "AgentDefinition"}:
+        return name
+    return f"{name}({', '.join(inspect.signature(_found(name)).parameters)})"
+
+
+def _first(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
+
+def _form(forms: Sequence[reference.Form]) -> str:
+    told = [
+        f"{form.type} of {', '.join([key.name for key in form.keys])}" if form.keys else form.type for form in forms
+    ]
+    return " or ".join(told)
+
+
+def _members(tool: Tool) -> list[str]:
+    given: Mapping[str, Any] = tool.spec.input_schema
+    required = given.get("required", ())
+    return [name if name in required else f"{name}=..." for name in given.get("properties", {})]
+
+
+def host_tools() -> list[Tool]:
+    """Return the tools that the command line has for agents; they are looked at, and never called."""
+    from stepengine.tools import (
+        SafeFetcher,
+        SearchedDocs,
+        SearxngSearch,
+        file_tools,
+        followup_tools,
+        search_tools,
+        shell_tools,
+        web_tools,
+    )
+
+    root = Path.cwd().anchor
+    search, fetcher = SearxngSearch("http://localhost"), SafeFetcher(allow="public")
+    return [
+        *file_tools(root, write=True, propose=True, allow_wide_root=True),
+        *search_tools(root, allow_wide_root=True),
+        *shell_tools(root, allow_wide_root=True),
+        *web_tools(search, SearchedDocs(search, fetcher), fetcher),
+        *followup_tools(),
+    ]
+
+
+# --- what is looked at ------------------------------------------------------------------------------------------------
+
+
+def checked_agents(source: str, file: str) -> tuple[AgentDefinition, ...]:
+    """
+    Return the agents of a draft, the first of them the one that it is about, when a person could judge and file it.
+
+    Raises:
+        DefinitionError: with file and line, for what cannot run in the sandbox, for characters that nobody sees, and for an id that is
+            no file's name or that of an agent that comes with stepengine.
+    """
+    for number, line in enumerate(source.split("\n"), start=1):
+        unseen = next((one for one in line if unicodedata.category(one) in UNSEEN and one != "\t"), None)
+        if unseen is not None:
+            msg = f"{file}:{number}: {unicodedata.name(unseen, hex(ord(unseen)))} cannot be seen by who reads the file; write it as an escape"
+            raise DefinitionError(msg)
+    agents = agents_of_source(source, file=file)
+    first = agents[0].id
+    if not first.replace("-", "_").isidentifier():  # an agent file is called like a Python module
+        msg = f"{file}: the id {first!r} is no name of a file; small letters, digits and single hyphens would be, as in 'note-reader'"
+        raise DefinitionError(msg)
+    for agent in _family(agents):
+        if loading.bundled_id(agent.id) is not None:
+            msg = f"{file}: {agent.id!r} is the id of an agent that comes with stepengine; choose another one"
+            raise DefinitionError(msg)
+    return agents
+
+
+def permissions_of(agents: Iterable[AgentDefinition]) -> list[dict[str, Any]]:
+    """Return what each agent of a file may do: its tools, agents, model and limits."""
+    told = []
+    for agent in _family(agents):
+        bounds = attrs.asdict(agent.limits)
+        usual = attrs.asdict(Limits())
+        told.append(
+            {
+                "agent": agent.id,
+                "tools": list(agent.tool_names),
+                "spawns": list(agent.spawnable_ids),
+                "model": agent.model or "that of the run",
+                "limits": {name: value for name, value in bounds.items() if value != usual[name] and value != math.inf},
+            }
+        )
+    return told
+
+
+def _family(agents: Iterable[AgentDefinition]) -> list[AgentDefinition]:
+    found = [*agents]
+    for agent in found:
+        found += [one for one in agent.spawnable_agents if not isinstance(one, str) and one not in found]
+    return found
+
+
+# --- what is tried ----------------------------------------------------------------------------------------------------
+
+
+def _agents(given: Iterable[AgentDefinition[Any]]) -> tuple[AgentDefinition[Any], ...]:
+    return tuple(given)
+
+
+@frozen
+class Example:
+    """
+    An example for an agent, in which the model, the tools and the agents of others say what was made up.
+
+    Attributes:
+        agents: The agents of a file; the first is the one that is tried.
+        prompt: Its prompt.
+        params: Its params.
+        replies: What the model says, in order: a text, ``{"tool": name, "input": {...}}``, or a list of such calls.
+        results: What tools give, and agents that are spawned and stand elsewhere, by name.
+    """
+
+    agents: tuple[AgentDefinition[Any], ...] = attrs.field(converter=_agents)
+    prompt: str = attrs.field(kw_only=True)
+    params: Any = attrs.field(default=None, kw_only=True)
+    replies: Sequence[Said] = attrs.field(default=(), kw_only=True)
+    results: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True)
+
+    def simulate(self, seeds: Iterable[int] = range(100)) -> Simulated:
+        """
+        Run the agent once per seed in a world where models, tools and processes fail, as ``stepengine.testing.simulate`` does.
+
+        Raises:
+            SimulationFailed: at the first seed in which something that must hold for every run did not.
+        """
+        return self._simulated(seeds=seeds, prompt=self.prompt, params=self.params)
+
+    def fail_each(self) -> Simulated:
+        """
+        Run the example, and again with one thing gone wrong at each of its effects in turn.
+
+        Raises:
+            SimulationFailed: at the first place where something that must hold for every run did not.
+        """
+        journal = MemoryJournal(redact="off")
+        self.run(journal=journal)
+        return self._simulated(from_journal=journal)
+
+    def _simulated(self, **options: Any) -> Simulated:
+        first, *others = self.agents
+        tools = self._tools()
+        results = {tool.spec.name: self._made_up(tool.spec.name) for tool in tools}
+        return simulate(first, tools=tools, results=results, agents=[*others, *self._elsewhere()], **options)
+
+    def run(self, *, journal: JournalLike | None = None) -> RunResult[Any]:
+        """Run the example once, to its end; questions are answered by their first option, waiting takes no time."""
+        from stepengine.engine.engine import Engine
+
+        model = ScriptedModel([_reply(one) for one in self.replies])
+        with Engine(
+            [*self.agents, *self._elsewhere()], self._tools(), model, default_model="made-up/model", clock=Clock(),
+            interactor=_FirstOption(),
+        ) as engine:  # fmt: skip
+            return engine.run_sync(self.agents[0], self.prompt, params=self.params, journal=journal)
+
+    def _tools(self) -> list[Tool]:
+        """Return stand-ins of the host's tools that the agents list: what they take is real, what they give is made up."""
+        from stepengine.tooling.definition import Tool
+
+        listed = {name for agent in _family(self.agents) for name in agent.tool_names}
+        return [
+            Tool(
+                tool.spec.name, tool.spec.description, thaw(tool.spec.input_schema), _giving(self._made_up(tool.spec.name)),
+                requires_permission=False,
+            )
+            for tool in host_tools()
+            if tool.spec.name in listed
+        ]  # fmt: skip
+
+    def _elsewhere(self) -> list[AgentDefinition]:
+        own = {agent.id for agent in _family(self.agents)}
+        named = Counter([name for agent in _family(self.agents) for name in agent.spawnable_ids if name not in own])
+        return [AgentDefinition(name, handle_steps=_saying(self._made_up(name))) for name in named]
+
+    def _made_up(self, name: str) -> Any:
+        return self.results.get(name, f"a made-up result of {name}")
+
+
+class _FirstOption:
+    def ask(self, question: Question) -> str:
+        return question.options[0] if question.options else "yes"
+
+
+def _giving(made: Any) -> Any:
+    return lambda _: made
+
+
+def _saying(made: Any) -> Any:
+    def handle_steps(_: StepContext[Any]) -> Generator[Any, Any, Any]:
+        return made
+        yield
+
+    return handle_steps
+
+
+def _reply(said: Said) -> str | ModelReply:
+    if isinstance(said, str | ModelReply):
+        return said
+    if isinstance(said, Mapping):
+        return tool_call(str(said["tool"]), dict(said.get("input") or {}))
+    return tool_calls(*[tool_call(str(one["tool"]), dict(one.get("input") or {})) for one in said])

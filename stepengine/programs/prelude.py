@@ -1,0 +1,438 @@
+"""
+What a handler in the sandbox finds there: everything that it may yield, what it is sent, and its context, made of JSON alone.
+
+The text below runs inside, before the agent's file. Objects of the host would hand out their classes there, so nothing but JSON goes
+in or comes out: what is yielded leaves as a class's name with its attributes, and is read by the host as foreign text is. The sandbox
+knows neither properties nor inheritance, so what is large in a state is fetched by a function, in whose place the rewriter puts it.
+"""
+
+from __future__ import annotations
+
+__all__ = ("ERRORS", "PRELUDE")
+
+ERRORS = {
+    "StepEngineError": "OSError",
+    "BadYield": "FileExistsError",
+    "ToolInputError": "IsADirectoryError",
+    "ToolNotAvailable": "IsADirectoryError",
+    "ToolError": "PermissionError",
+    "ChildError": "NotADirectoryError",
+    "ModelError": "TimeoutError",
+    "LimitExceeded": "FileNotFoundError",
+    "LimitReached": "KeyboardInterrupt",
+    "GeneratorExit": "SystemExit",
+    "AgentError": "(FileExistsError, IsADirectoryError, NotADirectoryError)",
+}
+"""
+The sandbox has no exception classes of one's own. Those of files stand for ours, since it has no files: each is caught by its name,
+and all by ``StepEngineError``. Two that ``except Exception`` does not catch stand for those of which the same holds.
+"""
+
+PRELUDE = '''
+import asyncio
+from datetime import datetime, timedelta
+
+def cast(kind, value):
+    return value
+
+TYPE_CHECKING = False
+Mapping = MutableMapping = dict
+MutableSequence = list
+Sequence = (list, tuple, str, range)
+Set = MutableSet = (set, frozenset)
+Collection = Iterable = (list, tuple, str, range, dict, set, frozenset)
+Steps = Yieldable = Message = Transcript = None
+_se_sent = []
+_se_fields = {}
+
+class _se_Sentinel:
+    def __init__(self, name):
+        self.name = name
+    def __repr__(self):
+        return self.name
+
+STEP = _se_Sentinel("STEP")
+STEP_ALL = _se_Sentinel("STEP_ALL")
+
+class ToolCall:
+    def __init__(self, tool, input=None, include_tool_call=True):
+        self.tool = tool
+        self.input = {} if input is None else input
+        self.include_tool_call = include_tool_call
+
+class AgentCall:
+    def __init__(self, agent, prompt="", params=None):
+        self.agent = agent
+        self.prompt = prompt
+        self.params = params
+
+class Ask:
+    def __init__(self, question, options=(), *, multi_select=False, details=None, allow_text=False, key=None):
+        self.question = question
+        self.options = options
+        self.multi_select = multi_select
+        self.details = details
+        self.allow_text = allow_text
+        self.key = key
+
+class Parallel:
+    def __init__(self, *calls, fail_fast=False, concurrency=None):
+        self.calls = list(calls[0]) if len(calls) == 1 and isinstance(calls[0], (list, tuple)) else list(calls)
+        self.fail_fast = fail_fast
+        self.concurrency = concurrency
+
+class Race:
+    def __init__(self, *members):
+        self.members = list(members[0]) if len(members) == 1 and isinstance(members[0], (list, tuple)) else list(members)
+
+class Sleep:
+    def __init__(self, seconds=None, *, until=None):
+        self.seconds = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
+        self.until = until.isoformat() if isinstance(until, datetime) else until
+
+class Receive:
+    def __init__(self, topic, timeout=None, *, schema=None):
+        self.topic = topic
+        self.timeout = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        self.schema = schema
+
+class Start:
+    def __init__(self, *calls, on_return="cancel"):
+        self.calls = list(calls)
+        self.on_return = on_return
+
+class Wait:
+    def __init__(self, *refs, need="all", timeout=None):
+        self.refs = list(refs[0]) if len(refs) == 1 and isinstance(refs[0], (list, tuple)) else list(refs)
+        self.need = need
+        self.timeout = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+
+class Tell:
+    def __init__(self, ref, value, *, topic=""):
+        self.ref = ref
+        self.value = value
+        self.topic = topic
+
+class Cancel:
+    def __init__(self, ref, reason=""):
+        self.ref = ref
+        self.reason = reason
+
+class StepWith:
+    def __init__(self, model=None, tools=None, tool_choice=None, settings=None):
+        self.model = model
+        self.tools = tools
+        self.tool_choice = tool_choice
+        self.settings = settings
+
+class StepText:
+    def __init__(self, text):
+        self.text = text
+
+class GenerateN:
+    def __init__(self, n):
+        self.n = n
+
+class Complete:
+    def __init__(self, messages, *, model=None, system_prompt=None, settings=None):
+        self.messages = messages
+        self.model = model
+        self.system_prompt = system_prompt
+        self.settings = settings
+
+class ModelSettings:
+    def __init__(self, **fields):
+        self.fields = fields
+
+class Thinking:
+    def __init__(self, *words, **fields):
+        self.words = list(words)
+        self.fields = fields
+
+class Limits:
+    def __init__(self, **fields):
+        self.fields = fields
+
+class AgentDefinition:
+    def __init__(self, id, **fields):
+        self.id = id
+        self.fields = fields
+        self.tools = fields.get("tools", ())
+        self.spawnable_agents = fields.get("spawnable_agents", ())
+
+def load_agent(agent_id):
+    return AgentDefinition(agent_id, _se_is_elsewhere=True)
+
+def _se_agent(agent_id):
+    return AgentDefinition(agent_id, _se_is_elsewhere=True)
+
+class _se_Schema:
+    def __init__(self, name):
+        self.name = name
+
+def _se_schema(name):
+    return _se_Schema(name)
+
+class _se_Record:
+    def __init__(self, kind, fields, order):
+        self._se_kind = kind
+        self._se_order = order
+        for name, value in fields.items():
+            setattr(self, name, value)
+    def model_dump(self, *, mode="python", exclude_none=False):
+        return _se_plain(self, exclude_none)
+    def __repr__(self):
+        return self._se_kind + "(" + ", ".join([name + "=" + repr(getattr(self, name)) for name in self._se_order]) + ")"
+    def __str__(self):
+        return " ".join([name + "=" + repr(getattr(self, name)) for name in self._se_order])
+    def __eq__(self, other):
+        return type(other) is _se_Record and self._se_kind == other._se_kind and _se_plain(self) == _se_plain(other)
+
+def _se_plain(value, is_short=False):
+    if type(value) is _se_Record:
+        fields = [(name, getattr(value, name)) for name in value._se_order if hasattr(value, name)]
+        return {name: _se_plain(inner, is_short) for name, inner in fields if inner is not None or not is_short}
+    if isinstance(value, dict):
+        return {name: _se_plain(inner, is_short) for name, inner in value.items() if inner is not None or not is_short}
+    if isinstance(value, (list, tuple)):
+        return [_se_plain(inner, is_short) for inner in value]
+    return value
+
+def _se_class(kind):
+    known = _se_fields[kind]
+    def make(**fields):
+        for name in fields:
+            if name not in known["order"]:
+                raise TypeError(kind + " has no field " + repr(name) + ", it has " + ", ".join(known["order"]))
+        for name in known["required"]:
+            if name not in fields:
+                raise TypeError(kind + " needs " + repr(name))
+        return _se_Record(kind, {**_se_copy(known["defaults"]), **fields}, known["order"])
+    return make
+
+def _se_copy(value):
+    if isinstance(value, dict):
+        return {name: _se_copy(inner) for name, inner in value.items()}
+    return [_se_copy(inner) for inner in value] if isinstance(value, list) else value
+
+def _se_made(kind, value):
+    """Give JSON the attributes that a schema class of the file says it has."""
+    known = _se_fields.get(kind)
+    if known is None or not isinstance(value, dict):
+        return value
+    fields = {} if known["is_dict"] else _se_copy(known["defaults"])
+    for name, inner in value.items():
+        name = known["aliases"].get(name, name)
+        how = known["models"].get(name)
+        fields[name] = inner if how is None else _se_built(how, inner)
+    return fields if known["is_dict"] else _se_Record(kind, fields, known["order"])
+
+def _se_built(how, value):
+    kind, inner = how
+    if kind == "class":
+        return _se_made(inner, value)
+    if kind == "list":
+        return [_se_built(inner, one) for one in value] if isinstance(value, list) else value
+    if kind == "dict":
+        return {name: _se_built(inner, one) for name, one in value.items()} if isinstance(value, dict) else value
+    if kind == "tuple" and isinstance(value, list) and len(value) == len(inner):
+        return tuple([_se_built(inner[at], value[at]) for at in range(len(inner))])
+    if kind == "union":
+        for one in inner:
+            if _se_fits(one, value):
+                return _se_built(one, value)
+    return value
+
+def _se_fits(how, value):
+    kind, inner = how
+    if kind == "union":
+        return _se_fits(inner[0], value) or _se_fits(inner[1], value)
+    if kind in ("list", "tuple"):
+        return isinstance(value, list) and (kind == "tuple" or not value or _se_fits(inner, value[0]))
+    if kind == "dict":
+        return isinstance(value, dict)
+    if kind != "class" or not isinstance(value, dict):
+        return False
+    known = _se_fields[inner]
+    names = [known["aliases"].get(name, name) for name in value]
+    return all(name in names for name in known["required"]) and all(name in known["order"] for name in names)
+
+class _se_Object:
+    pass
+
+class StepResult:
+    pass
+
+class AgentState:
+    pass
+
+class ToolResult:
+    pass
+
+class ChildResult:
+    def unwrap(self):
+        if self.is_error:
+            raise NotADirectoryError("child " + repr(self.agent_id) + " failed: " + (self.why or self.status))
+        return self.output
+
+class ChildRef:
+    pass
+
+class Waited:
+    pass
+
+class ToolCallPart:
+    pass
+
+class ToolMessage:
+    pass
+
+def _se_told(message, role, content, tags, kind):
+    message.role = role
+    message.text = content
+    message.content = content
+    message.tags = list(tags)
+    message._se_stored = {"type": kind, "content": content, "tags": list(tags)}
+
+class UserMessage:
+    def __init__(self, content="", tags=()):
+        _se_told(self, "user", content, tags, "UserMessage")
+
+class AssistantMessage:
+    def __init__(self, content="", tags=()):
+        _se_told(self, "assistant", content, tags, "AssistantMessage")
+        self.said = content
+        self.tool_calls = []
+        self.thinking = []
+
+_se_kinds = {
+    "StepResult": StepResult, "AgentState": AgentState, "ToolResult": ToolResult, "ChildResult": ChildResult,
+    "ChildRef": ChildRef, "Waited": Waited, "ToolCallPart": ToolCallPart, "ToolMessage": ToolMessage,
+    "UserMessage": UserMessage, "AssistantMessage": AssistantMessage, "object": _se_Object,
+}
+
+def _se_read(told):
+    kind, value = told
+    if kind == "json":
+        return value
+    if kind == "list":
+        return [_se_read(inner) for inner in value]
+    if kind == "tuple":
+        return tuple([_se_read(inner) for inner in value])
+    if kind == "time":
+        return datetime.fromisoformat(value)
+    if kind == "record":
+        name, fields = value
+        return _se_Record(name, {field: _se_read(inner) for field, inner in fields.items()}, list(fields))
+    if kind == "dict":
+        return {name: _se_read(inner) for name, inner in value.items()}
+    if kind.startswith("model:"):
+        return _se_made(kind[6:], value)
+    made = _se_kinds[kind]()
+    for name, inner in value.items():
+        setattr(made, name, _se_read(inner))
+    return made
+
+def _se_got(told):
+    return _se_read(told)
+
+def _se_value(told):
+    return _se_read(told)
+
+def _se_lazy(value, name):
+    if type(value) is AgentState:
+        if name in ("message_history", "view"):
+            return _se_messages(name, value._se_number)
+        return _se_read(_se_host(name, value._se_number))
+    if type(value) is StepContext and name in ("inherited_messages", "prompt_messages"):
+        return tuple(_se_messages(name, 0))
+    return getattr(value, name)
+
+def _se_method(value, name, how):
+    """Give a method that is called later; those of text and collections are no values here."""
+    return getattr(value, name) if hasattr(value, name) else lambda *given, **named: how(value, *given, **named)
+
+def _se_added(value, more):
+    return list(more) if isinstance(value, list) and not isinstance(more, list) else more
+
+def _se_messages(name, number):
+    """Take over what was sent before, and the rest."""
+    same, more = _se_host(name, number)
+    while len(_se_sent) > same:
+        _se_sent.pop()
+    for told in more:
+        _se_sent.append(_se_read(told))
+    return list(_se_sent)
+
+class _se_Logger:
+    def debug(self, message, **data):
+        _se_host("log", "debug", message, data)
+    def info(self, message, **data):
+        _se_host("log", "info", message, data)
+    def warning(self, message, **data):
+        _se_host("log", "warning", message, data)
+    def error(self, message, **data):
+        _se_host("log", "error", message, data)
+
+class _se_Random:
+    def random(self):
+        return _se_host("random", "random", [])
+    def uniform(self, a, b):
+        return _se_host("random", "uniform", [a, b])
+    def randint(self, a, b):
+        return _se_host("random", "randint", [a, b])
+    def randrange(self, *bounds):
+        return _se_host("random", "randrange", list(bounds))
+    def getrandbits(self, k):
+        return _se_host("random", "getrandbits", [k])
+    def gauss(self, mu=0.0, sigma=1.0):
+        return _se_host("random", "gauss", [mu, sigma])
+    def choice(self, seq):
+        return seq[_se_host("random", "choice", [len(seq)])]
+    def sample(self, population, k):
+        return [population[at] for at in _se_host("random", "sample", [len(population), k])]
+    def shuffle(self, x):
+        order = _se_host("random", "shuffle", [len(x)])
+        x[:] = [x[at] for at in order]
+
+class StepContext:
+    def now(self):
+        return _se_read(_se_host("now"))
+    def notify(self, message, data=None):
+        _se_host("notify", message, data)
+
+def _se_context():
+    ctx = _se_fill(StepContext(), _se_host("begin"))
+    ctx.logger = _se_Logger()
+    ctx.random = _se_Random()
+    return ctx
+
+def _se_fill(made, told):
+    for name, inner in told.items():
+        setattr(made, name, _se_read(inner))
+    return made
+
+async def map_agents(agent, items, *, prompt="", params=None, concurrency=8):
+    calls = []
+    for item in items:
+        said = prompt if isinstance(prompt, str) else prompt(item)
+        calls.append(AgentCall(agent, said, None if params is None else params(item)))
+    return _se_value(await _se_from(Parallel(calls, concurrency=max(concurrency, 1)))) if calls else ()
+
+async def best_of(agent, prompt="", params=None, *, n=3, concurrency=8, judge):
+    children = await map_agents(agent, list(range(max(n, 1))), prompt=prompt, params=lambda _: params, concurrency=concurrency)
+    outputs = [child.output for child in children if not child.is_error]
+    if not outputs:
+        return children[0].unwrap()
+    index = judge(outputs)
+    if not isinstance(index, int) or not 0 <= index < len(outputs):
+        raise FileExistsError("the judge of best_of chose " + repr(index) + "; there are " + str(len(outputs)) + " outputs, counted from 0")
+    return outputs[index]
+
+async def call(tool, as_=object, **input):
+    result = _se_value(await _se_from(ToolCall(tool, input)))
+    given = result.text if as_ is str or result.data is None else result.data
+    if as_ is object or isinstance(given, as_):
+        return given
+    raise PermissionError("tool " + repr(tool) + " gave a " + type(given).__name__ + ", not a " + as_.__name__)
+'''

@@ -1,0 +1,204 @@
+"""
+The children that run in the background of one tree.
+
+Each is driven in a task of its own, and performed through everything that records as one effect at its own path and -1, so that
+its end is an outcome like any other. None outlives the run that started it: that one ends those of which it was not told, and where
+it is stopped itself, whoever drives it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stepengine.data.effects import RunInBackground, Spawn
+from stepengine.data.outcomes import Single, Stop, Value
+from stepengine.data.state import AgentState, ChildResult
+from stepengine.errors import AgentError
+from stepengine.machine.plan import RunPlan
+from stepengine.runtime.effect_events import ended
+from stepengine.runtime.performer import Item, Performer
+
+if TYPE_CHECKING:
+    from stepengine.runtime.tree import RunTree
+
+__all__ = ("Background", "Child")
+
+
+class Child:
+    """
+    One child in the background.
+
+    Attributes:
+        path: Its path.
+        effect: What started it.
+        outcome: How it ended, once it has.
+        stopping: Why it must end, once somebody said so.
+        is_ended: Whether it was ended by its parent, which is an end like any other; else its tree was stopped.
+        is_told: Whether its parent was told how it ended.
+    """
+
+    __slots__ = ("effect", "is_ended", "is_told", "outcome", "path", "stopping", "task")
+
+    def __init__(self, path: str, effect: Spawn) -> None:
+        self.path = path
+        self.effect = effect
+        self.outcome: Single | None = None
+        self.stopping: Stop | None = None
+        self.is_ended = self.is_told = False
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def result(self) -> ChildResult[Any] | None:
+        """How it ended; ``None`` as long as it has not, or only stands still."""
+        outcome = self.outcome
+        return outcome.value if type(outcome) is Value else None
+
+
+class Background:
+    """
+    The children in the background of one tree, by path.
+
+    Args:
+        tree: The tree.
+
+    Attributes:
+        children: Those that were started, by their paths.
+        of: The same by the paths of the runs that started them.
+    """
+
+    def __init__(self, tree: RunTree) -> None:
+        self._tree = tree
+        self.children: dict[str, Child] = {}
+        self.of: dict[str, list[Child]] = {}
+        self._ends: list[asyncio.Future[None]] = []
+
+    def is_used_by(self, path: str) -> bool:
+        """Return whether a child that the run at *path* started here is at work."""
+        return any(child.outcome is None for child in self.of.get(path, ()))
+
+    def close(self) -> None:
+        """Forget the tree, which has ended."""
+        del self._tree
+
+    def start(self, item: Item, plan: RunPlan, state: AgentState, performer: Performer) -> None:
+        """Start the child of an effect: from now on it is at work."""
+        assert isinstance(item.effect, Spawn)  # noqa: S101
+        child = self.children[plan.path] = Child(plan.path, item.effect)
+        self.of.setdefault(item.path, []).append(child)
+        asked = Item(plan.path, RunInBackground(plan.definition.id, plan=plan, state=state), plan)
+        child.task = asyncio.create_task(self._run(child, item, asked, performer))
+
+    async def _run(self, child: Child, item: Item, asked: Item, performer: Performer) -> None:
+        tree = self._tree
+        try:
+            outcome = await performer.perform(asked, tree)
+        except asyncio.CancelledError:
+            outcome = Stop("cancelled", tree.elapsed())
+        except BaseException as error:  # noqa: BLE001
+            tree.root.broken(error)
+            outcome = tree.root.halt()
+        child.outcome = outcome
+        if type(outcome) is Value:
+            tree.standstill.drop(child.path)
+        if tree.hub.watched:
+            for event in ended(item, outcome):
+                tree.emit(event)
+        ends, self._ends = self._ends, []
+        for future in ends:
+            if not future.done():
+                future.set_result(None)
+        tree.standstill.look()
+
+    def at_work(self) -> Iterator[str]:
+        """Give the paths of those that have not ended, the youngest first."""
+        return (child.path for child in reversed(self.children.values()) if child.outcome is None)
+
+    def is_at_work(self, path: str) -> bool:
+        """Return whether there is a child at *path* that has not ended."""
+        child = self.children.get(path)
+        return child is not None and child.outcome is None
+
+    def stopping(self, path: str) -> Stop | None:
+        """Return why the child at *path* must end before it has begun; ``None`` when it may begin."""
+        child = self.children.get(path)
+        return None if child is None else child.stopping
+
+    def child(self, path: str) -> Child:
+        """Return the child at a path."""
+        return self.children[path]
+
+    def done(self, paths: Sequence[str]) -> list[str]:
+        """Return those of *paths* whose children have ended, in the order in which they did by recorded time."""
+        found = [(self.children[path].outcome, path) for path in paths if self.children[path].result is not None]
+        return [path for _, path in sorted([(outcome.at, path) for outcome, path in found if outcome is not None])]
+
+    def results(self, paths: Sequence[str]) -> dict[str, ChildResult[Any]]:
+        """Return how the children at *paths* ended, all of which have; who asks tells their parent."""
+        found: dict[str, ChildResult[Any]] = {}
+        for path in paths:
+            child = self.children[path]
+            assert child.result is not None  # noqa: S101
+            child.is_told = True
+            found[path] = child.result
+        return found
+
+    def one_end(self) -> asyncio.Future[None]:
+        """Return what is done as soon as any child ends."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ends.append(future)
+        return future
+
+    def has_ended(self, paths: Sequence[str]) -> bool:
+        """Return whether none of these is at work any more."""
+        return all(self.children[path].outcome is not None for path in paths)
+
+    async def all_ended(self, paths: Sequence[str]) -> bool:
+        """Wait until these have ended; return whether each of them has an end of its own, and was not stopped with its tree."""
+        tasks = [task for path in paths if (task := self.children[path].task) is not None]
+        if tasks:
+            await asyncio.wait(tasks)
+        return all(self.children[path].result is not None for path in paths)
+
+    def end(self, paths: Sequence[str], reason: str) -> None:
+        """End children by order of their parent: how they end is recorded."""
+        for path in paths:
+            child = self.children[path]
+            if child.outcome is None and child.stopping is None:
+                child.is_ended = True
+                child.stopping = Stop("cancelled", error=AgentError(reason) if reason else None)
+                self._tree.stop_child(path, child.stopping)
+
+    async def end_with(self, path: str, stop: Stop | None) -> list[ChildResult[Any]]:
+        """
+        Wait until no child of the run at *path*, which has ended, is at work; *stop* is why they must end, if they must.
+
+        Returns:
+            How those ended of which their parent was not told.
+        """
+        if stop is not None:
+            self.stop_all(path, stop)
+        left = [child for child in self.of.get(path, ()) if not child.is_told]
+        tasks = [child.task for child in left if child.task is not None]
+        if tasks:
+            await asyncio.wait(tasks)
+        found = [_result_of(child) for child in left]
+        return [child for child in found if child is not None]
+
+    def stop_all(self, path: str, stop: Stop) -> None:
+        """Stop what the run at *path* has in the background; that is no end which anybody records."""
+        for child in self.of.get(path, ()):
+            if child.outcome is None and child.stopping is None:
+                child.stopping = stop
+                self._tree.stop_child(child.path, stop)
+
+    def forget(self, path: str) -> None:
+        """Forget the children of a run that has ended."""
+        for child in self.of.pop(path, ()):
+            del self.children[child.path]
+
+
+def _result_of(child: Child) -> ChildResult[Any] | None:
+    outcome = child.outcome
+    return outcome.child if type(outcome) is Stop else child.result

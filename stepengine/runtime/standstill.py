@@ -1,0 +1,192 @@
+"""
+When a run tree stands still: every run of it only waits, and nothing is under way that could end by itself.
+
+A run that waits for long is not suspended alone. As long as anything else of its tree is at work the wait stands in this process,
+and may end here; when nothing is, all waits end together, each run around them is suspended, and a process that is woken later
+finds them in the record. So a parent that sleeps for a day does not cut off the child that it started before, and no half of a tree
+is suspended while the other half still changes what it waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stepengine.data.effects import RUNS, AskPerson, AwaitMessage, AwaitRuns, AwaitTime, Spawn
+from stepengine.data.waiting import Waits
+from stepengine.runtime.performer import Item, child_path
+
+if TYPE_CHECKING:
+    from stepengine.runtime.driver import RunTask
+    from stepengine.runtime.tree import RunTree
+
+__all__ = ("Standstill", "waits_of")
+
+
+def waits_of(item: Item) -> tuple[Waits, ...]:
+    """Return what an effect waits for; nothing for one that does something by itself."""
+    effect = item.effect
+    at: dict[str, Any] = {"path": item.path, "seq": effect.seq}
+    match effect:
+        case AskPerson():
+            return tuple([Waits(**at, kind="question", question=question) for question in effect.questions])
+        case AwaitTime():
+            return (Waits(**at, kind="time", wakes_at=_date(item, effect.wakes)),)
+        case AwaitMessage():
+            return (Waits(**at, kind="message", topic=effect.topic, wakes_at=_date(item, effect.wakes)),)
+        case AwaitRuns():
+            return (Waits(**at, kind="child", children=effect.children, wakes_at=_date(item, effect.wakes)),)
+        case _:
+            return ()
+
+
+def _date(item: Item, at: int | None) -> datetime | None:
+    return None if at is None else item.plan.created + timedelta(milliseconds=at)
+
+
+class _Parked(NamedTuple):
+    """A wait: what ends it, what tells it that the tree stands still, and what it is."""
+
+    events: tuple[asyncio.Future[Any], ...]
+    over: asyncio.Future[None]
+    waits: tuple[Waits, ...]
+
+
+class Standstill:
+    """
+    The waits of one run tree.
+
+    Args:
+        tree: The tree.
+
+    Attributes:
+        parked: The waits that stand here, by address.
+        held: What waits until nothing is replayed any more, by address.
+        waits: What the tree was suspended for, by address, once it was.
+    """
+
+    def __init__(self, tree: RunTree) -> None:
+        self._tree = tree
+        self.parked: dict[tuple[str, int], _Parked] = {}
+        self.held: dict[tuple[str, int], asyncio.Future[None]] = {}
+        self.waits: dict[tuple[str, int], tuple[Waits, ...]] = {}
+        self._busy = ""
+
+    async def until(self, item: Item, waits: tuple[Waits, ...], *begin: Callable[[], Awaitable[Any]]) -> bool:
+        """
+        Wait for the first of what is begun here; return whether it came. It did not when the tree stood still before.
+
+        It is begun only where it has to be waited for: a clock of a test would let time pass in it. What comes by a future is known
+        to have come as soon as that is done; a task would take a moment in which the tree seemed to stand still.
+        """
+        address = (item.path, item.effect.seq)
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.parked[address] = _Parked((), over, waits)
+        events: tuple[asyncio.Future[Any], ...] = ()
+        try:
+            self.look()
+            if not over.done():
+                events = tuple([asyncio.ensure_future(one()) for one in begin])
+                self.parked[address] = _Parked(events, over, waits)
+                await asyncio.wait((*events, over), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            del self.parked[address]
+            come = [event for event in events if event.done()]
+            for event in events:
+                event.cancel()
+        if come:
+            come[0].result()
+            return True
+        if waits:
+            self.waits[address] = waits
+        return False
+
+    async def hold(self, item: Item) -> None:
+        """Hold an effect before every run of the tree has come to the end of its record."""
+        address = (item.path, item.effect.seq)
+        held = self.held[address] = asyncio.get_running_loop().create_future()
+        try:
+            self.look()
+            await held
+        finally:
+            self.held.pop(address, None)
+
+    def close(self) -> None:
+        """Forget the tree, which has ended; what it waits for is kept."""
+        del self._tree
+
+    def release(self, path: str) -> None:
+        """End the wait of a child in the background that stands still, because it must end."""
+        parked = self.parked.get((path, -1))
+        if parked is not None:
+            _end(parked.events)
+
+    def drop(self, path: str) -> None:
+        """Take note that nothing of the run at *path*, which was ended while it stood still, waits any more."""
+        for address in [one for one in self.waits if one[0] == path or one[0].startswith(f"{path}.")]:
+            del self.waits[address]
+
+    def look(self) -> None:
+        """Look whether the tree stands still now; whoever ends something calls this."""
+        tree = self._tree
+        if not (self.parked or self.held) or not self._all_rest():
+            return
+        if self.held:
+            tree.is_replaying = False
+            _end(self.held.values())
+        elif tree.may_suspend([one for parked in self.parked.values() for one in parked.waits]):
+            _end([parked.over for parked in self.parked.values()])
+
+    def _all_rest(self) -> bool:
+        tree = self._tree
+        # Who was at work when this was last asked mostly still is, and the youngest comes to rest last.
+        if not self._rests_at(self._busy):
+            return False
+        for path in itertools.chain(reversed(tree.runs), tree.background.at_work()):
+            if not self._rests_at(path):
+                self._busy = path
+                return False
+        return True
+
+    def _rests_at(self, path: str) -> bool:
+        """Return whether the run at *path* is none that is at work; of the background's, one may be that has not begun yet."""
+        run = self._tree.runs.get(path)
+        if run is not None:
+            return self._rests(run)
+        return self._is_parked((path, -1)) or not self._tree.background.is_at_work(path)
+
+    def _rests(self, run: RunTask) -> bool:
+        """Return whether a run only waits; one that has ended itself may wait for its children in the background to end."""
+        if run.is_ending:
+            return self._tree.background.is_used_by(run.path)
+        busy = run.busy
+        if busy is None or busy is True:
+            return False
+        return self._is_waiting(busy) if isinstance(busy, Item) else busy.all_wait(self._is_waiting)
+
+    def _is_waiting(self, item: Item) -> bool:
+        held = self.held.get((item.path, item.effect.seq))
+        if held is not None:
+            return not held.done()  # one that was let go is at work, though it had no turn yet
+        if self._tree.brake.is_given_up(item):
+            return False
+        # A member of a race whose run stands still is parked itself, and waits for the others of it. Who starts a child in the
+        # background does not wait for it: it goes on as soon as that is recorded, which takes a journal in a file a moment.
+        effect = item.effect
+        is_start = type(effect) is Spawn and effect.is_background
+        if type(effect) in RUNS and not is_start and child_path(item.path, effect.seq) in self._tree.runs:
+            return True
+        return self._is_parked((item.path, effect.seq))
+
+    def _is_parked(self, address: tuple[str, int]) -> bool:
+        parked = self.parked.get(address)
+        return parked is not None and not any(event.done() for event in (parked.over, *parked.events))
+
+
+def _end(waits: Iterable[asyncio.Future[None]]) -> None:
+    for wait in waits:
+        if not wait.done():
+            wait.set_result(None)

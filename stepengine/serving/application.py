@@ -1,0 +1,170 @@
+"""``app``: the ASGI application that serves the runs of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Iterable
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepengine.errors import DefinitionError
+from stepengine.serving.access import LOOPBACK, Guard, Tokens, caller_of
+from stepengine.serving.extra import check_extra
+from stepengine.serving.problems import problem_of
+from stepengine.serving.runs import GRACE_SECONDS, Runs
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    from stepengine.engine import Engine
+    from stepengine.engine.schedules import Schedule
+    from stepengine.serving.access import Authenticate, Caps, Logins
+    from stepengine.serving.openapi import Operation
+
+__all__ = ("Application", "app")
+
+OPEN_PATHS = ("/health", "/ready", "/openapi.json")
+
+
+def app(
+    engine: Engine,
+    *,
+    runs: str | Path,
+    tokens: Tokens | str | Path | None = None,
+    authenticate: Authenticate | None = None,
+    logins: Logins | None = None,
+    agents: Iterable[str] | None = None,
+    schedules: Iterable[Schedule] = (),
+    hosts: Collection[str] = LOOPBACK,
+    cors: Collection[str] = (),
+    caps: Caps | None = None,
+    max_live: int = 64,
+    wait_for_answers: float = 60.0,
+    drain: float = GRACE_SECONDS,
+) -> Application:
+    """
+    Return an ASGI application that starts, shows and keeps runs; `GET /openapi.json` describes what it takes.
+
+    A run belongs to whoever started it, and is not found by anybody else. What is under way when the process ends, however it
+    ends, goes on when the application starts again; journals that it did not start are left alone. The engine is closed with the
+    application.
+
+    Args:
+        engine: What runs agents. Its permissions, limits and models hold for every run.
+        runs: Where runs are recorded: a folder, which nobody else may write, or an SQLite file such as ``RUNS.db``. Several
+            servers may share one.
+        tokens: Who is known by a token: ``Tokens``, or the path of their file, which `stepengine tokens` writes.
+        authenticate: A function of a Starlette ``Request``, async or not, that returns the ``Caller`` or ``None``.
+        logins: One-time links for browsers.
+        agents: The ids of the agents that may be started; by default all of the engine.
+        schedules: When agents are started by themselves; who has the scope ``admin`` sees these runs.
+        hosts: Names under which the server is reached; loopback's by default.
+        cors: Origins of other pages that may call with a token.
+        caps: How much a client may send, and how often.
+        max_live: How many runs may be under way in this process; whoever starts one more gets 429.
+        wait_for_answers: Seconds that a question is waited for in memory; the run is suspended then, and goes on when it is answered.
+        drain: Seconds that runs have to come to their end when the application is stopped; the rest goes on at the next start.
+
+    Raises:
+        AgentError: when there is no agent of an id in *agents*.
+        DefinitionError: without any way to be known, or when others could write *runs* or the tokens.
+    """
+    check_extra()
+    # Here, so that what needs no server, such as `stepengine tokens`, goes without the extra.
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+
+    from stepengine.serving.routes import OPERATIONS
+
+    kept = Runs(
+        engine,
+        runs,
+        agents=agents,
+        max_live=max_live,
+        wait_for_answers=wait_for_answers,
+        schedules=schedules,
+        drain=drain,
+    )
+    known = tokens if isinstance(tokens, Tokens) or tokens is None else Tokens.open(tokens)
+    if known is None and authenticate is None and logins is None:
+        msg = "serving.app(...) needs tokens=, a file that `stepengine tokens add` wrote, or authenticate=; nobody is let in otherwise"
+        raise DefinitionError(msg)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        await kept.open()
+        try:
+            yield
+        finally:
+            await kept.close()
+            await engine.aclose()
+
+    served = Starlette(
+        routes=[_route(one) for one in OPERATIONS],
+        lifespan=lifespan,
+        exception_handlers={Exception: _refused, HTTPException: _refused},
+    )
+    # A server behind a proxy knows neither its name nor whether it is https: a redirect could lead a token into the open.
+    served.router.redirect_slashes = False
+    served.state.runs = kept
+    return Application(
+        served,
+        tokens=known,
+        logins=logins,
+        authenticate=authenticate,
+        hosts=hosts,
+        cors=cors,
+        open_paths=OPEN_PATHS,
+        caps=caps,
+    )
+
+
+class Application(Guard):
+    """The ASGI application that ``app`` returns: run by a server such as uvicorn, or mounted below a path of another one."""
+
+    @asynccontextmanager
+    async def lifespan(self, _: object = None) -> AsyncIterator[None]:
+        """
+        Look after the runs for as long as the block lasts.
+
+        A server does this by itself. Who mounts the application does it, since Starlette and FastAPI begin and end nothing that is
+        mounted: ``FastAPI(lifespan=served.lifespan)``.
+        """
+        served: Starlette = self.app  # type: ignore[assignment]  # what `app` puts there
+        async with served.router.lifespan_context(served):
+            yield
+
+    def end_watching(self) -> None:
+        """End all streams of events: a server that is to stop would wait for them. Whoever watched comes back to the next one."""
+        served: Starlette = self.app  # type: ignore[assignment]  # what `app` puts there
+        served.state.runs.stopping.set()
+
+
+def _route(one: Operation) -> Route:
+    from starlette.routing import Route
+
+    async def answer(request: Request) -> Response:
+        try:
+            if one.scope is not None:
+                caller_of(request).must(one.scope)
+            return await one.handler(request)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets a document
+            return problem_of(error).response()
+
+    return Route(one.path, answer, methods=[one.method], name=one.name)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    from starlette.routing import Match
+
+    problem = problem_of(error)
+    if problem.status == HTTPStatus.METHOD_NOT_ALLOWED:
+        # Starlette says the methods of the first route of a path, and each of ours has one method.
+        asked = {**request.scope, "path_params": {}}
+        routes = [one for one in request.app.routes if one.matches(asked)[0] is not Match.NONE]
+        problem.headers = {"Allow": ", ".join(sorted({method for one in routes for method in one.methods}))}
+    return problem.response()

@@ -1,0 +1,21 @@
+"""Says which extra is missing where runs are to be served without it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from stepengine.errors import DefinitionError
+
+__all__ = ("check_extra",)
+
+
+def check_extra(package: str = "starlette") -> None:
+    """
+    Let who has the packages of the extra ``serve`` pass.
+
+    Raises:
+        DefinitionError: where *package* is not installed.
+    """
+    if find_spec(package) is None:
+        msg = f"runs over HTTP need the package {package}: pip install 'stepengine[serve]'"
+        raise DefinitionError(msg)

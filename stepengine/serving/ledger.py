@@ -1,0 +1,287 @@
+"""
+``Ledger``: which runs a server started, for whom, and what became of them, beside the journals.
+
+What a run did stands in its journal. Here stands what has to be known before there is one: who it belongs to, what was asked, and
+under which key, so that a server that is killed at any moment starts what it had promised, starts nothing twice, and goes on with
+no journal that somebody else put into the place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from stepengine.data.codec import bare, restored
+from stepengine.data.frozen import frozen
+from stepengine.errors import InputError, JournalError
+from stepengine.journal.finding import database_of
+from stepengine.journal.records import to_text
+from stepengine.journal.sqlite import BUSY_SECONDS, made_database
+from stepengine.system.write_ahead import Database, reason
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from stepengine.data.questions import Answer
+
+__all__ = ("OPEN", "Ledger", "RunRow")
+
+FILE = ".serving.db"
+DAY = 24 * 60 * 60
+OPEN = ("started", "running", "suspended")
+"""The states of a run that has not ended; one that is ``started`` may have no journal yet."""
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS served (
+    run TEXT PRIMARY KEY, owner TEXT NOT NULL, agent TEXT NOT NULL, status TEXT NOT NULL, created REAL NOT NULL, changed REAL NOT NULL,
+    request TEXT NOT NULL, session TEXT, key TEXT, tries INTEGER NOT NULL DEFAULT 0, error TEXT NOT NULL DEFAULT ''
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX IF NOT EXISTS served_key ON served (owner, key) WHERE key IS NOT NULL;
+CREATE INDEX IF NOT EXISTS served_open ON served (run) WHERE status IN ('started', 'running');
+CREATE INDEX IF NOT EXISTS served_list ON served (owner, created, run);
+CREATE INDEX IF NOT EXISTS served_all ON served (created, run);
+CREATE TABLE IF NOT EXISTS served_decided (
+    run TEXT NOT NULL, question TEXT NOT NULL, answer TEXT NOT NULL, PRIMARY KEY (run, question)
+) WITHOUT ROWID
+"""
+ROW = "run, owner, agent, status, created, changed, request, session, tries, error"
+# Whoever dies behind this leaves a run that somebody goes on with: what is suspended waits for a letter or a time. When it changed
+# stays as it is, since by that answers to one question are told apart.
+UNDER_WAY = "UPDATE served SET status = 'running' WHERE run = ? AND status = 'suspended'"
+Made = TypeVar("Made")
+Act = Callable[["sqlite3.Connection"], Any]
+
+
+@frozen
+class RunRow:
+    """
+    A run that a server started.
+
+    Attributes:
+        run: Its id, which is the name of its journal, too.
+        owner: Who started it.
+        agent: Its agent.
+        status: ``"started"`` until it is known that there is a journal, then ``"running"``, ``"suspended"``, how it ended, or
+            ``"stranded"`` for one that nobody could go on with.
+        created: When it was asked for, in seconds since 1970.
+        changed: When the status changed.
+        request: What was asked: ``prompt``, ``params``, ``metadata`` and the like.
+        session: The conversation.
+        tries: How many times going on with it failed in a row.
+        error: Why it is stranded.
+    """
+
+    run: str
+    owner: str
+    agent: str
+    status: str
+    created: float
+    changed: float
+    request: dict[str, Any]
+    session: str | None = None
+    tries: int = 0
+    error: str = ""
+
+
+class Ledger:
+    """
+    The runs of the servers of one place. Any number of processes may use one; all of it waits for the disk.
+
+    Args:
+        place: A folder of journals, or an SQLite file of them.
+
+    Raises:
+        JournalError: by each call, when the file cannot be used.
+    """
+
+    def __init__(self, place: str | Path) -> None:
+        self.path = Path(place) if database_of(str(place)) is not None else Path(place) / FILE
+        self._database: Database | None = None
+
+    def close(self) -> None:
+        """Give the connection back; may be called twice."""
+        known, self._database = self._database, None
+        if known is not None:
+            known.close()
+
+    def write(self, acts: Iterable[Act]) -> list[Any]:
+        """
+        Do all of *acts* in one transaction, which is on the disk when this returns, and return what each gave.
+
+        One that raises ``InputError`` gives that error and takes no other one with it.
+        """
+        made: list[Any] = []
+        with self._used() as known, known.lock, known.writing() as database:
+            for act in acts:
+                try:
+                    made.append(act(database))
+                except InputError as error:
+                    made.append(error)
+        return made
+
+    def find(self, run: str) -> RunRow | None:
+        """Return a run by its id."""
+        rows = self._rows("WHERE run = ?", (run,))
+        return rows[0] if rows else None
+
+    def under_way(self) -> list[RunRow]:
+        """Return the runs that are not known to rest or to have ended: what goes on when its process was killed."""
+        return self._rows("WHERE status IN ('started', 'running') ORDER BY run", ())
+
+    def listed(
+        self,
+        *,
+        owner: str | None,
+        agent: str | None,
+        statuses: Sequence[str],
+        before: tuple[float, str] | None,
+        limit: int,
+    ) -> list[RunRow]:
+        """Return runs, newest first: those of *owner* (``None`` for everybody's) that come behind the place *before*."""
+        where, values = ["1"], list[object]()
+        for column, value in (("owner", owner), ("agent", agent)):
+            if value is not None:
+                where.append(f"{column} = ?")
+                values.append(value)
+        if statuses:
+            where.append(f"status IN ({', '.join('?' * len(statuses))})")
+            values += statuses
+        if before is not None:
+            where.append("(created, run) < (?, ?)")
+            values += before
+        return self._rows(f"WHERE {' AND '.join(where)} ORDER BY created DESC, run DESC LIMIT ?", (*values, limit))
+
+    def _rows(self, condition: str, values: Sequence[object]) -> list[RunRow]:
+        with self._used() as known, known.reading() as database:
+            return [_row(row) for row in database.execute(f"SELECT {ROW} FROM served {condition}", values)]  # noqa: S608 - of names of ours
+
+    @contextmanager
+    def _used(self) -> Iterator[Database]:
+        import sqlite3
+
+        try:
+            if self._database is None:
+                known = Database.at(self.path, made_database(self.path), seconds=BUSY_SECONDS)
+                with known.lock, known.writing() as database:
+                    for statement in SCHEMA.split(";"):
+                        database.execute(statement)
+                self._database = known
+            yield self._database
+        except (OSError, sqlite3.Error) as error:
+            msg = f"{self.path} cannot be used to remember what is served: {reason(error, BUSY_SECONDS)}"
+            raise JournalError(msg) from error
+
+
+def _row(row: tuple[Any, ...]) -> RunRow:
+    run, owner, agent, status, created, changed, request, session, tries, error = row
+    return RunRow(run, owner, agent, status, created, changed, json.loads(request), session, tries, error)
+
+
+# --- what is written: each of these is one of the acts of `Ledger.write` --------------------------------------------
+
+
+def registering(row: RunRow, key: str | None) -> Act:
+    """
+    Return what registers a run and gives ``None``, or gives the run that its owner started under the same key within a day.
+
+    It raises ``InputError`` where that one was asked for something else.
+    """
+
+    def register(database: sqlite3.Connection) -> RunRow | None:
+        if key is not None:
+            old = f"SELECT {ROW} FROM served WHERE owner = ? AND key = ?"  # noqa: S608 - of names of ours
+            found = database.execute(old, (row.owner, key)).fetchone()
+            if found is not None:
+                known = _row(found)
+                if row.created - known.created < DAY:
+                    if (known.agent, known.session, known.request) != (row.agent, row.session, row.request):
+                        msg = (
+                            f"the idempotency key was used for another request, whose run is {known.run}; a key stands "
+                            "for one request for a day"
+                        )
+                        raise InputError(msg)
+                    return known
+                database.execute("UPDATE served SET key = NULL WHERE run = ?", (known.run,))
+        database.execute(
+            "INSERT INTO served (run, owner, agent, status, created, changed, request, session, key) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (row.run, row.owner, row.agent, row.status, row.created, row.changed, _text(row.request), row.session, key),
+        )
+        return None
+
+    return register
+
+
+def noting(run: str, status: str, now: float, *, tries: int = 0, error: str = "") -> Act:
+    """Return what says what became of a run; one that has ended stays as it is, as another server may have gone on meanwhile."""
+
+    def note(database: sqlite3.Connection) -> None:
+        database.execute(
+            "UPDATE served SET status = ?, changed = ?, tries = ?, error = ? WHERE run = ? "
+            "AND status IN ('started', 'running', 'suspended', 'stranded')",
+            (status, now, tries, error, run),
+        )
+
+    return note
+
+
+def deciding(run: str, decisions: Mapping[str, Answer]) -> Act:
+    """
+    Return what keeps decisions about effects in doubt until somebody goes on with the run, and lets it go on.
+
+    It raises ``InputError`` where something else was decided, and nobody has gone on yet.
+    """
+
+    def decide(database: sqlite3.Connection) -> None:
+        for question, answer in decisions.items():
+            text = to_text(bare(answer))
+            database.execute("INSERT OR IGNORE INTO served_decided VALUES (?, ?, ?)", (run, question, text))
+            known = "SELECT answer FROM served_decided WHERE run = ? AND question = ?"
+            if database.execute(known, (run, question)).fetchone() != (text,):
+                msg = f"{question!r} was decided otherwise"
+                raise InputError(msg)
+        database.execute(UNDER_WAY, (run,))
+
+    return decide
+
+
+def waking(run: str) -> Act:
+    """Return what says that a run which rests is to go on."""
+
+    def wake(database: sqlite3.Connection) -> None:
+        database.execute(UNDER_WAY, (run,))
+
+    return wake
+
+
+def taking_up(run: str) -> Act:
+    """
+    Return what says that somebody goes on with a run, and gives what was decided about its effects in doubt, by question.
+
+    Each decision counts once: when a process is killed while it does something a second time, that is in doubt anew, and is
+    asked anew.
+    """
+
+    def take(database: sqlite3.Connection) -> dict[str, Answer]:
+        database.execute(UNDER_WAY, (run,))
+        known = "SELECT question, answer FROM served_decided WHERE run = ?"
+        found = {question: restored(json.loads(text)) for question, text in database.execute(known, (run,)).fetchall()}
+        database.execute("DELETE FROM served_decided WHERE run = ?", (run,))
+        return found
+
+    return take
+
+
+def removing(run: str) -> Act:
+    """Return what forgets a run that never began."""
+
+    def remove(database: sqlite3.Connection) -> None:
+        database.execute("DELETE FROM served WHERE run = ?", (run,))
+
+    return remove
+
+
+def _text(request: object) -> str:
+    # Sorted: two requests with one key are compared.
+    return json.dumps(request, sort_keys=True, separators=(",", ":"))

@@ -1,0 +1,241 @@
+"""
+What a client is told when something fails: problem documents (RFC 9457), one for each error of ``stepengine.errors``.
+
+What must not live here: routes, and anything of a server that a client has no business with: paths, hosts, tracebacks, texts of
+exceptions that are not ours.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from stepengine.data.visible import visible
+from stepengine.errors import (
+    AnswerRejected,
+    DataError,
+    DefinitionError,
+    InputError,
+    JournalLocked,
+    JournalMissing,
+    JournalVersion,
+    JournalWriteFailed,
+    LimitExceeded,
+    MissingKey,
+    ModelError,
+    PermissionDenied,
+    ReplayDivergence,
+    SessionConflict,
+    SessionError,
+    StepEngineError,
+    ToolInputError,
+    TranscriptError,
+    UndoRefused,
+    UnknownModel,
+    UnknownOutcome,
+    WorkspaceLost,
+)
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+__all__ = ("MEDIA_TYPE", "Problem", "problem_of")
+
+logger = logging.getLogger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
+URN = "urn:stepengine:problem:"
+OF_STATUS = {404: "not_found", 405: "method_not_allowed"}
+"""What a router refuses by itself."""
+MAX_TEXT = 2_000
+"""Characters of a text that are shown."""
+MAX_ITEMS = 1_000
+"""Values that a document holds beside its own."""
+MAX_DEPTH = 8
+MAX_BITS = 64
+WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
+
+
+class Problem(Exception):
+    """
+    Why a request is refused, as the document that answers it.
+
+    Args:
+        message: What happened and what would have been fine; the document's ``detail``.
+        status: The HTTP status, 400 to 599.
+        kind: A word for the cause, as ``rate_limited``; the document's ``type`` is ``urn:stepengine:problem:KIND``.
+        members: What else the document says: JSON.
+        headers: Headers of the response, as ``Retry-After``.
+    """
+
+    def __init__(
+        self, message: str, *, status: int, kind: str, members: Mapping[str, Any] = {}, headers: Mapping[str, str] = {}
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.message, self.status, self.kind = message, status, kind
+        self.members, self.headers = dict(members), dict(headers)
+
+    def document(self) -> dict[str, Any]:
+        """Return the document: ``type``, ``title``, ``status``, ``detail``, and its members; texts are made visible and cut."""
+        own = {
+            "type": f"{URN}{self.kind}",
+            "title": _title(self.status),
+            "status": self.status,
+            "detail": _shown(self.message),
+        }
+        return {**_Bounded().plain(self.members), **own}
+
+    def response(self) -> Response:
+        """Return the document as a response of Starlette, never to be stored."""
+        from starlette.responses import Response
+
+        body = json.dumps(self.document(), ensure_ascii=True, allow_nan=False).encode("ascii")
+        headers = {"cache-control": "no-store", **self.headers}
+        return Response(body, status_code=self.status, headers=headers, media_type=MEDIA_TYPE)
+
+
+def problem_of(error: Exception, *, members: Mapping[str, Any] = {}) -> Problem:
+    """
+    Return what a client is told of an error.
+
+    An ``InputError`` is 422 with its ``issues``, an ``AnswerRejected`` 409, a journal that another process holds 409, one that
+    is missing 404. What Starlette raises keeps its status. Whatever is nobody's request's fault is logged and is 500, without a
+    word of what happened inside.
+
+    Args:
+        error: What was raised; a ``Problem`` is returned as it is.
+        members: What the document says beside what the error says, such as ``{"open": [...]}`` for a rejected answer.
+    """
+    if isinstance(error, Problem):
+        return error
+    for kind, told in TOLD.items():
+        if isinstance(error, kind):
+            made = told(error)
+            made.members.update(members)
+            return made
+    from starlette.exceptions import HTTPException
+
+    if isinstance(error, HTTPException):
+        word = OF_STATUS.get(error.status_code, f"http_{error.status_code}")
+        return Problem(_title(error.status_code), status=error.status_code, kind=word, headers=error.headers or {})
+    logger.error("a request failed", exc_info=error)
+    said = "the run's agent or its journal failed" if isinstance(error, StepEngineError) else "the server failed"
+    word = kind_of(error) if isinstance(error, StepEngineError) else "internal"
+    return Problem(f"{said}; its log says why", status=500, kind=word, members=members)
+
+
+def kind_of(error: StepEngineError) -> str:
+    """Return the word for an error's class: ``input_error`` for ``InputError``."""
+    return WORD.sub("_", type(error).__name__).lower()
+
+
+# --- what is told of each -------------------------------------------------------------------------------------------
+
+
+def _said(status: int, **fields: str) -> Callable[[Any], Problem]:
+    """Return what tells an error's own message, and attributes of it as members: its name here, and there."""
+
+    def told(error: StepEngineError) -> Problem:
+        members = {name: getattr(error, field) for name, field in fields.items()}
+        return Problem(error.message, status=status, kind=kind_of(error), members=members)
+
+    return told
+
+
+def _hidden(status: int, message: str, **fields: str) -> Callable[[Any], Problem]:
+    """Return what tells a sentence instead of the error's message, which says where things lie on the server."""
+
+    def told(error: StepEngineError) -> Problem:
+        members = {name: getattr(error, field) for name, field in fields.items()}
+        return Problem(message, status=status, kind=kind_of(error), members=members)
+
+    return told
+
+
+def _of_model(error: ModelError) -> Problem:
+    logger.warning("a model failed", exc_info=error)
+    wait = error.retry_after
+    headers = {"Retry-After": str(math.ceil(wait))} if wait is not None and 0 <= wait < MAX_WAIT else {}
+    return Problem("the provider of the model failed", status=502, kind=kind_of(error), headers=headers)
+
+
+def _of_data(error: DataError) -> Problem:
+    members = {"path": error.path, "issues": [f"{error.path}: {error.message}"]}
+    return Problem(error.message, status=422, kind=kind_of(error), members=members)
+
+
+MAX_WAIT = 86_400
+TOLD: Mapping[type[StepEngineError], Callable[[Any], Problem]] = {
+    InputError: _said(422, issues="issues"),
+    ToolInputError: _said(422, issues="issues"),
+    DataError: _of_data,
+    TranscriptError: _said(422),
+    DefinitionError: _said(422),
+    UnknownModel: _said(422),
+    MissingKey: _hidden(503, "the server has no key for this model"),
+    ModelError: _of_model,
+    PermissionDenied: _said(403),
+    LimitExceeded: _said(409, limit_kind="kind", limit="limit"),
+    AnswerRejected: _said(409),
+    SessionConflict: _hidden(409, "somebody else wrote to this session in the meantime; read it again, then repeat"),
+    SessionError: _hidden(409, "the session refused this"),
+    JournalMissing: _hidden(404, "there is no such run"),
+    JournalLocked: _hidden(409, "another process holds this run; try again when it has ended"),
+    JournalVersion: _hidden(409, "a newer version of stepengine wrote this run; this server cannot read it"),
+    JournalWriteFailed: _hidden(503, "the run could not be recorded"),
+    ReplayDivergence: _hidden(
+        409, "the run does something else than its record says", divergence="kind", address="address", step="step"
+    ),
+    UndoRefused: _hidden(409, "what the run wrote is not undone, and nothing was changed", files="files"),
+    UnknownOutcome: _hidden(409, "a call of this run was cut off, and nobody knows whether it happened"),
+    WorkspaceLost: _hidden(503, "the place where tools run cannot be reached"),
+}
+"""What is told of each error, the special before the general; what is not here is a fault of the inside."""
+
+
+# --- values as JSON -------------------------------------------------------------------------------------------------
+
+
+def _title(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Problem"
+
+
+def _shown(text: str) -> str:
+    shown = visible(text[: MAX_TEXT + 1])
+    return shown if len(shown) <= MAX_TEXT else f"{shown[:MAX_TEXT]}..."
+
+
+class _Bounded:
+    """Makes JSON of a bounded size of values: an error's fields may hold what a stranger sent."""
+
+    def __init__(self) -> None:
+        self._left = MAX_ITEMS
+
+    def plain(self, value: object, depth: int = 0) -> Any:
+        self._left -= 1
+        match value:
+            case None | bool():
+                return value
+            case int():
+                return value if value.bit_length() <= MAX_BITS else "a number of many digits"
+            case float():
+                return value if math.isfinite(value) else str(value)
+            case str():
+                return _shown(value)
+            case Mapping() if depth < MAX_DEPTH:
+                items = islice(value.items(), max(0, self._left))
+                return {_shown(name): self.plain(each, depth + 1) for name, each in items if self._left > 0}
+            case Sequence() if depth < MAX_DEPTH and not isinstance(value, bytes | bytearray):
+                items = islice(value, max(0, self._left))
+                return [self.plain(each, depth + 1) for each in items if self._left > 0]
+            case _:
+                return f"<{type(value).__name__}>"

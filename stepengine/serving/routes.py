@@ -1,0 +1,658 @@
+"""What clients may ask for: one table of operations, of which the routes and the OpenAPI document are made."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import inspect
+import json
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+import jiter
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from stepengine.data.codec import plain
+from stepengine.data.json import freeze
+from stepengine.data.questions import Answer, AnswerLike, Question
+from stepengine.engine.scheduler import standings
+from stepengine.errors import AnswerRejected, InputError, JournalError, StepEngineError
+from stepengine.journal.history import engine_version
+from stepengine.serving.access import caller_of
+from stepengine.serving.ledger import OPEN, RunRow
+from stepengine.serving.openapi import Operation, Parameter, document
+from stepengine.serving.problems import Problem, problem_of
+from stepengine.serving.runs import Asked, Look, Runs
+from stepengine.serving.showing import sse
+from stepengine.tooling.spawning import params_schema
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from stepengine.data.definition import AgentDefinition
+
+__all__ = ("OPERATIONS",)
+
+MOST_LISTED = 100
+MAX_KEY = 255
+MAX_TEXT = 256 * 1024
+STATUSES = (*OPEN, "completed", "failed", "cancelled", "max_steps", "truncated", "stranded")
+
+
+# --- what is sent -----------------------------------------------------------------------------------------------------
+
+
+class _Body(BaseModel):
+    # What is not known is a mistake of whoever writes it: a misspelt name would be taken for its default.
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class StartRun(_Body):
+    """A run that is to be started."""
+
+    agent: Annotated[str, Field(description="The id of an agent.", max_length=200)]
+    prompt: Annotated[str, Field(description="What it should do.", max_length=MAX_TEXT)] = ""
+    params: Annotated[dict[str, Any] | None, Field(description="By the agent's schema.")] = None
+    session_id: Annotated[str | None, Field(description="The conversation.", min_length=1, max_length=200)] = None
+    metadata: Annotated[dict[str, Any] | None, Field(description="For hooks and tools.")] = None
+
+
+class AnswerObject(_Body):
+    """An answer that is more than a text or a bool."""
+
+    selected: Annotated[list[str], Field(description="The chosen options.", max_length=100)] = []
+    text: Annotated[str, Field(max_length=MAX_TEXT)] = ""
+    declined: bool = False
+    remember: Annotated[Literal["session", "always"] | None, Field(description="Allow such calls from now on.")] = None
+    covers: Annotated[str, Field(description="The id of the wider rule that is meant.", max_length=1_000)] = ""
+    edited_input: Annotated[dict[str, Any] | None, Field(description="Run the call with this input instead.")] = None
+
+
+class AnswerQuestions(_Body):
+    """Answers by the ids of their questions; all of them are taken, or none."""
+
+    answers: Annotated[dict[str, bool | str | AnswerObject], Field(min_length=1, max_length=100)]
+
+
+class PostMessage(_Body):
+    """A message for what receives on a topic."""
+
+    topic: Annotated[str, Field(max_length=200, pattern="^[A-Za-z0-9_.:/-]+$")]
+    value: Any = None
+    id: Annotated[str | None, Field(description="A second message with this id is none.", max_length=200)] = None
+    path: Annotated[str, Field(description="The child that it is for.", max_length=1_000)] = ""
+
+
+class SayInput(_Body):
+    """Something that the user says while the run is under way."""
+
+    text: Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+
+
+class ToolResultBody(_Body):
+    """What came of a call of a deferred tool."""
+
+    result: Any = None
+    path: Annotated[str | None, Field(description="The child that made the call.", max_length=1_000)] = None
+
+
+class CancelRun(_Body):
+    """Why a run is ended."""
+
+    reason: Annotated[str, Field(max_length=1_000)] = ""
+
+
+class ForkRun(_Body):
+    """Where another run begins, and what is different there."""
+
+    at: Annotated[int | str, Field(description="The effect that is kept last: its number, or path#number.")]
+    edit: Annotated[Any, Field(description="Another outcome of that effect.")] = None
+    allow_repeat: Annotated[bool, Field(description="Also where effects that changed the world may happen again.")] = (
+        False
+    )
+
+
+# --- what comes back --------------------------------------------------------------------------------------------------
+
+
+class _View(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class AgentView(_View):
+    """An agent that may be started."""
+
+    id: str
+    name: str
+    description: str
+    prompt: Annotated[str | None, Field(description="What its prompt should say.")]
+    params: Annotated[dict[str, Any] | None, Field(description="JSON Schema of its params.")]
+    tools: list[str]
+    spawns: list[str]
+
+
+class AgentDetail(AgentView):
+    """An agent, with the source of its handler."""
+
+    source: Annotated[str | None, Field(description="Needs the scope debug; null without a handler.")]
+
+
+class AgentList(_View):
+    """The agents that may be started."""
+
+    agents: list[AgentView]
+
+
+class StartedRun(_View):
+    """A run that was started."""
+
+    run_id: str
+    events: Annotated[str, Field(description="The path of its events.")]
+    is_new: Annotated[bool, Field(description="False where the idempotency key had started it before.")]
+
+
+class QuestionView(_View):
+    """An open question."""
+
+    id: str
+    text: str
+    options: list[str]
+    multi_select: bool
+    allow_text: bool
+    tool_name: str | None
+    details: Any
+    preview: dict[str, Any] | None
+    path: str
+
+
+class RunSummary(_View):
+    """A run in a list."""
+
+    run_id: str
+    agent: str
+    owner: str
+    status: str
+    created: str
+    session_id: str | None
+
+
+class RunView(RunSummary):
+    """How a run stands."""
+
+    phase: str | None
+    epoch: str | None
+    questions: list[QuestionView]
+    output: Any
+    text: str
+    error: str
+    usage: dict[str, Any] | None
+    cost_usd: str | None
+
+
+class RunList(_View):
+    """Runs, newest first."""
+
+    runs: list[RunSummary]
+    next: Annotated[str | None, Field(description="What ?cursor= takes for those that follow.")]
+
+
+class Accepted(_View):
+    """What was said to a run was taken, and is on the disk; the result of a deferred tool is with the process that has the run."""
+
+    run_id: str
+
+
+class Posted(Accepted):
+    """A message is on the disk."""
+
+    is_new: Annotated[bool, Field(description="False where one with its id was there before.")]
+
+
+class ScheduleView(_View):
+    """When an agent is started by itself."""
+
+    id: str
+    agent: str
+    cron: str | None
+    timezone: str
+    enabled: bool
+    next: str | None
+    last: dict[str, Any] | None
+    missed: int
+
+
+class ScheduleList(_View):
+    """The schedules."""
+
+    schedules: list[ScheduleView]
+
+
+class Health(_View):
+    """Whether the server is there."""
+
+    status: str
+    live: Annotated[int, Field(description="Runs that are under way in this process.")]
+
+
+# --- reading requests -------------------------------------------------------------------------------------------------
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def _runs(request: Request) -> Runs:
+    found: Runs = request.app.state.runs
+    return found
+
+
+async def _body(request: Request, model: type[Model], *, may_be_empty: bool = False) -> Model:
+    """Return what was sent; raise ``InputError`` with a sentence for each field that cannot be used."""
+    data = await request.body()
+    if may_be_empty and not data:
+        return model()
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        # A form of another site's page may send any of the other kinds without asking first.
+        msg = f"a body is application/json, not {kind[:100] or 'without a type'!r}"
+        raise Problem(msg, status=415, kind="no_json")
+    try:
+        # What the next reader of the same bytes may take for something else is refused: a name that is there twice, NaN.
+        read = jiter.from_json(data, allow_inf_nan=False, catch_duplicate_keys=True)
+    except ValueError as error:
+        msg = f"the body cannot be used: {error}"
+        raise InputError(msg, issues=(msg,)) from None
+    try:
+        return model.model_validate(freeze(read))
+    except ValidationError as error:
+        issues = tuple(
+            [_issue(one) for one in error.errors(include_url=False, include_context=False, include_input=False)]
+        )
+        msg = f"the body cannot be used: {'; '.join(issues[:5])}"
+        raise InputError(msg, issues=issues) from None
+
+
+def _issue(one: Mapping[str, Any]) -> str:
+    where = ".".join([str(part) for part in one["loc"]])
+    return f"{where}: {one['msg']}" if where else str(one["msg"])
+
+
+def _json(view: BaseModel, status: int = 200) -> Response:
+    return Response(view.model_dump_json(), status, media_type="application/json")
+
+
+async def _row(request: Request) -> RunRow:
+    return await _runs(request).find(caller_of(request), request.path_params["run"])
+
+
+# --- agents -----------------------------------------------------------------------------------------------------------
+
+
+def _agent_view(agent: AgentDefinition) -> dict[str, Any]:
+    return {
+        "id": agent.id,
+        "name": agent.display_name or agent.id,
+        "description": agent.description,
+        "prompt": None if agent.input_schema is None else agent.input_schema.prompt,
+        "params": plain(params_schema(agent)) or None,
+        "tools": list(agent.tool_names),
+        "spawns": list(agent.spawnable_ids),
+    }
+
+
+async def list_agents(request: Request) -> Response:
+    runs = _runs(request)
+    return _json(AgentList(agents=[AgentView(**_agent_view(runs.engine.agent(id_))) for id_ in runs.agents]))
+
+
+async def get_agent(request: Request) -> Response:
+    runs, name = _runs(request), request.path_params["agent"]
+    if name not in runs.agents:
+        msg = f"there is no agent {name[:200]!r}"
+        raise Problem(msg, status=404, kind="no_such_agent")
+    agent = runs.engine.agent(name)
+    source = None
+    if agent.handle_steps is not None and caller_of(request).may("debug"):
+        try:
+            source = inspect.getsource(agent.handle_steps)
+        except (OSError, TypeError):
+            source = None
+    return _json(AgentDetail(**_agent_view(agent), source=source))
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+async def start_run(request: Request) -> Response:
+    body, key = await _body(request, StartRun), request.headers.get("idempotency-key")
+    if key is not None and not (1 <= len(key) <= MAX_KEY and key.isprintable()):
+        msg = f"an Idempotency-Key has 1 to {MAX_KEY} printable characters"
+        raise InputError(msg, issues=(msg,))
+    asked = Asked(
+        agent=body.agent, prompt=body.prompt, params=body.params, metadata=body.metadata, session=body.session_id
+    )
+    run, is_new = await _runs(request).start(caller_of(request), asked, key=key)
+    return _started(request, run, is_new=is_new)
+
+
+def _started(request: Request, run: str, *, is_new: bool) -> Response:
+    # By Starlette's own names a path is only found where nothing mounts this.
+    place = f"{request.scope.get('root_path', '')}/runs/{run}/events"
+    return _json(StartedRun(run_id=run, events=place, is_new=is_new), 202)
+
+
+async def list_runs(request: Request) -> Response:
+    given = request.query_params
+    statuses = tuple([word for word in given.get("status", "").split(",") if word])
+    unknown = [word for word in statuses if word not in STATUSES]
+    limit = given.get("limit", "20")
+    if unknown or not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MOST_LISTED):
+        wrong = f"status: one of {', '.join(STATUSES)}" if unknown else f"limit: 1 to {MOST_LISTED}"
+        raise InputError(wrong, issues=(wrong,))
+    found = await _runs(request).listed(
+        caller_of(request),
+        agent=given.get("agent"),
+        statuses=statuses,
+        before=_place(given.get("cursor")),
+        limit=int(limit) + 1,
+    )
+    shown = found[: int(limit)]
+    following = _cursor(shown[-1]) if len(found) > len(shown) else None
+    return _json(RunList(runs=[RunSummary(**_summary(row)) for row in shown], next=following))
+
+
+def _cursor(row: RunRow) -> str:
+    return base64.urlsafe_b64encode(json.dumps([row.created, row.run]).encode()).decode()
+
+
+def _place(cursor: str | None) -> tuple[float, str] | None:
+    if not cursor:
+        return None
+    with contextlib.suppress(ValueError, TypeError, binascii.Error, RecursionError):
+        created, run = json.loads(base64.b64decode(cursor[:500].encode(), altchars=b"-_", validate=True))
+        # A number of many digits is no float, and half of a pair of surrogates no text for a database.
+        if isinstance(created, float) and math.isfinite(created) and isinstance(run, str) and run.isascii():
+            return created, run
+    msg = "cursor: what `next` of an earlier list said"
+    raise InputError(msg, issues=(msg,))
+
+
+def _summary(row: RunRow) -> dict[str, Any]:
+    return {
+        "run_id": row.run,
+        "agent": row.agent,
+        "owner": row.owner,
+        "status": "running" if row.status == "started" else row.status,
+        "created": datetime.fromtimestamp(row.created, UTC).isoformat(),
+        "session_id": None if row.session is None else row.session.partition(":")[2],
+    }
+
+
+def _question(question: Question) -> QuestionView:
+    return QuestionView(
+        id=question.id,
+        text=question.text,
+        options=list(question.options),
+        multi_select=question.multi_select,
+        allow_text=question.allow_text,
+        tool_name=question.tool_name,
+        details=plain(question.details),
+        preview=plain(question.preview),
+        path=question.path,
+    )
+
+
+def _run(look: Look) -> RunView:
+    told = _summary(look.row) | {"status": look.status}
+    return RunView(
+        **told,
+        phase=look.phase,
+        epoch=look.epoch,
+        questions=[_question(one) for one in look.questions],
+        output=look.output,
+        text=look.text,
+        error=look.error,
+        usage=look.usage,
+        cost_usd=look.cost,
+    )
+
+
+async def look_at_run(request: Request) -> Response:
+    return _json(_run(await _runs(request).look(await _row(request))))
+
+
+async def watch_run(request: Request) -> Response:
+    row, runs = await _row(request), _runs(request)
+    asked = request.query_params.get("full", "0")
+    full = asked == "1"
+    if asked not in ("0", "1"):
+        msg = "full: 0 or 1"
+        raise InputError(msg, issues=(msg,))
+    if full:
+        caller_of(request).must("debug")
+    after = request.headers.get("last-event-id") or request.query_params.get("after") or None
+    headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+    if request.method == "HEAD":
+        return Response(headers=headers, media_type=EVENTS)
+    first = None
+    try:
+        events = runs.events(row, after)
+        if not runs.is_live(row.run):
+            # A browser that has everything asks again after every end, and only this makes it stop.
+            first = await anext(events, None)
+            if first is None:
+                return Response(status_code=204)
+    except JournalError:
+        raise
+    except StepEngineError as error:
+        raise _not_shown(error, after) from None
+    return StreamingResponse(sse(events, first, full=full, stopping=runs.stopping), media_type=EVENTS, headers=headers)
+
+
+def _not_shown(error: StepEngineError, after: str | None) -> Exception:
+    if after is None:  # then nothing that was sent is wrong: there are as many readers of this run as may be
+        return Problem(error.message, status=429, kind="too_many_readers", headers={"retry-after": "5"})
+    return InputError(error.message, issues=(f"after: {error.message}",))
+
+
+async def answer_run(request: Request) -> Response:
+    row, runs, body = await _row(request), _runs(request), await _body(request, AnswerQuestions)
+    given = {name: _answer(value) for name, value in body.answers.items()}
+    try:
+        await runs.answer(caller_of(request), row, given)
+    except AnswerRejected as error:
+        open_ = [_question(one).model_dump() for one in (await runs.look(row)).questions]
+        raise problem_of(error, members={"open": open_}) from None
+    return _json(Accepted(run_id=row.run), 202)
+
+
+def _answer(value: bool | str | AnswerObject) -> AnswerLike:  # noqa: FBT001 - yes and no are answers
+    if isinstance(value, bool | str):
+        return value
+    return Answer(
+        selected=tuple(value.selected),
+        text=value.text,
+        declined=value.declined,
+        remember=value.remember,
+        covers=value.covers,
+        edited_input=value.edited_input,
+    )
+
+
+async def post_message(request: Request) -> Response:
+    row, body = await _row(request), await _body(request, PostMessage)
+    is_new = await _runs(request).post(row, body.topic, body.value, id=body.id, path=body.path)
+    return _json(Posted(run_id=row.run, is_new=is_new), 202)
+
+
+async def say_to_run(request: Request) -> Response:
+    row, body = await _row(request), await _body(request, SayInput)
+    await _runs(request).say(row, body.text)
+    return _json(Accepted(run_id=row.run), 202)
+
+
+async def give_tool_result(request: Request) -> Response:
+    row, body = await _row(request), await _body(request, ToolResultBody)
+    _runs(request).give_result(row, request.path_params["call"], body.result, body.path)
+    return _json(Accepted(run_id=row.run), 202)
+
+
+async def cancel_run(request: Request) -> Response:
+    row, body = await _row(request), await _body(request, CancelRun, may_be_empty=True)
+    await _runs(request).cancel(row, body.reason)
+    return _json(Accepted(run_id=row.run), 202)
+
+
+async def resume_run(request: Request) -> Response:
+    row = await _row(request)
+    await _runs(request).resume(row)
+    return _json(Accepted(run_id=row.run), 202)
+
+
+async def fork_run(request: Request) -> Response:
+    row, caller, body = await _row(request), caller_of(request), await _body(request, ForkRun)
+    has_edit = "edit" in body.model_fields_set
+    if has_edit:
+        caller.must("admin")
+    run = await _runs(request).fork(
+        caller, row, at=body.at, edit=body.edit, has_edit=has_edit, allow_repeat=body.allow_repeat
+    )
+    return _started(request, run, is_new=True)
+
+
+async def download_journal(request: Request) -> Response:
+    row = await _row(request)
+    headers = {"content-disposition": f'attachment; filename="{row.run}.jsonl"'}
+    return Response(await _runs(request).content(row), media_type="application/x-ndjson", headers=headers)
+
+
+# --- beside runs ------------------------------------------------------------------------------------------------------
+
+
+async def list_schedules(request: Request) -> Response:
+    runs = _runs(request)
+    stand = await asyncio.to_thread(standings, runs.schedules, runs=runs.place, now=datetime.now(UTC))
+    return _json(ScheduleList(schedules=[_schedule(one) for one in stand]))
+
+
+def _schedule(one: Any) -> ScheduleView:
+    last = one.last
+    return ScheduleView(
+        id=one.schedule.id,
+        agent=one.schedule.agent_id,
+        cron=one.schedule.cron,
+        timezone=one.schedule.timezone,
+        enabled=one.schedule.enabled,
+        next=None if one.next is None else one.next.isoformat(),
+        last=None if last is None else {"at": last.at.isoformat(), "run": last.run, "status": last.status},
+        missed=one.missed,
+    )
+
+
+async def health(request: Request) -> Response:
+    return _json(Health(status="ok", live=_runs(request).live))
+
+
+async def ready(request: Request) -> Response:
+    runs = _runs(request)
+    return _json(Health(status="ready" if runs.is_ready else "stopping", live=runs.live), 200 if runs.is_ready else 503)
+
+
+async def openapi(request: Request) -> Response:
+    return JSONResponse(document(OPERATIONS, version=engine_version(), base=request.scope.get("root_path", "")))
+
+
+AFTER = (
+    Parameter("Last-Event-ID", "The id of the last event that the reader has.", place="header"),
+    Parameter("after", "The same, for who cannot send headers; the header wins."),
+    Parameter("full", "With 1 also what the model was sent and the final state; needs the scope debug.", int),
+)
+EVENTS = "text/event-stream"
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        method="GET", path="/agents", name="list_agents", scope="read", handler=list_agents, gives={200: AgentList},
+        about="List the agents that may be started.",
+    ),
+    Operation(
+        method="GET", path="/agents/{agent}", name="get_agent", scope="read", handler=get_agent, gives={200: AgentDetail},
+        refuses=(404,), about="Look at an agent: what it takes, and with the scope debug its handler.",
+    ),
+    Operation(
+        method="POST", path="/runs", name="start_run", scope="run", handler=start_run, body=StartRun, gives={202: StartedRun},
+        refuses=(409, 413, 415, 429, 503),
+        parameters=(Parameter("Idempotency-Key", "A second request with it is answered by the same run for a day.", place="header"),),
+        about="Start a run.\nIt is registered on the disk before this answers: a server that is killed goes on with it.",
+    ),
+    Operation(
+        method="GET", path="/runs", name="list_runs", scope="read", handler=list_runs, gives={200: RunList}, refuses=(422,),
+        parameters=(
+            Parameter("agent", "Only those of an agent."),
+            Parameter("status", "Only those of these states, with commas between them."),
+            Parameter("cursor", "What `next` of the last answer said."),
+            Parameter("limit", f"At most so many, 1 to {MOST_LISTED}; 20 by default.", int),
+        ),
+        about="List your runs, newest first; with the scope admin everybody's.",
+    ),
+    Operation(
+        method="GET", path="/runs/{run}", name="look_at_run", scope="read", handler=look_at_run, gives={200: RunView},
+        refuses=(404,), about="Look at a run: its status, open questions, and what came of it.",
+    ),
+    Operation(
+        method="GET", path="/runs/{run}/events", name="watch_run", scope="read", handler=watch_run, parameters=AFTER,
+        gives={200: EVENTS, 204: None}, refuses=(404, 422),
+        about=(
+            "Watch a run as server-sent events, from the first one on, or behind the one that the reader has.\n"
+            "Each event has an id that the browser brings back by itself. 204 says that there is nothing more."
+        ),
+    ),
+    Operation(
+        method="POST", path="/runs/{run}/answers", name="answer_run", scope="answer", handler=answer_run, body=AnswerQuestions,
+        gives={202: Accepted}, refuses=(404, 409, 415),
+        about="Answer open questions, all of them or none.\nA rejected answer is told with the questions that are open.",
+    ),
+    Operation(
+        method="POST", path="/runs/{run}/messages", name="post_message", scope="run", handler=post_message, body=PostMessage,
+        gives={202: Posted}, refuses=(404, 409, 415), about="Send a message to what receives on a topic.",
+    ),
+    Operation(
+        method="POST", path="/runs/{run}/input", name="say_to_run", scope="run", handler=say_to_run, body=SayInput,
+        gives={202: Accepted}, refuses=(404, 409, 415), about="Say something to a run: its next model call sees it.",
+    ),
+    Operation(
+        method="POST", path="/runs/{run}/tool-results/{call}", name="give_tool_result", scope="run", handler=give_tool_result,
+        body=ToolResultBody, gives={202: Accepted}, refuses=(404, 409, 415), about="Give a call of a deferred tool its result.",
+    ),
+    Operation(
+        method="POST", path="/runs/{run}/cancel", name="cancel_run", scope="run", handler=cancel_run, body=CancelRun,
+        gives={202: Accepted}, refuses=(404, 415), about="End a run; may be asked twice.",
+    ),
+    Operation(
+        method="POST", path="/runs/{run}/resume", name="resume_run", scope="run", handler=resume_run, gives={202: Accepted},
+        refuses=(404, 409, 429, 503), about="Go on with a run that was left alone.",
+    ),
+    Operation(
+        method="POST", path="/runs/{run}/fork", name="fork_run", scope="run", handler=fork_run, body=ForkRun,
+        gives={202: StartedRun}, refuses=(404, 409, 415, 429, 503),
+        about="Go on from the middle of a run as another one.\nAnother outcome (`edit`) needs the scope admin.",
+    ),
+    Operation(
+        method="GET", path="/runs/{run}/journal", name="download_journal", scope="debug", handler=download_journal,
+        gives={200: "application/x-ndjson"}, refuses=(404,), about="Download the journal of a run.",
+    ),
+    Operation(
+        method="GET", path="/schedules", name="list_schedules", scope="read", handler=list_schedules, gives={200: ScheduleList},
+        about="List when agents are started by themselves.",
+    ),
+    Operation(method="GET", path="/health", name="health", scope=None, handler=health, gives={200: Health}, about="Say that the server is there."),
+    Operation(
+        method="GET", path="/ready", name="ready", scope=None, handler=ready, gives={200: Health, 503: Health},
+        about="Say whether the server takes runs: not while it stops.",
+    ),
+    Operation(
+        method="GET", path="/openapi.json", name="openapi", scope=None, handler=openapi, gives={200: "application/json"},
+        about="Describe all of this.",
+    ),
+)  # fmt: skip

@@ -1,0 +1,854 @@
+"""
+``Runs``: the runs of a server: started for somebody, looked after, found again after a crash.
+
+A run is registered on the disk before anything of it happens, under the id that its journal and its events have, too. What is said to
+a run, an answer, a message, a cancel, becomes a letter in the mailbox beside its journal before whoever says it is told that it
+arrived; then the run is nudged, here or wherever it is held. So it does not matter which of several servers of one place is
+asked, and a server that dies in between loses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from stepengine.data.codec import bare, plain
+from stepengine.data.frozen import frozen
+from stepengine.data.questions import Answer, AnswerLike, Question
+from stepengine.data.state import RunResult, RunStatus
+from stepengine.engine.posting import fitting_answers
+from stepengine.engine.scheduler import Scheduler
+from stepengine.errors import (
+    AgentError,
+    AnswerRejected,
+    InputError,
+    JournalError,
+    JournalLocked,
+    JournalMissing,
+    StepEngineError,
+    ToolError,
+)
+from stepengine.journal.files import FileJournal
+from stepengine.journal.finding import database_of
+from stepengine.journal.mailbox import Letter
+from stepengine.journal.questions import DOUBT, doubts
+from stepengine.journal.show import ended_of, spending_of, status_of
+from stepengine.journal.sleeping import arrived, index_of, sleeper
+from stepengine.journal.sqlite import SqliteJournal
+from stepengine.journal.watching import follow_events
+from stepengine.runtime.logs import LOGGER
+from stepengine.serving.access import check_folder
+from stepengine.serving.ledger import (
+    OPEN,
+    Act,
+    Ledger,
+    RunRow,
+    deciding,
+    noting,
+    registering,
+    removing,
+    taking_up,
+    waking,
+)
+from stepengine.serving.problems import Problem
+
+if TYPE_CHECKING:
+    from stepengine.data.events import Event
+    from stepengine.engine import Engine
+    from stepengine.engine.schedules import Schedule
+    from stepengine.journal.history import History
+    from stepengine.journal.store import Journal
+    from stepengine.runtime.handle import RunHandle
+    from stepengine.serving.access import Caller
+
+__all__ = ("Asked", "Look", "Runs")
+
+UNDER_WAY = ("started", "running")
+KEPT = 100
+"""Handles of runs that rest, with their last events: who comes back to one gets them from memory, and else from the journal."""
+LOOKS_KEPT = 200
+LOOK_SECONDS = 1.0
+SWEEP_SECONDS = 5.0
+ELSEWHERE_SECONDS = 10.0
+"""How long a run that another process has is not tried again: each try reads its journal."""
+DUE_AT_ONCE = 100
+MOST_TRIES = 3
+GRACE_SECONDS = 10.0
+SUSPEND_SECONDS = 2.0
+SUSPENDED_SOON = 0.02
+
+
+@frozen(kw_only=True)
+class Asked:
+    """
+    What somebody wants to be run.
+
+    Attributes:
+        agent: The agent's id.
+        prompt: What it should do.
+        params: A JSON object for the agent's schema.
+        metadata: A JSON object for hooks and tools.
+        session: The conversation, by the name that its owner gave it.
+    """
+
+    agent: str
+    prompt: str = ""
+    params: Any = None
+    metadata: Mapping[str, Any] | None = None
+    session: str | None = None
+
+
+@frozen(kw_only=True)
+class Look:
+    """
+    How a run stands.
+
+    Attributes:
+        row: What the server knows.
+        status: ``"running"`` while it is under way, else how it ended, ``"suspended"`` or ``"stranded"``.
+        phase: What a run of this process is doing.
+        epoch: What its events' ids begin with, where it is a run of this process.
+        questions: Its open questions.
+        output: What came of it.
+        text: The same in words.
+        error: Why it failed.
+        usage: Tokens.
+        cost: US dollars; ``None`` where a price is not known.
+    """
+
+    row: RunRow
+    status: str
+    phase: str | None = None
+    epoch: str | None = None
+    questions: tuple[Question, ...] = ()
+    output: Any = None
+    text: str = ""
+    error: str = ""
+    usage: Any = None
+    cost: Any = None
+
+
+class Runs:
+    """
+    The runs of one engine in one place.
+
+    Args:
+        engine: What runs agents.
+        place: A folder of journals, made if there is none, or an SQLite file of them. Any number of servers may share one.
+        agents: The ids of the agents that may be started; ``None`` for all of the engine.
+        max_live: How many runs may be under way in this process.
+        wait_for_answers: Seconds that a question waits in memory before the run is suspended, which costs nothing any more.
+        schedules: When agents are started by themselves.
+        drain: Seconds that runs under way have to come to their end when the server is told to stop.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        place: str | Path,
+        *,
+        agents: Iterable[str] | None = None,
+        max_live: int = 64,
+        wait_for_answers: float = 60.0,
+        schedules: Iterable[Schedule] = (),
+        drain: float = GRACE_SECONDS,
+    ) -> None:
+        self.engine = engine
+        self.place = Path(place)
+        self.max_live = max_live
+        self.is_ready = False
+        self.stopping = asyncio.Event()
+        self._is_database = database_of(str(place)) is not None
+        known = [agent.id for agent in engine.agents]
+        self.agents = tuple(known if agents is None else [engine.agent(agent).id for agent in agents])
+        self._patience = wait_for_answers
+        self._schedules = tuple(schedules)
+        self._drain = drain
+        self._ledger = Ledger(place)
+        self._live: dict[str, RunHandle] = {}
+        self._rested: OrderedDict[str, RunHandle] = OrderedDict()
+        self._going_on: dict[str, asyncio.Lock] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._caring: asyncio.Task[Any] | None = None
+        self._elsewhere: dict[str, float] = {}
+        self._looks: OrderedDict[tuple[str, str, float], Look] = OrderedDict()
+        self._acts: list[tuple[Act, asyncio.Future[Any]]] = []
+        self._writing: asyncio.Task[None] | None = None
+        self._strangers: set[str] = set()
+        self._nudged: set[str] = set()
+        self._is_closing = False
+        self._stack = contextlib.AsyncExitStack()
+
+    # --- from start to end --------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """
+        Begin to look after the place: go on with what was under way, and with what becomes due.
+
+        Raises:
+            DefinitionError: when others could write the place.
+            JournalError: when it cannot be used.
+        """
+        await asyncio.to_thread(self._prepare)
+        # Before anybody can ask: a run that was killed is under way again when it is looked at. What there is no room for comes
+        # when others make some, which may wait for an answer, and to give that the server has to be there.
+        await self._sweep()
+        self._caring = self._spawn(self._care())
+        if self._schedules:
+            scheduler = Scheduler(self.engine, self._schedules, runs=self.place, tell=self._adopt)
+            await self._stack.enter_async_context(scheduler)
+        self.is_ready = True
+
+    def _prepare(self) -> None:
+        folder = self.place.parent if self._is_database else self.place
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            msg = f"{str(folder)!r} cannot be a folder of runs: {error.strerror or type(error).__name__}"
+            raise JournalError(msg) from error
+        check_folder(folder)
+        if self._is_database and self.place.exists():
+            check_folder(self.place)
+        self._ledger.under_way()
+        with index_of(self.place) as index:
+            index.all()
+
+    async def close(self) -> None:
+        """Take nothing new, let what is under way come to its end for a while, and end the rest so that it goes on next time."""
+        self._is_closing, self.is_ready = True, False
+        self.stopping.set()
+        await self._stack.aclose()
+        waits = [asyncio.ensure_future(handle.wait()) for handle in self._live.values()]
+        if waits:
+            await asyncio.wait(waits, timeout=self._drain)
+        # From here on what ends is ended by this, and is under way for whoever comes next.
+        for handle in list(self._live.values()):
+            await handle.shutdown()
+        if self._caring is not None:
+            self._caring.cancel()
+        # The others write down what became of runs that have just ended.
+        await asyncio.gather(*self._tasks, *waits, return_exceptions=True)
+        if self._writing is not None:
+            await self._writing
+        await asyncio.to_thread(self._ledger.close)
+
+    def _spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # --- writing to the ledger: all that comes together is one transaction ----------------------------------------------
+
+    async def _write(self, act: Act) -> Any:
+        """Do *act* in the ledger; what a hundred callers want at once costs one look at the disk."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._acts.append((act, future))
+        if self._writing is None:
+            self._writing = asyncio.ensure_future(self._write_all())
+        return await asyncio.shield(future)
+
+    async def _write_all(self) -> None:
+        try:
+            while self._acts:
+                batch, self._acts = self._acts, []
+                try:
+                    made = await asyncio.to_thread(self._ledger.write, [act for act, _ in batch])
+                except Exception as error:  # noqa: BLE001 - whoever asked is told
+                    made = [error] * len(batch)
+                for (_, future), value in zip(batch, made, strict=True):
+                    if future.done():
+                        continue
+                    if isinstance(value, Exception):
+                        future.set_exception(value)
+                    else:
+                        future.set_result(value)
+        finally:
+            self._writing = None
+
+    # --- starting -----------------------------------------------------------------------------------------------------
+
+    async def start(self, caller: Caller, asked: Asked, *, key: str | None = None) -> tuple[str, bool]:
+        """
+        Start a run, and return its id and whether it is new: one with the key of an earlier one is that one.
+
+        Raises:
+            InputError: when prompt, params or metadata cannot be used.
+            Problem: when there is no such agent, too many runs are under way, or the key stands for another request.
+        """
+        agent = self._agent(asked.agent)
+        self._check_room()
+        request = {"prompt": asked.prompt, "params": asked.params, "metadata": plain(asked.metadata)}
+        now = time.time()
+        row = RunRow(
+            secrets.token_hex(16),
+            caller.name,
+            agent,
+            "started",
+            now,
+            now,
+            request,
+            self._session(caller, asked.session),
+        )
+        known = await self._registered(row, key)
+        if known is not None:
+            return known.run, False
+        try:
+            self._begin(row)
+        except StepEngineError:
+            await self._write(removing(row.run))
+            raise
+        return row.run, True
+
+    async def _registered(self, row: RunRow, key: str | None) -> RunRow | None:
+        try:
+            known: RunRow | None = await self._write(registering(row, key))
+        except InputError as error:
+            raise Problem(error.message, status=409, kind="key_reused") from error
+        return known
+
+    def _agent(self, name: str) -> str:
+        try:
+            found = self.engine.agent(name).id
+        except AgentError:
+            found = ""
+        if found not in self.agents:
+            msg = f"there is no agent {name[:200]!r} here; there are: {', '.join(sorted(self.agents)) or 'none'}"
+            raise InputError(msg, issues=(f"agent: {msg}",))
+        return found
+
+    def _check_room(self) -> None:
+        if self._is_closing:
+            msg = "the server is about to stop and starts nothing; ask again in a moment"
+            raise Problem(msg, status=503, kind="stopping", headers={"retry-after": "5"})
+        if not self._has_room():
+            msg = f"{self.max_live:,} runs are under way, which is as many as this server has at a time; ask again in a moment"
+            raise Problem(msg, status=429, kind="too_many_runs", headers={"retry-after": "5"})
+
+    def _session(self, caller: Caller, session: str | None) -> str | None:
+        """Return the id under which a conversation of *caller* is kept: nobody reaches another one's by its name."""
+        if session is None:
+            return None
+        return f"{hashlib.sha256(caller.name.encode()).hexdigest()[:16]}:{session}"
+
+    def _begin(self, row: RunRow) -> RunHandle:
+        request = row.request
+        handle = self.engine.start(
+            row.agent,
+            request["prompt"],
+            run_id=row.run,
+            params=request["params"],
+            metadata=request["metadata"],
+            session_id=row.session,
+            user_id=row.owner or None,
+            journal=self.journal(row.run),
+            wait_for_answers=self._patience,
+        )
+        return self._hold(row.run, handle)
+
+    def journal(self, run: str) -> Journal:
+        """Return the journal of a run."""
+        return SqliteJournal(self.place, run) if self._is_database else FileJournal(self.place / f"{run}.jsonl")
+
+    def _hold(self, run: str, handle: RunHandle) -> RunHandle:
+        self._rested.pop(run, None)
+        self._live[run] = handle
+        self._spawn(self._watched(run, handle))
+        return handle
+
+    async def _adopt(self, run: str, agent: str, handle: RunHandle) -> None:
+        """Register a run that a schedule started: it belongs to nobody, so that whoever may do everything sees it."""
+        now = time.time()
+        request: dict[str, Any] = {"prompt": "", "params": None, "metadata": None}
+        await self._write(registering(RunRow(run, "", agent, "running", now, now, request), None))
+        self._hold(run, handle)
+
+    async def _watched(self, run: str, handle: RunHandle) -> None:
+        """Wait for the end of a run of this process, and say in the ledger what became of it."""
+        error: BaseException | None = None
+        try:
+            result: RunResult | None = await handle.result()
+        except asyncio.CancelledError:
+            raise
+        except Exception as problem:  # noqa: BLE001 - a divergence, a broken agent: told in the ledger
+            result, error = None, problem
+        self._live.pop(run, None)
+        self._rested[run] = handle
+        while len(self._rested) > KEPT:
+            self._rested.popitem(last=False)
+        if result is not None and isinstance(result.error, JournalError):
+            error = result.error
+        if error is not None:
+            await self._failed(run, error)
+        elif result is not None and not (self._is_closing and result.status is RunStatus.CANCELLED):
+            await self._write(noting(run, result.status.value, time.time()))
+            await self._look_again(run, result.status)
+
+    async def _look_again(self, run: str, status: RunStatus) -> None:
+        """Let a run that rests go on when something came while it lay down; should this process die now, the next sweep does."""
+        if run in self._nudged:
+            self._nudged.discard(run)
+            if status is RunStatus.SUSPENDED and await asyncio.to_thread(self._has_mail, run):
+                await self._write(waking(run))
+                row = await asyncio.to_thread(self._ledger.find, run)
+                if row is not None:
+                    self._spawn(self._go_on(row))
+
+    def _has_mail(self, run: str) -> bool:
+        """Return whether something came for a run that rests, and that nobody took in."""
+        found = sleeper(self.journal(run), run)
+        return found is not None and found.wakes_at is not None and found.wakes_at.timestamp() <= time.time()
+
+    async def _failed(self, run: str, error: BaseException) -> None:
+        """Take note that nobody could go on with a run; after three times it is left alone."""
+        if isinstance(error, JournalLocked):
+            return
+        row = await asyncio.to_thread(self._ledger.find, run)
+        tries = 1 if row is None else row.tries + 1
+        said = error.message if isinstance(error, StepEngineError) else f"{type(error).__name__}: {error}"
+        LOGGER.error("run %s could not go on (%d of %d tries): %s", run, tries, MOST_TRIES, said)
+        status = "stranded" if tries >= MOST_TRIES else "running"
+        await self._write(noting(run, status, time.time(), tries=tries, error=said[:2_000]))
+
+    # --- going on -----------------------------------------------------------------------------------------------------
+
+    async def _care(self) -> None:
+        """Go on with what is due, and with what its process left behind."""
+        swept = time.monotonic()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                for row in await asyncio.to_thread(self._due_rows):
+                    if not self._has_room():
+                        break
+                    await self._go_on(row)
+                if time.monotonic() - swept >= SWEEP_SECONDS:
+                    await self._sweep()
+                    swept = time.monotonic()
+            except StepEngineError as error:
+                LOGGER.error("what is to go on is not known now: %s", error)
+            except Exception:  # noqa: BLE001 - nobody waits for this loop, and without it nothing goes on any more
+                LOGGER.exception("runs could not be looked after; they are looked at again within seconds")
+
+    def _due_rows(self) -> list[RunRow]:
+        """
+        Return the runs of this ledger whose time has come.
+
+        Others that stand in the place belong to somebody else: whoever put a journal here could have written a yes into it.
+        """
+        from datetime import UTC, datetime
+
+        with index_of(self.place) as index:
+            due = index.due(datetime.now(UTC), DUE_AT_ONCE + len(self._strangers) + len(self._live))
+        rows: list[RunRow] = []
+        strangers: set[str] = set()
+        for one in due:
+            run = one.run if self._is_database else one.run.removesuffix(".jsonl")
+            if run in self._live:
+                continue
+            row = self._ledger.find(run)
+            if row is None:
+                strangers.add(run)
+            elif row.status in OPEN:
+                rows.append(row)
+        for run in strangers - self._strangers:
+            LOGGER.warning("run %s is due, and was not started by this server: it is left alone", run)
+        self._strangers = strangers
+        return rows
+
+    async def _sweep(self) -> None:
+        """Go on with what is under way by the ledger, and in nobody's hands, as far as there is room."""
+        rows, now = await asyncio.to_thread(self._ledger.under_way), time.monotonic()
+        self._elsewhere = {run: until for run, until in self._elsewhere.items() if until > now}
+        for row in rows:
+            if not self._has_room():
+                return
+            if row.run not in self._live and row.run not in self._elsewhere:
+                await self._go_on(row)
+
+    def _has_room(self) -> bool:
+        return len(self._live) < self.max_live and not self._is_closing
+
+    async def _go_on(self, row: RunRow, **options: Any) -> None:
+        """Go on with a run that nobody has in hands; what is wrong with it is told in the ledger."""
+        try:
+            await self._taken_up(row, **options)
+        except JournalLocked:
+            self._elsewhere[row.run] = time.monotonic() + ELSEWHERE_SECONDS
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one run, the others go on
+            await self._failed(row.run, error)
+
+    async def _taken_up(self, row: RunRow, **options: Any) -> None:
+        lock = self._going_on.setdefault(row.run, asyncio.Lock())
+        try:
+            async with lock:
+                if row.run in self._live or self._is_closing:
+                    return
+                journal = self.journal(row.run)
+                try:
+                    ended = await asyncio.to_thread(_ended, journal)
+                except JournalMissing:
+                    if row.status != "started":
+                        raise
+                    self._begin(row)
+                    return
+                if ended is not None:
+                    await self._write(noting(row.run, ended, time.time()))
+                    return
+                await self._resumed(row, journal, options)
+        finally:
+            if not lock.locked():
+                self._going_on.pop(row.run, None)
+
+    async def _resumed(self, row: RunRow, journal: Journal, options: Mapping[str, Any]) -> None:
+        decided: dict[str, Answer] = await self._write(taking_up(row.run))
+        asked: dict[str, Any] = {"in_doubt": "ask", "wait_for_answers": self._patience, **options}
+        if decided:
+            open_ = await asyncio.to_thread(lambda: {question.id for question in doubts(journal.history())})
+            asked["answers"] = {question: answer for question, answer in decided.items() if question in open_}
+        try:
+            handle = await self.engine.start_resume(journal, **asked)
+        except JournalLocked:
+            # Whoever has the run began before this was decided, and leaves it to the next one.
+            if decided:
+                await self._write(deciding(row.run, decided))
+            raise
+        self._hold(row.run, handle)
+
+    async def _nudge(self, row: RunRow) -> None:
+        """Let a run take in what was posted for it, wherever it is."""
+        handle = self._live.get(row.run)
+        if handle is not None:
+            # It may be lying down, and past its last look: whoever sees it end looks once more.
+            self._nudged.add(row.run)
+            await handle.fetch_mail()
+            return
+        # On the disk before anybody is told: who dies behind this leaves a run that somebody goes on with.
+        await self._write(waking(row.run))
+        # Where another process has it, that one looks by itself, and this finds its lock.
+        await asyncio.to_thread(arrived, self.journal(row.run))
+        if row.status in OPEN:
+            self._spawn(self._go_on(row))
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    async def find(self, caller: Caller, run: str) -> RunRow:
+        """
+        Return a run of *caller*.
+
+        Raises:
+            Problem: when there is none of that id, or it is somebody else's, which is not told apart.
+        """
+        row = await asyncio.to_thread(self._ledger.find, run)
+        if row is None or not (row.owner == caller.name or caller.may("admin")):
+            msg = f"there is no run {run[:200]!r}"
+            raise Problem(msg, status=404, kind="no_such_run")
+        return row
+
+    async def listed(
+        self,
+        caller: Caller,
+        *,
+        agent: str | None,
+        statuses: Sequence[str],
+        before: tuple[float, str] | None,
+        limit: int,
+    ) -> list[RunRow]:
+        """Return the runs of *caller*, those of everybody for an admin, newest first."""
+        owner = None if caller.may("admin") else caller.name
+        look = partial(self._ledger.listed, owner=owner, agent=agent, statuses=statuses, before=before, limit=limit)
+        return await asyncio.to_thread(look)
+
+    async def look(self, row: RunRow) -> Look:
+        """Return how a run stands: from its handle where this process has it, else from its journal."""
+        handle = self._live.get(row.run)
+        if handle is not None:
+            return Look(
+                row=row, status="running", phase=handle.phase.value, epoch=handle.epoch, questions=handle.questions
+            )
+        # What rests is as it was: its journal is read once, and not with every look of everybody.
+        key = (row.run, row.status, row.changed)
+        known = self._looks.get(key)
+        if known is not None:
+            return attrs.evolve(known, row=row)
+        try:
+            look = await asyncio.to_thread(self._recorded, row)
+        except JournalMissing:
+            return Look(row=row, status=row.status, error=row.error)
+        if row.status not in UNDER_WAY:
+            self._looks[key] = look
+            while len(self._looks) > LOOKS_KEPT:
+                self._looks.popitem(last=False)
+        return look
+
+    def _recorded(self, row: RunRow) -> Look:
+        history = self.journal(row.run).history()
+        ended, spending = ended_of(history), spending_of(history)
+        status = _status(row, history)
+        questions = [] if ended is not None else [one for _, one in history.open_questions().values()]
+        if ended is None and row.status == "suspended":
+            # Not of a run that another process has, of which whatever is under way looks so.
+            questions += doubts(history)
+        error = row.error if ended is None or ended.error is None else str(ended.error)
+        handle = self._rested.get(row.run)
+        return Look(
+            row=row,
+            status=status,
+            epoch=None if handle is None else handle.epoch,
+            questions=tuple(questions),
+            output=None if ended is None else plain(ended.output),
+            text="" if ended is None else ended.text,
+            error=error,
+            usage=plain(spending.usage),
+            cost=None if spending.cost is None else str(spending.cost),
+        )
+
+    def events(self, row: RunRow, after: str | None) -> AsyncGenerator[Event, None]:
+        """
+        Return what shows the events of a run from its first on, or from behind *after*.
+
+        A run of this process is shown live, from where this process went on with it. One that another process has, and one
+        that ended long ago, is shown from its journal: whole texts and no pieces of them.
+
+        Raises:
+            StepEngineError: when *after* is no id of an event.
+        """
+        handle = self._live.get(row.run) or self._rested.get(row.run)
+        if handle is not None:
+            return handle.events(after=after)
+        return follow_events(self.journal(row.run), after=after, stay=row.status in UNDER_WAY)
+
+    # --- saying something ---------------------------------------------------------------------------------------------
+
+    async def answer(self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike]) -> None:
+        """
+        Answer open questions, all or none of them.
+
+        Raises:
+            AnswerRejected: when one is not open, or is not answered by that.
+            Problem: when *caller* may not answer so.
+        """
+        self._check_open(row)
+        given = _checked(caller, answers, await self._open_questions(row, answers))
+        letters = [
+            # By the id two people are told apart who answer one question at the same time.
+            Letter(kind="answer", topic=question, value=bare(answer), id=f"{question}@{row.changed}")
+            for question, answer in given.items()
+            if not question.startswith(DOUBT)
+        ]
+        # No letters: a run that is killed while it does something again would find them again, and do it once more.
+        decided = {question: answer for question, answer in given.items() if question.startswith(DOUBT)}
+        try:
+            if decided:
+                await self._write(deciding(row.run, decided))
+            await asyncio.to_thread(self._post, row, letters)
+        except InputError:
+            msg = f"somebody else has answered {' or '.join(map(repr, given))} in the meantime"
+            raise AnswerRejected(msg) from None
+        await self._nudge(row)
+
+    async def _open_questions(self, row: RunRow, wanted: Iterable[str]) -> dict[str, Question]:
+        """Return the open questions of a run, those in *wanted* also while the run is being suspended for want of an answer."""
+        until = time.monotonic() + SUSPEND_SECONDS
+        while True:
+            is_live = row.run in self._live
+            known = {question.id: question for question in (await self.look(row)).questions}
+            if not is_live or known.keys() >= set(wanted) or time.monotonic() > until:
+                return known
+            # A run puts its questions away before it has come to rest, and who answers then is not too late.
+            with contextlib.suppress(JournalMissing):
+                recorded = (await asyncio.to_thread(self._recorded, row)).questions
+                if not {question.id for question in recorded}.intersection(wanted):
+                    return known
+            await asyncio.sleep(SUSPENDED_SOON)
+
+    async def post(self, row: RunRow, topic: str, value: object, *, id: str | None, path: str) -> bool:
+        """Send a message to what receives on *topic*; errors are those of ``Engine.post``."""
+        self._check_open(row)
+        journal = self.journal(row.run)
+        try:
+            is_new = await self.engine.post(self._live.get(row.run) or journal, topic, value, id=id, path=path)
+        except StepEngineError as error:
+            raise _of_request(error, StepEngineError, row, journal, status=409, kind="not_possible") from None
+        await self._nudge(row)
+        return is_new
+
+    async def say(self, row: RunRow, text: str) -> None:
+        """Say something to a run: its next model call sees it as what the user says."""
+        self._check_open(row)
+        if await self._sent(row, Letter(kind="input", value=text)) is None:
+            self._live[row.run].send_input(text)
+
+    async def cancel(self, row: RunRow, reason: str) -> None:
+        """End a run; one that has ended stays as it is."""
+        if row.status not in OPEN:
+            return
+        if await self._sent(row, Letter(kind="cancel", value=reason, id=f"cancel@{row.changed}")) is None:
+            self._live[row.run].interrupt()
+
+    def give_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
+        """
+        Give a call of a deferred tool its result.
+
+        Raises:
+            Problem: when no such call waits here: it waits in the memory of the process that has the run.
+        """
+        self._check_open(row)
+        handle = self._live.get(row.run)
+        if handle is None:
+            msg = f"the run {row.run} is not under way in this server, so no call of it waits here for a result"
+            raise Problem(msg, status=409, kind="not_under_way")
+        try:
+            handle.send_tool_result(call_id, result, path=path)
+        except ToolError as error:
+            raise Problem(error.message, status=409, kind="no_such_call") from error
+
+    async def _sent(self, row: RunRow, letter: Letter) -> Letter | None:
+        """Post a letter and return it; ``None`` for a run of this process that has done nothing yet, so that it has no mailbox."""
+        try:
+            await asyncio.to_thread(self._post, row, [letter])
+        except JournalMissing:
+            if row.run not in self._live:
+                raise
+            return None
+        except InputError:  # another reason for the same cancel
+            return letter
+        await self._nudge(row)
+        return letter
+
+    def _post(self, row: RunRow, letters: Iterable[Letter]) -> None:
+        box = self.journal(row.run).mailbox()
+        for letter in letters:
+            box.post(letter)
+
+    def _check_open(self, row: RunRow) -> None:
+        if row.status not in OPEN:
+            msg = f"the run {row.run} has ended ({row.status}), and takes nothing any more"
+            raise Problem(msg, status=409, kind="ended", members={"run_status": row.status})
+
+    # --- going back ---------------------------------------------------------------------------------------------------
+
+    async def resume(self, row: RunRow) -> None:
+        """
+        Go on with a run that was left alone, or was cut off.
+
+        Raises:
+            JournalError: when it cannot go on; ``JournalLocked`` when somebody else has it.
+            Problem: when it has ended, or too many are under way.
+        """
+        if row.run in self._live:
+            return
+        if row.status not in (*OPEN, "stranded"):
+            self._check_open(row)
+        self._check_room()
+        await self._write(noting(row.run, "running", time.time()))
+        await self._taken_up(attrs.evolve(row, status="running"))
+
+    async def fork(
+        self, caller: Caller, row: RunRow, *, at: int | str, edit: Any, has_edit: bool, allow_repeat: bool
+    ) -> str:
+        """
+        Go on from the middle of a run as another run, and return its id.
+
+        Raises:
+            Problem: when there is no such place, or too many runs are under way.
+            UndoRefused: when effects that changed the world could happen again.
+        """
+        self._check_room()
+        now, run = time.time(), secrets.token_hex(16)
+        new = attrs.evolve(
+            row, run=run, owner=caller.name, status="running", created=now, changed=now, tries=0, error=""
+        )
+        options: dict[str, Any] = {"edit": edit} if has_edit else {}
+        source = self.journal(row.run)
+        try:
+            handle = await self.engine.start_fork(
+                source,
+                at=at,
+                into=self.journal(run),
+                allow_repeat=allow_repeat,
+                wait_for_answers=self._patience,
+                **options,
+            )
+        except JournalError as error:
+            raise _of_request(error, JournalError, row, source, status=422, kind="no_such_place") from None
+        await self._registered(new, None)
+        self._hold(run, handle)
+        return run
+
+    async def content(self, row: RunRow) -> bytes:
+        """Return the journal as it is written."""
+        return await asyncio.to_thread(lambda: self.journal(row.run).content())
+
+    def is_live(self, run: str) -> bool:
+        """Return whether this process has a run in hands."""
+        return run in self._live
+
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        """When agents are started by themselves."""
+        return self._schedules
+
+    @property
+    def live(self) -> int:
+        """How many runs are under way in this process."""
+        return len(self._live)
+
+
+def _ended(journal: Journal) -> str | None:
+    """
+    Return how a run ended by its journal; ``None`` for one that did not, or waits.
+
+    Raises:
+        JournalMissing: when it was never begun.
+    """
+    if not journal.is_there():
+        raise journal.missing()
+    history = journal.history()
+    if history.head is None:
+        raise journal.missing()
+    if history.is_complete:
+        return status_of(history)
+    # Its server was killed before it took note. The letter is written down with the end that it asked for: what a server ends as it
+    # stops has none, and is to go on.
+    said = [one.input for one in history.inputs if one.path == "" and one.input.get("type") == "Letter"]
+    was_cancelled = history.stop is not None and any(one.get("kind") == "cancel" for one in said)
+    return RunStatus.CANCELLED.value if was_cancelled else None
+
+
+def _status(row: RunRow, history: History) -> str:
+    if history.is_complete:
+        return status_of(history)
+    if row.status not in OPEN:
+        # How a cancelled run ended stands in no result: its journal could go on, which nobody here lets it.
+        return row.status
+    return "suspended" if "suspended" in (row.status, status_of(history)) else "running"
+
+
+def _of_request(
+    error: StepEngineError, own: type[StepEngineError], row: RunRow, journal: Journal, *, status: int, kind: str
+) -> Exception:
+    """Return what is told of an error: one of *own*, and none of its children, says that a run cannot do what was asked."""
+    if type(error) is not own:
+        return error
+    return Problem(error.message.replace(journal.name, f"run {row.run}"), status=status, kind=kind)
+
+
+def _checked(caller: Caller, answers: Mapping[str, AnswerLike], open_: Mapping[str, Question]) -> dict[str, Answer]:
+    """Return the answers as those of *caller*; raise unless every one of them fits an open question, and *caller* may say so."""
+    given = fitting_answers(answers, open_, by=caller.name)
+    needs_admin = any(one.remember == "always" or one.edited_input is not None for one in given.values())
+    if needs_admin and not caller.may("admin"):
+        msg = "to allow something for good, or to change what is run, the scope `admin` is needed; nothing was taken"
+        raise Problem(msg, status=403, kind="scope_missing", members={"scope": "admin"})
+    return given

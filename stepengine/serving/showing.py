@@ -1,0 +1,94 @@
+"""How a client sees events: as JSON, and as server-sent events that a browser comes back to by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from stepengine.data.events import RunFinished
+from stepengine.redaction import KNOWN
+
+if TYPE_CHECKING:
+    from stepengine.data.events import Event
+
+__all__ = ("PING_SECONDS", "event_json", "sse")
+
+RETRY = "retry: 2000\n\n"
+PING = ": ping\n\n"
+PING_SECONDS = 15.0
+"""Proxies cut what says nothing, most after 60 s."""
+INNER = frozenset({"request", "result", "_clean"})
+"""What only a debugger has a use for: what the model was sent, and the whole final state with every message of the run."""
+
+
+def event_json(event: Event, *, full: bool = False) -> dict[str, Any]:
+    """
+    Return an event as a JSON object without secrets that the process knows.
+
+    Args:
+        event: The event.
+        full: Whether what the model was sent and the final state are there, too.
+    """
+    told = event.to_json()
+    if isinstance(event, RunFinished):
+        result = event.result
+        told |= {"status": result.status.value, "output": told.get("result", {}).get("output"), "text": result.text}
+        told["questions"] = [question.id for question in result.pending_questions]
+    if not full:
+        told = {name: value for name, value in told.items() if name not in INNER}
+    cleaned: dict[str, Any] = KNOWN.seen(told)
+    return cleaned
+
+
+def _line(event: Event, *, full: bool) -> str:
+    # `EventsDropped` has no id: it must not move the place from which the browser asks next time.
+    place = f"id: {event.id}\n" if event.id else ""
+    data = json.dumps(event_json(event, full=full), ensure_ascii=False, separators=(",", ":"))
+    return f"{place}event: {event.type}\ndata: {data}\n\n"
+
+
+async def sse(
+    events: AsyncGenerator[Event, None],
+    first: Event | None,
+    *,
+    full: bool,
+    stopping: asyncio.Event,
+    ping: float = PING_SECONDS,
+) -> AsyncIterator[str]:
+    """
+    Give events as server-sent events, and a comment whenever nothing came for *ping* seconds.
+
+    Args:
+        events: What is shown; it is closed when the reader goes.
+        first: One that was taken out of it already.
+        full: See ``event_json``.
+        stopping: When the server is to end: the reader comes back to the next one.
+        ping: Seconds.
+    """
+    yield RETRY
+    if first is not None:
+        yield _line(first, full=full)
+    coming: asyncio.Future[Event | None] = asyncio.ensure_future(anext(events, None))
+    ending = asyncio.ensure_future(stopping.wait())
+    try:
+        while True:
+            await asyncio.wait((coming, ending), timeout=ping, return_when=asyncio.FIRST_COMPLETED)
+            if ending.done():
+                return
+            if not coming.done():
+                yield PING
+                continue
+            event = coming.result()
+            if event is None:
+                return
+            coming = asyncio.ensure_future(anext(events, None))
+            yield _line(event, full=full)
+    finally:
+        ending.cancel()
+        coming.cancel()
+        with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration):
+            await coming
+        await events.aclose()

@@ -1,0 +1,108 @@
+"""What a start loads, which is the same on every machine. Nothing here takes times."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.starts import AGENT, CODES, beside_the_sdks, weights
+
+ROOT = Path(__file__).resolve().parents[2]
+COUNT = """
+import json, sys, attrs
+names = sorted(sys.modules)
+classes = {kind for name in names if name.startswith("stepengine") for kind in vars(sys.modules[name]).values()
+           if isinstance(kind, type) and attrs.has(kind)}
+print(json.dumps([names, len(classes)]), file=sys.stderr)
+"""
+HEAVY = (
+    "pydantic",
+    "pydantic_core",
+    "typer",
+    "rich",
+    "anthropic",
+    "openai",
+    "google.genai",
+    "httpx2",
+    "genai_prices",
+    "sqlite3",
+)
+
+
+def loaded(code: str, *arguments: str) -> tuple[list[str], int]:
+    """
+    Return the modules that a program has loaded in the end, and how many attrs classes of ours were built for it.
+    """
+    program = f"import atexit\natexit.register(lambda: exec({COUNT!r}, {{}}))\n{code}"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    names, classes = json.loads(done.stderr.strip().splitlines()[-1])
+    return names, classes
+
+
+def of_ours(names: list[str]) -> set[str]:
+    return {".".join(name.split(".")[:2]) for name in names if name.startswith("stepengine.")}
+
+
+@pytest.mark.spec("performance:Q13")
+def test_the_usable_import_builds_no_floor_that_only_a_run_needs() -> None:
+    """
+    Neither the machine nor the runtime, no permissions, sessions or journals, no adapter of a provider.
+    """
+    names, classes = loaded(CODES["usable import"])
+
+    assert [] == [name for name in HEAVY if name in names]
+    assert {"data", "engine", "errors", "models", "redaction", "system", "tooling"} == {
+        n.split(".")[1] for n in of_ours(names)
+    }
+    assert "stepengine.data.events" not in names
+    assert len([name for name in names if name.startswith("stepengine")]) <= 56
+    assert classes <= 82
+
+
+@pytest.mark.spec("performance:Q13")
+@pytest.mark.parametrize("typed", ["--help", "--version", ""])
+def test_the_list_of_commands_loads_nothing_of_the_engine(typed: str) -> None:
+    names, classes = loaded("from stepengine.cli import main; main()", *typed.split())
+
+    assert {"stepengine.cli", "stepengine.data", "stepengine.errors"} == of_ours(names)
+    assert 0 == classes
+
+
+@pytest.mark.spec("performance:Q13")
+def test_a_command_loads_no_other_command() -> None:
+    names, _ = loaded("from stepengine.cli import main; main()", "run", "--help")
+
+    assert ["stepengine.cli.commands.run"] == [name for name in names if name.startswith("stepengine.cli.commands.")]
+
+
+@pytest.mark.spec("performance:Q13")
+def test_a_run_loads_no_adapter_and_no_sdk_that_it_does_not_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / "mine.py").write_text(AGENT)
+
+    names, _ = loaded("from stepengine.cli import main; main()", "run", str(tmp_path / "mine.py"), "--quiet")
+
+    assert [] == [name for name in ("anthropic", "openai", "google.genai", "genai_prices", "sqlite3") if name in names]
+    assert [] == [
+        n
+        for n in names
+        if n.startswith(("stepengine.models.anthropic", "stepengine.models.clouds", "stepengine.tools.web"))
+    ]
+    assert "stepengine.judging" not in of_ours(names)
+
+
+@pytest.mark.spec("performance:Q14")
+def test_every_part_of_an_installation_is_weighed_once() -> None:
+    found = weights()
+
+    assert {"stepengine", "attrs", "openai", "pydantic-core"} <= found.keys()
+    assert min(found.values()) > 0
+    assert 0 < beside_the_sdks(found) < sum(found.values()) - found["openai"] - found["anthropic"]

@@ -1,0 +1,374 @@
+"""
+`stepengine package` and `init --package`: what somebody who installs a package meets, and what is agreed to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stepengine.cli.app import app
+from stepengine.cli.commands.init import make_project, names_of
+from stepengine.system.environment import MARKER
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def typed(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def changed(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "todo-plans"
+    make_project(folder, package=True)
+    return folder
+
+
+def wheel_of(folder: Path, *, version: str = "1.0", entry: str = "acme = acme_agents", **files: str) -> Path:
+    """
+    A wheel as a build backend writes it, of the given files.
+    """
+    file = folder / f"acme_agents-{version}-py3-none-any.whl"
+    info = f"acme_agents-{version}.dist-info"
+    with zipfile.ZipFile(file, "w") as opened:
+        opened.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: acme-agents\nVersion: {version}\n")
+        opened.writestr(f"{info}/entry_points.txt", f"[stepengine.agents]\n{entry}\n")
+        for name, text in {"acme_agents/__init__.py": "", **files}.items():
+            opened.writestr(name, text)
+    return file
+
+
+AGENT = """
+from stepengine import AgentDefinition, tool
+
+@tool(category="network")
+def fetch(url: str) -> str:
+    '''Fetch a page of https://api.example.com.'''
+    return url
+
+agent = AgentDefinition("reviewer", tools=[fetch])
+"""
+
+
+def declared(**more: object) -> str:
+    agents = {"reviewer": {"tools": {"fetch": "network"}}}
+    return json.dumps({"format": "stepengine.agents/1", "agents": agents, "hosts": ["api.example.com"], **more})
+
+
+# --- check ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.deep
+@pytest.mark.spec("packages:PK10", "packages:PK11")
+def test_what_init_makes_passes_its_own_tests_its_evaluation_and_the_check(project: Path) -> None:
+    made = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+
+    def ran(*arguments: str, **variables: str) -> str:
+        command = [sys.executable, "-m", *arguments]
+        done = subprocess.run(
+            command,
+            check=False,
+            capture_output=True,
+            text=True,
+            cwd=project,
+            env={**kept, **made, **variables},
+            timeout=300,
+        )
+        assert 0 == done.returncode, done.stdout + done.stderr
+        return done.stdout
+
+    plugins = ["-p", "no:cacheprovider", "-p", "syrupy", "-p", "stepengine.pytest_plugin"]
+    assert "4 passed" in ran("pytest", "-q", *plugins)
+    assert "gate pass >= 1: holds" in ran(
+        "stepengine.cli", "eval", "evals/todos.py", "--out", "results", PYTHONPATH=f"{ROOT}:src"
+    )
+    said = ran("stepengine.cli", "package", "check")
+    assert "loads without its author's folder: todo-plans/todos" in said
+    assert "todo-plans/todos repeats its recorded runs: 1 of 1 as recorded" in said
+
+
+@pytest.mark.deep
+@pytest.mark.spec("packages:PK11")
+def test_write_takes_the_tools_from_the_code_and_leaves_folders_and_hosts(project: Path) -> None:
+    file = project / "src/todo_plans/stepengine-agents.json"
+    before = json.loads(file.read_text())
+    changed(file, '"find_todos": "read"', '"other": "read"')
+    said = typed("package", "check", project)
+    assert 1 == said.exit_code
+    assert "the tool 'find_todos' of 'todos' is of the category 'read', and declared as 'nothing'" in " ".join(
+        said.output.split()
+    )
+    assert "the tool 'other' of 'todos' is not there" in " ".join(said.output.split())
+
+    assert 0 == typed("package", "check", project, "--write").exit_code
+    assert before == json.loads(file.read_text())
+
+
+@pytest.mark.deep
+@pytest.mark.spec("packages:PK11")
+def test_write_leaves_a_declaration_that_it_cannot_read_as_it_is(project: Path) -> None:
+    file = project / "src/todo_plans/stepengine-agents.json"
+    changed(file, '"hosts": []', '"hosts": ["api.example.com"],')
+    before = file.read_text()
+    said = typed("package", "check", project, "--write")
+
+    assert 2 == said.exit_code
+    assert "src/todo_plans/stepengine-agents.json cannot be read, and is left as it is" in " ".join(said.output.split())
+    assert before == file.read_text()
+
+
+@pytest.mark.deep
+@pytest.mark.spec("packages:PK11")
+def test_whatever_a_package_prints_is_no_word_about_it(tmp_path: Path) -> None:
+    prints = "import atexit, sys\nsys.stderr.buffer.write(b'\\xff\\n')\natexit.register(print, '{}')\n"
+    files = {"acme_agents/a.py": prints + AGENT, "acme_agents/stepengine-agents.json": declared()}
+    found = json.loads(typed("package", "check", wheel_of(tmp_path, **files), "--json").output)
+
+    assert [] == found["problems"]
+    assert found["good"]
+
+
+@pytest.mark.deep
+@pytest.mark.spec("packages:PK11")
+def test_what_only_its_author_has_keys_and_paths_of_the_machine_are_found(project: Path) -> None:
+    (project / "private_helper.py").write_text("X = 1\n")
+    changed(
+        project / "src/todo_plans/todos.py",
+        "from pathlib import Path\n",
+        "from pathlib import Path\nimport private_helper\n",
+    )
+    said = typed("package", "check", project)
+    assert 1 == said.exit_code
+    assert "No module named 'private_helper'" in said.output
+
+    changed(project / "src/todo_plans/todos.py", "import private_helper\n", 'HERE = "/home/somebody/agents"\n')
+    (project / "src/todo_plans/notes.txt").write_text(f"key sk-ant-api03-{'a1B2' * 23}AA\n{project}\n")
+    said = typed("package", "check", project, "--json")
+    assert 1 == said.exit_code
+    problems = "\n".join(json.loads(said.output)["problems"])
+    assert "todo_plans/todos.py:4 holds a path of a machine: /home/somebody" in problems
+    assert "todo_plans/notes.txt:2 holds a path of a machine" in problems
+    assert "todo_plans/notes.txt" in problems.replace("todo_plans/notes.txt:2", "")
+
+
+@pytest.mark.deep
+@pytest.mark.spec("packages:PK11")
+def test_a_run_that_does_not_repeat_any_more_is_found(project: Path) -> None:
+    changed(project / "src/todo_plans/todos.py", "Put the TODO comments", "Order the TODO comments")
+    said = typed("package", "check", project)
+
+    assert 1 == said.exit_code
+    assert "todo-plans/todos does not repeat its recorded runs" in " ".join(said.output.split())
+
+
+@pytest.mark.deep
+@pytest.mark.spec("packages:PK11")
+def test_hosts_and_folders_have_to_be_named_for_tools_that_use_them(tmp_path: Path) -> None:
+    files = {"acme_agents/a.py": AGENT, "acme_agents/stepengine-agents.json": declared()}
+    good = json.loads(typed("package", "check", wheel_of(tmp_path, **files), "--json").output)
+    assert [] == good["problems"]
+    assert ["acme/reviewer comes with no recorded run; one below recordings/ lets others try it without a key"] == good[
+        "notes"
+    ]
+
+    files["acme_agents/stepengine-agents.json"] = declared(hosts=[])
+    bad = json.loads(typed("package", "check", wheel_of(tmp_path, **files), "--json").output)
+    assert ["fetch is of the category 'network', and 'hosts' is empty; say what, such as [\"api.example.com\"]"] == bad[
+        "problems"
+    ]
+    assert ["a.py names the host api.example.com, which is not among 'hosts'"] == bad["notes"]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    ("entry", "code", "said"),
+    [
+        ("acme = acme_agents\nother = acme_agents", AGENT, "it has 2 entries in the group 'stepengine.agents'"),
+        ("acme = acme_agents", "import os\nos._exit(7)\n", "importing it ended the process with 7"),
+        ("acme = acme_agents", "raise ValueError('no')\n", "failed with ValueError: no"),
+        ("acme = acme_agents", AGENT.replace("tools=[fetch]", "tools=[fetch, 'spawn_agents'], spawnable_agents=['nobody']"), "'nobody'"),
+    ],
+)  # fmt: skip
+def test_a_wheel_that_nobody_could_use_is_told(tmp_path: Path, entry: str, code: str, said: str) -> None:
+    agents = {"reviewer": {"tools": {"fetch": "network", "spawn_agents": "agent"}, "spawns": ["nobody"]}}
+    files = {"acme_agents/a.py": code, "acme_agents/stepengine-agents.json": declared(agents=agents)}
+    found = typed("package", "check", wheel_of(tmp_path, entry=entry, **files), "--json")
+
+    assert 1 == found.exit_code
+    assert said in "\n".join(json.loads(found.output)["problems"])
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda folder: folder, "there is no pyproject.toml"),
+        (lambda folder: (folder / "x.whl").write_text("no zip") and folder / "x.whl", "is no wheel"),
+        (lambda folder: (folder / "pyproject.toml").write_text("[[") and folder, "cannot be read"),
+        (lambda folder: (folder / "pyproject.toml").write_text("build-system = 1") and folder, "`[build-system]`"),
+    ],
+)
+def test_what_is_no_project_is_wrong_usage(tmp_path: Path, make: object, said: str) -> None:
+    found = typed("package", "check", make(tmp_path))
+
+    assert 2 == found.exit_code
+    assert said in " ".join(found.output.split())
+
+
+# --- agree ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """
+    A folder that Python looks through, with one package of agents.
+    """
+    monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "state"))
+    site = tmp_path / "site"
+    files = {"acme_agents/a.py": "raise SystemExit('imported')\n", "acme_agents/stepengine-agents.json": declared()}
+    with zipfile.ZipFile(wheel_of(tmp_path, **files)) as opened:
+        opened.extractall(site)
+    monkeypatch.syspath_prepend(str(site))
+    return site
+
+
+@pytest.mark.spec("packages:PK6", "packages:PK8")
+def test_agents_lists_what_a_package_wants_and_whether_that_was_agreed_to(installed: Path) -> None:
+    assert "not agreed: stepengine package agree acme-agents" in " ".join(typed("agents").output.split())
+
+    said = typed("package", "agree", "Acme_Agents")
+    assert 0 == said.exit_code
+    assert "  tool fetch: network\n  host api.example.com\n" in said.output
+    shown = typed("agents").output
+    assert "acme/reviewer\n  tools   fetch (network)\n  package acme-agents 1.0; publisher acme; agreed\n" in shown
+    assert "  wants   host api.example.com; so it says, which is no limit" in shown
+    assert "forgotten" in typed("package", "agree", "acme-agents", "--forget").output
+    assert "not agreed: " in " ".join(typed("agents").output.split())
+
+
+@pytest.mark.spec("packages:PK6")
+def test_where_nobody_can_be_asked_a_sentence_says_how_and_nothing_is_imported(installed: Path) -> None:
+    said = typed("run", "acme/reviewer", "Go")
+
+    assert 2 == said.exit_code
+    assert "tool fetch: network" in said.output
+    assert "stepengine package agree acme-agents" in said.output
+    assert "may do whatever you may" in said.output
+    assert "imported" not in said.output
+
+
+@pytest.mark.spec("packages:PK6")
+def test_a_command_that_a_tool_runs_cannot_agree(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MARKER, "1")
+
+    said = typed("package", "agree", "acme-agents")
+    assert 2 == said.exit_code
+    assert "is for people" in said.output
+
+
+def test_agreeing_to_what_is_not_installed_says_what_is(installed: Path) -> None:
+    said = typed("package", "agree", "nothing")
+
+    assert 2 == said.exit_code
+    assert "installed are: acme-agents" in said.output
+
+
+@pytest.mark.spec("packages:PK8")
+def test_an_agent_without_recorded_runs_says_so(installed: Path) -> None:
+    said = typed("test", "acme/reviewer")
+
+    assert 2 == said.exit_code
+    assert "acme/reviewer of acme-agents 1.0 comes with no recorded run" in said.output
+
+
+# --- init -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("packages:PK10")
+@pytest.mark.parametrize(
+    ("folder", "name", "module"),
+    [("my-agents", "my-agents", "my_agents"), ("My Agents!", "my-agents", "my_agents"), ("json", "json", "agents_json"),
+     ("1st", "1st", "agents_1st"), ("class", "class", "agents_class"), ("!", "agent", "agent")],
+)  # fmt: skip
+def test_a_package_is_called_like_its_folder_and_its_module_takes_nobodys_name(
+    tmp_path: Path, folder: str, name: str, module: str
+) -> None:
+    assert (name, module) == names_of(tmp_path / folder)
+    said = typed("init", tmp_path / folder, "--package")
+
+    assert 0 == said.exit_code
+    made = {file: file.read_text() for file in (tmp_path / folder).rglob("*") if file.is_file()}
+    assert tmp_path / folder / "src" / module / "todos.py" in made
+    assert not [file for file, text in made.items() if "{name}" in text or "{module}" in text]
+
+
+def test_nothing_is_written_over(project: Path) -> None:
+    said = typed("init", project, "--package")
+
+    assert 2 == said.exit_code
+    assert "nothing is written over" in " ".join(said.output.split())
+
+
+# --- journals ---------------------------------------------------------------------------------------------------------
+
+ASKING = """
+from stepengine import AgentDefinition, Ask
+
+def steps(ctx):
+    answer = yield from Ask("Go on?")
+    return answer
+
+agent = AgentDefinition("reviewer", handle_steps=steps)
+"""
+
+
+@pytest.mark.spec("packages:PK9")
+def test_ready_and_impact_say_which_packages_are_others_now_and_which_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    site = tmp_path / "site"
+    files = {
+        "asking_agents/a.py": ASKING,
+        "asking_agents/stepengine-agents.json": declared(agents={"reviewer": {}}, hosts=[]),
+    }
+    with zipfile.ZipFile(wheel_of(tmp_path, entry="asking = asking_agents", **files)) as opened:
+        opened.extractall(site)
+    monkeypatch.syspath_prepend(str(site))
+    assert 0 == typed("package", "agree", "acme-agents").exit_code
+    assert 3 == typed("run", "asking/reviewer", "Go", "--journal", "run.jsonl").exit_code
+    same = typed("ready", "run.jsonl", "--json")
+    assert (0, "asking/reviewer", []) == (
+        same.exit_code,
+        *[json.loads(same.stdout)[0][k] for k in ("agent", "packages")],
+    )
+
+    info = site / "acme_agents-1.0.dist-info"
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-agents\nVersion: 1.1\n")
+    info.rename(site / "acme_agents-1.1.dist-info")
+    other = "run.jsonl was recorded with asking/reviewer of acme-agents==1.0; installed is acme-agents==1.1"
+    told = typed("ready", "run.jsonl")
+    assert (0, True) == (told.exit_code, other in " ".join(told.output.split()))
+    assert other in " ".join(typed("impact", "run.jsonl", "--yes").output.split())
+    shown = json.loads(typed("show", "run.jsonl", "--json").stdout)
+    assert {"asking/reviewer": "acme-agents==1.0"} == shown["packages"]
+
+    (site / "acme_agents-1.1.dist-info").rename(tmp_path / "gone")
+    missing = typed("ready", "run.jsonl")
+    assert 1 == missing.exit_code
+    assert "is a run of 'asking/reviewer' of acme-agents==1.0: no agent has the id" in " ".join(missing.output.split())

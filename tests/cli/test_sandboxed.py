@@ -1,0 +1,178 @@
+"""``--sandboxed``, ``sandboxed:FILE`` and the setting: a stranger's file is never imported, and everything else is as with any file."""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stepengine import load_agent, load_agents
+from stepengine.cli.app import app
+from stepengine.engine import packages, trust
+from stepengine.errors import DefinitionError
+
+pytest.importorskip("pydantic_monty", reason="needs the extra programs")
+
+from stepengine.programs import MontySandbox, running
+
+from .test_packages import wheel_of
+
+# What the package opens once for a process is there before any test, so that none of them seems to have left it behind.
+first = MontySandbox(1)
+first.open((), seconds=1, memory=1 << 26, printed=10, seed=1).feed("1", datetime(2026, 1, 1, tzinfo=UTC))
+first.close()
+
+ASKER = '''
+"""Writes down that it was imported, where it can."""
+try:
+    open("imported", "w")
+except Exception:
+    pass
+
+from stepengine import AgentDefinition, Ask, StepContext, Steps, ToolCall
+
+
+def handle_steps(ctx: StepContext) -> Steps[dict]:
+    for word in ctx.prompt.split():
+        yield ToolCall("write_todos", {"todos": [{"task": word, "completed": False}]})
+    said = yield from Ask("Which colour?", ["red", "blue"])
+    if said == "blue":
+        raise ValueError("no blue")
+    return {"said": said}
+
+
+agent = AgentDefinition("asker", tools=["write_todos"], output_mode="structured_output", handle_steps=handle_steps)
+'''
+
+
+@pytest.fixture(autouse=True)
+def workers() -> Iterator[None]:
+    """Workers live as long as their process, and what a command set as long as its context; a test leaves none behind."""
+    token = trust.SANDBOXED.set(frozenset())
+    yield
+    trust.SANDBOXED.reset(token)
+    for sandbox in running._SHARED:
+        sandbox.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "asker.py").write_text(ASKER)
+    return tmp_path
+
+
+def typed(*arguments: str, **options: Any) -> Result:
+    return CliRunner().invoke(app, [*arguments], **options)
+
+
+@pytest.mark.spec("programs:PG40")
+def test_a_strangers_file_runs_is_suspended_resumed_and_replayed_and_is_never_imported(folder: Path) -> None:
+    ran = typed("run", "./asker.py", "one two", "--sandboxed", "--journal", "run.jsonl")
+    resumed = typed("resume", "run.jsonl", "--agent", "sandboxed:./asker.py", "--answer", "q0=red")
+    replayed = typed("replay", "run.jsonl", "--agent", "sandboxed:./asker.py")
+
+    assert (3, 0, 0) == (ran.exit_code, resumed.exit_code, replayed.exit_code), ran.output + resumed.output
+    assert "stepengine resume run.jsonl --agent sandboxed:./asker.py --answer" in ran.output
+    assert {"said": "red"} == json.loads(resumed.stdout)
+    assert not (folder / "imported").exists()
+
+
+@pytest.mark.spec("programs:PG40")
+def test_a_run_that_the_command_line_keeps_is_resumed_in_the_sandbox_without_a_word(folder: Path) -> None:
+    ran = typed("run", "./asker.py", "one", "--sandboxed")
+    resumed = typed("resume", "--last", "--answer", "q0=red")
+
+    assert (3, 0) == (ran.exit_code, resumed.exit_code), resumed.output
+    assert not (folder / "imported").exists()
+
+
+@pytest.mark.spec("programs:PG40")
+def test_what_it_raises_and_where_it_waits_is_shown_by_the_lines_of_its_file(folder: Path) -> None:
+    typed("run", "./asker.py", "one", "--sandboxed", "--journal", "run.jsonl")
+    failed = typed("resume", "run.jsonl", "--agent", "sandboxed:./asker.py", "--answer", "q0=blue")
+    stepped = typed("debug", "run.jsonl", "--agent", "sandboxed:./asker.py", input="quit\n")
+
+    assert 1 == failed.exit_code
+    assert "raised ValueError: no blue (asker.py:16)" in failed.output.replace("./", "")
+    assert re.search(r"> 14 +said = yield from Ask", stepped.output), stepped.output
+
+
+@pytest.mark.spec("programs:PG40")
+def test_the_setting_names_files_that_are_never_imported_however_they_are_named(folder: Path) -> None:
+    (folder / "agents").mkdir()
+    (folder / "agents" / "asker.py").write_text(ASKER)
+    (folder / "set.toml").write_text('sandboxed = ["agents"]\n')
+
+    ran = typed("run", "./agents/asker.py", "one", "--config", "set.toml", "--no-journal")
+    improved = typed("improve", "./agents/asker.py", "--eval", "x.py", "--budget", "1", "--config", "set.toml")
+
+    assert 3 == ran.exit_code, ran.output
+    assert 2 == improved.exit_code
+    assert not (folder / "imported").exists()
+
+
+@pytest.mark.spec("programs:PG40")
+def test_a_projects_own_file_cannot_say_what_runs_where(folder: Path) -> None:
+    (folder / "stepengine.toml").write_text("sandboxed = []\n")
+
+    said = typed("run", "./asker.py", "one", "--sandboxed", "--no-journal")
+
+    assert "sandboxed" in said.stderr
+    assert 3 == said.exit_code
+
+
+@pytest.mark.spec("programs:PG40")
+def test_the_flag_takes_files_and_says_so(folder: Path) -> None:
+    said = typed("run", "editor", "x", "--sandboxed")
+
+    assert 2 == said.exit_code
+    assert "--sandboxed takes the path of an agent file, such as ./agents/editor.py, not 'editor'" in said.output
+
+
+@pytest.mark.spec("programs:PG40")
+def test_a_folder_is_loaded_without_importing_any_of_it_and_a_broken_file_costs_its_own_agents(folder: Path) -> None:
+    (folder / "bad.py").write_text("import os\nos.mkdir('imported')\n\nx = (\n")
+
+    with pytest.warns(UserWarning, match=r"bad.py:4: syntax error"):
+        found = load_agents(folder, sandboxed=True)
+
+    assert ["asker"] == [agent.id for agent in found]
+    assert load_agent("asker.py", sandboxed=True) is load_agent("sandboxed:asker.py")
+    with pytest.raises(DefinitionError, match="is named by its file"):
+        load_agent("asker", sandboxed=True)
+    assert not (folder / "imported").exists()
+
+
+@pytest.mark.spec("programs:PG40")
+def test_an_installed_package_that_is_set_to_runs_without_being_imported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declared = {
+        "format": "stepengine.agents/1",
+        "agents": {"asker": {"tools": {"write_todos": "control"}}},
+        "hosts": [],
+    }
+    name = packages.FILE
+    files = {"acme_agents/asker.py": ASKER, f"acme_agents/{name}": json.dumps(declared)}
+    files["acme_agents/__init__.py"] = "open('imported', 'w')\n"
+    site = folder / "site"
+    wheel = wheel_of(folder, **files)
+    with zipfile.ZipFile(wheel) as opened:
+        opened.extractall(site)
+    monkeypatch.syspath_prepend(str(site))
+    (folder / "set.toml").write_text('sandboxed = ["acme-agents"]\n')
+
+    agreed = typed("package", "agree", "acme-agents")
+    ran = typed("run", "acme/asker", "one", "--config", "set.toml", "--no-journal")
+
+    assert 0 == agreed.exit_code, agreed.output
+    assert 3 == ran.exit_code, ran.output
+    assert not (folder / "imported").exists()

@@ -1,0 +1,131 @@
+"""
+``stepengine schedules``: next and last, of the agents of a project.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from stepengine import Engine, Scheduler, load_schedules
+from stepengine.cli.app import app
+from stepengine.errors import DefinitionError
+
+FILE = """
+from stepengine import AgentDefinition, Schedule
+
+
+def handle_steps(ctx):
+    yield from ()
+    return "done"
+
+
+agent = AgentDefinition("triage", handle_steps=handle_steps)
+schedules = [
+    Schedule(agent, cron="0 7 * * 1-5", timezone="Europe/Berlin", id="morning"),
+    Schedule("triage", cron="0 0 L * *", id="month", enabled=False),
+]
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "agents" / "triage.py").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+async def ran(runs: Path) -> None:
+    schedules = load_schedules(Path("agents"))
+    async with Engine([s.agent for s in schedules if not isinstance(s.agent, str)]) as engine:
+        scheduler = Scheduler(engine, schedules, runs=runs)
+        for day in (1, 8):
+            await scheduler.tick(datetime(2026, 5, day, 12, tzinfo=UTC))
+            await scheduler.finished()
+
+
+@pytest.mark.spec("waiting:WT30")
+@pytest.mark.parametrize("place", ["runs", "runs.db"])
+def test_it_lists_when_each_comes_and_how_the_last_one_went(project: Path, place: str) -> None:
+    asyncio.run(ran(project / place))
+    shown = CliRunner().invoke(app, ["schedules", "agents", "--runs", place])
+    told = json.loads(CliRunner().invoke(app, ["schedules", "agents", "--runs", place, "--json"]).stdout)
+
+    assert 0 == shown.exit_code
+    assert "when    0 7 * * 1-5, Europe/Berlin: At 07:00 on Monday through Friday" in shown.stdout
+    assert "last    Fri 2026-05-08 07:00 +0200, morning-20260508T050000Z, completed" in shown.stdout
+    assert "missed  4, the newest Thu 2026-05-07 07:00 +0200" in shown.stdout
+    assert "next    never: it is not enabled" in shown.stdout
+    assert ["morning", "month"] == [one["id"] for one in told]
+    assert {"at": "2026-05-08T05:00:00+00:00", "status": "completed", "run": "morning-20260508T050000Z", "error": None} == (
+        told[0]["last"]
+    )  # fmt: skip
+    assert datetime.fromisoformat(told[0]["next"]) == datetime.fromisoformat(told[0]["next_local"])
+    assert "07:00:00" in told[0]["next_local"]
+
+
+@pytest.mark.spec("waiting:WT30")
+def test_a_look_makes_and_changes_nothing(project: Path) -> None:
+    result = CliRunner().invoke(app, ["schedules", "agents/triage.py", "--runs", "runs"])
+
+    assert 0 == result.exit_code
+    assert "  last  " not in result.stdout
+    assert ["agents"] == [path.name for path in project.iterdir()]
+
+
+def test_a_broken_file_costs_its_own_schedules_and_a_broken_book_is_told(project: Path) -> None:
+    (project / "agents" / "broken.py").write_text("schedule = Schedule()")
+    (project / "runs.db").write_bytes(b"no database " * 100)
+    listed = CliRunner().invoke(app, ["schedules", "agents"])
+    damaged = CliRunner().invoke(app, ["schedules", "agents", "--runs", "runs.db"])
+    missing = CliRunner().invoke(app, ["schedules", "agents/nobody.py"])
+
+    assert (0, 1, 2) == (listed.exit_code, damaged.exit_code, missing.exit_code)
+    assert "morning" in listed.stdout
+    assert "broken.py" in listed.stderr
+    assert "cannot be used to remember schedules" in damaged.stderr
+    assert "there is no agent file 'agents/nobody.py'" in missing.stderr
+
+
+def test_without_any_it_says_how_one_is_written(project: Path) -> None:
+    (project / "agents" / "triage.py").write_text(FILE.partition("schedules = ")[0])
+    result = CliRunner().invoke(app, ["schedules", "agents"])
+
+    assert 0 == result.exit_code
+    assert "schedule = Schedule(agent, cron=...)" in result.stderr
+
+
+@pytest.mark.spec("waiting:WT23")
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("schedule = schedules[0]", "holds both 'schedule' and 'schedules'"),
+        ("schedules = [*schedules, schedules[0]]", "two schedules have the id 'morning'"),
+        ("schedules = [*schedules, 5]", "Schedule objects, not 5"),
+    ],
+)
+def test_what_a_file_cannot_hold_is_told_with_the_file(project: Path, end: str, told: str) -> None:
+    file = project / "agents" / "triage.py"
+    file.write_text(f"{FILE}{end}\n")
+    with pytest.raises(DefinitionError, match=f"triage.py: .*{told}"):
+        load_schedules(file)
+
+
+@pytest.mark.spec("waiting:WT23")
+def test_a_file_that_uses_the_word_for_something_else_is_left_alone_and_ids_are_unique_in_a_folder(
+    project: Path,
+) -> None:
+    other = project / "agents" / "zother.py"
+    other.write_text('from stepengine import AgentDefinition\nagent = AgentDefinition("other")\nschedule = "mondays"\n')
+
+    assert ["morning", "month"] == [one.id for one in load_schedules(Path("agents"))]
+    third = project / "agents" / "zthird.py"
+    third.write_text(FILE.replace("triage", "third"))
+    with pytest.raises(DefinitionError, match=r"triage.py and .*zthird.py both have a schedule of the id 'morning'"):
+        load_schedules(Path("agents"))

@@ -1,0 +1,202 @@
+"""
+``stepengine serve``: what it refuses in words, and how it begins and ends; its process connects to nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+from typer.testing import CliRunner
+
+from stepengine.cli.app import app
+from stepengine.serving import Tokens
+from tests.offline import NO_NETWORK, ROOT
+
+SECONDS = 30
+SHOP = """
+from stepengine import AgentDefinition, Ask, Engine
+
+def asks(ctx):
+    day = yield from Ask("On which day?")
+    return f"{ctx.prompt}: {day}"
+
+agent = AgentDefinition("asker", handle_steps=asks)
+def make_engine(): return Engine([agent])
+def makes_none(): return 3
+def fails(): raise RuntimeError("the shop is closed")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "shop.py").write_text(SHOP)
+    (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
+    tmp_path.chmod(0o700)
+    return tmp_path
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), "PYTHONUNBUFFERED": "1"}
+
+
+@contextmanager
+def serving(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    # As the command that pip makes: its own folder stands on the way of imports, and not the user's.
+    script = "import sys; del sys.path[0]; from stepengine.cli import main; sys.exit(main())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, "serve", *arguments],
+        cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(folder),
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def told(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """
+    Return the address and the token that a server says at its start.
+    """
+    assert process.stderr is not None
+    said = ""
+    while "curl" not in said:
+        line = process.stderr.readline()
+        assert line, said
+        said += line
+    found = re.search(r"(http://127\.0\.0\.1:\d+) serves asker\n.*: (sk-stepengine-\S+)\n", said, re.DOTALL)
+    assert found is not None, said
+    return found[1], found[2]
+
+
+def ended(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
+    """
+    Return how a server leaves, and what it says, when it is told to stop.
+    """
+    process.send_signal(number)
+    out, said = process.communicate(timeout=SECONDS)
+    return process.returncode, out + said
+
+
+def test_the_help_says_what_it_serves_and_how_it_leaves() -> None:
+    result = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "120", "NO_COLOR": "1"})
+
+    assert 0 == result.exit_code
+    for said in (
+        "--host",
+        "--port",
+        "--runs",
+        "--tokens",
+        "--allow-host",
+        "/openapi.json",
+        "it was told to stop",
+        "MODULE:FUNCTION",
+    ):
+        assert said in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere.py"], "there is no nowhere.py"),
+        (["nowhere"], "nowhere cannot be loaded: ModuleNotFoundError"),
+        (["nowhere:make_engine"], "nowhere:make_engine makes no engine: ModuleNotFoundError"),
+        (["shop:nothing"], "shop:nothing makes no engine: AttributeError"),
+        (["shop:makes_none"], "shop:makes_none returned a int; a function without arguments that returns an Engine would be fine"),
+        (["shop:fails"], "shop:fails makes no engine: RuntimeError: the shop is closed"),
+        (["shop.py", "--host", "0.0.0.0"], "--host 0.0.0.0 lets other machines in"),
+        (["shop.py", "--host", "0.0.0.0", "--tokens", "tokens.json"], "--allow-host NAME"),
+        (["shop.py", "--host", "0.0.0.0", "--allow-host", "shop.example.com"], "--tokens FILE"),
+        (["shop.py", "--tokens", "nothing.json"], "there is no nothing.json; `stepengine tokens add NAME --file nothing.json` writes it"),
+        (["shop.py", "--tokens", "shop.py"], "may be read or written by others (mode 0644)"),
+        (["shop.py", "--runs", "everybodys"], "others may write to"),
+        (["shop.py", "--runs", "shop.py"], "'shop.py' cannot be a folder of runs: File exists"),
+        (["shop.py", "--runs", "shop.py/runs.db"], "cannot be a folder of runs"),
+        (["shop.py", "--allow-host", "a/b"], "hosts= holds 'a/b'"),
+        (["shop.py", "--cors", "*"], "cors= holds '*'"),
+        (["shop.py", "--port", "70000"], "--port"),
+        (["shop.py", "--drain", "nan"], "--drain"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_served_is_refused_in_words_and_with_2(
+    folder: Path, arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (folder / "everybodys").mkdir()
+    (folder / "everybodys").chmod(0o777)
+    Tokens.open("tokens.json").add("web", ["read"])
+    try:
+        result = CliRunner().invoke(app, ["serve", *arguments], env={"COLUMNS": "200", "NO_COLOR": "1"})
+    finally:
+        sys.modules.pop("shop", None)
+
+    assert 2 == result.exit_code, result.output
+    assert said in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_port_that_is_taken_is_said(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with serving(folder, "shop.py", "--port", str(port)) as process:
+            out, said = process.communicate(timeout=SECONDS)
+
+    assert 2 == process.returncode
+    assert f"127.0.0.1:{port} cannot be listened on" in said
+    assert "Traceback" not in out + said
+    assert "sk-stepengine-" not in out + said
+
+
+@pytest.mark.spec("studio:SV1")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("module", ["shop.py", "shop:make_engine"])
+def test_it_shows_a_token_that_holds_serves_and_leaves_with_0_when_it_is_told_to_stop(
+    folder: Path, module: str, number: int
+) -> None:
+    with serving(folder, module, "--port", "0", "--drain", "0.1") as process:
+        url, token = told(process)
+        with httpx2.Client(base_url=url, headers={"authorization": f"Bearer {token}"}, timeout=SECONDS) as client:
+            run = client.post("/runs", json={"agent": "asker", "prompt": "Rome"}).json()["run_id"]
+            wrong = client.get("/runs", headers={"authorization": f"Bearer {token[:-1]}"})
+            stranger = client.get("/runs", headers={"host": "shop.example.com"})
+            with client.stream("GET", f"/runs/{run}/events"):
+                code, said = ended(process, number)
+
+    assert (401, 421) == (wrong.status_code, stranger.status_code)
+    assert 0 == code, said
+    assert "Traceback" not in said
+    assert (folder / "runs" / f"{run}.jsonl").exists()
+
+
+def test_what_waits_when_it_is_killed_is_there_at_the_next_start_under_the_same_token(folder: Path) -> None:
+    token = Tokens.open(folder / "tokens.json").add("web", ["read", "run", "answer"])
+    arguments = ["shop.py", "--port", "0", "--runs", "runs.db", "--tokens", "tokens.json"]
+    bearer = {"authorization": f"Bearer {token}"}
+    run = ""
+    for _ in range(2):
+        with serving(folder, *arguments) as process:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            url = re.findall(r"http://\S+", line)[0]
+            with httpx2.Client(base_url=url, headers=bearer, timeout=SECONDS) as client:
+                run = run or client.post("/runs", json={"agent": "asker", "prompt": "Rome"}).json()["run_id"]
+                until = time.monotonic() + SECONDS
+                while not (questions := client.get(f"/runs/{run}").json()["questions"]):
+                    assert time.monotonic() < until
+                    time.sleep(0.02)
+            process.send_signal(signal.SIGKILL)
+
+    assert token not in line
+    assert ["On which day?"] == [one["text"] for one in questions]

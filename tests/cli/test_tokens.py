@@ -1,0 +1,110 @@
+"""
+`stepengine tokens`: who may use a server of runs.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stepengine.cli.app import app
+from stepengine.serving import Caller, Tokens
+from stepengine.system.environment import MARKER
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "tokens.json"
+
+
+def typed(file: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["tokens", *arguments, "--file", str(file)])
+
+
+@pytest.mark.spec("studio:SV4")
+def test_a_token_is_printed_alone_and_once_and_lets_its_owner_in(file: Path) -> None:
+    made = typed(file, "add", "ci", "--scopes", "read, run", "--expires", "30d", "--owner", "anna")
+    token = made.stdout.strip()
+    days = Tokens.open(file).listed()[0].expires - datetime.now(UTC)
+
+    assert (0, 1) == (made.exit_code, len(made.stdout.splitlines()))
+    assert "it is not shown again" in made.stderr
+    assert Caller("anna", ["read", "run"]) == Tokens.open(file).find(token)
+    assert timedelta(days=29, hours=23) < days <= timedelta(days=30)
+    assert token not in typed(file, "list").output + typed(file, "list", "--json").output
+
+
+def test_the_list_says_who_may_do_what_until_when(file: Path) -> None:
+    Tokens.open(file, clock=lambda: datetime(2020, 1, 1, tzinfo=UTC)).add(
+        "old", ["admin"], expires=datetime(2020, 2, 1, tzinfo=UTC)
+    )
+    typed(file, "add", "laptop", "--owner", "anna")
+    told = json.loads(typed(file, "list", "--json").stdout)
+
+    assert (
+        "old: admin; expired 2020-02-01 00:00 UTC\nlaptop, of anna: read, run, answer; until removed\n"
+        == typed(file, "list").stdout
+    )
+    assert [("old", "old", ["admin"]), ("laptop", "anna", ["read", "run", "answer"])] == [
+        (one["name"], one["owner"], one["scopes"]) for one in told
+    ]
+    assert ["2020-02-01T00:00:00+00:00", None] == [one["expires"] for one in told]
+
+
+def test_a_token_that_was_removed_lets_nobody_in(file: Path) -> None:
+    token = typed(file, "add", "ci").stdout.strip()
+
+    assert 0 == typed(file, "remove", "ci").exit_code
+    assert Tokens.open(file).find(token) is None
+    assert 2 == typed(file, "remove", "ci").exit_code
+    assert (0, "") == (typed(file, "list").exit_code, typed(file, "list").stdout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["add", "ci", "--scopes", "root"], "read, run, answer, debug, admin would be fine"),
+        (["add", "ci", "--scopes", ""], "is no scope"),
+        (["add", "ci", "--expires", "soon"], "12h, 30d and 8w would be fine"),
+        (["add", "ci", "--expires", "0d"], "12h, 30d and 8w would be fine"),
+        (["add", "../ci"], "letters, digits"),
+        (["list"], "tokens add` makes it"),
+        (["remove", "ci"], "tokens add` makes it"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_that_says_what_would_be_fine(
+    file: Path, arguments: list[str], said: str
+) -> None:
+    done = typed(file, *arguments)
+
+    assert (2, "") == (done.exit_code, done.stdout)
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not file.exists()
+
+
+def test_a_file_that_others_may_read_or_that_is_none_of_tokens_is_left_alone(file: Path) -> None:
+    for content, mode in ((b"{}", 0o600), (b"\xff", 0o600), (b"{}", 0o644)):
+        file.write_bytes(content)
+        file.chmod(mode)
+        for arguments in (["add", "ci"], ["list"], ["remove", "ci"]):
+            assert 2 == typed(file, *arguments).exit_code
+        assert content == file.read_bytes()
+
+
+@pytest.mark.spec("studio:SV4")
+@pytest.mark.parametrize("words", [["add", "me"], ["remove", "anna"]])
+def test_a_command_of_an_agent_makes_and_removes_no_token(
+    file: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    Tokens.open(file).add("anna", ["read"])
+    before = file.read_bytes()
+    monkeypatch.setenv(MARKER, "1")
+    done = typed(file, *words)
+
+    assert (2, "") == (done.exit_code, done.stdout)
+    assert before == file.read_bytes()

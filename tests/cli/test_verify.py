@@ -1,0 +1,106 @@
+"""
+``stepengine verify`` and ``--sign``, as they are typed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stepengine.cli.app import app
+
+pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
+AGENT = """
+from stepengine import AgentDefinition, Ask, Perform
+
+def handle_steps(ctx):
+    for number in range(5):
+        yield from Perform(abs, -number)
+    said = yield from Ask("Release 1.0?", options=["yes", "no"])
+    return f"said {said}"
+
+agent = AgentDefinition("asker", handle_steps=handle_steps)
+"""
+
+
+@pytest.fixture
+def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """
+    A key beside the folder of an agent, which is the working folder.
+    """
+    path = tmp_path / "keys" / "audit"
+    path.parent.mkdir()
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "state"))
+    Path("asker.py").write_text(AGENT)
+    return path
+
+
+def command(*arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+    assert "Traceback" not in result.stderr
+    return result
+
+
+@pytest.mark.spec("reliability:JR44", "reliability:JR45", "reliability:JR46", "reliability:JR48")
+@pytest.mark.parametrize("journal", ["run.jsonl", "runs.db#one"])
+def test_a_run_is_signed_gone_on_with_and_verified_with_its_answers(key: Path, journal: str):
+    public = f"{key}.pub"
+    command("run", "./asker.py", "--journal", journal, "--sign", str(key), "-q", code=3)
+    seen = json.loads(command("verify", journal, "--key", public, "--json").stdout)
+    assert (True, []) == (seen["ok"], seen["decisions"])
+    again = ["resume", journal, "--agent", "./asker.py", "--answer", "q5=yes", "-q"]
+    assert "go on with that key" in command(*again, code=1).stderr
+    assert "said yes" in command(*again, "--sign", str(key)).stdout
+
+    shown = command("verify", journal, "--key", public, "--seen", seen["digest"]).stdout
+    assert shown.startswith("ok ")
+    assert "yes  to 'Release 1.0?'" in shown
+    other = f"{'0' * 64}"
+    assert (
+        "it does not begin with what was seen"
+        in command("verify", journal, "--key", public, "--seen", other, code=1).stdout
+    )
+
+
+@pytest.mark.spec("reliability:JR45")
+def test_what_was_altered_and_what_is_unsigned_is_told_and_leaves_with_1(key: Path):
+    public = f"{key}.pub"
+    command("run", "./asker.py", "--journal", "run.jsonl", "--sign", str(key), "-q", code=3)
+    whole = Path("run.jsonl").read_bytes()
+    Path("run.jsonl").write_bytes(whole.replace(b'"value":3}', b'"value":9}'))
+    number = next(n for n, line in enumerate(whole.splitlines(), 1) if b'"value":3}' in line)
+    shown = command("verify", "run.jsonl", "--key", public, code=1).stdout
+    assert shown.startswith("ALTERED")
+    assert f"record {number} was altered" in shown
+    command("seal", "run.jsonl")
+    assert f"record {number} was altered" in command("verify", "run.jsonl", "--key", public, code=1).stdout
+
+    Path("run.jsonl").write_bytes(b"".join([*whole.splitlines(keepends=True), whole.splitlines(keepends=True)[-2]]))
+    shown = command("verify", "run.jsonl", "--key", public, code=1).stdout
+    assert shown.startswith("UNSIGNED")
+    assert "stands behind the signature that closed the journal" in " ".join(shown.split())
+    assert command("verify", "run.jsonl", "--key", public, "--allow-unsigned").stdout == shown_at_length(public)
+
+
+def shown_at_length(public: str) -> str:
+    return str(command("verify", "run.jsonl", "--key", public, code=1).stdout)
+
+
+@pytest.mark.spec("reliability:JR47")
+def test_wrong_keys_are_wrong_usage_or_a_failure_and_nothing_is_run(key: Path):
+    run = ["run", "./asker.py", "-q"]
+    assert "name the journal that is signed with --journal" in command(*run, "--sign", str(key), code=2).stderr
+    assert "cannot be read" in command(*run, "--journal", "run.jsonl", "--sign", "none", code=2).stderr
+    assert not Path("run.jsonl").exists()
+    command(*run, "--journal", "run.jsonl", "--sign", str(key), code=3)
+    assert "is a private key" in command("verify", "run.jsonl", "--key", str(key), code=1).stderr
+    assert "there is no journal" in command("verify", "none.jsonl", "--key", f"{key}.pub", code=2).stderr

@@ -1,0 +1,332 @@
+"""
+Runs that sleep, at the command line: what each waits for, who goes on with it, and what is sent to it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stepengine import Engine, load_agent
+from stepengine.cli.app import app
+from stepengine.cli.recording import entries, runs_folder
+from stepengine.journal import SqliteJournal
+from stepengine.journal.mailbox import Letter
+from stepengine.journal.sleeping import index_of
+
+AGENTS = {
+    "naps": """
+def handle_steps(ctx):
+    yield from Sleep(seconds=float(ctx.prompt or 3600))
+    return "woke"
+""",
+    "waits": """
+def handle_steps(ctx):
+    got = yield from Receive("go", timeout=7200)
+    return {"got": got}
+""",
+    "asks": """
+def handle_steps(ctx):
+    answer = yield from Ask("Ship it?", options=["yes", "no"])
+    return str(answer)
+""",
+    "breaks": """
+def handle_steps(ctx):
+    yield from Sleep(seconds=3600)
+    raise ValueError("broken")
+""",
+}
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """
+    Commands run in a folder with agents.
+    """
+    folder = tmp_path / "work"
+    (folder / "agents").mkdir(parents=True)
+    for name, handler in AGENTS.items():
+        made = f'\nagent = AgentDefinition("{name}", handle_steps=handle_steps)\n'
+        (folder / f"agents/{name}.py").write_text(f"from stepengine import *\n{handler}{made}")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def command(*arguments: str, code: int = 0, **options: Any) -> Result:
+    result = CliRunner().invoke(app, list(arguments), **options)
+    assert code == result.exit_code, (result.stdout, result.stderr, result.exception)
+    return result
+
+
+def suspended(agent: str, prompt: str = "") -> str:
+    """
+    Run until it waits, and return the name of the run.
+    """
+    command("run", agent, prompt, "-q", code=3)
+    return entries()[0].stem
+
+
+def place() -> Path:
+    folder = runs_folder()
+    assert folder is not None
+    return folder
+
+
+def make_due(run: str, where: Path) -> None:
+    """
+    Let a run be due, as if its time had come.
+    """
+    with index_of(where) as index:
+        index.put_off(run, datetime.now(UTC) - timedelta(days=1))
+
+
+@pytest.mark.spec("waiting:WT20")
+def test_what_a_run_waits_for_is_told_wherever_it_is_shown_with_the_command_that_goes_on() -> None:
+    first = command("run", "waits", "-q", code=3)
+    stem = entries()[0].stem
+    listed = command("runs").stdout
+    (told,) = json.loads(command("runs", "--json").stdout)
+    again = command("resume", stem, "-q", code=3)
+    whole = json.loads(command("resume", stem, "-q", "--json", code=3).stdout)
+
+    for said in (first.stderr, again.stderr):
+        assert "it waits for a message on 'go' until " in said
+        assert f"stepengine post {stem} go JSON" in said
+        assert f"stepengine resume {stem} --now" in said
+        assert "stepengine wake" in said
+        assert "question" not in said
+    assert "  ~ waits for a message on 'go' until " in listed
+    assert ["message"] == [wait["kind"] for wait in told["waits"]]
+    assert [("message", "go")] == [(one["kind"], one["topic"]) for one in whole["waits_for"]]
+    assert whole["wakes_at"] == whole["waits_for"][0]["wakes_at"]
+
+
+@pytest.mark.spec("waiting:WT20")
+def test_a_run_is_woken_before_its_time_by_hand() -> None:
+    stem = suspended("naps")
+    command("resume", stem, "-q", code=3)
+
+    assert "woke" in command("resume", stem, "--now", "-q").stdout
+    assert "completed" in command("runs").stdout
+
+
+@pytest.mark.spec("waiting:WT2")
+def test_a_message_is_posted_once_and_the_run_is_due_for_whoever_wakes() -> None:
+    stem = suspended("waits")
+    suspended("waits")
+    assert "" == command("wake").stdout
+    first = command("post", stem, "go", '{"n": 1}', "--id", "one").stdout
+    again = command("post", stem, "go", '{"n": 1}', "--id", "one").stdout
+    as_json = json.loads(command("post", stem, "go", "-", "--json", input="[2]").stdout)
+    woken = command("wake").stdout
+    shown = command("resume", stem, "-q").stdout
+
+    assert "one" == first.strip()
+    assert "there already" in again
+    assert as_json["new"]
+    assert woken.startswith(f"{stem} (waits): completed")
+    assert 1 == woken.count("\n")
+    assert "'n': 1" in shown or '"n": 1' in shown
+    assert {"completed", "suspended"} == {entry.status for entry in entries()}
+
+
+@pytest.mark.spec("waiting:WT2")
+def test_what_cannot_be_posted_is_told_in_a_line() -> None:
+    stem = suspended("waits")
+    cases = [
+        ((stem, "two words", "1"), 2, "topic"),
+        ((stem, "go", "{"), 2, "not JSON"),
+        ((stem, "go", "1", "--path", "../x"), 2, "path"),
+        ((stem, "go", "1", "--id", "x" * 201), 2, "id"),
+        ((stem, "go", json.dumps("x" * 1_100_000)), 2, "1,048,576"),
+        ((stem, "go", "1", "--path", "9.9"), 1, "no run at the path '9.9'"),
+        (("nowhere", "go", "1"), 2, "no journal"),
+    ]
+    for arguments, code, said in cases:
+        result = command("post", *arguments, code=code)
+        assert said in result.stderr
+        assert "Traceback" not in result.stderr
+    command("resume", stem, "--now", "-q")
+    ended = command("post", stem, "go", "1", code=1)
+
+    assert "has ended" in ended.stderr
+
+
+@pytest.mark.spec("waiting:WT20")
+def test_the_command_that_sends_a_message_can_be_typed_whatever_the_journal_is_called() -> None:
+    told = command("run", "waits", "-q", "--journal", "my run's.jsonl", code=3).stderr.splitlines()
+    (line,) = [line for line in told if "send it with" in line]
+    words = shlex.split(line.partition("send it with: stepengine ")[2].replace(" JSON", " 35"))
+    command(*words)
+
+    assert ["post", "my run's.jsonl", "go", "35"] == words
+
+
+@pytest.mark.spec("waiting:WT21")
+def test_a_question_alone_wakes_nobody_until_it_was_answered() -> None:
+    stem = suspended("asks")
+    suspended("asks")
+    with index_of(place()) as index:
+        assert {f"{e.stem}.jsonl" for e in entries()} == {one.run for one in index.all()}
+        assert "" == command("wake").stdout
+        from stepengine.journal import FileJournal
+
+        FileJournal(place() / f"{stem}.jsonl").mailbox().post(Letter(kind="answer", topic="q0", value="yes"))
+        index.post_arrived(f"{stem}.jsonl", "answer")
+
+    assert f"{stem} (asks): completed" in command("wake").stdout
+
+
+@pytest.mark.spec("waiting:WT21")
+def test_what_is_due_is_told_in_lines_or_json_and_a_failure_leaves_with_its_code() -> None:
+    for agent in ("naps", "breaks", "waits"):
+        suspended(agent)
+    stems = {entry.text("agent", "id"): f"{entry.stem}.jsonl" for entry in entries()}
+    for run in stems.values():
+        make_due(run, place())
+    result = command("wake", "--json")
+    told = {line["agent"]: line for line in map(json.loads, result.stdout.splitlines())}
+
+    # None of them is further than its clock says, so each is suspended again.
+    assert {"naps", "breaks", "waits"} == set(told)
+    assert {"suspended"} == {line["status"] for line in told.values()}
+
+
+@pytest.mark.spec("waiting:WT21")
+def test_a_database_is_a_place_of_its_own_with_agents_of_its_own(work: Path) -> None:
+    """
+    The runs were recorded by a program, and nothing says where their agents are but what is typed.
+    """
+    agents = {name: load_agent(str(work / f"agents/{name}.py")) for name in ("waits", "breaks")}
+    other = work / "elsewhere"
+    other.mkdir()
+    (work / "agents/waits.py").rename(other / "mine.py")
+    with Engine(agents.values()) as engine:
+        for run in ("a", "b"):
+            engine.run_sync("waits", journal=SqliteJournal(work / "R.db", run))
+            engine.post_sync(SqliteJournal(work / "R.db", run), "go", run)
+    lost = command("wake", "R.db", code=1)
+    for run in ("a", "b"):
+        make_due(run, work / "R.db")
+    found = command("wake", "R.db", "--agents", "elsewhere/mine.py", "--json").stdout.splitlines()
+
+    assert 2 == lost.stderr.count("could not be resumed")
+    assert 2 == lost.stderr.count("tried again at")
+    assert {("a", "completed"), ("b", "completed")} == {(r["run"], r["status"]) for r in map(json.loads, found)}
+
+
+@pytest.mark.spec("waiting:WT21")
+@pytest.mark.parametrize("text", ["nowhere", "nowhere.db", "agents/naps.py", "R.db#a"])
+def test_what_is_no_place_is_wrong_usage(text: str) -> None:
+    result = command("wake", text, code=2)
+
+    assert "name a folder of journals or a database" in result.stderr
+
+
+@pytest.mark.spec("waiting:WT21")
+def test_a_place_without_runs_has_nothing_to_wake(work: Path) -> None:
+    (work / "empty").mkdir()
+
+    assert "" == command("wake", "empty").stdout
+    assert "nothing sleeps" in command("wake").stderr
+
+
+@pytest.mark.spec("waiting:WT23", "waiting:WT21")
+def test_a_waker_of_a_place_starts_the_schedules_of_its_agents(work: Path) -> None:
+    (work / "agents/hourly.py").write_text(
+        "from stepengine import *\n"
+        "def handle_steps(ctx):\n    yield from ()\n    return 'ran'\n"
+        "agent = AgentDefinition('hourly', handle_steps=handle_steps)\n"
+        "schedule = Schedule(agent, cron='* * * * *', timezone='UTC', id='hourly')\n"
+    )
+    from stepengine.engine.loading import load_schedules
+    from stepengine.engine.schedule_book import ScheduleBook
+
+    (schedule,) = load_schedules(work / "agents/hourly.py")
+    lines = {"hourly": f"{schedule.line} {schedule.timezone}"}
+    ScheduleBook(work / "R.db").passed(lines, datetime.now(UTC) - timedelta(hours=1))
+    SqliteJournal(work / "R.db").runs()
+    command("wake", "R.db", "--agents", "agents/hourly.py")
+
+    assert 1 == len([run for run in SqliteJournal(work / "R.db").runs() if run.startswith("hourly-")])
+
+
+@pytest.mark.spec("waiting:WT23", "waiting:WT21")
+def test_two_schedules_of_one_id_are_refused_by_a_waker_as_by_the_list_of_them(work: Path) -> None:
+    for name in ("first", "second"):
+        (work / f"{name}.py").write_text(
+            "from stepengine import *\n"
+            "def handle_steps(ctx):\n    yield from ()\n"
+            f"agent = AgentDefinition('{name}', handle_steps=handle_steps)\n"
+            "schedule = Schedule(agent, cron='* * * * *', timezone='UTC', id='hourly')\n"
+        )
+    (work / "place").mkdir()
+    listed = command("schedules", "first.py", "second.py", code=2).stderr
+    woken = command("wake", "place", "--agents", "first.py", "--agents", "second.py", code=2).stderr
+
+    assert "two schedules have the id 'hourly'" in listed
+    assert "two schedules have the id 'hourly'" in woken
+
+
+@pytest.mark.spec("waiting:WT21")
+def test_an_agent_that_nobody_finds_is_told_with_the_option_that_wake_has(work: Path) -> None:
+    stem = suspended("naps")
+    run = f"{stem}.jsonl"
+    (work / "elsewhere").mkdir()
+    for file in place().glob(f"{run}*"):
+        (work / "elsewhere" / file.name).write_bytes(file.read_bytes())
+    (work / "agents/naps.py").unlink()
+    make_due(run, work / "elsewhere")
+    said = " ".join(command("wake", "elsewhere", code=1).stderr.split())
+
+    assert "no agent has the id 'naps'" in said
+    assert "Say where it is with --agents PATH" in said
+
+
+@pytest.mark.deep
+@pytest.mark.spec("waiting:WT21")
+def test_a_waker_that_watches_wakes_within_moments_and_ends_when_it_is_told_to(work: Path) -> None:
+    stem = suspended("waits")
+    waker = subprocess.Popen(
+        [sys.executable, "-m", "stepengine.cli", "wake", "--watch", "--every", "0.2", "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        time.sleep(2)
+        began = time.monotonic()
+        command("post", stem, "go", "1")
+        assert waker.stdout is not None
+        told = json.loads(waker.stdout.readline())
+        took = time.monotonic() - began
+    finally:
+        waker.send_signal(signal.SIGTERM)
+        code = waker.wait(20)
+        waker.communicate()
+
+    assert (f"{stem}.jsonl", "completed") == (told["run"], told["status"])
+    assert took < 10
+    assert 0 == code
+
+
+@pytest.mark.spec("waiting:WT20")
+def test_a_chat_that_goes_on_with_a_turn_that_waits_for_no_person_asks_nobody() -> None:
+    """
+    It says what the turn waits for and leaves; there was a loop.
+    """
+    command("chat", "waits", "--plain", input="go\n", code=3)
+    result = command("chat", "--resume", "--plain", input="hello\n", code=3)
+
+    assert 1 == result.stderr.count("it waits for a message on 'go'")

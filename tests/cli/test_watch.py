@@ -1,0 +1,192 @@
+"""
+``stepengine debug --watch``: what is shown at each save, until somebody ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import Engine, load_agent
+
+CODE = '''
+from stepengine import AgentDefinition, call, tool
+
+
+@tool
+def price_of(item: str) -> int:
+    """Return the price of an item."""
+    return 10 * len(item)
+
+
+def handle_steps(ctx):
+    total = 0
+    for item in ctx.prompt.split():
+        price = yield from call(price_of, item)
+        total = price
+    return total
+
+
+agent = AgentDefinition("tally", tools=[price_of], handle_steps=handle_steps)
+'''
+SECONDS = 30.0
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tally.py").write_text(CODE)
+    agent = load_agent("tally.py")
+    with Engine([agent]) as engine:
+        engine.run_sync(agent, "tea milk sugar", journal="run.jsonl")
+    return tmp_path
+
+
+def started(*words: str, **options: Any) -> subprocess.Popen[str]:
+    line = [sys.executable, "-m", "stepengine", "debug", "run.jsonl", "--agent", "tally.py", "--watch", *words]
+    return subprocess.Popen(line, text=True, stdout=subprocess.PIPE, **options)
+
+
+@pytest.fixture
+def watch(project: Path) -> Iterator[subprocess.Popen[str]]:
+    process = started("--at", "#2", "--json")
+    with process:
+        yield process
+        process.kill()
+
+
+def told(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    said: dict[str, Any] = json.loads(process.stdout.readline())
+    return said
+
+
+@pytest.mark.spec("studio:ST6")
+def test_each_save_is_a_line_and_what_breaks_is_one_until_it_is_mended(
+    project: Path, watch: subprocess.Popen[str]
+) -> None:
+    file = project / "tally.py"
+    first = told(watch)
+    save(file, CODE.replace("total = price", "total += price"))
+    mended = told(watch)
+    save(file, CODE.replace("for item in", "for item of"))
+    broken = told(watch)
+    _other(project, CODE.replace("call(price_of, item)", "call(price_of, item.upper())")).replace(file)
+    another = told(watch)
+    save(file, CODE)
+    again = told(watch)
+    watch.send_signal(signal.SIGINT)
+
+    assert ("stepengine.watch/1", "40", None) == (
+        first["format"],
+        first["frames"][0]["locals"]["total"],
+        first["difference"],
+    )
+    assert (["~ total 40 -> 70"], [str(file)]) == (mended["difference"], mended["saved"])
+    assert ["completed: 50", "completed: 120"] == mended["ends"]
+    assert "SyntaxError" in broken["problem"]
+    assert ("#0", "") == (another["differs_at"], another["problem"])
+    assert (["~ total 70 -> 40"], []) == (again["difference"], again["ends"])
+    assert 0 == watch.wait(SECONDS)
+
+
+def save(file: Path, code: str) -> None:
+    """
+    Save a file in its place, in one go: one that is emptied first may be looked at before it is filled, on a busy machine.
+    """
+    with file.open("r+b", buffering=0) as opened:
+        opened.write(code.encode().ljust(file.stat().st_size, b"\n"))
+
+
+@pytest.mark.spec("studio:ST6")
+def test_a_file_that_is_not_there_at_first_is_seen_when_it_is_saved(project: Path) -> None:
+    file = project / "tally.py"
+    file.unlink()
+    with started("--at", "#2", "--json") as process:
+        first = told(process)
+        file.write_text(CODE)
+        ready, _, _ = select.select([process.stdout], [], [], SECONDS)
+        second = told(process) if ready else {}
+        process.kill()
+
+    assert "there is no agent file 'tally.py'" in first["problem"]
+    assert ([str(file)], "#2") == (second.get("saved"), second.get("address"))
+
+
+def _other(project: Path, code: str) -> Path:
+    """
+    A file as editors write one that they put in place of another.
+    """
+    other = project / "tally.py~"
+    other.write_text(code)
+    return other
+
+
+@pytest.mark.spec("studio:ST6")
+def test_a_person_sees_what_is_different_types_another_place_and_leaves(project: Path) -> None:
+    ours, theirs = pty.openpty()
+    process = started("--width", "90", stdin=theirs)
+    os.close(theirs)
+    assert process.stdout is not None
+    pipe, shown = process.stdout.fileno(), ""
+
+    def until(text: str) -> str:
+        nonlocal shown
+        end = time.monotonic() + SECONDS
+        while not re.search(text, shown):
+            assert select.select([pipe], [], [], max(0.0, end - time.monotonic()))[0], shown
+            shown += os.read(pipe, 1 << 16).decode()
+        said, shown = shown, ""
+        return said
+
+    try:
+        first = until("as recorded")
+        os.write(ours, b"#2\n")
+        second = until("as recorded")
+        save(project / "tally.py", CODE.replace("total = price", "total += price"))
+        third = until("run ends with")
+        os.write(ours, b"#9\n")
+        os.write(ours, b"quit\n")
+        code = process.wait(SECONDS)
+    finally:
+        process.kill()
+        process.communicate()
+        os.close(ours)
+
+    assert "step 0 · #0" in first
+    assert re.search(r"> 14 .* price = yield from call\(price_of, item\)\n", second)
+    assert "total = 40" in second
+    assert re.search(
+        r"(?s)tally.py saved · \d.\d\d s ─+\n step 0 · #2\n.*\n   15 +total \+= price\n ~ total 40 -> 70\n", third
+    )
+    assert "completed: 120 (recorded: completed: 50)" in third
+    assert 0 == code
+
+
+@pytest.mark.spec("studio:ST6")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--exec", "where"], "leave out --exec and --no-fork"),
+        (["--no-fork"], "leave out --exec and --no-fork"),
+        (["--at", "7"], "the run has 0 steps, so there is no step 7"),
+        (["--at", "?"], "an address is a number of an effect"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_watched_is_wrong_usage(project: Path, words: list[str], said: str) -> None:
+    with started(*words, stderr=subprocess.PIPE) as process:
+        _, error = process.communicate(timeout=SECONDS)
+
+    assert (2, True) == (process.returncode, said in error), error

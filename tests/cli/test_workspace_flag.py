@@ -1,0 +1,81 @@
+"""``--workspace``: where the tools of a run work, when that is not this machine."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from stepengine.cli.app import app
+
+AGENT = """
+from stepengine import AgentDefinition, ToolCall
+
+def handle_steps(ctx):
+    yield ToolCall("write_file", {"path": "new.txt", "content": "n"})
+    result = yield ToolCall("run_terminal_command", {"command": ["ls"]})
+    return result.tool_result.data["stdout"]
+
+agent = AgentDefinition(id="lister", tools=["run_terminal_command", "write_file"], handle_steps=handle_steps)
+"""
+PROGRAM = f'shift; exec {shlex.quote(sys.executable)} "$@"'
+PYTHON = f"over:sh -c {shlex.quote(PROGRAM)} sh"
+"""A command that puts this Python in the place of the one that follows."""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lister.py").write_text(AGENT)
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "seen.txt").touch()
+    return tmp_path
+
+
+@pytest.mark.spec("reliability:WS1")
+def test_the_tools_work_there_and_undo_and_a_replay_know(folder: Path) -> None:
+    words = [
+        "run",
+        "lister.py",
+        "--shell",
+        "--write",
+        "--cwd",
+        "project",
+        "--journal",
+        "run.jsonl",
+        "--workspace",
+        PYTHON,
+    ]
+    done = CliRunner().invoke(app, words)
+    gc.collect()
+
+    assert done.exit_code == 0, done.stderr
+    listed = "new.txt\nseen.txt\n"
+    assert listed + "\n" == done.stdout
+    replayed = CliRunner().invoke(app, ["replay", "run.jsonl", "--agent", "lister.py", "--json"])
+    assert listed == json.loads(replayed.stdout)["output"], replayed.stderr
+    elsewhere = CliRunner().invoke(app, ["undo", "run.jsonl", "--cwd", "project"])
+    assert elsewhere.exit_code == 1
+    assert "written below another folder" in elsewhere.stderr + elsewhere.stdout
+    assert (folder / "project" / "new.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("moon:base", "names no workspace"),
+        ("ssh:-oProxyCommand=x:/y", "cannot be given to ssh"),
+        ("over:no-such-program", "cannot be executed"),
+        ("over:false", "cannot be reached"),
+    ],
+)
+def test_what_is_no_place_is_a_usage_error(given: str, said: str) -> None:
+    done = CliRunner().invoke(app, ["run", "lister.py", "--shell", "--write", "--cwd", "project", "--workspace", given])
+
+    assert done.exit_code == 2
+    assert said in done.stderr

@@ -1,0 +1,63 @@
+"""Packages whose names are loaded at their first use."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+PACKAGES = (
+    "stepengine.engine",
+    "stepengine.models",
+    "stepengine.permissions",
+    "stepengine.runtime",
+    "stepengine.sessions",
+)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_name_of_a_package_is_there_and_listed(package: str) -> None:
+    module = importlib.import_module(package)
+
+    assert [] == [name for name in module.__all__ if getattr(module, name, None) is None]
+    assert {*module.__all__} <= {*dir(module)}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_alone_loads_none_of_its_modules(package: str) -> None:
+    code = f"import sys, {package}\nprint([name for name in sys.modules if name.startswith('{package}.')])"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert "[]\n" == done.stdout
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_name_that_is_not_there_is_told_with_its_package(package: str) -> None:
+    module = importlib.import_module(package)
+
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'Nothing'"):
+        module.Nothing
+    with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
+        exec(f"from {package} import Nothing")
+
+
+def test_a_name_is_looked_up_once() -> None:
+    module = importlib.import_module("stepengine.models")
+    vars(module).pop("Models", None)
+
+    assert module.Models is vars(module)["Models"]
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, "stepengine.context", "stepengine.journal", "stepengine.tools"])
+def test_no_module_has_the_name_of_what_its_package_gives(package: str) -> None:
+    """
+    Importing such a module would put it in the place of the function: which of them a user gets would be a matter of order.
+    """
+    found = importlib.import_module(package)
+    modules = {module.name for module in pkgutil.iter_modules(found.__path__)}
+
+    assert set() == modules & set(found.__all__)

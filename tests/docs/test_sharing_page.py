@@ -1,0 +1,43 @@
+"""
+`docs/sharing-an-agent.md` is so: its package is made, installed and run, and says what the page shows.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .pages import ROOT, Project, assert_shown, blocks_of, page
+
+
+@pytest.mark.deep
+@pytest.mark.spec("packages:PK3", "packages:PK6", "packages:PK8", "packages:PK9", "packages:PK11")
+def test_every_block_runs_and_shows_what_it_says(tmp_path: Path) -> None:
+    project, site, said = Project(tmp_path / "page"), tmp_path / "site", ""
+    project.folder.mkdir()
+    for block in blocks_of(page("sharing-an-agent.md")):
+        if block.kind == "text":
+            assert_shown(block.text, said)
+        elif block.kind == "sh":
+            said = "".join([ran(project, site, line) for line in block.text.splitlines()])
+        else:
+            project.paste(block.path or "lead.py", block.text)
+
+
+def ran(project: Project, site: Path, line: str) -> str:
+    """
+    Run a line of the page; what is installed goes into a folder that Python looks through, in place of this environment.
+    """
+    words = line.split()
+    if words[:4] != ["python", "-m", "pip", "install"]:
+        return project.run(line, PYTHONPATH=f"{site}:{ROOT}", STEPENGINE_STATE_DIR=str(site.with_name("state")))
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--target", str(site)]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "install", *options, *words[4:]],
+        check=False, capture_output=True, text=True, cwd=project.folder, timeout=300,
+    )  # fmt: skip
+    assert 0 == done.returncode, done.stderr
+    return done.stdout

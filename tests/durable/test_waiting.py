@@ -1,0 +1,446 @@
+"""
+Runs on PostgreSQL that wait for times, messages and children in the background, and the workers that die meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from stepengine import (
+    AgentCall,
+    AgentDefinition,
+    Ask,
+    Cancel,
+    Engine,
+    Parallel,
+    Race,
+    Receive,
+    Schedule,
+    Sleep,
+    Start,
+    StepContext,
+    Tell,
+    Wait,
+    call,
+)
+from stepengine.cli.app import app
+from stepengine.data.outcomes import Value
+from stepengine.data.waiting import Received
+from stepengine.durable import DurableEngine, DurableScheduler, migrate
+from stepengine.durable.messages import Heard
+from stepengine.errors import BadYield, InputError, JournalError
+from stepengine.runtime.mail import Mail, Message
+from stepengine.testing import ScriptedModel
+
+from .killed import WORKER, Workers
+from .shared import add, note, worker_of
+
+SECONDS = 8.0
+
+
+def sleeping_steps(ctx: StepContext):
+    before = yield from call(add, 1, 2)
+    woke = yield from Sleep(SECONDS)
+    after = yield from call(add, before, 1)
+    return [after, woke.isoformat()]
+
+
+def receiving_steps(ctx: StepContext):
+    first = yield from Receive("order", schema={"type": "object"})
+    second = yield from Receive("order", timeout=0.4)
+    return [first, second]
+
+
+@pytest.mark.spec("waiting:WT5", "waiting:WT31")
+@pytest.mark.parametrize("then", ["received", "refused"])
+def test_a_message_that_the_loser_of_a_race_took_is_recorded_once_whatever_becomes_of_it(then: str) -> None:
+    """
+    The loser's outcome, which the run's record has, says that it was taken.
+    """
+
+    class Tree:
+        mail = Mail(None, id, id)
+
+    heard, message = Heard(), Message("m1", "", "order", 1)
+    heard.hand_over(Tree(), "m1::run", message)  # type: ignore[arg-type]
+    lost = heard.taken_by(Value(Received("m1", 1), 5))
+    if then == "refused":
+        heard.refuse(message, "it does not fit")
+    again = heard.taken_by(Value(Received("m1", 1) if then == "received" else None, 9))
+
+    assert {"heard": ["m1::run"]} == lost
+    assert {} == again
+
+
+SLEEPING = AgentDefinition("sleeping", tools=[add], handle_steps=sleeping_steps)
+RECEIVING = AgentDefinition("receiving", handle_steps=receiving_steps)
+
+
+@pytest.mark.spec("waiting:WT22")
+async def test_a_run_sleeps_until_the_time_it_said_whichever_worker_has_it(db: str, until):
+    # As long as it sleeps whoever sleeps again would be seen, however busy the machine is.
+    async with worker_of([SLEEPING], db) as engine:
+        run = await engine.submit("sleeping")
+        ((_, wait),) = await until(lambda: engine.operator.waits(run))
+    await asyncio.sleep(max(0.0, (wait.wakes_at - datetime.now(UTC)).total_seconds()) + 0.2)
+    async with worker_of([SLEEPING], db) as engine:
+        began = asyncio.get_running_loop().time()
+        result = await engine.result(run)
+        took = asyncio.get_running_loop().time() - began
+    assert 4 == result.output[0]
+    assert wait.wakes_at <= datetime.fromisoformat(result.output[1])
+    assert took < SECONDS, "it slept again"
+
+
+@pytest.mark.spec("waiting:WT31")
+async def test_messages_come_once_and_in_order_and_what_does_not_fit_is_left_out(db: str):
+    async with worker_of([RECEIVING], db, works=False) as engine:
+        run = await engine.submit("receiving")
+        await engine.post(run, "order", "no object", id="m0")
+        await engine.post(run, "order", {"n": 1}, id="m1")
+        await engine.post(run, "order", {"n": 1}, id="m1")
+    async with worker_of([RECEIVING], db) as engine:
+        result = await engine.result(run, waits=True)
+        assert [{"n": 1}, None] == result.output
+        with pytest.raises(JournalError, match="takes no messages"):
+            await engine.post(run, "order", {})
+
+
+@pytest.mark.spec("waiting:WT31")
+async def test_what_cannot_be_posted_is_refused_before_it_is_sent(db: str):
+    async with worker_of([RECEIVING], db, works=False) as engine:
+        run = await engine.submit("receiving")
+        with pytest.raises(BadYield):
+            await engine.post(run, "no topic", 1)
+        with pytest.raises(InputError, match="path"):
+            await engine.post(run, "order", 1, path="child")
+        with pytest.raises(InputError, match="at most"):
+            await engine.post(run, "order", "x" * 1_100_000)
+        with pytest.raises(JournalError, match="no run"):
+            await engine.post("nobody", "order", 1)
+
+
+def child_steps(ctx: StepContext):
+    name, _, seconds = ctx.prompt.partition(":")
+    if name == "slow":
+        yield from Receive("begin")
+    if seconds:
+        yield from Sleep(float(seconds))
+    elif ctx.prompt == "listens":
+        told = yield from Receive("word")
+        yield from call(note, f"{ctx.prompt}-{told}")
+        return told
+    elif ctx.prompt == "asks":
+        return (yield from Ask("How large?"))
+    yield from call(note, name)
+    return f"did {name}"
+
+
+CHILD = AgentDefinition("child", tools=[note], handle_steps=child_steps)
+
+
+def starting_steps(ctx: StepContext):
+    slow, quick, ears = yield from Start(
+        AgentCall("child", "slow:0.3"), AgentCall("child", "quick"), AgentCall("child", "listens")
+    )
+    first = yield from Wait(slow, quick, need="any")
+    yield from Tell(slow, None, topic="begin")
+    told = yield from Tell(ears, "hello", topic="word")
+    rest = yield from Wait(slow, quick, ears)
+    late = yield from Tell(ears, "again", topic="word")
+    return [
+        [[child.output for child in first.done], [ref.path for ref in first.open]], told,
+        [child.output for child in rest.done], [rest[slow].output, rest[ears].output], late,
+    ]  # fmt: skip
+
+
+STARTING = AgentDefinition("starting", spawnable_agents=[CHILD], handle_steps=starting_steps)
+
+
+@pytest.mark.spec("waiting:WT32")
+async def test_children_in_the_background_are_waited_for_and_told(db: str):
+    async with worker_of([STARTING], db) as engine:
+        result = await asyncio.wait_for(engine.run("starting"), 30)
+        assert None is result.error
+        assert [[["did quick"], ["0"]], True] == result.output[:2]
+        assert ["did slow", "hello"] == result.output[3]
+        assert False is result.output[4]
+        assert sorted(result.output[2]) == ["did quick", "did slow", "hello"]
+
+
+def ending_steps(ctx: StepContext):
+    _left, ended, waited = yield from Start(
+        AgentCall("child", "left:3600"), AgentCall("child", "ended:3600"),
+        AgentCall("child", "waited:3600"),
+    )  # fmt: skip
+    yield from Cancel(ended, "no longer needed")
+    known = yield from Wait(ended)
+    short = yield from Wait(waited, timeout=0.3)
+    return [[known[ended].status.value, str(known[ended].error)], [len(short.done), len(short.open)]]
+
+
+ENDING = AgentDefinition("ending", spawnable_agents=[CHILD], handle_steps=ending_steps)
+
+
+@pytest.mark.spec("waiting:WT32")
+async def test_no_child_in_the_background_outlives_its_parent(db: str):
+    async with worker_of([ENDING], db) as engine:
+        run = await engine.submit("ending")
+        result = await asyncio.wait_for(engine.result(run, waits=True), 30)
+        assert [["cancelled", "no longer needed"], [0, 1]] == result.output
+        views = await engine.operator.tree(run)
+        assert ["CANCELLED"] * 3 == [view.state for view in views[1:]]
+
+
+@pytest.mark.spec("waiting:WT35")
+async def test_what_is_exported_replays_with_children_in_the_background(db: str):
+    for agent in (STARTING, ENDING):
+        async with worker_of([agent], db) as engine:
+            run = await engine.submit(agent.id)
+            result = await asyncio.wait_for(engine.result(run, waits=True), 30)
+            journal = await engine.export(run)
+            again = await Engine([agent]).replay(journal)
+            assert result.output == again.output
+
+
+@pytest.mark.spec("waiting:WT35")
+async def test_what_waits_in_a_mailbox_goes_with_the_run_of_a_journal(db: str, tmp_path):
+    path = tmp_path / "run.jsonl"
+    alone = Engine([RECEIVING], models=ScriptedModel([]))
+    assert "suspended" == (await alone.run("receiving", journal=path)).status.value
+    assert await alone.post(path, "order", {"n": 7}, id="m7")
+    async with worker_of([RECEIVING], db) as engine:
+        run = await engine.continued(path)
+        result = await asyncio.wait_for(engine.result(run, waits=True), 30)
+        assert [{"n": 7}, None] == result.output
+
+
+@pytest.mark.spec("waiting:WT22")
+async def test_a_run_that_sleeps_is_cancelled_at_once(db: str, until):
+    async with worker_of([LONG], db) as engine:
+        run = await engine.submit("long")
+        await until(lambda: engine.operator.waits(run))
+        await engine.cancel(run)
+        result = await engine.result(run)
+        assert "cancelled" == result.status.value
+
+        async def held():
+            return list(engine._process.runs)
+
+        await until(held, lambda runs: not runs)
+
+
+def long_steps(ctx: StepContext):
+    yield from Sleep(3600)
+
+
+LONG = AgentDefinition("long", handle_steps=long_steps)
+
+
+def leaving_steps(ctx: StepContext):
+    ref = yield from Start(AgentCall("child", "orphan:3600"), on_return="cancel")
+    yield from Receive("go")
+    return ref.path
+
+
+LEAVING = AgentDefinition("leaving", spawnable_agents=[CHILD], handle_steps=leaving_steps)
+
+
+@pytest.mark.spec("waiting:WT32", "waiting:WT34")
+async def test_a_run_at_rest_is_suspended_and_exported_and_leaves_no_orphan_to_the_next_worker(db: str):
+    async with worker_of([LEAVING], db) as engine:
+        result = await asyncio.wait_for(engine.run("leaving"), 30)
+        run = result.journal
+        assert "suspended" == result.status.value
+        assert {"message", "time"} == {wait.kind for wait in result.waits_for}
+        journal = await engine.export(run)
+        again = await Engine([LEAVING], models=ScriptedModel([])).resume(journal)
+        assert {"message", "time"} == {wait.kind for wait in again.waits_for}
+        with pytest.raises(JournalError, match="children in the background"):
+            await engine.continued(journal)
+    async with worker_of([LEAVING], db) as engine:
+        await engine.post(run, "go", True)
+        result = await asyncio.wait_for(engine.result(run, waits=True), 30)
+        assert "0" == result.output
+        assert ["CANCELLED"] == [view.state for view in (await engine.operator.tree(run))[1:]]
+
+
+def racing_steps(ctx: StepContext):
+    lost = yield from Race(Receive("never"), Sleep(0.2))
+    child = yield from Race(Receive("begun"), AgentCall("child", "long:3600"))
+    both = yield from Parallel(Race(Sleep(3600), Receive("word")), Sleep(0.1))
+    return [lost[0], child[0], *both[0]]
+
+
+def asking_in_a_race(ctx: StepContext):
+    return (yield from Race(Ask("Now?"), Sleep(3600)))
+
+
+RACING = AgentDefinition("racing", spawnable_agents=[CHILD], handle_steps=racing_steps)
+HASTY = AgentDefinition("hasty", handle_steps=asking_in_a_race)
+
+
+@pytest.mark.spec("waiting:WT33")
+async def test_the_first_of_a_race_wins_and_the_others_are_given_up(db: str, until):
+    async with worker_of([RACING, HASTY], db) as engine:
+        run = await engine.submit("racing")
+        await engine.post(run, "word", "now")
+        await until(lambda: engine.operator.tree(run), lambda tree: len(tree) == 2)
+        await engine.post(run, "begun", None)
+        result = await asyncio.wait_for(engine.result(run, waits=True), 30)
+        assert [1, 0, 1, "now"] == result.output
+        assert ["CANCELLED"] == [view.state for view in (await engine.operator.tree(run))[1:]]
+        again = await Engine([RACING]).replay(await engine.export(run))
+        assert result.output == again.output
+        refused = await asyncio.wait_for(engine.run("hasty"), 30)
+        assert "asks nobody in a race" in str(refused.error)
+        assert [] == await engine.operator.waiting(refused.journal)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("waiting:WT22")
+async def test_a_nightly_run_of_two_workers_that_are_killed_does_everything_once(workers: Workers, monkeypatch, until):
+    monkeypatch.setenv("WORLD", str(workers.world))
+    spec = importlib.util.spec_from_file_location("durable_worker", WORKER)
+    agents = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(agents)
+    at_work = {name: workers.start(name) for name in ("worker-1", "worker-2")}
+
+    def kill(name: str) -> None:
+        at_work[name].kill()
+        at_work[name].wait()
+
+    def restart(name: str) -> None:
+        at_work[name] = workers.start(name)
+
+    async with DurableEngine(agents.AGENTS, models=agents.model(), db=workers.db, works=False) as engine:
+        run = await engine.submit("nightly", "45")
+
+        async def asked():
+            return await engine.operator.waiting(run)
+
+        async def has_ended(path: str) -> bool:
+            return any(view.id == f"{run}/{path}" and view.is_over for view in await engine.operator.tree(run))
+
+        async def waits_for_children() -> bool:
+            return any(wait.kind == "child" for _, wait in await engine.operator.waits(run))
+
+        (waiting,) = await until(asked, seconds=60)
+        for name in ("worker-1", "worker-2", "worker-1"):  # whichever has the run, and its children
+            kill(name)
+            await asyncio.sleep(0.3)
+            restart(name)
+            await asyncio.sleep(1.5)
+        kill("worker-2")
+        await engine.post(run, "webhook", {"name": "hooked"}, id="delivery-1", path="1")
+        await engine.post(run, "webhook", {"name": "hooked"}, id="delivery-1", path="1")
+        restart("worker-2")
+        await until(lambda: has_ended("1"), seconds=60)
+        await engine.answer(run, {waiting.questions[0].id: "large"})
+        # Not before it is recorded: what was in flight would be in doubt.
+        await until(waits_for_children, seconds=60)
+        kill("worker-1")
+        restart("worker-1")
+        result = await asyncio.wait_for(engine.result(run, waits=True), 120)
+        assert result.error is None
+        assert ["worker-look", "worker-fire"] == result.output[0]
+        assert "large" == result.output[1]
+        names = ["hooked", "sleeper", "worker"]
+        assert [[f"{name}-look", f"{name}-fire"] for name in names] == result.output[2]
+        journal = await engine.export(run)
+    fired = {name: count for name, count in workers.told("began").items() if not name.endswith("-look")}
+    assert dict.fromkeys(("begin", "asked", "end", *(f"{name}-fire" for name in names)), 1) == fired
+    again = await Engine(agents.AGENTS, models=agents.model()).replay(journal)
+    assert result.output == again.output
+
+
+@pytest.mark.spec("waiting:WT36")
+async def test_a_time_of_a_schedule_is_started_once_whoever_looks_and_whoever_dies(
+    db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    schedule = Schedule("receiving", cron="* * * * *", id="every-minute", prompt="scheduled")
+    noon = datetime(2026, 1, 1, 12, 0, 30, tzinfo=UTC)
+    async with worker_of([RECEIVING], db, works=False) as engine:
+        await migrate(db)
+        one, other = DurableScheduler(engine, [schedule]), DurableScheduler(engine, [schedule])
+        await asyncio.gather(one.tick(noon), other.tick(noon))
+        later = noon + timedelta(minutes=3)
+        await asyncio.gather(one.tick(later), other.tick(later))
+        await asyncio.gather(one.finished(), other.finished())
+        run = "every-minute-20260101T120300Z"
+        told = one.book.told()["every-minute"]
+        assert (run, "started", 2) == (told.last.run, told.last.status, told.missed)
+        assert [run] == [row for (row,) in await engine.operator.rows("select workflow_uuid from dbos.workflow_status")]
+        # One that died after it had claimed a time, and before it was submitted.
+        died = noon + timedelta(minutes=4)
+        assert one.book.claim("every-minute", died, run="every-minute-20260101T120430Z")
+        assert not other.book.claim("every-minute", died, run="every-minute-20260101T120430Z")
+        await other.tick(died)
+        await other.finished()
+        assert 2 == len(await engine.operator.rows("select workflow_uuid from dbos.workflow_status"))
+        assert () == other.book.claimed()
+    # The database wakes its runs; an index of sleepers in the folder of whoever looks would be of nobody's journals.
+    assert not (await asyncio.to_thread(lambda: list(tmp_path.iterdir())))
+
+
+SCHEDULED = """
+from stepengine import AgentDefinition, Schedule
+
+
+def handle_steps(ctx):
+    yield from ()
+
+
+agent = AgentDefinition("receiving", handle_steps=handle_steps)
+schedule = Schedule(agent, cron="* * * * *", id="every-minute", prompt="scheduled")
+"""
+
+
+@pytest.mark.spec("waiting:WT30", "waiting:WT36")
+async def test_the_command_lists_what_workers_started_and_posts_to_a_deployment_of_any_name(
+    db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    schedule = Schedule("receiving", cron="* * * * *", id="every-minute", prompt="scheduled")
+    await asyncio.to_thread(Path("agents.py").write_text, SCHEDULED)
+
+    async def typed(*words: str) -> Any:
+        shown = await asyncio.to_thread(CliRunner().invoke, app, [*words, "--db", db, "--app", "shop"])
+        assert not shown.stderr.strip(), shown.stderr
+        return shown
+
+    async with worker_of([RECEIVING], db, app="shop") as engine:
+        await migrate(db)
+        scheduler = DurableScheduler(engine, [schedule])
+        noon = datetime(2026, 1, 1, 12, 0, 30, tzinfo=UTC)
+        await scheduler.tick(noon)
+        await scheduler.tick(noon + timedelta(minutes=1))
+        await scheduler.finished()
+        run = "every-minute-20260101T120100Z"
+        (waits,) = json.loads((await typed("schedules", "agents.py", "--json")).stdout)
+        assert (run, 0) == (waits["last"]["run"], waits["missed"])
+        assert waits["last"]["status"] in ("ENQUEUED", "PENDING")  # a worker has it, or is about to
+        posted = await typed("post", run, "order", '{"n": 7}', "--id", "one")
+        assert (0, "one") == (posted.exit_code, posted.stdout.strip())
+        assert [{"n": 7}, None] == (await engine.result(run, waits=True)).output
+        (ended,) = json.loads((await typed("schedules", "agents.py", "--json")).stdout)
+        assert "SUCCESS" == ended["last"]["status"]
+    with pytest.raises(AssertionError, match="give one of them"):
+        await typed("schedules", "agents.py", "--runs", "runs")
+
+
+@pytest.mark.spec("waiting:WT36")
+async def test_a_database_without_the_tables_of_schedules_says_so(db: str):
+    async with worker_of([RECEIVING], db, works=False) as engine:
+        scheduler = DurableScheduler(engine, [Schedule("receiving", cron="* * * * *")])
+        with pytest.raises(JournalError, match="stepengine migrate"):
+            await scheduler.tick(datetime(2026, 1, 1, 12, 0, 30, tzinfo=UTC))

@@ -1,0 +1,559 @@
+"""
+Agents of installed packages: how they are named, what is read before they are imported, and what is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepengine import AgentCall, AgentDefinition, Engine, load_agent
+from stepengine.engine import packages, trust
+from stepengine.engine.packages import FILE, FORMAT, find, installed, read_declaration
+from stepengine.errors import DefinitionError
+from stepengine.journal import MemoryJournal
+from stepengine.testing import ScriptedModel
+from stepengine.tooling.makers import CATEGORIES
+
+LEAD = """
+from stepengine import AgentCall, AgentDefinition
+
+def steps(ctx):
+    child = yield from AgentCall({child!r}, prompt=ctx.prompt)
+    return f"{name}({{child}})"
+
+agent = AgentDefinition({name!r}, spawnable_agents=[{child!r}], handle_steps=steps)
+"""
+LEAF = """
+from stepengine import AgentDefinition
+
+def steps(ctx):
+    return f"{who} {{ctx.prompt}}"
+    yield
+
+agent = AgentDefinition({name!r}, handle_steps=steps)
+"""
+
+
+def lead(name: str, child: str) -> str:
+    return LEAD.format(name=name, child=child)
+
+
+def leaf(name: str, who: str) -> str:
+    return LEAF.format(name=name, who=who)
+
+
+class Site:
+    """
+    A folder that Python looks through, with packages as pip leaves them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def put(
+        self,
+        name: str,
+        modules: Mapping[str, str],
+        agents: Mapping[str, Any] | None,
+        *,
+        publisher: str = "acme",
+        version: str = "1.2.0",
+        value: str = "",
+        entries: str = "",
+        declared: Mapping[str, Any] | None = None,
+    ) -> Path:
+        """
+        Install a package; *agents* are declared, ``None`` writes no declaration.
+        """
+        module = name.replace("-", "_")
+        code, info = self.folder / module, self.folder / f"{module}-{version}.dist-info"
+        code.mkdir(exist_ok=True)
+        info.mkdir()
+        (code / "__init__.py").touch()
+        for file, text in modules.items():
+            (code / f"{file}.py").write_text(text)
+        if agents is not None:
+            (code / FILE).write_text(json.dumps({"format": FORMAT, "agents": agents, **(declared or {})}))
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        lines = entries or f"{publisher} = {value or module}\n"
+        (info / "entry_points.txt").write_text(f"[stepengine.agents]\n{lines}")
+        importlib.invalidate_caches()
+        return code
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    before = {*sys.modules}
+    yield Site(folder)
+    for name in {*sys.modules} - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
+            del sys.modules[name]
+
+
+class Person:
+    """
+    Somebody at the command line, who agrees to what is named.
+    """
+
+    def __init__(self, *agreed: str) -> None:
+        self.agreed, self.asked = agreed, list[trust.Wishes]()
+
+    def allows(self, foreign: trust.Foreign) -> bool:
+        return False
+
+    def agrees(self, wishes: trust.Wishes) -> bool:
+        self.asked.append(wishes)
+        return wishes.package in self.agreed
+
+    def tell(self, message: str) -> None:
+        pass
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("packages:PK1")
+@pytest.mark.parametrize(
+    ("modules", "value"),
+    [
+        ({"reviewer": leaf("reviewer", "r"), "helpers": "X = 1\n", "_notes": "raise OSError\n"}, "many"),
+        ({"one": leaf("reviewer", "r")}, "many.one"),
+        ({"one": leaf("reviewer", "r")}, "many.one:agent"),
+        ({"one": leaf("reviewer", "r") + "\nagents = [agent]\ndel agent\n"}, "many.one:agents"),
+    ],
+)
+def test_an_entry_names_a_folder_a_module_an_agent_or_a_list(site: Site, modules: dict[str, str], value: str) -> None:
+    site.put("many", modules, {"reviewer": {}}, value=value)
+
+    for wanted in ("acme/reviewer", "acme/reviewer@1.2"):
+        assert "reviewer" == load_agent(wanted).id
+    with Engine() as engine:
+        assert "r Go" == engine.run_sync("acme/reviewer", "Go").unwrap()
+
+
+@pytest.mark.spec("packages:PK3")
+def test_a_version_is_compared_as_python_does_and_another_one_is_told(site: Site) -> None:
+    site.put("acme-agents", {"reviewer": leaf("reviewer", "r")}, {"reviewer": {}})
+
+    assert load_agent("acme/reviewer@1.2") is load_agent("acme/reviewer@1.2.0") is load_agent("acme/reviewer")
+    with pytest.raises(DefinitionError, match=r"acme-agents 1\.2\.0 is installed; install acme-agents==1\.3"):
+        load_agent("acme/reviewer@1.3")
+    with pytest.raises(DefinitionError, match="'latest' in 'acme/reviewer@latest' is no version"):
+        load_agent("acme/reviewer@latest")
+    with pytest.raises(DefinitionError, match=r"acme-agents 1\.2\.0 is installed"):
+        Engine([AgentDefinition("lead", spawnable_agents=["acme/reviewer@2"], tools=["spawn_agents"])])
+
+
+@pytest.mark.spec("packages:PK4")
+def test_two_packages_with_one_id_are_told_and_neither_is_taken(site: Site) -> None:
+    site.put("acme-one", {"a": leaf("reviewer", "one")}, {"reviewer": {}})
+    site.put(
+        "acme-two",
+        {"a": leaf("reviewer", "two"), "b": leaf("editor", "e")},
+        {"reviewer": {}, "editor": {}},
+        version="2.0",
+    )
+
+    with pytest.raises(DefinitionError, match=r"acme-one 1\.2\.0 and acme-two 2\.0, and neither is taken"):
+        load_agent("acme/reviewer")
+    assert "editor" == load_agent("acme/editor").id
+
+
+@pytest.mark.spec("packages:PK4")
+def test_an_agent_of_a_package_takes_no_place_of_a_bundled_one_and_is_named_where_there_is_none(site: Site) -> None:
+    site.put("acme-agents", {"a": leaf("editor", "mine"), "b": leaf("unheard", "u")}, {"editor": {}, "unheard": {}})
+
+    assert load_agent("editor") is not load_agent("acme/editor")
+    with pytest.raises(DefinitionError, match="An installed package has acme/unheard: name it so"):
+        load_agent("unheard")
+
+
+@pytest.mark.spec("packages:PK2", "packages:PK4")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"agents": None}, f"no '{FILE}' lies in the folder"),
+        ({"version": "soon"}, "its version is 'soon', which is none"),
+        ({"publisher": "stepengine"}, "'stepengine' stands for what comes with the engine"),
+        ({"publisher": "Acme Inc"}, "its publisher is 'Acme Inc'"),
+        ({"publisher": "a" * 200}, "its publisher is 'aaa"),
+        ({"value": "there is none!"}, "a module, or 'module:attribute', would be fine"),
+        ({"value": "nowhere_at_all"}, "there is no module 'nowhere_at_all'"),
+        ({"value": "json"}, "no 'stepengine-agents.json' lies in the folder of 'json'"),
+        ({"entries": "acme = odd\nother = odd\n"}, "it has several entries"),
+        ({"agents": {}}, "agents are an object with 1 to 200 members"),
+        ({"agents": {f"a{n}": {} for n in range(201)}}, "agents are an object with 1 to 200 members"),
+        ({"agents": {"Reviewer": {}}}, "agents.Reviewer is no id"),
+        ({"agents": {"reviewer": []}}, "agents.reviewer is [], and no object"),
+        ({"agents": {"reviewer": {"grants": ["all"]}}}, "has ['grants'], which is not known"),
+        ({"agents": {"reviewer": {"tools": {"x": 1}}}}, "should hold at most 500 printable texts"),
+        ({"agents": {"reviewer": {"tools": {"\x1b[2J": "read"}}}}, "should hold at most 500 printable texts"),
+        ({"agents": {"reviewer": {"spawns": ["x" * 301]}}}, "should hold at most 500 printable texts"),
+        ({"agents": {"reviewer": {"description": "x" * 2_001}}}, "at most 2,000 characters"),
+        ({"declared": {"hosts": "example.com"}}, "hosts should hold"),
+        ({"declared": {"format": "stepengine.agents/2"}}, "'stepengine.agents/1' would be fine"),
+        ({"declared": {"reads": ["x" * 300] * 900}}, "has more than 262,144 bytes"),
+    ],
+)
+def test_a_package_that_cannot_be_used_is_told_and_costs_no_other(
+    site: Site, options: dict[str, Any], said: str
+) -> None:
+    site.put("fine", {"a": leaf("reviewer", "r")}, {"reviewer": {}}, publisher="fine")
+    site.put("odd", {"a": "raise SystemExit('imported')\n"}, **{"agents": {"reviewer": {}}, **options})
+
+    found = installed()
+
+    (problem,) = {*found.problems.values()}
+    assert problem.startswith("the agents of 'odd' cannot be used: ")
+    assert said in problem
+    assert ["fine"] == [package.name for package in found.packages]
+    assert "reviewer" == load_agent("fine/reviewer").id
+    if options.get("publisher") is None:
+        with pytest.raises(DefinitionError, match="the agents of 'odd' cannot be used"):
+            load_agent("acme/reviewer")
+
+
+@pytest.mark.spec("packages:PK2")
+def test_a_declaration_that_lies_elsewhere_than_the_package_is_not_taken(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.put("acme-agents", {"a": leaf("reviewer", "r")}, {"reviewer": {}})
+    other = tmp_path / "cwd" / "acme_agents"
+    other.mkdir(parents=True)
+    (other / "__init__.py").touch()
+    (other / FILE).write_text(json.dumps({"format": FORMAT, "agents": {"reviewer": {}}}))
+    monkeypatch.syspath_prepend(str(other.parent))
+
+    assert not installed().packages
+    assert "no 'stepengine-agents.json' lies in the folder of 'acme_agents'" in "".join(installed().problems.values())
+
+
+@given(
+    st.binary(max_size=200)
+    | st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["format", "agents", "reads", "tools", "a"]), inner, max_size=4)
+        ),
+    ).map(lambda value: json.dumps(value).encode())
+)
+@pytest.mark.spec("packages:PK2")
+def test_whatever_a_declaration_holds_it_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    file = tmp_path_factory.getbasetemp() / FILE
+    file.write_bytes(content)
+
+    with contextlib.suppress(DefinitionError):
+        assert {"agents", "reads", "writes", "hosts"} == read_declaration(file).keys()
+
+
+# --- agreement --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("packages:PK6")
+def test_at_the_command_line_nothing_is_imported_before_somebody_agreed(site: Site) -> None:
+    site.put(
+        "acme-agents",
+        {"a": leaf("reviewer", "r")},
+        {"reviewer": {"spawns": ["other/x"]}},
+        declared={"writes": ["."], "hosts": ["h.example"]},
+    )
+    person = Person()
+    token = trust.GATE.set(person)
+    try:
+        with pytest.raises(DefinitionError, match="was not loaded: nobody agreed"):
+            load_agent("acme/reviewer")
+        assert not [name for name in sys.modules if name.startswith("acme_agents")]
+        (wishes,) = person.asked
+        assert ("agent other/x", "writes .", "host h.example") == wishes.asks
+    finally:
+        trust.GATE.reset(token)
+
+
+@pytest.mark.spec("packages:PK6")
+def test_what_was_agreed_to_holds_for_versions_that_want_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "state"))
+    wishes = trust.Wishes("Acme_Agents", "1.0", "acme", ("tool a: read", "host b"))
+    assert trust.not_agreed(wishes) is None
+
+    trust.agree(wishes)
+
+    assert () == trust.not_agreed(wishes)
+    assert () == trust.not_agreed(trust.Wishes("acme-agents", "2.0", "acme", ("host b",)))
+    assert ("host c",) == trust.not_agreed(trust.Wishes("acme-agents", "2.0", "acme", ("host c", "host b")))
+    assert trust.not_agreed(trust.Wishes("acme-agents", "2.0", "other", ("host b",))) is None
+    assert (True, False) == (trust.withdraw("acme.agents"), trust.withdraw("acme.agents"))
+    assert trust.not_agreed(wishes) is None
+
+
+@pytest.mark.spec("packages:PK6")
+def test_what_others_may_write_is_no_agreement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "state"))
+    wishes = trust.Wishes("acme-agents", "1.0", "acme", ())
+    trust.agree(wishes)
+    (tmp_path / "state" / "agreed").chmod(0o777)
+
+    assert trust.not_agreed(wishes) is None
+    with pytest.raises(DefinitionError, match="STEPENGINE_STATE_DIR"):
+        trust.agree(wishes)
+
+
+TOOLED = """
+from stepengine import AgentDefinition, tool
+
+@tool(category="network")
+def fetch(url: str) -> str:
+    '''Fetch a page.'''
+    return url
+
+def steps(ctx):
+    yield from fetch(url="")
+
+agent = AgentDefinition("reviewer", tools=[fetch], spawnable_agents=["other/x"], handle_steps=steps)
+"""
+
+
+@pytest.mark.spec("packages:PK7")
+@pytest.mark.parametrize(
+    ("modules", "agents", "said"),
+    [
+        (
+            {"a": TOOLED},
+            {"reviewer": {"spawns": ["other/x"]}},
+            r"the tool 'fetch' \(network\) of its agent 'reviewer' is not declared",
+        ),
+        ({"a": TOOLED}, {"reviewer": {"tools": {"fetch": "read"}, "spawns": ["other/x"]}}, "is declared as 'read'"),
+        ({"a": TOOLED}, {"reviewer": {"tools": {"fetch": "network"}}}, "may spawn 'other/x', which is not declared"),
+        (
+            {"a": leaf("reviewer", "r"), "b": leaf("second", "s")},
+            {"reviewer": {}},
+            "its agent 'second' is not declared",
+        ),
+        ({"a": leaf("other", "o")}, {"reviewer": {}}, "its code has no agent 'reviewer'"),
+        (
+            {"a": "import nothing_of_that_name\n"},
+            {"reviewer": {}},
+            r"importing 'odd.a' failed with ModuleNotFoundError.*\(.*a\.py:1\)",
+        ),
+        ({"a": "raise SystemExit(3)\n"}, {"reviewer": {}}, "importing 'odd.a' failed with SystemExit: 3"),
+        (
+            {"a": leaf("reviewer", "r"), "b": leaf("reviewer", "s")},
+            {"reviewer": {}},
+            "holds two agents of the id 'reviewer'",
+        ),
+    ],
+)
+def test_code_that_has_more_or_less_than_was_declared_is_not_used(
+    site: Site, modules: dict[str, str], agents: dict[str, Any], said: str
+) -> None:
+    site.put("odd", modules, agents)
+
+    with pytest.raises(DefinitionError, match=said):
+        load_agent("acme/reviewer")
+
+
+def test_the_categories_of_bundled_tools_are_those_of_the_tools(tmp_path: Path) -> None:
+    from stepengine.tools import file_tools, followup_tools, memory_tools, search_tools, shell_tools, skill_tools
+
+    files = file_tools(tmp_path, write=True, delete=True, propose=True)
+    tools = [
+        *files,
+        *search_tools(tmp_path),
+        *shell_tools(tmp_path),
+        *followup_tools(),
+        *skill_tools(tmp_path),
+        *memory_tools(),
+    ]
+    found = {one.spec.name: one.spec.category for one in tools}
+
+    assert found == {name: kind for name, kind in CATEGORIES.items() if name in found}
+    assert {"web_search", "read_docs", "read_url", "run_file_change_hooks"} == {*CATEGORIES} - {*found}
+
+
+# --- a space of its own -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("packages:PK5")
+def test_agents_of_packages_find_each_other_and_never_those_of_whoever_uses_them(site: Site) -> None:
+    site.put(
+        "acme-agents",
+        {"a": lead("lead", "helper"), "b": leaf("helper", "acme's")},
+        {"lead": {"spawns": ["helper"]}, "helper": {}},
+    )
+    site.put(
+        "other-agents",
+        {"a": lead("lead", "helper"), "b": leaf("helper", "other's")},
+        {"lead": {"spawns": ["helper"]}, "helper": {}},
+        publisher="other",
+    )
+
+    def steps(ctx: Any) -> Any:
+        found = []
+        for wanted in ("acme/lead", "other/lead", "helper"):
+            child = yield from AgentCall(wanted, prompt="Go")
+            found.append(child)
+        return found
+
+    def mine(ctx: Any) -> Any:
+        return "mine"
+        yield
+
+    helper = AgentDefinition("helper", handle_steps=mine)
+    boss = AgentDefinition("boss", spawnable_agents=["acme/lead", "other/lead", helper], handle_steps=steps)
+    with Engine([boss]) as engine:
+        assert ["lead(acme's Go)", "lead(other's Go)", "mine"] == engine.run_sync("boss", "").unwrap()
+
+
+BOTH = """
+from stepengine import AgentCall, AgentDefinition
+
+def steps(ctx):
+    mine = yield from AgentCall("helper", prompt=ctx.prompt)
+    theirs = yield from AgentCall("other/lead", prompt=ctx.prompt)
+    return f"{mine}, {theirs}"
+
+agent = AgentDefinition("both", spawnable_agents=["helper", "other/lead"], handle_steps=steps)
+"""
+HELD = """
+from stepengine import AgentCall, AgentDefinition
+
+def inner(ctx):
+    return "held"
+    yield
+
+def steps(ctx):
+    return (yield from AgentCall("helper", prompt=ctx.prompt))
+
+agent = AgentDefinition("lead", spawnable_agents=[AgentDefinition("helper", handle_steps=inner)], handle_steps=steps)
+"""
+
+
+@pytest.mark.spec("packages:PK5")
+def test_what_an_agent_of_another_package_names_is_looked_up_there_and_what_one_holds_takes_nobodys_place(
+    site: Site,
+) -> None:
+    acme = {"a": BOTH, "b": leaf("helper", "acme's")}
+    site.put("acme-agents", acme, {"both": {"spawns": ["helper", "other/lead"]}, "helper": {}})
+    theirs = {"a": lead("lead", "helper"), "b": leaf("helper", "other's")}
+    site.put("other-agents", theirs, {"lead": {"spawns": ["helper"]}, "helper": {}}, publisher="other")
+    site.put("third-agents", {"a": HELD}, {"lead": {}}, publisher="third")
+
+    def mine(ctx: Any) -> Any:
+        return "mine"
+        yield
+
+    helper = AgentDefinition("helper", handle_steps=mine)
+    with Engine([helper, load_agent("acme/both"), load_agent("third/lead")]) as engine:
+        assert "acme's Go, lead(other's Go)" == engine.run_sync("acme/both", "Go").unwrap()
+        assert "held" == engine.run_sync("third/lead", "Go").unwrap()
+        assert "mine" == engine.run_sync("helper", "Go").unwrap()
+
+
+@pytest.mark.spec("packages:PK5")
+def test_circles_within_and_across_packages_are_fine(site: Site) -> None:
+    site.put(
+        "acme-agents",
+        {"a": lead("one", "two"), "b": lead("two", "other/three")},
+        {"one": {"spawns": ["two"]}, "two": {"spawns": ["other/three"]}},
+    )
+    back = (
+        lead("three", "acme/one")
+        .replace("child = yield from", "if len(ctx.prompt) > 2: return 'deep'\n    child = yield from")
+        .replace("prompt=ctx.prompt", "prompt=ctx.prompt + '+'")
+    )
+    site.put("other-agents", {"a": back}, {"three": {"spawns": ["acme/one"]}}, publisher="other")
+
+    with Engine([load_agent("acme/one")]) as engine:
+        assert "one(two(three(one(two(deep)))))" == engine.run_sync("acme/one", "Go").unwrap()
+
+
+@pytest.mark.spec("packages:PK5")
+async def test_a_model_is_offered_agents_of_two_publishers_by_both_names(site: Site) -> None:
+    for publisher in ("acme", "other"):
+        site.put(f"{publisher}-agents", {"a": leaf("helper", f"{publisher}'s")}, {"helper": {}}, publisher=publisher)
+    from stepengine.testing import text, tool_call
+
+    boss = AgentDefinition(
+        "boss", model="test/any", tools=["spawn_agents"], spawnable_agents=["acme/helper", "other/helper"]
+    )
+    model = ScriptedModel([tool_call("other_helper", {"prompt": "Go"}), text("done")])
+    async with Engine([boss], models=model) as engine:
+        result = await engine.run("boss", "Start")
+
+    first, second = model.calls
+    assert {"acme_helper", "other_helper"} <= {one.name for one in first.tools}
+    assert "- acme/helper" in first.messages[-1].text
+    assert "other's Go" in second.messages[-1].text
+    assert "done" == result.unwrap()
+
+
+# --- journals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("packages:PK9")
+def test_the_head_names_every_agent_of_a_package_that_may_run_and_a_replay_tells_of_other_versions(site: Site) -> None:
+    code = site.put(
+        "acme-agents",
+        {"a": lead("lead", "helper"), "b": leaf("helper", "h"), "c": leaf("third", "t")},
+        {"lead": {"spawns": ["helper"]}, "helper": {}, "third": {}},
+    )
+    journal = MemoryJournal()
+    with Engine() as engine:
+        assert "lead(h Go)" == engine.run_sync("acme/lead", "Go", journal=journal).unwrap()
+    head = journal.history().head
+
+    assert "acme/lead" == head.agent
+    assert {"acme/helper": "acme-agents==1.2.0", "acme/lead": "acme-agents==1.2.0"} == head.packages
+
+    # Later, in a process of its own, as it were: another version.
+    (site.folder / "acme_agents-1.2.0.dist-info").rename(site.folder / "acme_agents-1.3.0.dist-info")
+    info = site.folder / "acme_agents-1.3.0.dist-info" / "METADATA"
+    info.write_text(info.read_text().replace("1.2.0", "1.3.0"))
+    assert code.is_dir()
+    with Engine() as engine:
+        again = engine.replay_sync(journal)
+
+    assert "lead(h Go)" == again.unwrap()
+    said = [warning.partition(" was ")[2] for warning in again.warnings]
+    assert [
+        f"recorded with acme/{name} of acme-agents==1.2.0; installed is acme-agents==1.3.0"
+        for name in ("helper", "lead")
+    ] == said
+
+
+@pytest.mark.spec("packages:PK9")
+def test_heads_of_runs_without_packages_are_as_they_were() -> None:
+    def steps(ctx: Any) -> Any:
+        return "done"
+        yield
+
+    journal = MemoryJournal()
+    with Engine([AgentDefinition("own", handle_steps=steps)]) as engine:
+        engine.run_sync("own", "Go", journal=journal).unwrap()
+    from stepengine.journal.encoding import head_members
+
+    assert "packages" not in head_members(journal.history().head)
+
+
+def test_the_id_of_no_installed_package_is_none_of_ours() -> None:
+    assert find("nobody-at-all/reviewer@1.0") is None
+    assert find("reviewer") is None
+    assert find("a/b/c") is None
+    assert packages.versions() == {}

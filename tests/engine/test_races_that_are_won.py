@@ -1,0 +1,162 @@
+"""
+Which member of a race has won, and what becomes of the others; where the rest of the tree waits, nobody is suspended for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from stepengine import (
+    STEP,
+    AgentCall,
+    AgentDefinition,
+    Ask,
+    Decision,
+    Engine,
+    Hooks,
+    Parallel,
+    Perform,
+    Race,
+    Receive,
+    Sleep,
+    Start,
+    ToolCall,
+    tool,
+)
+from stepengine.journal import MemoryJournal
+from stepengine.testing import Clock, ScriptedModel, text
+
+
+def mail_steps(ctx: Any) -> Any:
+    yield STEP
+    yield from Receive("more")
+
+
+def nap_steps(ctx: Any) -> Any:
+    yield from Sleep(4000)
+
+
+async def soon() -> str:
+    return "soon"
+
+
+mail = AgentDefinition("mail", model="t/m", handle_steps=mail_steps)
+nap = AgentDefinition("nap", handle_steps=nap_steps)
+
+
+@pytest.mark.spec("waiting:WT5", "waiting:WT20")
+@pytest.mark.parametrize("loser", [Sleep(4000), Receive("stop"), AgentCall(nap)], ids=["sleep", "receive", "child"])
+async def test_a_child_beside_a_race_that_an_answer_won_is_not_suspended(loser: Any) -> None:
+    def handle_steps(ctx: Any) -> Any:
+        yield from Start(AgentCall(mail))
+        return (yield from Race(Ask("Go?", options=("yes", "no")), loser))
+
+    lead = AgentDefinition("lead", handle_steps=handle_steps, spawnable_agents=[mail, nap])
+    journal = MemoryJournal()
+    async with Engine([lead], models=ScriptedModel([text("hello")]), pricing=None, clock=Clock(waits=True)) as engine:
+        question = (await engine.run(lead, journal=journal)).pending_questions[0]
+        result = await engine.resume(journal, answers={question.id: "yes"})
+        replayed = await engine.replay(journal)
+
+    assert (0, "yes") == result.output
+    assert ["hello"] == [child.text for child in result.children if child.agent_id == "mail"]
+    assert result == replayed
+
+
+@pytest.mark.spec("waiting:WT5")
+@pytest.mark.parametrize(
+    ("race", "expected"),
+    [
+        (lambda: Race(Sleep(4000), Race(Perform(soon), Sleep(4000))), (1, (0, "soon"))),
+        (lambda: Race(Race(Sleep(4000), Sleep(3000)), Race(Sleep(2000), Perform(soon))), (1, (1, "soon"))),
+    ],
+    ids=["beside a wait", "beside another race"],
+)
+async def test_a_race_in_a_race_wins_when_a_member_of_it_is_first(race: Any, expected: Any) -> None:
+    def handle_steps(ctx: Any) -> Any:
+        return (yield from race())
+
+    journal = MemoryJournal()
+    async with Engine([AgentDefinition("lead", handle_steps=handle_steps)], clock=Clock(waits=True)) as engine:
+        result = await engine.run("lead", journal=journal)
+        replayed = await engine.replay(journal)
+
+    assert expected == result.output
+    assert result == replayed
+
+
+@pytest.mark.spec("waiting:WT5")
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_a_call_that_a_hook_denies_ends_its_race(depth: int) -> None:
+    @tool
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    def deny(ctx: Any, call: Any) -> Decision:
+        return Decision.deny("not now")
+
+    def handle_steps(ctx: Any) -> Any:
+        race: Any = ToolCall("look", {})
+        for _ in range(depth):
+            race = Race(Sleep(4000), race)
+        number, value = yield from race
+        return [number, value.status if depth == 1 else [value[0], value[1].status]]
+
+    lead = AgentDefinition("lead", handle_steps=handle_steps, tools=[look], hooks=Hooks(pre_tool=[deny]))
+    async with Engine([lead], clock=Clock(waits=True)) as engine:
+        result = await engine.run("lead")
+
+    assert ([1, "denied"] if depth == 1 else [1, [1, "denied"]]) == result.output
+
+
+@pytest.mark.spec("waiting:WT5")
+async def test_a_message_that_comes_as_another_member_wins_stays_for_the_next_who_receives() -> None:
+    """It is received once then, also by whoever resumes the run after that."""
+    handles: list[Any] = []
+
+    async def work() -> str:
+        await asyncio.sleep(0)
+        handles[0].post("mail", "hello")
+        return "worked"
+
+    def handle_steps(ctx: Any) -> Any:
+        _, first = yield from Race(Perform(work), Receive("mail"))
+        second = yield from Receive("mail", timeout=5)
+        yield from Ask("Go?")
+        third = yield from Receive("mail", timeout=0)
+        return [first, second, third]
+
+    journal = MemoryJournal()
+    async with Engine([AgentDefinition("lead", handle_steps=handle_steps)]) as engine:
+        handles.append(engine.start("lead", journal=journal))
+        question = (await handles[0].result()).pending_questions[0]
+        result = await engine.resume(journal, answers={question.id: "yes"})
+        replayed = await engine.replay(journal)
+
+    assert ["worked", "hello", None] == result.output
+    assert result == replayed
+
+
+@pytest.mark.spec("waiting:WT5")
+@pytest.mark.parametrize("concurrency", [1, 2, 3])
+async def test_all_of_a_race_begin_together_however_few_members_may_be_under_way(concurrency: int) -> None:
+    """
+    The first in order does not keep the others from being faster.
+    """
+
+    def handle_steps(ctx: Any) -> Any:
+        races = [Race(Sleep(3), Race(Sleep(2), Perform(soon))) for _ in range(3)]
+        found = yield from Parallel(*races, concurrency=concurrency)
+        return [value for _, value in found]
+
+    journal = MemoryJournal()
+    async with Engine([AgentDefinition("lead", handle_steps=handle_steps)], clock=Clock(waits=True)) as engine:
+        result = await asyncio.wait_for(engine.run("lead", journal=journal), 5)
+        replayed = await engine.replay(journal)
+
+    assert [(1, "soon")] * 3 == result.output
+    assert result == replayed

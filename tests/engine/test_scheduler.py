@@ -1,0 +1,671 @@
+"""
+Each time of a schedule is started once: by whichever process, over clocks that jump, weeks off, and kills.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import AgentDefinition, Ask, Engine, HookContext, Hooks, InputSchema, Perform, Schedule, Scheduler
+from stepengine.engine.schedule_book import ScheduleBook
+from stepengine.engine.scheduler import standings
+from stepengine.errors import AgentError, DefinitionError, JournalError
+from stepengine.journal import FileJournal, SqliteJournal
+from stepengine.journal.sleeping import index_of
+
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+PLACES = pytest.mark.parametrize("place", ["runs", "runs.db"])
+
+
+def handle_steps(ctx):
+    yield from ()
+    return ctx.prompt
+
+
+agent = AgentDefinition("nightly", handle_steps=handle_steps)
+
+
+class HandClock:
+    """A clock that is set by hand; who sleeps wakes when it is set to a later time."""
+
+    def __init__(self, now: datetime) -> None:
+        self._now = now
+        self._moved = asyncio.Condition()
+        self.sleeps: list[float] = []
+        self.asleep = 0
+
+    def now(self) -> datetime:
+        return self._now
+
+    def now_ms(self) -> int:
+        return int(self._now.timestamp() * 1000)
+
+    async def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        until = self._now + timedelta(seconds=seconds)
+        async with self._moved:
+            self.asleep += 1
+            try:
+                await self._moved.wait_for(lambda: self._now >= until)
+            finally:
+                self.asleep -= 1
+
+    async def set(self, now: datetime) -> None:
+        async with self._moved:
+            self._now = now
+            self._moved.notify_all()
+
+
+def at(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+def names(place: Path) -> list[str]:
+    """Return the names of the recorded runs."""
+    return SqliteJournal(place).runs() if place.suffix else sorted([file.stem for file in place.glob("*.jsonl")])
+
+
+async def ticked(scheduler: Scheduler, now: datetime) -> list[str]:
+    """Start what is due, wait for its end, and return its names."""
+    started = [one.due.run for one in await scheduler.tick(now)]
+    await scheduler.finished()
+    return started
+
+
+# --- once per time ----------------------------------------------------------------------------------------------------
+
+
+@PLACES
+@pytest.mark.spec("waiting:WT26", "waiting:WT27")
+async def test_a_year_of_half_hours_starts_each_night_once_over_both_changes_of_the_clock(
+    tmp_path: Path, place: str
+) -> None:
+    schedule = Schedule(agent, cron="30 2 * * *", timezone="Europe/Berlin", id="night")
+    started: list[str] = []
+    async with Engine([agent]) as engine:
+        scheduler = Scheduler(engine, [schedule], runs=tmp_path / place)
+        for begin, hours in (("2026-03-27T12:00", 96), ("2026-10-23T12:00", 96)):
+            # Between the two it is moved there as somebody would who begins anew.
+            await ticked(scheduler, at(begin) - timedelta(minutes=1))
+            started.clear()
+            for half in range(2 * hours):
+                started += await ticked(scheduler, at(begin) + half * HOUR / 2)
+            assert len(started) == len(set(started)) == 4
+
+    assert ["night-20261024T003000Z", "night-20261025T003000Z", "night-20261026T013000Z"] == started[:3]
+    assert {"night-20260328T013000Z", "night-20260329T010000Z", "night-20260330T003000Z"} <= set(
+        names(tmp_path / place)
+    )
+
+
+@PLACES
+@pytest.mark.spec("waiting:WT27")
+async def test_a_clock_that_is_put_back_starts_nothing_twice_and_what_comes_after_it_comes(
+    tmp_path: Path, place: str
+) -> None:
+    schedule = Schedule(agent, cron="0 * * * *", id="hourly", catch_up="all")
+    begin = at("2026-05-01T00:30")
+    async with Engine([agent]) as engine:
+        scheduler = Scheduler(engine, [schedule], runs=tmp_path / place)
+        await ticked(scheduler, begin)
+        first = await ticked(scheduler, begin + 3 * HOUR)
+        again = [name for hours in range(-24, 4) for name in await ticked(scheduler, begin + hours * HOUR)]
+        later = await ticked(scheduler, begin + 4 * HOUR)
+
+    assert [f"hourly-20260501T0{hour}0000Z" for hour in (1, 2, 3)] == first
+    assert not set(first) & set(again)
+    assert ["hourly-20260501T040000Z"] == later
+
+
+@pytest.mark.spec("waiting:WT27")
+async def test_a_clock_that_was_far_ahead_once_leaves_no_schedule_dead_for_years(tmp_path: Path) -> None:
+    schedule = Schedule(agent, cron="0 7 * * *", id="daily")
+    async with Engine([agent]) as engine:
+        scheduler = Scheduler(engine, [schedule], runs=tmp_path)
+        await ticked(scheduler, at("2026-05-01T00:00"))
+        assert ["daily-20990601T070000Z"] == await ticked(scheduler, at("2099-06-01T08:00"))
+        assert [] == await ticked(scheduler, at("2026-05-01T00:01"))
+
+        assert ["daily-20260501T070000Z"] == await ticked(scheduler, at("2026-05-01T07:00"))
+
+
+@PLACES
+@pytest.mark.spec("waiting:WT27")
+async def test_a_time_whose_claimant_died_before_there_was_a_journal_is_started_by_the_next(
+    tmp_path: Path, place: str
+) -> None:
+    schedule = Schedule(agent, cron="0 7 * * *", id="daily")
+    book = ScheduleBook(tmp_path / place)
+    book.passed({"daily": "0 7 * * * UTC"}, at("2026-05-01T00:00"))
+    assert book.claim("daily", at("2026-05-01T07:00"), run="daily-20260501T070000Z")
+
+    async with Engine([agent]) as engine:
+        scheduler = Scheduler(engine, [schedule], runs=tmp_path / place)
+        found = [await ticked(scheduler, at("2026-05-01T07:01") + minutes * HOUR / 60) for minutes in range(3)]
+
+    assert [["daily-20260501T070000Z"], [], []] == found
+    assert ["daily-20260501T070000Z"] == names(tmp_path / place)
+    assert "completed" == standings([schedule], runs=tmp_path / place, now=at("2026-05-02T00:00"))[0].last.status
+
+
+async def test_a_time_whose_claimant_died_after_its_journal_was_begun_is_left_to_whoever_resumes_runs(
+    tmp_path: Path,
+) -> None:
+    schedule = Schedule(agent, cron="0 7 * * *", id="daily")
+    async with Engine([agent]) as engine:
+        scheduler = Scheduler(engine, [schedule], runs=tmp_path)
+        await ticked(scheduler, at("2026-05-01T00:00"))
+        await ticked(scheduler, at("2026-05-01T07:00"))
+        file = tmp_path / "daily-20260501T070000Z.jsonl"
+        lines = file.read_bytes().splitlines(keepends=True)
+        file.write_bytes(lines[0] + lines[1])
+        scheduler.book.mark("daily", at("2026-05-01T07:00"), "claimed")
+
+        assert [] == await ticked(scheduler, at("2026-05-01T07:01"))
+        assert () == scheduler.book.claimed()
+        assert "interrupted" == standings([schedule], runs=tmp_path, now=at("2026-05-01T08:00"))[0].last.status
+
+
+@PLACES
+@pytest.mark.spec("waiting:WT27")
+async def test_of_two_who_look_after_the_same_runs_one_starts_a_time(tmp_path: Path, place: str) -> None:
+    schedules = [Schedule(agent, cron="*/5 * * * *", id=f"s{n}", catch_up="all") for n in range(5)]
+    async with Engine([agent]) as one, Engine([agent]) as other:
+        both = [Scheduler(engine, schedules, runs=tmp_path / place, at_once=50) for engine in (one, other)]
+        await asyncio.gather(*[scheduler.tick(at("2026-05-01T00:00")) for scheduler in both])
+        started: list[str] = []
+        for minutes in (30, 30, 31):
+            found = await asyncio.gather(*[s.tick(at("2026-05-01T00:00") + minutes * HOUR / 60) for s in both])
+            started += [one.due.run for each in found for one in each]
+            for scheduler in both:
+                await scheduler.finished()
+
+    assert 30 == len(started) == len(set(started)) == len(names(tmp_path / place))
+    stand = standings(schedules, runs=tmp_path / place, now=at("2026-05-01T01:00"))
+    assert ["completed"] * 5 == [one.last.status for one in stand]
+
+
+def test_whoever_is_slow_does_not_start_what_another_has_told_as_missed(tmp_path: Path) -> None:
+    book = ScheduleBook(tmp_path)
+    book.passed({"s": "x"}, at("2026-05-01T00:00"))
+    times = [at("2026-05-01T00:01"), at("2026-05-01T00:02")]
+
+    assert book.claim("s", times[1], run="s-2", missed=(times[0],))
+    assert not book.claim("s", times[0], run="s-1")
+    assert not book.claim("s", times[1], run="s-2")
+
+
+PROCESS = """
+import asyncio, sys
+from datetime import UTC, datetime, timedelta
+from stepengine import AgentDefinition, Engine, Schedule, Scheduler
+
+def handle_steps(ctx):
+    yield from ()
+    return "done"
+
+agent = AgentDefinition("a", handle_steps=handle_steps)
+place, step = sys.argv[1], int(sys.argv[2])
+begin = datetime(2026, 5, 1, tzinfo=UTC)
+
+async def main():
+    async with Engine([agent]) as engine:
+        scheduler = Scheduler(engine, [Schedule(agent, cron="*/10 * * * *", id="s", catch_up="all")], runs=place, at_once=3)
+        await scheduler.tick(begin)
+        print("ready", flush=True)
+        for number in range(step, 10_000):
+            await scheduler.tick(begin + timedelta(minutes=10 * min(number, 60)))
+            print(min(number, 60), flush=True)
+
+asyncio.run(main())
+"""
+
+
+DYING = """
+import asyncio, sys, time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from stepengine import AgentDefinition, Engine, Perform, Schedule, Scheduler
+from stepengine.engine.waking import Waker
+
+class Later:
+    ahead = timedelta()
+    def now(self):
+        return datetime.now(UTC) + self.ahead
+
+def did(what):
+    with open(sys.argv[1], "a") as log:
+        print(what, file=log)
+
+def long():
+    if sys.argv[3] == "start":
+        did("begins")
+        time.sleep(60)
+
+def handle_steps(ctx):
+    yield from Perform(did, "first")
+    yield from Perform.idempotent(long)
+    yield from Perform(did, "last")
+    return "s"
+
+agent = AgentDefinition("a", handle_steps=handle_steps)
+
+async def main():
+    async with Engine([agent]) as engine:
+        if sys.argv[3] == "start":
+            scheduler = Scheduler(engine, [Schedule(agent, cron="* * * * *", id="s")], runs=sys.argv[2])
+            await scheduler.tick(datetime.now(UTC) - timedelta(minutes=2))
+            await scheduler.tick(datetime.now(UTC))
+            await scheduler.finished()
+        async def resume(journal, one):
+            return await engine.resume(journal, in_doubt="retry")
+        clock = Later()
+        for seconds in (0, 61):
+            clock.ahead = timedelta(seconds=seconds)
+            print(seconds, flush=True)
+            await Waker(sys.argv[2], resume, clock=clock, tell=lambda w: print(w.run, w.state, w.result.status.value, w.result.output)).once()
+
+asyncio.run(main())
+"""
+
+
+@PLACES
+@pytest.mark.spec("waiting:WT27")
+def test_a_run_whose_process_is_killed_in_the_middle_is_gone_on_with_by_whoever_wakes_runs(
+    tmp_path: Path, place: str
+) -> None:
+    script, log = tmp_path / "process.py", tmp_path / "log"
+    script.write_text(DYING)
+    words = [sys.executable, str(script), str(log), str(tmp_path / place)]
+    with subprocess.Popen([*words, "start"]) as process:
+        until = time.monotonic() + 30
+        while not log.exists() or "begins" not in log.read_text():
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    (run,) = names(tmp_path / place)
+    woken = subprocess.run([*words, "wake"], check=False, capture_output=True, text=True)
+
+    suffix = "" if Path(place).suffix else ".jsonl"
+    assert ("", f"0\n61\n{run}{suffix} woken completed s\n") == (woken.stderr, woken.stdout)
+    assert ["first", "begins", "last"] == log.read_text().split()
+    again = subprocess.run([*words, "wake"], check=False, capture_output=True, text=True)
+    assert "0\n61\n" == again.stdout
+
+
+@pytest.mark.spec("waiting:WT27")
+async def test_a_run_that_has_ended_is_left_to_nobody(tmp_path: Path) -> None:
+    async with Engine([agent]) as engine:
+        scheduler = Scheduler(engine, [Schedule(agent, cron="0 7 * * *", id="daily")], runs=tmp_path)
+        await ticked(scheduler, at("2026-05-01T00:00"))
+        assert ["daily-20260501T070000Z"] == await ticked(scheduler, at("2026-05-01T07:00"))
+
+    with index_of(tmp_path) as index:
+        assert [] == index.all()
+
+
+@pytest.mark.deep
+@PLACES
+@pytest.mark.spec("waiting:WT27")
+def test_two_processes_that_are_killed_again_and_again_start_each_time_once(tmp_path: Path, place: str) -> None:
+    script = tmp_path / "process.py"
+    script.write_text(PROCESS)
+    runs, reached = tmp_path / place, 1
+    for ticks in (1, 2, 4, 8):
+        pair = [
+            subprocess.Popen([sys.executable, str(script), str(runs), str(reached)], stdout=subprocess.PIPE, text=True)
+            for _ in range(2)
+        ]
+        for process in pair:
+            assert "ready\n" == process.stdout.readline()
+        told = [int(pair[0].stdout.readline()) for _ in range(ticks)]
+        time.sleep(0.002 * ticks)  # somewhere in the next one
+        reached = max(reached, *told)
+        for process in pair:
+            process.send_signal(signal.SIGKILL)
+            reached = max([reached, *[int(line) for line in process.communicate()[0].split()]])
+    assert reached > 1
+
+    script.write_text(PROCESS.replace("10_000", "100"))
+    ended = subprocess.run([sys.executable, str(script), str(runs), "60"], check=False, capture_output=True, text=True)
+    assert (0, "") == (ended.returncode, ended.stderr)
+    times = [datetime(2026, 5, 1, tzinfo=UTC) + minutes * HOUR / 6 for minutes in range(1, 61)]
+    assert [f"s-{moment:%Y%m%dT%H%M%SZ}" for moment in times] == names(runs)
+    with contextlib.closing(sqlite3.connect(runs if runs.suffix else runs / ".schedules.db")) as database:
+        found = {status for (status,) in database.execute("SELECT DISTINCT status FROM schedule_times")}
+    # The run of a process that was killed was begun, and waits to be resumed.
+    assert found <= {"completed", "started"}
+
+
+# --- what was missed --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("waiting:WT28")
+@pytest.mark.parametrize(
+    ("catch_up", "started", "missed"),
+    [("one", 1, 6), ("all", 7, 0), ("none", 0, 7)],
+)
+async def test_after_a_week_off_the_newest_each_or_none_is_started_and_the_others_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, catch_up: Any, started: int, missed: int
+) -> None:
+    schedule = Schedule(agent, cron="0 7 * * *", id="daily", catch_up=catch_up)
+    caplog.set_level(logging.WARNING, logger="stepengine")
+    async with Engine([agent]) as engine:
+        scheduler = Scheduler(engine, [schedule], runs=tmp_path)
+        await ticked(scheduler, at("2026-05-01T08:00"))
+        found = [one for _ in range(3) for one in await ticked(scheduler, at("2026-05-08T12:00"))]
+        on_time = await ticked(scheduler, at("2026-05-09T07:00"))
+
+    assert started == len(found) == len(set(found))
+    assert found == sorted(found)
+    assert not found or found[-1] == "daily-20260508T070000Z"
+    assert ["daily-20260509T070000Z"] == on_time
+    stand = standings([schedule], runs=tmp_path, now=at("2026-05-09T08:00"))[0]
+    assert missed == stand.missed
+    told = [record.getMessage() for record in caplog.records]
+    newest = {6: "2026-05-07T07:00:00", 7: "2026-05-08T07:00:00"}.get(missed, "")
+    assert ([f"schedule 'daily' missed {missed} time(s), 2026-05-02T07:00:00+00:00 to {newest}+00:00: nobody was there"]
+            if missed else []) == told  # fmt: skip
+    assert at("2026-05-10T07:00") == stand.next
+
+
+@pytest.mark.spec("waiting:WT28")
+async def test_of_years_off_a_thousand_times_are_caught_up_with_at_most(tmp_path: Path) -> None:
+    schedule = Schedule(agent, cron="* * * * *", id="minutely", catch_up="all")
+    async with Engine([agent]) as engine:
+        scheduler = Scheduler(engine, [schedule], runs=tmp_path)
+        scheduler.due(at("2020-01-01T00:00"))
+        due = scheduler.due(at("2026-01-01T00:00"))
+
+    assert (1_000, at("2026-01-01T00:00")) == (len(due), due[-1].at)
+
+
+@pytest.mark.spec("waiting:WT28")
+async def test_a_schedule_counts_from_the_first_look_at_it_at_its_changed_line_or_at_it_enabled(tmp_path: Path) -> None:
+    def daily(hour: int, *, enabled: bool = True) -> Schedule:
+        return Schedule(agent, cron=f"0 {hour} * * *", id="daily", enabled=enabled, catch_up="all")
+
+    async with Engine([agent]) as engine:
+        scheduler = Scheduler(engine, [daily(7)], runs=tmp_path)
+        assert [] == await ticked(scheduler, at("2026-05-01T12:00"))
+        assert ["daily-20260502T070000Z"] == await ticked(scheduler, at("2026-05-02T12:00"))
+        scheduler.replace([daily(8)])
+        assert [] == await ticked(scheduler, at("2026-05-02T12:01"))
+        assert ["daily-20260503T080000Z"] == await ticked(scheduler, at("2026-05-03T12:00"))
+        scheduler.replace([daily(8, enabled=False)])
+        assert [] == await ticked(scheduler, at("2026-05-09T12:00"))
+        assert None is standings(scheduler.schedules, runs=tmp_path, now=at("2026-05-09T12:00"))[0].next
+        scheduler.replace([daily(8)])
+        assert [] == await ticked(scheduler, at("2026-05-09T12:01"))
+        scheduler.replace([])
+        assert [] == await ticked(scheduler, at("2026-05-12T12:00"))
+
+
+@pytest.mark.spec("waiting:WT28")
+async def test_so_many_runs_are_under_way_at_once_and_the_others_follow(tmp_path: Path) -> None:
+    under_way, most = 0, 0
+    gate = asyncio.Event()
+
+    async def wait(ctx: HookContext) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await gate.wait()
+        under_way -= 1
+
+    def slow(ctx):
+        yield Perform(lambda: wait(ctx))
+
+    busy = AgentDefinition("busy", handle_steps=slow)
+    async with Engine([busy]) as engine:
+        schedules = [Schedule(busy, cron="0 7 * * *", id=f"s{n}") for n in range(7)]
+        scheduler = Scheduler(engine, schedules, runs=tmp_path, at_once=3)
+        await scheduler.tick(at("2026-05-01T00:00"))
+        first = await scheduler.tick(at("2026-05-01T07:00"))
+        assert [] == await scheduler.tick(at("2026-05-01T07:00"))
+        gate.set()
+        await scheduler.finished()
+        rest = [await scheduler.tick(at("2026-05-01T07:01")) for _ in range(3) if not await scheduler.finished()]
+        await scheduler.finished()
+
+    assert (3, 4) == (len(first), sum(map(len, rest)))
+    assert 3 >= most
+
+
+# --- the runs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("waiting:WT29")
+async def test_a_run_knows_its_schedule_its_local_time_and_what_was_missed(tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+    hooked = AgentDefinition(
+        "hooked",
+        handle_steps=handle_steps,
+        hooks=Hooks(pre_run=[lambda ctx: seen.append(dict(ctx.metadata))]),
+        input_schema=InputSchema(params={"type": "object", "properties": {"n": {"type": "integer"}}}),
+    )
+    schedule = Schedule("hooked", cron="0 7 * * *", timezone="Europe/Berlin", prompt="Go", params={"n": 1}, id="daily")
+    async with Engine([hooked]) as engine:
+        scheduler = Scheduler(engine, [schedule], runs=tmp_path)
+        await scheduler.tick(at("2026-03-27T12:00"))
+        started = await scheduler.tick(at("2026-03-29T12:00"))
+        result = await started[0].handle.result()
+        await scheduler.finished()
+
+    assert [{"schedule": "daily", "scheduled_for": "2026-03-29T07:00:00+02:00", "missed": 1}] == seen
+    assert "Go" == result.output
+    root = FileJournal(tmp_path / "daily-20260329T050000Z.jsonl").history().root
+    assert ("hooked", "Go", {"n": 1}) == (root["agent_id"], root["prompt"], root["params"])
+    assert 0o600 == (tmp_path / ".schedules.db").stat().st_mode & 0o777
+
+
+@pytest.mark.spec("waiting:WT29")
+async def test_what_cannot_be_started_is_told_remembered_and_keeps_no_other_from_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    strict = AgentDefinition(
+        "strict",
+        handle_steps=handle_steps,
+        input_schema=InputSchema(params={"type": "object", "required": ["n"], "properties": {"n": {"type": "integer"}}}),
+    )  # fmt: skip
+    keyless = AgentDefinition("keyless", model="anthropic/claude-sonnet-4-5")
+
+    def broken(ctx):
+        yield from ()
+        msg = "no such order"
+        raise ValueError(msg)
+
+    failing = AgentDefinition("failing", handle_steps=broken)
+    schedules = [
+        Schedule(one, cron="0 7 * * *", id=one.id) for one in (strict, keyless, failing, agent)
+    ]  # fmt: skip
+    async with Engine([strict, keyless, failing, agent]) as engine:
+        scheduler = Scheduler(engine, schedules, runs=tmp_path)
+        await ticked(scheduler, at("2026-05-01T00:00"))
+        await ticked(scheduler, at("2026-05-01T07:00"))
+        assert [] == await ticked(scheduler, at("2026-05-01T07:01"))
+
+    stand = {one.schedule.id: one.last for one in standings(schedules, runs=tmp_path, now=at("2026-05-01T08:00"))}
+    assert {"strict": "failed", "keyless": "failed", "failing": "failed", "nightly": "completed"} == {
+        id_: last.status for id_, last in stand.items()
+    }
+    assert "no such order" in stand["failing"].error
+    for id_ in ("strict", "keyless", "failing"):
+        assert [True] == [True for r in caplog.records if f"{id_!r}" in r.getMessage() and r.levelname == "ERROR"]
+
+
+async def test_a_question_suspends_the_run_and_its_journal_says_how_it_stands_since(tmp_path: Path) -> None:
+    def asking(ctx):
+        return (yield Ask("Go on?", key="go"))
+
+    one = AgentDefinition("asking", handle_steps=asking)
+    schedule = Schedule(one, cron="0 7 * * *", id="daily")
+    async with Engine([one]) as engine:
+        scheduler = Scheduler(engine, [schedule], runs=tmp_path)
+        await ticked(scheduler, at("2026-05-01T00:00"))
+        await ticked(scheduler, at("2026-05-01T07:00"))
+        before = standings([schedule], runs=tmp_path, now=at("2026-05-01T08:00"))[0].last.status
+        result = await engine.resume(tmp_path / "daily-20260501T070000Z.jsonl", answers={"Go on?": "yes"})
+        after = standings([schedule], runs=tmp_path, now=at("2026-05-01T08:00"))[0].last.status
+
+    assert ("suspended", "completed", "completed") == (before, result.status.value, after)
+
+
+@pytest.mark.spec("waiting:WT29")
+@PLACES
+async def test_a_book_that_cannot_be_used_is_told_starts_nothing_and_is_tried_again(tmp_path: Path, place: str) -> None:
+    book = tmp_path / "runs.db" if place == "runs.db" else tmp_path / "runs" / ".schedules.db"
+    book.parent.mkdir(exist_ok=True)
+    book.write_bytes(b"this is no database, whatever it is called; " * 100)
+    async with Engine([agent]) as engine:
+        scheduler = Scheduler(engine, [Schedule(agent, cron="0 7 * * *", id="daily")], runs=tmp_path / place)
+        with pytest.raises(JournalError, match="cannot be used to remember schedules: file is not a database"):
+            await scheduler.tick(at("2026-05-01T00:00"))
+        book.unlink()
+        await ticked(scheduler, at("2026-05-01T00:00"))
+
+        assert ["daily-20260501T070000Z"] == await ticked(scheduler, at("2026-05-01T07:00"))
+
+
+def test_two_tables_are_all_that_a_database_of_runs_gets(tmp_path: Path) -> None:
+    ScheduleBook(tmp_path / "runs.db").passed({"s": "x"}, at("2026-05-01T00:00"))
+    with sqlite3.connect(tmp_path / "runs.db") as database:
+        found = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    database.close()
+
+    assert {"schedules", "schedule_times"} == found
+    assert [] == SqliteJournal(tmp_path / "runs.db").runs()
+
+
+def test_a_look_makes_nothing(tmp_path: Path) -> None:
+    schedule = Schedule(agent, cron="0 7 * * *", id="daily")
+    for place in (tmp_path / "runs", tmp_path / "runs.db"):
+        stand = standings([schedule], runs=place, now=at("2026-05-01T08:00"))[0]
+
+        assert (at("2026-05-02T07:00"), None, 0) == (stand.next, stand.last, stand.missed)
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_the_newest_thousand_times_are_remembered(tmp_path: Path) -> None:
+    book = ScheduleBook(tmp_path)
+    begin = at("2026-05-01T00:00")
+    book.passed({"s": "x"}, begin)
+    with book._writing() as database:
+        rows = [("s", int((begin + n * HOUR).timestamp()), f"s-{n}", 0, "completed") for n in range(1, 1_500)]
+        database.executemany(
+            "INSERT INTO schedule_times (schedule, at, run, missed, status) VALUES (?, ?, ?, ?, ?)", rows
+        )
+    book.claim("s", begin + 1_500 * HOUR, run="s-1500")
+    with book._reading() as database:
+        kept = database.execute("SELECT count(*), min(run) FROM schedule_times").fetchone()
+
+    assert 1_001 == kept[0]
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_ids_are_unique_and_agents_known_before_anything_comes(tmp_path: Path) -> None:
+    daily = Schedule(agent, cron="0 7 * * *", id="daily")
+    with Engine([agent]) as engine:
+        with pytest.raises(DefinitionError, match="two schedules have the id 'daily'"):
+            Scheduler(engine, [daily, Schedule(agent, cron="0 8 * * *", id="daily")], runs=tmp_path)
+        with pytest.raises(AgentError, match="nobody"):
+            Scheduler(engine, [Schedule("nobody", cron="0 7 * * *")], runs=tmp_path)
+        with pytest.raises(DefinitionError, match="at_once"):
+            Scheduler(engine, [daily], runs=tmp_path, at_once=0)
+        with pytest.raises(DefinitionError, match="Schedule objects, not 'daily'"):
+            Scheduler(engine, ["daily"], runs=tmp_path)
+
+
+# --- the loop ---------------------------------------------------------------------------------------------------------
+
+
+async def until(condition: Any) -> None:
+    # How long it takes is nobody's promise.
+    async with asyncio.timeout(50):
+        while not condition():  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.spec("waiting:WT27")
+async def test_in_the_background_times_are_waited_for_and_a_change_is_noticed(tmp_path: Path) -> None:
+    clock = HandClock(at("2026-05-01T06:59:30"))
+    async with Engine([agent]) as engine:
+        scheduler = Scheduler(engine, [Schedule(agent, cron="0 7 * * *", id="daily")], runs=tmp_path, clock=clock)
+        async with scheduler:
+            await until(lambda: clock.asleep)
+            assert 30.0 == clock.sleeps[0]
+            await clock.set(at("2026-05-01T07:00"))
+            await until(lambda: names(tmp_path))
+            await scheduler.finished()
+            scheduler.replace([*scheduler.schedules, Schedule(agent, cron="* * * * *", id="minutely")])
+            # Who begins to sleep when the clock was set already, for as long as it meant to before, sleeps too long.
+            await until(lambda: "minutely" in scheduler.book.told() and clock.asleep)
+            await clock.set(at("2026-05-01T07:01"))
+            await until(lambda: len(names(tmp_path)) == 2)
+            await scheduler.finished()
+
+    assert ["daily-20260501T070000Z", "minutely-20260501T070100Z"] == names(tmp_path)
+    assert 60.0 >= max(clock.sleeps)
+
+
+async def test_a_broken_book_does_not_end_the_loop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock = HandClock(at("2026-05-01T06:59"))
+    (tmp_path / ".schedules.db").write_bytes(b"no database " * 100)
+    async with Engine([agent]) as engine:
+        scheduler = Scheduler(engine, [Schedule(agent, cron="0 7 * * *", id="daily")], runs=tmp_path, clock=clock)
+        async with scheduler:
+            await until(lambda: "cannot be used to remember schedules" in caplog.text)
+            (tmp_path / ".schedules.db").unlink()
+            scheduler.replace(scheduler.schedules)
+            await until(lambda: "daily" in scheduler.book.told())
+            await clock.set(at("2026-05-01T07:00"))
+            scheduler.replace(scheduler.schedules)
+            await until(lambda: names(tmp_path))
+            await scheduler.finished()
+
+    assert ["daily-20260501T070000Z"] == names(tmp_path)
+
+
+async def test_whatever_goes_wrong_with_a_look_the_next_one_comes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = HandClock(at("2026-05-01T06:59"))
+    async with Engine([agent]) as engine:
+        scheduler = Scheduler(engine, [Schedule(agent, cron="0 7 * * *", id="daily")], runs=tmp_path, clock=clock)
+        monkeypatch.setattr(scheduler.book, "passed", lambda *_: 1 / 0)
+        async with scheduler:
+            await until(lambda: "they are looked at again" in caplog.text)
+            monkeypatch.undo()
+            scheduler.replace(scheduler.schedules)
+            await until(lambda: "daily" in scheduler.book.told() and clock.asleep)
+            await clock.set(at("2026-05-01T07:00"))
+            await until(lambda: names(tmp_path))
+            await scheduler.finished()
+
+    assert ["daily-20260501T070000Z"] == names(tmp_path)
+
+
+def test_what_was_started_can_be_counted_from_the_book_alone(tmp_path: Path) -> None:
+    book = ScheduleBook(tmp_path)
+    book.passed({"s": "x"}, at("2026-05-01T00:00"))
+    for hour in (1, 2):
+        book.claim("s", at("2026-05-01T00:00") + hour * HOUR, run=f"s-{hour}")
+    book.mark("s", at("2026-05-01T02:00"), "failed", "it broke")
+
+    told = book.told()["s"]
+    assert (at("2026-05-01T02:00"), "failed", "it broke") == (told.last.at, told.last.status, told.last.error)
+    assert ["s-1"] == [ran.run for ran in book.claimed()]

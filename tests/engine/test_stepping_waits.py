@@ -1,0 +1,349 @@
+"""
+`engine.stepper` and what walks by it, on runs that wait: children in the background, races, messages, times.
+
+What each place has is compared with the record; what the walk comes to, with the run itself.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import (
+    STEP,
+    AgentCall,
+    AgentDefinition,
+    Cancel,
+    Engine,
+    Limits,
+    Perform,
+    Race,
+    Receive,
+    RunResult,
+    RunStatus,
+    Sleep,
+    Start,
+    Tell,
+    Wait,
+)
+from stepengine.errors import JournalError, ReplayDivergence
+from stepengine.journal import FileJournal, Journal, MemoryJournal, diff
+from stepengine.journal.records import Result, shown_address
+from stepengine.journal.show import render, run_tree
+from stepengine.judging import debug, render_run
+from stepengine.judging.viewing.payload import RunView, Texts
+from stepengine.judging.viewing.walking import walk
+from stepengine.testing import ScriptedModel, text
+
+
+def waiting(ctx: Any) -> Any:
+    return (yield from Receive("never"))
+
+
+def working(ctx: Any) -> Any:
+    order = yield from Receive("order")
+    kept = yield from Perform(int, order)
+    yield from Sleep(0.001)
+    return kept * 2
+
+
+def shouting(ctx: Any) -> Any:
+    said = yield from Perform(str, ctx.prompt)
+    yield STEP
+    return said.upper()
+
+
+def leading(ctx: Any) -> Any:
+    a, b, c = yield from Start(AgentCall("worker", "a"), AgentCall("shouter", "b"), AgentCall("waiter", "c"))
+    yield from Tell(a, 21, topic="order")
+    won = yield from Race(Sleep(5), Perform(str, "won"), AgentCall("waiter", "d"))
+    waited = yield from Wait(a, b)
+    message = yield from Receive("go", timeout=5)
+    gone = yield from Cancel(c, reason="enough")
+    yield from Sleep(0.001)
+    yield STEP
+    return [waited[a].output, waited[b].output, message, gone.status.value, won[1]]
+
+
+KIDS = [
+    AgentDefinition("waiter", handle_steps=waiting),
+    AgentDefinition("worker", handle_steps=working),
+    AgentDefinition("shouter", model="m/x", handle_steps=shouting),
+]
+OUTPUT = [42, "B", {"n": 1}, "cancelled", "won"]
+
+
+def leader(handle: Any = leading) -> AgentDefinition[Any]:
+    return AgentDefinition("leader", model="m/x", spawnable_agents=KIDS, handle_steps=handle)
+
+
+def engine_of(*agents: AgentDefinition[Any]) -> Engine:
+    return Engine(agents or [leader()], models=ScriptedModel(lambda _: text("fine", cost="0.01")))
+
+
+async def recorded(journal: Journal) -> RunResult:
+    async with engine_of() as engine, engine.start("leader", "go", journal=journal) as handle:
+        handle.post("go", {"n": 1})
+        return await handle.result()
+
+
+@pytest.fixture(params=["as it came", "in order of addresses"])
+def journal(request: pytest.FixtureRequest) -> MemoryJournal:
+    return MemoryJournal(stable=request.param != "as it came")
+
+
+def _address(shown: str) -> tuple[str, int]:
+    path, _, seq = shown.rpartition("#")
+    return path, int(seq)
+
+
+def ends_of(journal: Journal) -> list[str]:
+    """
+    The addresses of all results, that of the root run apart, as they stand in the journal.
+    """
+    results = [r for r in journal.history().records if type(r) is Result]
+    return [shown_address(r.path, r.seq) for r in results if (r.path, r.seq) != ("", -1)]
+
+
+# --- the walk -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("judging:JG3", "waiting:WT4")
+async def test_each_result_of_each_run_is_one_position_and_the_walk_comes_to_the_recorded_end(
+    journal: MemoryJournal,
+) -> None:
+    result = await recorded(journal)
+
+    with engine_of().stepper(journal) as stepper:
+        moments = list(stepper.moments())
+        finished = stepper.finished
+
+    assert OUTPUT == result.output
+    assert [*ends_of(journal), ""] == [moment.address for moment in moments]
+    history = journal.history()
+    for moment in moments[:-1]:
+        assert moment.effect is not None
+        path, _, seq = moment.address.rpartition("#")
+        assert history.outcome(history.results[path, int(seq)]) == moment.outcome
+    assert finished is not None
+    assert (OUTPUT, RunStatus.COMPLETED) == (finished.output, finished.status)
+    assert result.spending == finished.spending
+
+
+@pytest.mark.spec("judging:JG3", "judging:JG4")
+async def test_each_place_is_the_same_from_the_start_as_on_the_way(journal: MemoryJournal) -> None:
+    await recorded(journal)
+
+    def told(moment: Any) -> Any:
+        values = moment.frames[0].locals if moment.frames else {}
+        return moment.address, moment.asked, moment.location, sorted(values), moment.step, moment.agent_id
+
+    with engine_of().stepper(journal) as stepper:
+        straight = [told(moment) for moment in stepper.moments()]
+        for address, expected in zip(ends_of(journal), straight, strict=False):
+            path, _, seq = address.rpartition("#")
+            with stepper.anew() as other:
+                position = other.position_of(path, int(seq))
+                assert position is not None
+                other.go(position)
+
+                assert expected == told(other.moment())
+
+
+@pytest.mark.spec("judging:JG4")
+async def test_inside_of_a_child_in_the_background_are_its_own_variables(journal: MemoryJournal) -> None:
+    await recorded(journal)
+
+    with debug(engine_of(), journal) as one:
+        inner = one.goto("0#2")
+        assert ({"order": 21, "kept": 21}, "worker") == (
+            {k: v for k, v in inner.frames[0].locals.items() if k != "ctx"},
+            inner.agent_id,
+        )
+        assert "42" == one.evaluate("kept * 2")
+        one.goto("0#-1")
+        assert "the end of agent worker in the background" == one.moment().asked
+        assert not one.moment().frames
+        cancelled = one.goto("2#-1")
+        assert "waiting" == cancelled.frames[0].function
+        told = one.goto("#7")
+        assert ["a", "b", "c", "ctx", "won"] == sorted(k for k in told.frames[0].locals if k != "self")
+        one.to(one.into("0"))
+        assert "0#" == one.moment().address[:2]
+        one.out()
+        assert "#0" == one.goto("#0").address
+
+
+# --- ends that nobody waited for ------------------------------------------------------------------------------------
+
+
+def below(ctx: Any) -> Any:
+    yield STEP
+    yield from Receive("never")
+
+
+def between(ctx: Any) -> Any:
+    yield from Start(AgentCall("below", "b"))
+    yield from Perform(str, "m")
+    yield from Receive("never")
+
+
+def races(ctx: Any) -> Any:
+    got = yield from Race(AgentCall("between", "m"), Sleep(0.05))
+    return got[0]
+
+
+def cancels(ctx: Any) -> Any:
+    ref = yield from Start(AgentCall("between", "m"))
+    yield from Sleep(0.05)
+    return (yield from Cancel(ref)).status.value
+
+
+def leaves(ctx: Any) -> Any:
+    yield from Start(AgentCall("between", "m"))
+    yield from Sleep(0.05)
+    return "left"
+
+
+def leaves_at_once(ctx: Any) -> Any:
+    yield from Start(AgentCall("between", "m"))
+    return "left"
+
+
+def fails(ctx: Any) -> Any:
+    yield from Start(AgentCall("between", "m"))
+    yield from Sleep(0.05)
+    raise ValueError("over")
+
+
+def loses_patience(ctx: Any) -> Any:
+    refs = yield from Start(AgentCall("between", "m"), AgentCall("below", "b"))
+    waited = yield from Wait(*refs, timeout=0.05)
+    return len(waited.open)
+
+
+def steps_on(ctx: Any) -> Any:
+    yield from Start(AgentCall("between", "m"))
+    while True:
+        yield STEP
+
+
+@pytest.mark.spec("judging:JG3", "waiting:WT4")
+@pytest.mark.parametrize("handle", [races, cancels, leaves, leaves_at_once, fails, loses_patience, steps_on])
+async def test_what_ends_with_the_run_around_it_has_the_recorded_end_and_price(
+    handle: Any, journal: MemoryJournal
+) -> None:
+    middle = AgentDefinition("between", spawnable_agents=["below"], handle_steps=between)
+    agents = [
+        AgentDefinition("leader", model="m/x", spawnable_agents=["between", "below"], handle_steps=handle),
+        middle,
+        AgentDefinition("below", model="m/x", handle_steps=below),
+    ]
+    async with engine_of(*agents) as engine:
+        result = await engine.run("leader", "go", journal=journal, limits=Limits(max_steps=3))
+        again = await engine.replay(journal)
+        with engine.stepper(journal) as stepper:
+            moments = list(stepper.moments())
+            finished = stepper.finished
+
+    assert len(ends_of(journal)) + 1 == len(moments)
+    assert finished is not None
+    assert (result.status, result.output, result.spending) == (finished.status, finished.output, finished.spending)
+    assert again.status is result.status
+
+
+async def test_where_a_run_is_suspended_the_walk_stands_at_what_it_waits_for() -> None:
+    def parent(ctx: Any) -> Any:
+        ref = yield from Start(AgentCall("waiter", "w"))
+        yield from Wait(ref)
+
+    journal = MemoryJournal()
+    async with engine_of(leader(parent)) as engine:
+        result = await engine.run("leader", "go", journal=journal)
+        with engine.stepper(journal) as stepper:
+            moments = list(stepper.moments())
+
+    assert RunStatus.SUSPENDED is result.status
+    assert ["#0", "0#0"] == [moment.address for moment in moments]
+    assert ("message on never", None) == (moments[-1].asked, moments[-1].outcome)
+
+
+async def test_another_child_than_the_recorded_one_is_where_the_walk_ends() -> None:
+    journal = MemoryJournal()
+    await recorded(journal)
+
+    def other(ctx: Any) -> Any:
+        order = yield from Receive("order")
+        kept = yield from Perform(int, order)
+        yield from Sleep(0.001)
+        return kept * 3
+
+    kids = [AgentDefinition("worker", handle_steps=other) if kid.id == "worker" else kid for kid in KIDS]
+    changed = AgentDefinition("leader", model="m/x", spawnable_agents=kids, handle_steps=leading)
+    with engine_of(changed).stepper(journal) as stepper, pytest.raises(ReplayDivergence) as raised:
+        list(stepper.moments())
+
+    assert "0#-1" == raised.value.address
+    assert "/output" in [pointer for pointer, *_ in raised.value.diff]
+
+
+# --- what walks by it, and what tells the record --------------------------------------------------------------------
+
+
+async def test_show_tells_each_wait_and_where_children_in_the_background_ended(journal: MemoryJournal) -> None:
+    await recorded(journal)
+
+    told = render(run_tree(journal))
+
+    for said in ("sleep 5 s", "receive go", "receive never", "wait 0, 1", "tell 0", "cancel 2", "RaceLost"):
+        assert said in told
+
+
+async def test_the_page_has_a_row_for_each_wait_and_the_lines_of_all_handlers(journal: MemoryJournal) -> None:
+    await recorded(journal)
+    walked = RunView(Texts(), "run.jsonl")
+    walked.take(journal.history())
+
+    told = walk(engine_of().stepper(journal), walked)
+
+    assert "" == told.missing
+    addresses = ("#0", "#3", "#7", "#8", "#9", "#10", "0#0", "0#1", "0#2", "1#0")
+    assert not [shown for shown in addresses if walked.lead[_address(shown)] not in told.locals]
+    assert render_run(journal)
+
+
+@pytest.mark.spec("replay:D13")
+async def test_two_recordings_of_it_in_order_of_addresses_do_not_differ() -> None:
+    first, again = MemoryJournal(stable=True), MemoryJournal(stable=True)
+    for one in (first, again):
+        await recorded(one)
+
+    for path in ("0", "1", "2"):
+        told = [address for address in ends_of(first) if address.startswith(f"{path}#")]
+        assert f"{path}#-1" == told[-1]
+    assert not [c for c in diff(first, again).changes if c.a not in ("#8", "")]
+
+
+@pytest.mark.spec("waiting:WT4")
+async def test_a_fork_after_any_result_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    journal = FileJournal(tmp_path / "a.jsonl")
+    await recorded(journal)
+
+    for address in ends_of(journal):
+        if address.endswith("#-1"):
+            with pytest.raises(JournalError, match="no effect"):
+                await engine_of().fork(journal, at=address)
+            continue
+        into = MemoryJournal()
+        async with engine_of() as engine:
+            result = await engine.fork(journal, at=address, into=into, allow_repeat=True)
+            if result.status is RunStatus.SUSPENDED:
+                await engine.post(into, "go", {"n": 1})
+                result = await engine.resume(into)
+            with engine.stepper(into) as stepper:
+                moments = list(stepper.moments())
+
+        assert (RunStatus.COMPLETED, OUTPUT) == (result.status, result.output), (address, result.error)
+        assert len(ends_of(into)) + 1 == len(moments)

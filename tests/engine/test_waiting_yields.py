@@ -1,0 +1,281 @@
+"""
+Sleep, children in the background and races: what a handler gets of them, and what is left of them after a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import (
+    AgentCall,
+    AgentDefinition,
+    Ask,
+    Cancel,
+    Engine,
+    Perform,
+    Race,
+    Receive,
+    RunStatus,
+    Sleep,
+    Start,
+    Tell,
+    Wait,
+)
+from stepengine.errors import BadYield
+from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal
+from stepengine.testing import Clock
+
+HOUR = timedelta(hours=1)
+
+
+def agent(handle: Any, *children: AgentDefinition[Any], id: str = "lead") -> AgentDefinition[Any]:
+    return AgentDefinition(id, handle_steps=handle, spawnable_agents=children)
+
+
+def listens(ctx: Any) -> Any:
+    return (yield from Receive("go"))
+
+
+def asks(ctx: Any) -> Any:
+    return (yield from Ask("Go?", options=("yes", "no")))
+
+
+def fails(ctx: Any) -> Any:
+    yield from Receive("go")
+    msg = "no"
+    raise ValueError(msg)
+
+
+def sleeps(ctx: Any) -> Any:
+    yield from Sleep(HOUR)
+
+
+sleeping = agent(sleeps, id="sleeping")
+first, second = agent(listens, id="first"), agent(listens, id="second")
+failing, asking = agent(fails, id="failing"), agent(asks, id="asking")
+
+
+# --- Sleep ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("waiting:WT1")
+async def test_a_sleep_ends_at_one_date_however_often_it_is_resumed_and_tells_how_late_it_woke() -> None:
+    def handle(ctx: Any) -> Any:
+        yield from Sleep(HOUR)
+        return (yield from Sleep(until=ctx.now() - timedelta(minutes=1))).isoformat()
+
+    clock, journal, lead = Clock(waits=True), MemoryJournal(), agent(handle)
+    begun = clock.now()
+    async with Engine([lead], clock=clock) as engine:
+        wakes = [(await engine.run(lead, journal=journal)).wakes_at]
+        for _ in range(2):
+            clock.advance(minutes=20)
+            wakes.append((await engine.resume(journal)).wakes_at)
+        clock.advance(minutes=50)
+        result = await engine.resume(journal)
+        replayed = await engine.replay(journal)
+
+    assert [begun + HOUR] * 3 == wakes
+    assert (begun + timedelta(minutes=90)).isoformat() == result.output
+    assert result == replayed
+
+
+@pytest.mark.spec("waiting:WT1")
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"seconds": -1},
+        {"until": datetime(2026, 3, 2)},  # noqa: DTZ001
+        {},
+        {"seconds": 1, "until": datetime(2026, 3, 2)},  # noqa: DTZ001
+        {"until": datetime.max.replace(tzinfo=UTC)},
+        {"until": datetime.max.replace(tzinfo=timezone(timedelta(hours=-12)))},
+    ],
+    ids=["negative", "naive", "neither", "both", "the end of the calendar", "that elsewhere"],
+)
+async def test_a_sleep_that_says_no_time_is_refused_at_the_yield(given: Any) -> None:
+    def handle(ctx: Any) -> Any:
+        try:
+            yield from Sleep(**given)
+        except BadYield:
+            return "refused"
+
+    lead = agent(handle)
+    async with Engine([lead], clock=Clock()) as engine:
+        assert "refused" == (await engine.run(lead)).output
+
+
+# --- children in the background -------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("waiting:WT3", "waiting:WT4")
+async def test_children_are_told_in_the_order_in_which_they_ended_and_the_same_again() -> None:
+    def handle(ctx: Any) -> Any:
+        one, two, three = yield from Start(AgentCall(first), AgentCall(second), AgentCall(failing))
+        told = [(yield from Tell(two, 2, topic="go"))]
+        yield from Wait(two)
+        yield from Tell(three, 3, topic="go")
+        yield from Wait(three)
+        told.append((yield from Tell(two, 4, topic="go")))
+        told.append((yield from Tell(one, 1, topic="go")))
+        waited = yield from Wait(one, two, three)
+        again = yield from Wait(two, one, three)
+        assert again == waited
+        return [told, [child.agent_id for child in waited.done], [child.status.value for child in waited.done]]
+
+    lead, journal = agent(handle, first, second, failing), MemoryJournal()
+    # A clock by which time passes, so that no two of them end at once.
+    async with Engine([lead], clock=Ticking()) as engine:
+        result = await engine.run(lead, journal=journal)
+        replayed = await engine.replay(journal)
+
+    expected = [[True, False, True], ["second", "failing", "first"], ["completed", "failed", "completed"]]
+    assert expected == result.output
+    assert result == replayed
+
+
+class Ticking(Clock):
+    """A clock by which a millisecond passes whenever it is read."""
+
+    def now_ms(self) -> int:
+        self.advance(seconds=0.001)
+        return super().now_ms()
+
+
+@pytest.mark.spec("waiting:WT3")
+@pytest.mark.parametrize("how", ["returns", "fails"])
+@pytest.mark.parametrize("kind", [MemoryJournal, FileJournal, SqliteJournal])
+async def test_what_is_at_work_when_its_parent_ends_is_ended_with_it_and_its_question_goes(
+    how: str, kind: Any, tmp_path: Path
+) -> None:
+    def handle(ctx: Any) -> Any:
+        # A journal in a file takes a moment for each of them, in which every other run there is may wait.
+        for child in (sleeping, asking, sleeping):
+            yield from Start(AgentCall(child))
+        yield from Perform(len, "x")
+        if how == "fails":
+            msg = "no"
+            raise ValueError(msg)
+        return "done"
+
+    lead, journal = agent(handle, sleeping, asking), kind(*[tmp_path / "run"] * (kind is not MemoryJournal))
+    async with Engine([lead]) as engine:
+        result = await engine.run(lead, journal=journal)
+
+    assert result.status is (RunStatus.COMPLETED if how == "returns" else RunStatus.FAILED)
+    assert [RunStatus.CANCELLED] * 3 == [child.status for child in result.children]
+    assert () == result.pending_questions == result.waits_for
+    assert {"0", "1", "2"} == {path for path, seq in journal.history().results if seq == -1 and path}
+
+
+@pytest.mark.spec("waiting:WT3")
+async def test_a_child_is_waited_for_when_its_parent_returns_and_ended_when_that_says_so() -> None:
+    def handle(ctx: Any) -> Any:
+        kept = yield from Start(AgentCall(first), on_return="wait")
+        other = yield from Start(AgentCall(second))
+        ended = yield from Cancel(other, "enough")
+        yield from Tell(kept, "late", topic="go")
+        return [ended.status.value, str(ended.error)]
+
+    lead = agent(handle, first, second)
+    async with Engine([lead], clock=Clock(waits=True)) as engine:
+        result = await engine.run(lead)
+
+    assert ["cancelled", "enough"] == result.output
+    assert {"first": "late", "second": None} == {child.agent_id: child.output for child in result.children}
+
+
+@pytest.mark.spec("waiting:WT3")
+async def test_a_replay_counts_no_child_that_was_stopped_before_it_began() -> None:
+    async def stubborn() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+
+    def handle(ctx: Any) -> Any:
+        yield from Perform(stubborn)
+        yield from AgentCall(first)
+
+    def start(ctx: Any) -> Any:
+        yield from Start(AgentCall(kid))
+        yield from Perform(asyncio.sleep, 0.05)
+
+    kid = agent(handle, first, id="kid")
+    lead, journal = agent(start, kid), MemoryJournal()
+    async with Engine([lead]) as engine:
+        result = await engine.run(lead, journal=journal)
+        replayed = await engine.replay(journal)
+
+    assert result.spending.by_agent.keys() == {"lead", "kid"} == replayed.spending.by_agent.keys()
+    assert result == replayed
+
+
+# --- races ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("waiting:WT5")
+async def test_a_race_that_goes_on_has_all_its_members_before_the_run_counts_as_one_that_only_waits(
+    tmp_path: Path,
+) -> None:
+    """
+    The process died when only the sleeper had begun. The others begin now, and a journal in a file takes a moment for that.
+    """
+
+    def rests(ctx: Any) -> Any:
+        yield from Perform(len, "")
+        yield from Perform(len, "")
+        yield from Sleep(HOUR)
+
+    def handle(ctx: Any) -> Any:
+        yield from Start(AgentCall(child))  # comes to rest when the others are about to begin
+        yield from Perform(asyncio.sleep, 0.1)
+        return (yield from Race(Sleep(HOUR), Perform(len, "abc")))[0]
+
+    child = agent(rests, id="child")
+    lead, path = agent(handle, child), tmp_path / "run.jsonl"
+    async with Engine([lead]) as engine:
+        assert 1 == (await engine.run(lead, journal=path)).output
+        lines = path.read_bytes().splitlines(keepends=True)
+        begun = [n for n, line in enumerate(lines) if b'"Wakes"' in line][1]
+        path.write_bytes(b"".join(lines[: begun + 1]))
+        result = await engine.resume(path)
+
+    history = FileJournal(path).history()
+    assert (RunStatus.COMPLETED, 1) == (result.status, result.output)
+    # Who is suspended has no result, also where the run goes on then.
+    assert {("0", 2)} == history.intents.keys() - history.results.keys()
+
+
+@pytest.mark.spec("waiting:WT5")
+async def test_who_lost_a_race_is_not_done_again_wherever_the_process_died_after_it_was_won() -> None:
+    """
+    The record is cut after each of its lines behind the winner's result, as a crash leaves it.
+    """
+    begun: list[str] = []
+
+    async def slow(name: str) -> str:
+        begun.append(name)
+        await asyncio.sleep(60)
+        return name
+
+    def handle(ctx: Any) -> Any:
+        won = yield from Race(Perform.idempotent(slow, "loser"), AgentCall(second), Perform(len, "four"))
+        yield from Perform.idempotent(len, "x")
+        return won
+
+    lead, journal = agent(handle, second), MemoryJournal()
+    async with Engine([lead]) as engine:
+        result = await engine.run(lead, journal=journal)
+    won_at = next(n for n, line in enumerate(journal.lines()) if b'"kind":"result"' in line and b'"seq":2' in line)
+    for cut in range(won_at + 1, len(journal.lines())):
+        begun.clear()
+        async with Engine([lead]) as engine:
+            again = await engine.resume(MemoryJournal(journal.lines()[:cut]))
+        assert (2, 4) == result.output == again.output
+        assert [] == begun
+        assert [RunStatus.CANCELLED] == [child.status for child in again.children]

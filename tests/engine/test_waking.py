@@ -1,0 +1,1128 @@
+"""
+Runs that sleep: what reaches them from whoever does not hold them, who wakes them, and what is noted so that nobody is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import (
+    STEP,
+    AgentCall,
+    AgentDefinition,
+    Engine,
+    Perform,
+    Receive,
+    RunResult,
+    RunStatus,
+    Sleep,
+    ToolCall,
+    tool,
+)
+from stepengine.data.yields import Ask, Parallel, Start, Tell, Wait
+from stepengine.engine.waking import Waker, Woken
+from stepengine.errors import (
+    BadYield,
+    DefinitionError,
+    InputError,
+    JournalError,
+    JournalLocked,
+    JournalMissing,
+    StepEngineError,
+)
+from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal
+from stepengine.journal.journaled_run import JournaledRun
+from stepengine.journal.mailbox import FileMailbox, Letter
+from stepengine.journal.sleeping import index_of, sleepers
+from stepengine.journal.waking import WAKING
+from stepengine.runtime.mail import Message
+from stepengine.testing import ScriptedModel, text
+
+HOUR = 3600.0
+
+
+def agent(handle: Callable[[Any], Any], id: str = "napper") -> AgentDefinition:
+    return AgentDefinition(id, handle_steps=handle)
+
+
+def receives(ctx: Any) -> Any:
+    got = yield from Receive("go", timeout=HOUR)
+    return got
+
+
+def sleeps(ctx: Any) -> Any:
+    yield from Sleep(seconds=float(ctx.prompt or HOUR))
+    return "woke"
+
+
+def asks(ctx: Any) -> Any:
+    answer = yield from Ask("Ship it?", options=["yes", "no"])
+    return answer
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """
+    Wait until something holds that another thread, or the disk, says.
+    """
+    while not holds():  # noqa: ASYNC110 - it has no event
+        await asyncio.sleep(0.01)
+
+
+class Clock:
+    """
+    A date that is set.
+    """
+
+    def __init__(self, ahead: timedelta = timedelta()) -> None:
+        self.ahead = ahead
+
+    def now(self) -> datetime:
+        return datetime.now(UTC) + self.ahead
+
+    def now_ms(self) -> int:
+        return int(time.monotonic() * 1000)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class StandingClock(Clock):
+    """
+    A date that is set, and stands still until it is set again.
+    """
+
+    def __init__(self, ahead: timedelta = timedelta()) -> None:
+        super().__init__(ahead)
+        self.begun = datetime.now(UTC).replace(microsecond=0)
+
+    def now(self) -> datetime:
+        return self.begun + self.ahead
+
+
+@pytest.fixture(params=["file", "database", "memory"])
+def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Journal:
+    if request.param == "memory":
+        return MemoryJournal()
+    return FileJournal(tmp_path / "a.jsonl") if request.param == "file" else SqliteJournal(tmp_path / "runs.db", "a")
+
+
+# --- letters --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("waiting:WT2")
+async def test_a_message_to_a_suspended_run_is_there_when_it_goes_on(journal: Journal) -> None:
+    """
+    It is taken in by the next process, once, and the replay of the whole is equal.
+    """
+    async with Engine([agent(receives)]) as engine:
+        first = await engine.run("napper", journal=journal)
+        new = [await engine.post(journal, "go", {"n": 1}, id="one") for _ in range(2)]
+        second = await engine.resume(journal)
+        again = await engine.replay(journal)
+
+    assert [True, False] == new
+    assert (RunStatus.SUSPENDED, "message", "go") == (first.status, first.waits_for[0].kind, first.waits_for[0].topic)
+    assert {"n": 1} == second.output == again.output
+    assert 1 == sum(i.input.get("type") == "Message" for i in journal.history().inputs)
+    assert again.journal is not None
+    assert journal.content() == again.journal.content()
+
+
+@pytest.mark.spec("waiting:WT2")
+async def test_messages_come_in_order_and_one_for_another_topic_waits(journal: Journal) -> None:
+    def three(ctx: Any) -> Any:
+        first = yield from Receive("b")
+        second = yield from Receive("a")
+        third = yield from Receive("a")
+        return [first, second, third]
+
+    async with Engine([agent(three)]) as engine:
+        await engine.run("napper", journal=journal)
+        for n in range(3):
+            await engine.post(journal, "a", n)
+        waits = await engine.resume(journal)
+        await engine.post(journal, "b", "now")
+        result = await engine.resume(journal)
+
+    assert ("b",) == tuple(one.topic for one in waits.waits_for)
+    assert ["now", 0, 1] == result.output
+    assert 4 == sum(i.input.get("type") == "Message" for i in journal.history().inputs)
+
+
+@pytest.mark.spec("waiting:WT2")
+async def test_a_message_reaches_a_run_that_waits_in_this_process_from_another_sender(tmp_path: Path) -> None:
+    """
+    The sender knows only the journal: the run looks into its mailbox while it waits.
+    """
+    journal = FileJournal(tmp_path / "a.jsonl")
+    async with (
+        Engine([agent(receives)], sleep_in_process=math.inf) as engine,
+        engine.start("napper", journal=journal, wait_for_answers=None) as handle,
+    ):
+        await until(lambda: journal.is_there() and journal.history().intents.get(("", 0)))
+        await asyncio.to_thread(journal.mailbox().post, Letter(kind="message", topic="go", value=3))
+        result = await asyncio.wait_for(handle.result(), 20)
+
+    assert 3 == result.output
+
+
+@pytest.mark.spec("waiting:WT2")
+@pytest.mark.parametrize("how", ["handle", "id", "engine"])
+async def test_what_is_posted_to_a_run_under_way_is_on_the_disk_and_delivered_at_once(tmp_path: Path, how: str) -> None:
+    journal = FileJournal(tmp_path / "a.jsonl")
+    async with (
+        Engine([agent(receives)]) as engine,
+        engine.start("napper", journal=journal, wait_for_answers=None) as handle,
+    ):
+        await asyncio.sleep(0)
+        began = time.monotonic()
+        # The run ends with what it receives on "go": until then it may be found by its id.
+        if how == "handle":
+            new = [handle.post("else", 2, id="x"), handle.post("else", 2, id="x"), handle.post("go", 3)]
+        else:
+            run: Any = handle if how == "engine" else handle.run_id
+            twice = [await engine.post(run, "else", 2, id="x"), await engine.post(run, "else", 2, id="x")]
+            new = [*twice, await engine.post(run, "go", 3)]
+        letter, _ = journal.mailbox().read()[0]
+        result = await handle.result()
+        took = time.monotonic() - began
+
+    assert [True, False, True] == new
+    assert ("x", 2) == (letter.id, letter.value)
+    assert 3 == result.output
+    assert 2 == sum(i.input.get("type") == "Message" for i in journal.history().inputs)
+    assert took < 5
+
+
+@pytest.mark.spec("waiting:WT2")
+async def test_a_message_to_a_run_that_is_not_recorded_lives_in_memory() -> None:
+    async with Engine([agent(receives)]) as engine, engine.start("napper") as handle:
+        await asyncio.sleep(0)
+        new = [handle.post("go", 3, id="x")]
+        result = await handle.result()
+        with pytest.raises(StepEngineError, match="has ended"):
+            handle.post("go", 4)
+
+    assert [True] == new
+    assert 3 == result.output
+
+
+@pytest.mark.spec("waiting:WT2")
+def test_synchronous_code_posts_too(tmp_path: Path) -> None:
+    with Engine([agent(receives)]) as engine:
+        engine.run_sync("napper", journal=tmp_path / "a.jsonl")
+
+        assert engine.post_sync(tmp_path / "a.jsonl", "go", 1)
+        assert 1 == engine.resume_sync(tmp_path / "a.jsonl").output
+
+
+@pytest.mark.spec("waiting:WT2")
+async def test_nobody_posts_to_what_is_no_topic_has_ended_or_is_not_there(journal: Journal) -> None:
+    async with Engine([agent(receives)]) as engine:
+        await engine.run("napper", journal=journal)
+        for topic in ("", "two words", "x" * 201, "é"):
+            with pytest.raises(BadYield):
+                await engine.post(journal, topic, 1)
+        with pytest.raises(InputError):
+            await engine.post(journal, "go", "x" * 1_048_577)
+        with pytest.raises(InputError):
+            await engine.post(journal, "go", 1, path="../x")
+        await engine.post(journal, "go", 1, id="one")
+        with pytest.raises(InputError, match="another letter with the id"):
+            await engine.post(journal, "go", 2, id="one")
+        await engine.resume(journal)
+        with pytest.raises(StepEngineError, match="has ended"):
+            await engine.post(journal, "go", 1)
+        with pytest.raises(JournalMissing, match="neither a run that is under way"):
+            await engine.post("no-such-run.jsonl", "go", 1)
+
+
+@pytest.mark.spec("waiting:WT2")
+async def test_nobody_posts_to_a_child_that_is_not_there(journal: Journal) -> None:
+    async with Engine([agent(receives)]) as engine:
+        await engine.run("napper", journal=journal)
+        for path in ("9", "9.9", "0.3"):
+            with pytest.raises(StepEngineError, match="there is no run at the path"):
+                await engine.post(journal, "go", 1, path=path)
+
+        assert [] == journal.mailbox().read()[0]
+        assert await engine.post(journal, "go", 1)
+        assert 1 == (await engine.resume(journal)).output
+
+
+def starts_late(ctx: Any) -> Any:
+    yield from Receive("begin")
+    child = yield from Start(AgentCall("napper"))
+    waited = yield from Wait(child)
+    return waited[child].output
+
+
+@pytest.mark.spec("waiting:WT2")
+@pytest.mark.parametrize("kind", ["message", "input", "cancel"])
+async def test_a_letter_to_a_run_that_never_begins_leaves_a_journal_whole(journal: Journal, kind: Any) -> None:
+    async with Engine([agent(receives)]) as engine:
+        await engine.run("napper", journal=journal)
+        topic = "go" if kind == "message" else ""
+        journal.mailbox().post(Letter(kind=kind, value="stray", path="9.9", topic=topic))
+        await engine.resume(journal)
+        await engine.post(journal, "go", 2)
+        result = await engine.resume(journal)
+
+    assert 2 == result.output
+    assert result == await Engine([agent(receives)]).replay(journal)
+
+
+@pytest.mark.spec("waiting:WT2")
+async def test_a_letter_that_comes_before_its_child_begins_is_there_when_it_does(journal: Journal) -> None:
+    lead = AgentDefinition("lead", handle_steps=starts_late, spawnable_agents=["napper"])
+    async with Engine([lead, agent(receives)]) as engine:
+        await engine.run("lead", journal=journal)
+        journal.mailbox().post(Letter(kind="message", value="early", path="1", topic="go", id="early"))
+        await engine.post(journal, "begin", None)
+        suspended = await engine.resume(journal)
+        result = await engine.resume(journal) if suspended.status is RunStatus.SUSPENDED else suspended
+        replayed = await engine.replay(journal)
+
+    assert "early" == result.output == replayed.output
+    assert 1 == sum(i.input.get("id") == "early" for i in journal.history().inputs)
+
+
+@pytest.mark.spec("waiting:WT2")
+async def test_a_message_to_a_run_that_never_begins_leaves_the_journal_of_one_under_way_whole(tmp_path: Path) -> None:
+    journal = FileJournal(tmp_path / "a.jsonl")
+    async with (
+        Engine([agent(receives)]) as engine,
+        engine.start("napper", journal=journal, wait_for_answers=None) as handle,
+    ):
+        await asyncio.sleep(0)
+        handle.post("go", 1, path="9.9")
+        handle.post("go", 2)
+        result = await handle.result()
+        replayed = await engine.replay(journal)
+
+    assert 2 == result.output == replayed.output
+
+
+@pytest.mark.spec("waiting:WT2")
+async def test_a_message_that_does_not_fit_the_schema_is_left_out_and_told_and_the_next_one_taken(
+    journal: Journal,
+) -> None:
+    def strict(ctx: Any) -> Any:
+        return (yield from Receive("go", schema={"type": "object", "required": ["n"]}))
+
+    async with Engine([agent(strict)]) as engine:
+        await engine.run("napper", journal=journal)
+        await engine.post(journal, "go", [1], id="bad")
+        still = await engine.resume(journal)
+        await engine.post(journal, "go", {"n": 1})
+        result = await engine.resume(journal)
+
+    assert RunStatus.SUSPENDED is still.status
+    assert any("'bad'" in warning and "does not fit" in warning for warning in still.warnings)
+    assert {"n": 1} == result.output
+    assert not any("does not fit" in warning for warning in result.warnings)
+
+
+@pytest.mark.spec("waiting:WT2")
+async def test_an_answer_by_letter_answers_the_question_that_was_left_open(journal: Journal) -> None:
+    async with Engine([agent(asks)]) as engine:
+        first = await engine.run("napper", journal=journal)
+        (question,) = first.pending_questions
+        box = journal.mailbox()
+        box.post(Letter(kind="answer", topic=question.id, value="perhaps"))
+        box.post(Letter(kind="answer", topic="q99", value="yes"))
+        left_out = await engine.resume(journal)
+        again = await engine.resume(journal)
+        box.post(Letter(kind="answer", topic=question.id, value="yes"))
+        result = await engine.resume(journal)
+
+    assert RunStatus.SUSPENDED is left_out.status
+    assert 2 == sum("was left out" in warning for warning in left_out.warnings)
+    assert not again.warnings
+    assert (RunStatus.COMPLETED, "yes") == (result.status, str(result.output))
+
+
+@pytest.mark.spec("waiting:WT2")
+async def test_an_answer_that_the_caller_gives_goes_before_one_by_letter(journal: Journal) -> None:
+    async with Engine([agent(asks)]) as engine:
+        first = await engine.run("napper", journal=journal)
+        journal.mailbox().post(Letter(kind="answer", topic=first.pending_questions[0].id, value="yes"))
+        result = await engine.resume(journal, answers={"Ship it?": "no"})
+
+    assert "no" == str(result.output)
+
+
+@pytest.mark.spec("waiting:WT2")
+async def test_an_answer_reaches_a_question_that_waits_and_one_that_was_left_open_in_the_same_process(
+    tmp_path: Path,
+) -> None:
+    """
+    The first handle keeps its question open; in the second run it was left open while a sleep of the same tree goes on.
+    """
+
+    def both(ctx: Any) -> Any:
+        answer, _ = yield from Parallel(Ask("Ship it?", options=["yes", "no"]), Sleep(seconds=2))
+        return str(answer)
+
+    one, two = FileJournal(tmp_path / "1.jsonl"), FileJournal(tmp_path / "2.jsonl")
+    async with Engine([agent(asks), agent(both, "both")]) as engine:
+        async with engine.start("napper", journal=one, wait_for_answers=None) as handle:
+            await until(lambda: handle.questions)
+            await asyncio.to_thread(
+                one.mailbox().post, Letter(kind="answer", topic=handle.questions[0].id, value="perhaps")
+            )
+            with pytest.raises(TimeoutError):  # that is no option
+                await asyncio.wait_for(handle.wait(), 1.5)
+            letter = Letter(kind="answer", topic=handle.questions[0].id, value="yes")
+            await asyncio.to_thread(one.mailbox().post, letter)
+            result = await asyncio.wait_for(handle.result(), 20)
+        async with engine.start("both", journal=two) as handle:
+            await until(lambda: two.is_there() and two.history().open_questions())
+            await asyncio.to_thread(two.mailbox().post, Letter(kind="answer", topic="q0", value="no"))
+            suspended = await handle.result()
+        gone_on = await engine.resume(two)
+
+    assert "yes" == str(result.output)
+    assert any("was left out" in warning for warning in result.warnings)
+    assert RunStatus.SUSPENDED is suspended.status
+    assert any("Answered" == i.input.get("type") for i in two.history().inputs)
+    assert RunStatus.COMPLETED is gone_on.status
+    assert "no" in str(gone_on.output)
+
+
+@pytest.mark.spec("waiting:WT2")
+async def test_a_permission_by_letter_is_not_believed_where_the_journal_is_somebody_elses(journal: Journal) -> None:
+    from stepengine import tool
+    from stepengine.permissions import Policy, Rule
+
+    ran: list[int] = []
+
+    @tool
+    def ship(n: int) -> str:
+        """Ship it."""
+        ran.append(n)
+        return "shipped"
+
+    def handle(ctx: Any) -> Any:
+        from stepengine import call
+
+        yield from call("ship", n=1)
+
+    shipper = AgentDefinition("shipper", tools=["ship"], handle_steps=handle)
+    async with Engine([shipper], [ship], permissions=Policy([Rule.ask_for_tool("ship")])) as engine:
+        first = await engine.run("shipper", journal=journal)
+        letter = Letter(kind="answer", topic=first.pending_questions[0].id, value="yes")
+        journal.mailbox().post(letter)
+        doubted = await engine.resume(journal, ask_again=True)
+        journal.mailbox().post(Letter(kind="answer", topic=first.pending_questions[0].id, value="yes"))
+        believed = await engine.resume(journal)
+
+    assert RunStatus.SUSPENDED is doubted.status
+    assert any("may be anybody" in warning for warning in doubted.warnings)
+    assert RunStatus.COMPLETED is believed.status
+    assert [1] == ran
+
+
+@pytest.mark.spec("waiting:WT2")
+async def test_a_cancel_by_letter_ends_the_run_once_and_it_can_be_gone_on_with(journal: Journal) -> None:
+    async with Engine([agent(receives)]) as engine:
+        await engine.run("napper", journal=journal)
+        journal.mailbox().post(Letter(kind="cancel", value="not needed"))
+        cancelled = await engine.resume(journal)
+        await engine.post(journal, "go", 1)
+        result = await engine.resume(journal)
+
+    assert RunStatus.CANCELLED is cancelled.status
+    assert any("not needed" in warning for warning in cancelled.warnings)
+    assert 1 == result.output
+
+
+@pytest.mark.spec("waiting:WT2")
+async def test_a_cancel_by_letter_ends_a_run_that_waits_in_this_process(tmp_path: Path) -> None:
+    journal = FileJournal(tmp_path / "a.jsonl")
+    async with Engine([agent(sleeps)]) as engine, engine.start("napper", "50", journal=journal) as handle:
+        await until(lambda: journal.is_there() and journal.history().intents.get(("", 0)))
+        await asyncio.to_thread(journal.mailbox().post, Letter(kind="cancel", value=""))
+        result = await asyncio.wait_for(handle.result(), 20)
+
+    assert RunStatus.CANCELLED is result.status
+
+
+@pytest.mark.spec("waiting:WT2")
+async def test_one_letter_cancels_once_however_many_wait_for_letters(tmp_path: Path) -> None:
+    """
+    A second order would cut the call that has its time to come to its end.
+    """
+    journal, ends = FileJournal(tmp_path / "a.jsonl"), list[str]()
+
+    @tool(category="write")
+    async def pay() -> str:
+        """Pay."""
+        await asyncio.sleep(0.5)
+        ends.append("paid")
+        return "paid"
+
+    def cancel() -> None:
+        journal.mailbox().post(Letter(kind="cancel", value="stop"))
+
+    def handle(ctx: Any) -> Any:
+        yield Perform(cancel)
+        yield Parallel(ToolCall("pay", {}), Receive("a"), Receive("b"))
+
+    async with Engine([AgentDefinition("lead", handle_steps=handle, tools=[pay])]) as engine:
+        result = await engine.run("lead", journal=journal)
+
+    assert RunStatus.CANCELLED is result.status
+    assert ["paid"] == ends
+    assert 1 == len(result.warnings), result.warnings
+
+
+@pytest.mark.spec("waiting:WT2")
+async def test_an_answer_by_letter_answers_once_however_many_look_for_letters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, is_sent, looks = FileJournal(tmp_path / "a.jsonl"), asyncio.Event(), itertools.count()
+    read = FileMailbox.read
+
+    def slow(box: FileMailbox, after: int = 0) -> Any:
+        found = read(box, after)
+        time.sleep(0.05 * next(looks))
+        return found
+
+    async def send() -> None:
+        await until(lambda: handle.questions)
+        letter = Letter(kind="answer", topic=handle.questions[0].id, value="yes")
+        await asyncio.to_thread(journal.mailbox().post, letter)
+        is_sent.set()
+
+    def looks_too(ctx: Any) -> Any:
+        yield Perform(is_sent.wait)
+        yield from Receive("nothing", timeout=0.1)
+
+    def lead(ctx: Any) -> Any:
+        answer, *_ = yield from Parallel(Ask("Ship it?"), Perform(send), *[AgentCall("looker") for _ in range(3)])
+        return str(answer)
+
+    monkeypatch.setattr(FileMailbox, "read", slow)
+    lead_agent = AgentDefinition("lead", handle_steps=lead, spawnable_agents=["looker"])
+    async with (
+        Engine([lead_agent, agent(looks_too, "looker")]) as engine,
+        engine.start("lead", journal=journal, wait_for_answers=None) as handle,
+    ):
+        result = await asyncio.wait_for(handle.result(), 20)
+
+    assert "yes" == result.output
+    assert not result.warnings
+
+
+@pytest.mark.spec("waiting:WT2")
+async def test_a_text_by_letter_is_said_to_the_run(journal: Journal) -> None:
+    def heard(ctx: Any) -> Any:
+        yield from Receive("go")
+        yield Perform(lambda: 1)
+
+    async with Engine([agent(heard)]) as engine:
+        await engine.run("napper", journal=journal)
+        journal.mailbox().post(Letter(kind="input", value="be quick"))
+        await engine.resume(journal)
+        await engine.post(journal, "go", 1)
+        result = await engine.resume(journal)
+        again = await engine.replay(journal)
+
+    assert ["be quick"] == [m.text for m in result.state.message_history]
+    assert result.state.message_history == again.state.message_history
+
+
+@pytest.mark.spec("waiting:WT2")
+async def test_letters_of_a_damaged_mailbox_are_told_and_the_run_is_whole(tmp_path: Path) -> None:
+    journal = FileJournal(tmp_path / "a.jsonl")
+    async with Engine([agent(receives)]) as engine:
+        await engine.run("napper", journal=journal)
+        for n in range(2):
+            await engine.post(journal, "go", n)
+        mail = tmp_path / "a.jsonl.mail"
+        mail.write_bytes(b"rubbish\n" + mail.read_bytes())
+        with pytest.raises(JournalError, match=r"a\.jsonl\.mail"):
+            await engine.resume(journal)
+        mail.unlink()
+        result = await engine.resume(journal)
+
+    assert RunStatus.SUSPENDED is result.status
+
+
+@pytest.mark.spec("waiting:WT20")
+async def test_what_a_parent_told_a_child_that_had_not_heard_it_is_there_after_a_crash(tmp_path: Path) -> None:
+    """
+    The child waits for a message, the parent tells it something; both are suspended and go on in another process.
+    """
+
+    def child(ctx: Any) -> Any:
+        yield from Receive("later")
+        step = yield STEP
+        return [m.text for m in step.agent_state.message_history if m.role == "user"]
+
+    def parent(ctx: Any) -> Any:
+        from stepengine import AgentCall
+
+        ref = yield from Start(AgentCall("child", "hello"))
+        yield from Tell(ref, "mind the gap")
+        done = yield from Wait(ref)
+        return done.done[0].output
+
+    journal = FileJournal(tmp_path / "a.jsonl")
+    whole = AgentDefinition("napper", spawnable_agents=["child"], handle_steps=parent)
+    async with Engine([whole, agent(child, "child")], models=ScriptedModel([text("ok")])) as engine:
+        first = await engine.run("napper", journal=journal)
+        where = next(one.path for one in first.waits_for if one.kind == "message")
+        await engine.post(journal, "later", None, path=where)
+        result = await engine.resume(journal)
+        again = await engine.replay(journal)
+
+    assert RunStatus.COMPLETED is result.status
+    assert 1 == result.output.count("mind the gap")
+    assert result.output == again.output
+
+
+# --- sleeping -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("waiting:WT20")
+async def test_a_short_sleep_is_waited_for_here_and_a_long_one_suspends(journal: Journal) -> None:
+    async with Engine([agent(sleeps)], sleep_in_process=0.5) as engine:
+        short = await engine.run("napper", "0.05", journal=MemoryJournal())
+    clock = StandingClock()
+    async with Engine([agent(sleeps)], sleep_in_process=0.5, clock=clock) as engine:
+        long = await engine.run("napper", "100", journal=journal)
+
+    assert (RunStatus.COMPLETED, "woke") == (short.status, short.output)
+    assert RunStatus.SUSPENDED is long.status
+    assert clock.begun + timedelta(seconds=100) == long.wakes_at
+    assert [("time", long.wakes_at)] == [(one.kind, one.wakes_at) for one in journal.history().waits()]
+
+
+@pytest.mark.spec("waiting:WT20")
+@pytest.mark.parametrize("seconds", [-1, True, "60", None, math.nan])
+def test_an_engine_sleeps_for_a_number_of_seconds(seconds: Any) -> None:
+    with pytest.raises(DefinitionError, match="sleep_in_process"):
+        Engine([], sleep_in_process=seconds)
+
+
+@pytest.mark.spec("waiting:WT20")
+async def test_now_ends_recorded_sleeps_and_patience_and_none_that_begins_after(journal: Journal) -> None:
+    def twice(ctx: Any) -> Any:
+        yield from Sleep(seconds=HOUR)
+        got = yield from Receive("go", timeout=HOUR)
+        return got
+
+    async with Engine([agent(twice)]) as engine:
+        first = await engine.run("napper", journal=journal)
+        early = await engine.resume(journal)
+        second = await engine.resume(journal, now=True)
+        third = await engine.resume(journal, now=True)
+
+    assert first.wakes_at == early.wakes_at
+    assert ("message",) == tuple(one.kind for one in second.waits_for)
+    assert (RunStatus.COMPLETED, "") == (third.status, third.output)
+
+
+@pytest.mark.spec("waiting:WT20")
+async def test_a_run_waits_here_while_somebody_attends_to_it_and_is_suspended_when_they_leave(journal: Journal) -> None:
+    async with Engine([agent(receives)]) as engine, engine.start("napper", journal=journal) as handle:
+        events = handle.events(answers=True)
+        await anext(events)
+        await asyncio.sleep(0.2)
+        waits = not handle.done
+        await events.aclose()
+        result = await asyncio.wait_for(handle.result(), 10)
+
+    assert waits
+    assert RunStatus.SUSPENDED is result.status
+
+
+@pytest.mark.spec("waiting:WT20")
+async def test_now_is_true_or_false() -> None:
+    async with Engine([agent(sleeps)]) as engine:
+        with pytest.raises(InputError):
+            await engine.resume(MemoryJournal(), now="yes")  # type: ignore[arg-type]
+
+
+@pytest.mark.spec("waiting:WT21")
+def test_a_run_that_never_waits_touches_no_file_beside_its_journal(tmp_path: Path) -> None:
+    def handle(ctx: Any) -> Any:
+        step = yield Perform(lambda: 1)
+        return step.value
+
+    (tmp_path / "other.jsonl").write_text("")
+    with Engine([agent(handle)]) as engine:
+        engine.run_sync("napper", journal=tmp_path / "a.jsonl")
+        engine.run_sync("napper", journal=SqliteJournal(tmp_path / "runs.db"))
+
+    assert {"a.jsonl", "other.jsonl", "runs.db"} == {
+        p.name for p in tmp_path.iterdir() if p.suffix in (".jsonl", ".db")
+    }
+    assert not (tmp_path / WAKING).exists()
+    assert not list(tmp_path.glob("*.mail"))
+    with contextlib.closing(__import__("sqlite3").connect(tmp_path / "runs.db")) as database:
+        assert {"lines"} == {row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+
+@pytest.mark.spec("waiting:WT21")
+async def test_a_suspended_run_is_noted_in_a_place_and_not_beside_a_journal_that_stands_alone(tmp_path: Path) -> None:
+    alone, folder, database = tmp_path / "alone", tmp_path / "folder", tmp_path / "runs.db"
+    folder.mkdir()
+    (folder / "other.jsonl").write_text("")
+    for place in (folder, database):
+        with index_of(place) as index:
+            assert [] == index.all()  # from now on only what is noted is in it
+    async with Engine([agent(sleeps), agent(asks, "asks")]) as engine:
+        await engine.run("napper", journal=alone / "a.jsonl")
+        one = await engine.run("napper", journal=folder / "a.jsonl")
+        two = await engine.run("napper", journal=SqliteJournal(database, "a"))
+        await engine.run("asks", journal=SqliteJournal(database, "b"))
+
+        assert ["a.jsonl"] == [p.name for p in alone.iterdir()]
+        with index_of(folder) as index:
+            assert [("a.jsonl", one.wakes_at, {"time"})] == [(s.run, s.wakes_at, s.kinds) for s in index.all()]
+        with index_of(database) as index:
+            found = [(s.run, s.wakes_at, s.kinds) for s in index.all()]
+            assert [("a", two.wakes_at, {"time"}), ("b", None, {"question"})] == found
+            assert [] == index.due(datetime.now(UTC))
+        await engine.resume(folder / "a.jsonl", now=True)
+        await engine.resume(SqliteJournal(database, "a"), now=True)
+        await engine.resume(SqliteJournal(database, "b"), answers={"q0": "yes"})
+    for place in (folder, database):
+        with index_of(place) as index:
+            assert [] == index.all()
+
+
+@pytest.mark.spec("waiting:WT21")
+async def test_an_index_that_is_made_anew_says_what_was_noted_and_what_came_meanwhile(tmp_path: Path) -> None:
+    place = tmp_path / "runs.db"
+    async with Engine([agent(sleeps), agent(receives, "receives"), agent(asks, "asks")]) as engine:
+        for run, name in (("a", "napper"), ("b", "receives"), ("c", "asks"), ("d", "receives"), ("e", "asks")):
+            await engine.run(name, journal=SqliteJournal(place, run))
+        journal = SqliteJournal(place, "d")
+        journal.mailbox().post(Letter(kind="message", topic="go", value=1))
+        SqliteJournal(place, "e").mailbox().post(Letter(kind="answer", topic="q0", value="yes"))
+    with index_of(place) as index:
+        noted = {s.run: (s.wakes_at, s.kinds, s.agent_id) for s in index.all()}
+        index.renew()
+        renewed = {s.run: (s.wakes_at, s.kinds, s.agent_id) for s in index.all()}
+        due = [s.run for s in index.due(datetime.now(UTC))]
+
+    assert {"a", "b", "c", "d", "e"} == set(noted)
+    assert {k: v for k, v in noted.items() if k not in "de"} == {k: v for k, v in renewed.items() if k not in "de"}
+    assert {"d", "e"} == set(due)
+
+
+@pytest.mark.spec("waiting:WT21")
+async def test_a_run_of_an_agent_with_a_very_long_id_sleeps_like_any_other(tmp_path: Path) -> None:
+    place, long = tmp_path / "runs.db", "a" * 2_000
+    async with Engine([agent(sleeps, long), agent(sleeps)]) as engine:
+        result = await engine.run(long, journal=SqliteJournal(place, "long"))
+        await engine.run("napper", journal=SqliteJournal(place, "other"))
+    with index_of(place) as index:
+        noted = [one.run for one in index.all()]
+        index.renew()
+        found = [one.run for one in index.all()]
+
+    assert RunStatus.SUSPENDED is result.status
+    assert ["long", "other"] == noted == found
+
+
+@pytest.mark.spec("waiting:WT21")
+async def test_a_folder_of_what_was_put_aside_and_what_is_damaged_sleeps_without_them(tmp_path: Path) -> None:
+    async with Engine([agent(sleeps)]) as engine:
+        await engine.run("napper", journal=tmp_path / "a.jsonl")
+    content = (tmp_path / "a.jsonl").read_bytes()
+    (tmp_path / "a.before-1.jsonl").write_bytes(content)
+    (tmp_path / "b.jsonl").write_bytes(content[:100] + b"x" + content[100:])
+    (tmp_path / "c.jsonl").write_bytes(b"")
+    (tmp_path / "d.jsonl").mkdir()
+
+    assert ["a.jsonl"] == [one.run for one in sleepers(tmp_path)]
+
+
+# --- waking ---------------------------------------------------------------------------------------------------------
+
+
+def waker(place: Path, engine: Engine, told: list[Woken], ahead: timedelta = timedelta(), **options: Any) -> Waker:
+    async def resume(journal: Journal, _: object) -> RunResult:
+        return await engine.resume(journal, in_doubt="ask")
+
+    return Waker(place, resume, tell=told.append, **{"clock": Clock(ahead), **options})
+
+
+@pytest.mark.spec("waiting:WT21")
+async def test_a_waker_resumes_what_is_due_and_leaves_what_waits_for_a_person(tmp_path: Path) -> None:
+    """
+    The machine was off for a week: what slept is woken late, each once; a question wakes nobody before it has an answer.
+    """
+    place, told, week = tmp_path / "runs.db", list[Woken](), timedelta(days=7)
+    async with Engine([agent(sleeps), agent(asks, "asks")]) as engine:
+        for n in range(5):
+            await engine.run("napper", str(100 + n), journal=SqliteJournal(place, f"s{n}"))
+        await engine.run("asks", journal=SqliteJournal(place, "q"))
+        await waker(place, engine, told).once()
+        early = len(told)
+    async with Engine([agent(sleeps), agent(asks, "asks")], clock=Clock(week)) as engine:
+        await waker(place, engine, told, week).once()
+        woken = {one.run: one.result and one.result.output for one in told}
+        told.clear()
+        SqliteJournal(place, "q").mailbox().post(Letter(kind="answer", topic="q0", value="yes"))
+        with index_of(place) as index:
+            assert index.post_arrived("q", "answer")
+        await waker(place, engine, told, week).once()
+
+    assert 0 == early
+    assert {f"s{n}": "woke" for n in range(5)} == woken
+    assert [("q", "woken", RunStatus.COMPLETED)] == [(o.run, o.state, o.result and o.result.status) for o in told]
+    with index_of(place) as index:
+        assert [] == index.all()
+
+
+@pytest.mark.spec("waiting:WT21")
+async def test_a_message_makes_a_sleeper_due_at_once(tmp_path: Path) -> None:
+    place, told = tmp_path / "runs.db", list[Woken]()
+    async with Engine([agent(receives)]) as engine:
+        for n in range(3):
+            await engine.run("napper", journal=SqliteJournal(place, f"r{n}"))
+        await engine.post(SqliteJournal(place, "r1"), "go", "you")
+        await waker(place, engine, told).once()
+
+    assert [("r1", "you")] == [(one.run, one.result and one.result.output) for one in told]
+
+
+@pytest.mark.spec("waiting:WT21")
+async def test_errors_of_one_run_stop_no_other_and_it_is_tried_again_after_growing_pauses(tmp_path: Path) -> None:
+    place, told = tmp_path / "runs.db", list[Woken]()
+    async with Engine([agent(sleeps), agent(sleeps, "lost")]) as engine:
+        await engine.run("lost", "61", journal=SqliteJournal(place, "a"))
+        await engine.run("napper", "62", journal=SqliteJournal(place, "b"))
+    clock = StandingClock(timedelta(hours=1))
+    async with Engine([agent(sleeps)], clock=clock) as engine:
+
+        async def resume(journal: Journal, _: object) -> RunResult:
+            return await engine.resume(journal)
+
+        one = Waker(place, resume, tell=told.append, clock=clock)
+        for _ in range(3):
+            await one.once()
+            clock.ahead += timedelta(hours=2)
+    failed = [woken for woken in told if woken.state == "failed"]
+    starts = [clock.begun + timedelta(hours=1 + 2 * n) for n in range(3)]
+    pauses = [(w.again_at - s).total_seconds() for w, s in zip(failed, starts, strict=True) if w.again_at]
+
+    assert ["b"] == [woken.run for woken in told if woken.state == "woken"]
+    assert ["a"] * 3 == [woken.run for woken in failed]
+    assert all("lost" in str(woken.error) for woken in failed)
+    assert [5, 10, 20] == pauses
+
+
+@pytest.mark.spec("waiting:WT21")
+async def test_a_run_that_somebody_has_for_long_is_looked_at_again_within_a_minute(tmp_path: Path) -> None:
+    """
+    Whoever has it may be killed at any time.
+    """
+    told, clock = list[Woken](), Clock()
+
+    async def resume(journal: Journal, _: object) -> RunResult:
+        raise JournalLocked("somebody has it")
+
+    with index_of(tmp_path) as index:
+        index.note("a.jsonl", clock.now(), ("time",), "napper")
+    one = Waker(tmp_path, resume, tell=told.append, clock=clock)
+    for _ in range(12):
+        await one.once()
+        clock.ahead += timedelta(minutes=1)
+
+    assert ["held"] * 12 == [woken.state for woken in told]
+
+
+@pytest.mark.spec("waiting:WT21")
+async def test_two_wakers_of_one_place_wake_each_run_once(tmp_path: Path) -> None:
+    place, told, done = tmp_path / "runs.db", list[Woken](), list[str]()
+
+    def handle(ctx: Any) -> Any:
+        yield from Sleep(seconds=100)
+        yield Perform(done.append, ctx.prompt)
+        yield from Sleep(seconds=0.05)
+
+    later = timedelta(hours=1)
+    async with Engine([agent(handle)]) as engine:
+        for n in range(8):
+            await engine.run("napper", str(n), journal=SqliteJournal(place, f"r{n}"))
+    async with Engine([agent(handle)], clock=Clock(later)) as engine:
+        await asyncio.gather(*[waker(place, engine, told, later).once() for _ in range(2)])
+
+    assert sorted(done) == [str(n) for n in range(8)]
+    assert not [one for one in told if one.state == "failed"]
+
+
+@pytest.mark.spec("waiting:WT21")
+async def test_a_waker_that_watches_wakes_what_comes_and_ends_when_it_is_cancelled(tmp_path: Path) -> None:
+    place, told = tmp_path / "runs.db", list[Woken]()
+    clock = StandingClock()
+    async with Engine([agent(receives), agent(sleeps, "sleeps")], clock=clock) as engine:
+        await engine.run("napper", journal=SqliteJournal(place, "r"))
+        task = asyncio.create_task(waker(place, engine, told, clock=clock).watch(0.1))
+        await asyncio.sleep(0.3)
+        assert [] == told
+        await engine.post(SqliteJournal(place, "r"), "go", 1)
+        await until(lambda: told)
+        await engine.run("sleeps", "600", journal=SqliteJournal(place, "s"))
+        await asyncio.sleep(0.3)
+        assert 1 == len(told)
+        clock.ahead = timedelta(seconds=600)
+        await until(lambda: len(told) == 2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    assert {("r", 1), ("s", "woke")} == {(one.run, one.result and one.result.output) for one in told}
+
+
+@pytest.mark.spec("waiting:WT21")
+async def test_a_run_that_a_waker_had_when_it_was_told_to_stop_is_due_for_the_next_one(tmp_path: Path) -> None:
+    place, told, begun = tmp_path / "runs.db", list[Woken](), threading.Event()
+
+    async def slow() -> int:
+        begun.set()
+        await asyncio.sleep(30)
+        return 1
+
+    def handle(ctx: Any) -> Any:
+        yield from Sleep(seconds=100)
+        yield Perform.idempotent(slow)
+
+    later = timedelta(hours=1)
+    async with Engine([agent(handle)]) as engine:
+        await engine.run("napper", journal=SqliteJournal(place, "r"))
+    async with Engine([agent(handle)], clock=Clock(later)) as engine:
+        task = asyncio.create_task(waker(place, engine, told, later).watch(0.1))
+        await asyncio.to_thread(begun.wait, 20)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    with index_of(place) as index:
+        assert ["r"] == [one.run for one in index.due(datetime.now(UTC) + later)]
+
+
+@pytest.mark.spec("waiting:WT21")
+async def test_a_clock_that_jumps_back_lets_a_run_sleep_again_without_a_turn_in_circles(tmp_path: Path) -> None:
+    """
+    The waker's clock says that it is time; the engine's was set back. The run sleeps on, and is not resumed over and over.
+    """
+    place, told = tmp_path / "runs.db", list[Woken]()
+    async with Engine([agent(sleeps)]) as engine:
+        await engine.run("napper", "1000", journal=SqliteJournal(place, "r"))
+    async with Engine([agent(sleeps)], clock=Clock(timedelta(hours=-5))) as engine:
+        one = waker(place, engine, told, timedelta(hours=1))
+        await one.once()
+        await one.once()
+    states = [(woken.state, woken.result and woken.result.status) for woken in told]
+
+    assert [("woken", RunStatus.SUSPENDED)] == states
+    assert told[0].again_at is not None
+
+
+@pytest.mark.spec("waiting:WT21")
+async def test_a_run_that_was_removed_is_forgotten(tmp_path: Path) -> None:
+    place, told, later = tmp_path / "runs.db", list[Woken](), timedelta(hours=1)
+    async with Engine([agent(sleeps)], clock=Clock()) as engine:
+        await engine.run("napper", "100", journal=SqliteJournal(place, "r"))
+        SqliteJournal(place, "r").discard()
+        one = waker(place, engine, told, later)
+        await one.once()
+
+    assert ["gone"] == [woken.state for woken in told]
+    with index_of(place) as index:
+        assert [] == index.all()
+
+
+def test_a_place_without_runs_is_refused_or_empty(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="neither a folder nor a database"):
+        index_of(tmp_path / "run.jsonl")
+    with index_of(tmp_path) as index:
+        assert [] == index.all()
+
+
+KILLED = """
+import asyncio, os, sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from stepengine import *
+from stepengine.engine.waking import Waker
+from stepengine.journal import waking
+
+place, log, point = sys.argv[1], sys.argv[2], sys.argv[3]
+
+def effect(n):
+    with open(log, "a") as file:
+        file.write(f"{n}\\n")
+    if point == "effect" and n == "1":
+        os.kill(os.getpid(), 9)
+
+def handle(ctx):
+    yield from Sleep(seconds=70)
+    yield Perform(effect, ctx.prompt)
+    yield from Sleep(seconds=70)
+    yield Perform(effect, ctx.prompt + "again")
+
+class Clock:
+    def now(self): return datetime.now(UTC) + timedelta(hours=float(sys.argv[4]))
+    def now_ms(self): return int(asyncio.get_event_loop().time() * 1000)
+    async def sleep(self, seconds): await asyncio.sleep(seconds)
+
+agent = AgentDefinition("napper", handle_steps=handle)
+
+async def main():
+    async with Engine([agent], clock=Clock()) as engine:
+        if point == "begin":
+            for n in range(4):
+                await engine.run("napper", str(n), journal=f"{place}#r{n}")
+            return
+        if point == "note":
+            noted = waking.WakeIndex.note
+            def note(self, *given):
+                noted(self, *given)
+                os.kill(os.getpid(), 9)
+            waking.WakeIndex.note = note
+        if point == "resume":
+            put_off = waking.WakeIndex.put_off
+            def killed(self, *given):
+                put_off(self, *given)
+                os.kill(os.getpid(), 9)
+            waking.WakeIndex.put_off = killed
+        async def resume(journal, one):
+            return await engine.resume(journal, in_doubt="retry")
+        await Waker(place, resume, clock=Clock(), at_once=1).once()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.spec("waiting:WT21")
+@pytest.mark.parametrize("point", ["note", "resume", "effect"])
+def test_each_effect_happens_once_whenever_a_waker_is_killed(tmp_path: Path, point: str) -> None:
+    """
+    The waker is killed when it has put a run off, when a run is noted again before its suspension is durable, or in an effect.
+    """
+    place, log, script = tmp_path / "runs.db", tmp_path / "log", tmp_path / "waker.py"
+    script.write_text(KILLED)
+
+    def process(point: str, hours: float) -> int:
+        done = subprocess.run(
+            [sys.executable, str(script), str(place), str(log), point, str(hours)],
+            check=False,
+            timeout=120,
+            env=os.environ | {"PYTHONWARNINGS": "ignore"},
+        )
+        return done.returncode
+
+    assert 0 == process("begin", 0)
+    codes = [process(point, hours) for hours in (1, 2)]
+    assert -signal.SIGKILL in codes
+    for hours in (3, 4, 5, 6, 7):
+        assert 0 == process("work", hours)
+    lines = log.read_text().split()
+    once = 1 + (point == "effect" and codes.count(-signal.SIGKILL))
+
+    assert {f"{n}{w}" for n in range(4) for w in ("", "again")} == set(lines)
+    assert [] == [line for line in set(lines) if lines.count(line) != (once if line == "1" else 1)]
+    with index_of(place) as index:
+        assert [] == index.all()
+
+
+@pytest.mark.spec("waiting:WT2")
+@pytest.mark.parametrize("journal", ["file", "database"], indirect=True)
+async def test_a_message_that_is_written_down_while_the_run_lies_down_makes_it_due(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lie_down = JournaledRun._lie_down
+
+    def waits(ctx: Any) -> Any:
+        return (yield from Receive("go"))
+
+    def disturbed(run: JournaledRun, *given: Any) -> None:
+        journal.mailbox().post(Letter(kind="message", topic="go", value=1, id="late"))
+        run.keep(Message("late", "", "go", 1))
+        lie_down(run, *given)
+
+    place = journal.path.parent if isinstance(journal, FileJournal) else journal.path
+    with index_of(place) as index:
+        index.all()
+    monkeypatch.setattr(JournaledRun, "_lie_down", disturbed)
+    async with Engine([agent(waits)]) as engine:
+        await engine.run("napper", journal=journal)
+        monkeypatch.undo()
+        with index_of(place) as index:
+            due = [one.run for one in index.due(datetime.now(UTC))]
+        found = [one.wakes_at is not None for one in sleepers(place)]
+        result = await engine.resume(journal)
+
+    assert 1 == len(due)
+    assert [True] == found, "an index that is made anew knows it too"
+    assert RunStatus.COMPLETED is result.status
+
+
+@pytest.mark.spec("waiting:WT2")
+@pytest.mark.parametrize("journal", ["file", "database"], indirect=True)
+async def test_an_answer_that_is_read_while_the_run_lies_down_and_given_to_nobody_makes_it_due(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lie_down, box = JournaledRun._lie_down, journal.mailbox()
+
+    def disturbed(run: JournaledRun, *given: Any) -> None:
+        (question,) = journal.history().open_questions()
+        box.post(Letter(kind="answer", topic=question, value="yes"))
+        box.post(Letter(kind="message", topic="go", value=1, path="7"))
+        run._early, run._place = [one for one in box.read()[0] if one.path], box.read()[1]
+        lie_down(run, *given)
+
+    place = journal.path.parent if isinstance(journal, FileJournal) else journal.path
+    with index_of(place) as index:
+        index.all()
+    monkeypatch.setattr(JournaledRun, "_lie_down", disturbed)
+    async with Engine([agent(asks)]) as engine:
+        await engine.run("napper", journal=journal)
+        monkeypatch.undo()
+        with index_of(place) as index:
+            due = [one.run for one in index.due(datetime.now(UTC))]
+        result = await engine.resume(journal)
+
+    assert 1 == len(due)
+    assert RunStatus.COMPLETED is result.status
+
+
+@pytest.mark.spec("waiting:WT2")
+@pytest.mark.parametrize("journal", ["file", "database"], indirect=True)
+async def test_a_letter_to_a_run_that_has_not_begun_wakes_nobody_again_and_again(journal: Journal) -> None:
+    def waits(ctx: Any) -> Any:
+        return (yield from Receive("go"))
+
+    place = journal.path.parent if isinstance(journal, FileJournal) else journal.path
+    with index_of(place) as index:
+        index.all()
+    async with Engine([agent(waits)]) as engine:
+        await engine.run("napper", journal=journal)
+        journal.mailbox().post(Letter(kind="message", topic="go", value=1, path="7"))
+        await engine.resume(journal)
+        with index_of(place) as index:
+            assert [] == index.due(datetime.now(UTC))

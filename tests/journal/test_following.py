@@ -1,0 +1,351 @@
+"""
+Following: who does not hold a run reads each record once, however its bytes come, and is told when what it has does not hold any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, Parallel, Perform, Receive, Sleep, tool
+from stepengine.errors import JournalCorrupt, JournalMissing, StepEngineError
+from stepengine.events import Event
+from stepengine.journal import FileJournal, Follower, MemoryJournal, SqliteJournal, follow_events
+from stepengine.journal import following as module
+from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
+
+LIVE_ALONE = {"text_delta", "thinking_delta", "tool_input_delta", "phase_changed", "log_line", "notification", "warned"}
+AGENT = """
+import sys, time
+from stepengine import AgentDefinition, Engine, Perform
+from stepengine.journal import FileJournal, SqliteJournal
+
+def slow(n):
+    time.sleep(0.01)
+    return n
+
+def handle_steps(ctx):
+    for n in range(40):
+        yield from Perform.idempotent(slow, n)
+    return "done"
+
+def journal(place):
+    return SqliteJournal(place, "one") if place.endswith(".db") else FileJournal(place)
+
+kind, place = sys.argv[1:]
+journal = SqliteJournal(place, "one") if place.endswith(".db") else FileJournal(place)
+with Engine([AgentDefinition("worker", handle_steps=handle_steps)]) as engine:
+    result = engine.run_sync("worker", journal=journal) if kind == "run" else engine.resume_sync(journal)
+    assert result.output == "done", result
+"""
+
+
+@tool
+def look(path: str) -> str:
+    """
+    Look at a file.
+
+    Args:
+        path: Which.
+    """
+    return f"{path} is empty"
+
+
+def review(ctx: Any) -> Any:
+    yield STEP
+    yield from Perform(str.upper, "a")
+    yield from Parallel(AgentCall("helper", "a"), AgentCall("helper", "b"))
+    yield from Sleep(0.001)
+    answer = (yield from Ask("Go on?", options=["yes", "no"])) if ctx.prompt == "Ask." else ""
+    yield from Receive("go", timeout=0.001)
+    yield STEP
+    return str(answer)
+
+
+def agents() -> list[AgentDefinition[Any]]:
+    helper = AgentDefinition("helper", model="x/small", tools=[look], system_prompt="help")
+    reviewer = AgentDefinition("reviewer", model="x/big", tools=[look], spawnable_agents=[helper], handle_steps=review)
+    return [reviewer, helper]
+
+
+def reply(request: Any) -> Any:
+    if request.model == "x/small" or any("ticket" in str(m.content) for m in request.messages):
+        return text("Nothing.")
+    calls = sum(m.role == "tool" for m in request.messages)
+    return text("Read.") if calls else tool_calls(tool_call("look", {"path": "a"}), tool_call("look", {"path": "b"}))
+
+
+def recorded(journal: Any, prompt: str = "Ask.", seen: list[Event] | None = None) -> Any:
+    observers = [] if seen is None else [seen.append]
+    with Engine(agents(), models=ScriptedModel([reply] * 20), observers=observers) as engine:
+        result = engine.run_sync("reviewer", prompt, journal=journal)
+        if prompt == "Ask.":
+            assert "suspended" == result.status, result.error
+            result = engine.resume_sync(journal, answers={"Go on?": "yes"})
+        assert "completed" == result.status, result.error
+    return journal
+
+
+def told(event: Event) -> str:
+    return json.dumps([event.id, {k: v for k, v in event.to_json().items() if k != "result"}], default=str)
+
+
+async def followed(journal: Any, **options: Any) -> list[Event]:
+    return [event async for event in follow_events(journal, **options)]
+
+
+def fed(journal: Any, write: Any, pieces: list[bytes]) -> list[str]:
+    """
+    Return the lines of the records that a follower is given while pieces are written.
+    """
+    follower, lines = Follower(journal), []
+    for piece in pieces:
+        write(piece)
+        news = follower.news()
+        assert "" == news.again
+        lines += [json.dumps(record.line) for record in news.records]
+        assert not follower.news().records
+    assert len(b"".join(pieces)) == follower.end
+    return lines
+
+
+@pytest.mark.spec("studio:ST3")
+@given(cuts=st.lists(st.floats(0, 1), max_size=40).map(sorted), link=st.booleans())
+def test_each_record_is_given_once_wherever_the_bytes_are_torn(cuts, link, tmp_path_factory):
+    content = b"".join(recorded_once(link))
+    path = tmp_path_factory.mktemp("torn") / "run.jsonl"
+    places = [0, *[int(cut * len(content)) for cut in cuts], len(content)]
+    with path.open("ab", buffering=0) as file:
+        lines = fed(FileJournal(path), file.write, [content[a:b] for a, b in itertools.pairwise(places)])
+
+    assert [json.dumps(record.line) for record in FileJournal(path).records()] == lines
+
+
+@pytest.mark.spec("studio:ST3")
+def test_a_line_whose_end_comes_later_is_given_once_and_something_else_in_its_place_begins_anew(tmp_path):
+    path, lines = tmp_path / "run.jsonl", recorded_once(False)
+    pieces = [lines[0][:-1], *[b"\n" + line[:-1] for line in lines[1:]]]
+    with path.open("ab", buffering=0) as file:
+        given = fed(FileJournal(path), file.write, pieces)
+    follower = Follower(FileJournal(path))
+    path.write_bytes(b"".join(lines)[:-1])
+    follower.news()
+    path.write_bytes(b"".join(lines[:-1]) + lines[-2])
+    os.utime(path, ns=(1, 1))
+
+    assert [json.dumps(record.line) for record in FileJournal(path).records()][:-1] == given[:-1]
+    with pytest.raises(JournalCorrupt):
+        follower.news()
+
+
+RECORDED: dict[bool, list[bytes]] = {}
+
+
+def recorded_once(link: bool) -> list[bytes]:
+    if link not in RECORDED:
+        RECORDED[link] = recorded(MemoryJournal(link=link)).lines()
+    return RECORDED[link]
+
+
+@pytest.mark.spec("studio:ST3")
+@pytest.mark.parametrize("store", ["file", "sqlite", "memory"])
+def test_events_that_come_one_record_at_a_time_are_those_of_the_whole_journal(store, tmp_path):
+    path = tmp_path / "run"
+    make = {
+        "file": lambda: FileJournal(path),
+        "sqlite": lambda: SqliteJournal(path, "one"),
+        "memory": lambda: memory,
+    }[store]
+    memory = MemoryJournal()
+    source = recorded(MemoryJournal())
+    wanted = [told(event) for event in asyncio.run(followed(source))]
+    records = source.records()
+
+    async def both() -> list[str]:
+        async def more(_: float) -> None:
+            if records:
+                writer = make().writer()
+                writer.append(records.pop(0))
+                writer.close()
+
+        return [told(event) async for event in follow_events(make(), sleep=more)]
+
+    assert wanted == asyncio.run(both())
+
+
+@pytest.mark.spec("studio:ST3")
+def test_a_followed_run_shows_what_its_own_process_shows_but_deltas_and_what_no_journal_holds():
+    live: list[Event] = []
+    journal = recorded(MemoryJournal(), "Do not ask.", live)
+
+    def brief(events: list[Event]) -> list[tuple[Any, ...]]:
+        kept = [event for event in events if event.type not in LIVE_ALONE]
+        # Of children at once the order is a matter of time; along one path it is not.
+        return sorted(
+            [
+                (e.path, n, e.type)
+                for path in {e.path for e in kept}
+                for n, e in enumerate([x for x in kept if x.path == path])
+            ]
+        )
+
+    shown = asyncio.run(followed(journal))
+    assert brief(live) == brief(shown)
+    assert [e.text for e in live if e.type == "text_completed"] == [e.text for e in shown if e.type == "text_completed"]
+    assert live[-1].result.output == shown[-1].result.output
+    assert live[-1].result.usage == shown[-1].result.usage
+
+
+@pytest.mark.spec("studio:ST3")
+def test_who_comes_back_with_the_id_of_an_event_gets_what_comes_after_it_and_a_strange_id_is_told():
+    journal = recorded(MemoryJournal())
+    events = [told(event) for event in asyncio.run(followed(journal))]
+    ids = [event.id for event in asyncio.run(followed(journal))]
+    strange = asyncio.run(followed(journal, after="00000000-3"))
+    beyond = asyncio.run(followed(journal, after=f"{ids[0].split('-')[0]}-{len(ids) + 4}"))
+
+    assert len(ids) == len(set(ids))
+    for number, one in enumerate(ids):
+        assert events[number + 1 :] == [told(event) for event in asyncio.run(followed(journal, after=one))]
+    assert ("events_dropped", "epoch") == (strange[0].type, strange[0].reason)
+    assert events == [told(event) for event in strange[1:]]
+    assert [("events_dropped", "journal", 5)] == [(event.type, event.reason, event.count) for event in beyond]
+    with pytest.raises(StepEngineError, match="no id of an event"):
+        asyncio.run(followed(journal, after="nonsense"))
+
+
+@pytest.mark.spec("studio:ST3")
+def test_a_run_that_waits_is_stayed_with_or_left():
+    journal = MemoryJournal()
+    with Engine(agents(), models=ScriptedModel([reply] * 20)) as engine:
+        engine.run_sync("reviewer", "Ask.", journal=journal)
+        left = asyncio.run(followed(journal, stay=False))
+
+        async def stayed() -> list[Event]:
+            async def answered(_: float) -> None:
+                if not journal.history().is_complete:
+                    await engine.resume(journal, answers={"Go on?": "yes"})
+
+            return await followed(journal, sleep=answered)
+
+        events = asyncio.run(stayed())
+
+    assert "question_asked" == left[-1].type
+    assert [told(event) for event in left] == [told(event) for event in events[: len(left)]]
+    assert "run_finished" == events[-1].type
+
+
+@pytest.mark.spec("studio:ST3")
+def test_what_does_not_hold_any_more_is_said_and_what_stands_there_now_follows(tmp_path):
+    path = tmp_path / "run.jsonl"
+    lines, other = recorded_once(True), recorded(MemoryJournal()).lines()
+    path.write_bytes(b"".join(lines))
+    follower = Follower(FileJournal(path))
+    follower.news()
+    os.truncate(path, sum(map(len, lines[:7])))
+    cut = follower.news()
+    path.write_bytes(b"".join(other))
+    rewritten = follower.news()
+    (tmp_path / "new").write_bytes(b"".join(other))
+    (tmp_path / "new").replace(path)
+    replaced = follower.news()
+    path.unlink()
+
+    assert ("cut", 7, 7) == (cut.again, cut.kept, len(cut.records))
+    assert ("rewritten", 0, len(other)) == (rewritten.again, rewritten.kept, len(rewritten.records))
+    assert ("replaced", len(other)) == (replaced.again, replaced.kept)
+    with pytest.raises(JournalMissing):
+        follower.news()
+
+
+@pytest.mark.spec("studio:ST3")
+def test_events_of_records_that_their_holder_could_not_store_are_taken_back(tmp_path):
+    path, lines = tmp_path / "run.jsonl", recorded_once(True)
+    path.write_bytes(b"".join(lines[:20]))
+    steps = [lambda: os.truncate(path, sum(map(len, lines[:12]))), lambda: path.write_bytes(b"".join(lines))]
+
+    async def grown(_: float) -> None:
+        steps.pop(0)()
+
+    events = asyncio.run(followed(FileJournal(path), sleep=grown))
+    (dropped,) = [event for event in events if event.type == "events_dropped"]
+    kept = events[: events.index(dropped) - dropped.count] + events[events.index(dropped) + 1 :]
+
+    assert "journal" == dropped.reason
+    assert [told(event) for event in asyncio.run(followed(FileJournal(path)))] == [told(event) for event in kept]
+
+
+@pytest.mark.spec("studio:ST3")
+def test_damage_is_the_error_that_reading_has_is_not_read_again_and_is_over_when_it_is_mended(tmp_path, monkeypatch):
+    path, lines = tmp_path / "run.jsonl", recorded_once(True)
+    path.write_bytes(b"".join(lines[:5]) + lines[5].replace(b"crc", b"cr!") + lines[6])
+    follower, looks = Follower(FileJournal(path)), []
+    with pytest.raises(JournalCorrupt, match="record 6"):
+        follower.news()
+    monkeypatch.setattr(module, "read_later", lambda *a, **o: looks.append(a))
+    with pytest.raises(JournalCorrupt, match="record 6"):
+        follower.news()
+    monkeypatch.undo()
+    path.write_bytes(b"".join(lines))
+
+    assert not looks
+    assert len(lines) == len(follower.news().records)
+
+
+@pytest.mark.spec("studio:ST3")
+def test_a_look_reads_only_what_is_new(tmp_path, monkeypatch):
+    path, lines = tmp_path / "run.jsonl", recorded_once(True)
+    path.write_bytes(b"".join(lines[:-3]))
+    follower, read = Follower(FileJournal(path)), []
+    follower.news()
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, n, at: read.append(len(found := pread(fd, n, at))) or found)
+    for line in lines[-3:]:
+        with path.open("ab") as file:
+            file.write(line)
+        follower.news()
+        follower.news()
+
+    assert [len(line) + module.LAST for line in lines[-3:]] == read
+
+
+@pytest.mark.deep
+@pytest.mark.spec("studio:ST3")
+@pytest.mark.parametrize("place", ["run.jsonl", "runs.db"])
+@pytest.mark.parametrize("seed", range(3))
+def test_who_follows_a_run_whose_process_is_killed_and_resumed_sees_what_the_whole_journal_says(seed, place, tmp_path):
+    """
+    The journal is written by other processes, one of which is killed; the reader stays.
+    """
+    path, chance = tmp_path / place, random.Random(seed)
+    make = lambda: SqliteJournal(path, "one") if place.endswith(".db") else FileJournal(path)  # noqa: E731
+
+    async def seen() -> list[str]:
+        holder = await asyncio.create_subprocess_exec(sys.executable, "-c", AGENT, "run", str(path))
+        reader = asyncio.create_task(followed(make()))
+        ends = time.monotonic() + 60
+        while not (path.exists() and make().is_there() and len(make().records()) > 10 + 10 * seed):
+            assert time.monotonic() < ends
+            await asyncio.sleep(chance.random() / 50)
+        holder.send_signal(signal.SIGKILL)
+        await holder.wait()
+        if place == "run.jsonl":
+            with path.open("ab") as file:
+                file.write(b'{"kind":"res')
+        await asyncio.sleep(0.1)
+        again = await asyncio.create_subprocess_exec(sys.executable, "-c", AGENT, "resume", str(path))
+        assert 0 == await again.wait()
+        return [told(event) for event in await asyncio.wait_for(reader, 30)]
+
+    assert asyncio.run(seen()) == [told(event) for event in asyncio.run(followed(make()))]

@@ -1,0 +1,708 @@
+"""
+Mailboxes: whoever does not hold a run posts to it beside its journal, from any process and thread, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stepengine import AgentDefinition, Answer, Engine, Perform
+from stepengine.data.codec import bare
+from stepengine.errors import (
+    InputError,
+    JournalCorrupt,
+    JournalError,
+    JournalLocked,
+    JournalMissing,
+    JournalWriteFailed,
+    StepEngineError,
+)
+from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal, mailbox
+from stepengine.journal.mailbox import Letter, Mailbox, mailbox_of
+from stepengine.journal.records import to_line
+from stepengine.redaction import SecretFound
+from tests.strategies import json_values
+
+Make = Callable[..., Journal]
+ON_POSIX = pytest.mark.skipif(os.name != "posix", reason="only there files have owners and modes")
+
+
+def recorded(journal: Journal) -> Journal:
+    def handle_steps(ctx: Any) -> Any:
+        return (yield from Perform(lambda: 1))
+
+    with Engine([AgentDefinition("waiting", handle_steps=handle_steps)]) as engine:
+        return engine.run_sync("waiting", journal=journal).journal or journal
+
+
+def message(value: Any = None, topic: str = "hooks", **options: Any) -> Letter:
+    return Letter(kind="message", topic=topic, value=value, **options)
+
+
+def values(box: Mailbox, after: int = 0) -> list[Any]:
+    return [letter.value for letter in box.read(after)[0]]
+
+
+@pytest.fixture(params=["file", "sqlite", "memory"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    """
+    Makes the same journal again and again, as every process has its own object for it.
+    """
+    kept: dict[str, MemoryJournal] = {}
+
+    def made(**options: Any) -> Journal:
+        if request.param == "file":
+            return FileJournal(tmp_path / "run.jsonl", **options)
+        if request.param == "sqlite":
+            return SqliteJournal(tmp_path / "runs.db", "run", **options)
+        return kept.setdefault("it", MemoryJournal(**options))
+
+    return made
+
+
+@pytest.fixture(params=["file", "sqlite"])
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """
+    The path of a journal on the disk that holds a run.
+    """
+    where = tmp_path / "run.jsonl" if request.param == "file" else tmp_path / "runs.db"
+    journal = recorded(FileJournal(where) if request.param == "file" else SqliteJournal(where, "run"))
+    return str(where) if isinstance(journal, FileJournal) else f"{where}#run"
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> FileJournal:
+    """
+    A journal in a file that holds a run.
+    """
+    made = FileJournal(tmp_path / "run.jsonl")
+    recorded(made)
+    return made
+
+
+# --- posting and reading ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("waiting:WT2")
+def test_letters_are_read_in_the_order_in_which_they_were_posted_while_somebody_else_holds_the_journal(
+    make: Make,
+) -> None:
+    recorded(make())
+    holder = make().writer()
+    with pytest.raises(JournalLocked):
+        make().writer()
+
+    assert [True] * 3 == [make().mailbox().post(message(n)) for n in range(3)]
+    box = make().mailbox()
+    first, place = box.read()
+    later = Letter(kind="answer", topic="q3", value=True, path="3.2", id="the-fourth")
+    make().mailbox().post(later)
+
+    assert [0, 1, 2] == [letter.value for letter in first]
+    assert box.changed(0)
+    assert box.changed(place)
+    assert ([later], box.read()[1]) == box.read(place)
+    assert not box.changed(box.read()[1])
+    assert ([], box.read()[1]) == box.read(box.read()[1])
+    holder.close()
+
+
+@pytest.mark.spec("waiting:WT2")
+def test_a_letter_with_an_id_is_there_once_however_often_it_is_posted(make: Make) -> None:
+    recorded(make())
+    once = message({"n": 1}, id="once")
+
+    assert make().mailbox().post(once)
+    assert not make().mailbox().post(message({"n": 1}, id="once"))
+    for other in (
+        message({"n": 2}, id="once"),
+        message({"n": 1}, "other", id="once"),
+        message({"n": 1}, id="once", path="1"),
+    ):
+        with pytest.raises(InputError, match="has another letter with the id 'once'"):
+            make().mailbox().post(other)
+
+    assert [once] == make().mailbox().read()[0]
+
+
+@pytest.mark.spec("waiting:WT2")
+def test_nothing_is_made_where_there_is_no_run(make: Make, tmp_path: Path) -> None:
+    with pytest.raises(JournalMissing):
+        make().mailbox().post(message())
+
+    assert [] == list(tmp_path.iterdir())
+    assert ([], 0) == FileJournal(tmp_path / "none.jsonl").mailbox().read()
+    assert not FileJournal(tmp_path / "none.jsonl").mailbox().changed(0)
+
+
+def test_a_run_of_a_database_that_is_not_in_it_is_missing(tmp_path: Path) -> None:
+    recorded(SqliteJournal(tmp_path / "runs.db", "one"))
+
+    with pytest.raises(JournalMissing, match="there is no run 'two'"):
+        SqliteJournal(tmp_path / "runs.db", "two").mailbox().post(message())
+
+
+def test_a_journal_that_is_removed_takes_its_letters_along(make: Make, tmp_path: Path) -> None:
+    recorded(make())
+    make().mailbox().post(message())
+
+    make().discard()
+    assert not (tmp_path / "run.jsonl.mail").exists()
+    with pytest.raises(JournalMissing):
+        make().mailbox().post(message())
+    recorded(make())
+
+    assert ([], 0) == make().mailbox().read()
+    if (tmp_path / "runs.db").exists():
+        with closing(sqlite3.connect(tmp_path / "runs.db")) as database:
+            assert [(0,)] == list(database.execute("SELECT count(*) FROM letters"))
+
+
+@pytest.mark.spec("waiting:WT2")
+def test_a_letter_never_reaches_another_run_that_takes_the_name_of_its_journal(journal: FileJournal) -> None:
+    journal.mailbox().post(Letter(kind="answer", topic="q1", value="yes", id="1"))
+    journal.path.unlink()
+    recorded(journal)
+
+    assert [] == journal.mailbox().read()[0]
+    assert journal.mailbox().post(Letter(kind="answer", topic="q1", value="no", id="1"))
+    assert ["no"] == values(journal.mailbox())
+
+
+def test_runs_of_one_database_have_their_own_letters(tmp_path: Path) -> None:
+    one, two = [SqliteJournal(tmp_path / "runs.db", name) for name in ("one", "two")]
+    for each in (one, two):
+        recorded(each)
+
+    one.mailbox().post(message(1, id="same"))
+    _, place = one.mailbox().read()
+    two.mailbox().post(message(2, id="same"))
+
+    assert [1] == values(one.mailbox())
+    assert [2] == values(two.mailbox())
+    assert not one.mailbox().changed(place)
+
+
+def test_a_place_of_a_file_that_was_made_anew_is_its_beginning(journal: FileJournal) -> None:
+    for n in range(5):
+        journal.mailbox().post(message(n))
+    _, place = journal.mailbox().read()
+    mailbox_of(journal.path).unlink()
+    journal.mailbox().post(message("new"))
+
+    assert journal.mailbox().changed(place)
+    assert ["new"] == values(journal.mailbox(), place)
+
+
+@given(value=json_values())
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_value_is_read_as_it_was_posted(make: Make, value: Any) -> None:
+    if make().head() is None:
+        recorded(make())
+    _, place = make().mailbox().read()
+
+    make().mailbox().post(message(value))
+
+    assert [value] == values(make().mailbox(), place)
+
+
+def test_secrets_are_taken_out_of_letters_as_out_of_records(make: Make, tmp_path: Path) -> None:
+    recorded(make(secrets={"sesame-4711-sesame": "door"}))
+    box = make(secrets={"sesame-4711-sesame": "door"}).mailbox()
+
+    box.post(message({"say": "sesame-4711-sesame!"}))
+    with pytest.raises(InputError, match="the id of a letter holds a secret"):
+        box.post(message(id="sesame-4711-sesame"))
+    with pytest.raises(InputError, match="the topic of a letter holds a secret"):
+        box.post(message(topic="sesame-4711-sesame"))
+
+    assert [{"say": "<redacted:door>!"}] == values(box)
+    assert not [path for path in tmp_path.iterdir() if b"4711" in path.read_bytes()]
+
+
+def test_a_shape_of_a_secret_that_is_left_is_refused(journal: FileJournal) -> None:
+    def spoils(value: Any) -> Any:
+        return {"key": "sk-" + "proj-abcdefghijklmnopqrstuvwxyz0123456789ABCDEF"}
+
+    box = FileJournal(journal.path, redact=[spoils]).mailbox()
+
+    with pytest.raises(SecretFound):
+        box.post(message({"say": "password=hunter2-hunter2-hunter2"}))
+    assert not mailbox_of(journal.path).exists()
+
+
+def test_machine_data_stays_for_the_run_to_see(journal: FileJournal) -> None:
+    box = FileJournal(journal.path, machine={"/home/somebody": "<home>"}).mailbox()
+
+    box.post(message("in /home/somebody/x"))
+
+    assert ["in /home/somebody/x"] == values(box)
+
+
+# --- what a letter is -------------------------------------------------------------------------------------------------
+
+
+def test_a_letter_is_frozen_and_has_an_id_and_a_time_of_its_own() -> None:
+    one, two = message([1, {"a": 2}]), message()
+
+    assert one.id != two.id
+    assert 32 == len(one.id)
+    assert UTC == one.sent.tzinfo
+    assert datetime.now(UTC) - one.sent < timedelta(minutes=1)
+    assert message(sent=datetime(2026, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))).sent.isoformat() == (
+        "2026-01-01T10:00:00+00:00"
+    )
+    with pytest.raises(TypeError):
+        one.value.append(1)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"kind": "mail", "value": ""}, "a letter is one of message, answer, cancel, input, not 'mail'"),
+        ({"kind": ["message"], "value": ""}, "a letter is one of .* not 'list'"),
+        ({"kind": "message"}, "a topic has 1 to 200 ASCII letters"),
+        ({"kind": "message", "topic": "a b"}, "a topic has 1 to 200 ASCII letters"),
+        ({"kind": "message", "topic": "é"}, "a topic has"),
+        ({"kind": "message", "topic": "a" * 201}, "a topic has"),
+        ({"kind": "message", "topic": 7}, "a topic has"),
+        ({"kind": "message", "topic": "a", "id": ""}, "the id of a letter has 1 to 200 printable characters"),
+        ({"kind": "message", "topic": "a", "id": "x" * 201}, "the id of a letter has"),
+        ({"kind": "message", "topic": "a", "id": "x\n"}, "the id of a letter has"),
+        ({"kind": "message", "topic": "a", "id": "\ud800"}, "the id of a letter has"),
+        ({"kind": "message", "topic": "a", "path": "x"}, "a letter goes to the path of a run"),
+        ({"kind": "message", "topic": "a", "path": "1." * 600 + "1"}, "a letter goes to the path of a run"),
+        ({"kind": "message", "topic": "a", "path": None}, "a letter goes to the path of a run"),
+        ({"kind": "message", "topic": "a", "value": {1}}, "the value of a letter is JSON"),
+        ({"kind": "message", "topic": "a", "value": float("nan")}, "the value of a letter is JSON"),
+        ({"kind": "message", "topic": "a", "value": "x" * mailbox.MAX_VALUE}, "at most 1,048,576 bytes as JSON"),
+        ({"kind": "message", "topic": "a", "sent": datetime(2026, 1, 1)}, "a time with its zone"),  # noqa: DTZ001
+        ({"kind": "message", "topic": "a", "sent": datetime.max.replace(tzinfo=UTC)}, "a time with its zone"),
+        ({"kind": "message", "topic": "a", "sent": "now"}, "a time with its zone"),
+        ({"kind": "answer", "value": "yes"}, "the topic of an answer is the id of its question"),
+        ({"kind": "answer", "topic": "q1", "value": 7}, "an answer is a bool, a text or the stored form"),
+        (
+            {"kind": "answer", "topic": "q1", "value": {"type": "Usage"}},
+            "an answer is a bool, a text or the stored form",
+        ),
+        ({"kind": "answer", "topic": "q1", "value": {"type": "Answer", "text": 7}}, "an answer is a bool"),
+        ({"kind": "cancel"}, "the value of a letter of the kind 'cancel' is a text"),
+        ({"kind": "cancel", "value": "x", "topic": "t"}, "a letter of the kind 'cancel' has no topic"),
+        ({"kind": "input", "value": True}, "the value of a letter of the kind 'input' is a text"),
+    ],
+)
+def test_what_is_no_letter_is_refused_with_a_sentence(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=why) as caught:
+        Letter(**given)
+
+    assert len(str(caught.value)) < 600
+
+
+def test_an_answer_may_say_all_that_an_answer_can(journal: FileJournal) -> None:
+    answer = bare(Answer(("yes", "no"), remember="always", by="ann"))
+
+    journal.mailbox().post(Letter(kind="answer", topic="q1", value=answer))
+
+    assert [answer] == values(journal.mailbox())
+
+
+# --- processes and threads --------------------------------------------------------------------------------------------
+
+SENDER = textwrap.dedent(
+    """
+    import sys
+    from itertools import count
+    from stepengine.journal import as_journal
+    from stepengine.journal.mailbox import Letter
+
+    place, name, first = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    box = as_journal(place).mailbox()
+    for n in count(first):
+        # Nobody knows of the last one whether it arrived, so it is posted again.
+        box.post(Letter(kind="message", topic="load", value=[name, n, "x" * (n % 7) * 900], id=f"{name}-{n}"))
+        print(n, flush=True)
+    """
+)
+
+
+class Sender:
+    """
+    A process that posts one letter after the other, and says which of them it knows to have arrived.
+    """
+
+    def __init__(self, place: str, name: str, first: int = 0) -> None:
+        command = [sys.executable, "-c", SENDER, place, name, str(first)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.first = first
+
+    def killed(self) -> int:
+        """
+        Kill it, and return the number of the letter after the last one that it knows to have arrived.
+        """
+        self.process.send_signal(signal.SIGKILL)
+        out, err = self.process.communicate(timeout=30)
+        assert "Error" not in err
+        return max([self.first, *[int(line) + 1 for line in out.split() if line.isdecimal()]])
+
+
+def check_letters(place: str, posted: dict[str, int]) -> None:
+    """
+    Check that every letter whose post returned is there once, in the order of its sender, and at most one more of each round.
+    """
+    from stepengine.journal import as_journal
+
+    letters, _ = as_journal(place).mailbox().read()
+    sent: list[Any] = [letter.value for letter in letters]
+    for name, count in posted.items():
+        numbers = [number for sender, number, _ in sent if sender == name]
+        assert numbers == [*range(len(numbers))], "in order, none missing, none twice"
+        assert count <= len(numbers) <= count + 1
+    assert max(Counter(letter.id for letter in letters).values()) == 1
+
+
+@pytest.mark.spec("waiting:WT2")
+@pytest.mark.deep
+def test_no_letter_is_lost_when_senders_are_killed_at_any_moment(stored: str) -> None:
+    from stepengine.journal import as_journal
+
+    holder = as_journal(stored).writer()
+    posted = {"a": 0, "b": 0, "c": 0}
+    for turn in range(8):
+        senders = {name: Sender(stored, name, first) for name, first in posted.items()}
+        until, before = time.monotonic() + 60, len(as_journal(stored).mailbox().read()[0])
+        while time.monotonic() < until and len(as_journal(stored).mailbox().read()[0]) < before + 40:
+            time.sleep(0.05)
+        time.sleep(0.003 * turn)
+        posted = {name: sender.killed() for name, sender in senders.items()}
+    check_letters(stored, posted)
+    holder.close()
+
+    assert sum(posted.values()) > 200
+    assert as_journal(stored).mailbox().post(message("after all that"))
+    assert as_journal(stored).history().head is not None
+
+
+@pytest.mark.spec("waiting:WT2")
+def test_threads_post_at_once_and_none_waits_for_ever(make: Make) -> None:
+    recorded(make())
+    boxes = [make().mailbox() for _ in range(4)]
+    problems: list[BaseException] = []
+
+    def post_all(number: int) -> None:
+        try:
+            for n in range(15):
+                # Two threads have the same letters.
+                boxes[number].post(message([number // 2, n], id=f"{number // 2}-{n}"))
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=post_all, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    found = values(make().mailbox())
+
+    assert not problems
+    assert 30 == len(found)
+    assert all([[n, k] for k in range(15)] == [v for v in found if v[0] == n] for n in (0, 1))
+
+
+def test_a_reader_sees_whole_letters_only_while_others_post(make: Make) -> None:
+    recorded(make())
+    box, place = make().mailbox(), 0
+    seen: list[Any] = []
+    thread = threading.Thread(target=lambda: [make().mailbox().post(message([n, "x" * 20_000])) for n in range(40)])
+    thread.start()
+    while thread.is_alive() or box.changed(place):
+        letters, place = box.read(place)
+        seen += [letter.value for letter in letters]
+    thread.join()
+
+    assert [*range(40)] == [value[0] for value in seen]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_posts_to_the_run_that_its_parent_holds(stored: str) -> None:
+    from stepengine.journal import as_journal
+
+    holder = as_journal(stored).writer()
+    box = as_journal(stored).mailbox()
+    box.post(message("parent"))
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            signal.alarm(20)
+            box.post(message("child"))
+            code = 0
+        finally:
+            os._exit(code)
+
+    assert 0 == os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert ["parent", "child"] == values(box)
+    holder.close()
+
+
+def test_a_sender_that_stands_still_with_the_file_does_not_hold_up_others_for_ever(
+    journal: FileJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    monkeypatch.setattr(mailbox, "SECONDS", 0.05)
+    journal.mailbox().post(message(1))
+    with mailbox_of(journal.path).open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(JournalLocked):
+            journal.mailbox().post(message(2))
+        assert [1] == values(journal.mailbox()), "reading needs no lock"
+
+    assert journal.mailbox().post(message(2))
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_mailbox_is_a_private_file_beside_the_journal_and_no_journal(journal: FileJournal) -> None:
+    journal.mailbox().post(message())
+    box = journal.path.with_name("run.jsonl.mail")
+
+    assert box == mailbox_of(journal.path)
+    assert 0o600 == stat.S_IMODE(box.stat().st_mode)
+    assert [journal.path] == list(journal.path.parent.glob("*.jsonl"))
+    with pytest.raises(JournalError, match="is the name of a mailbox; its journal is"):
+        FileJournal(box)
+
+
+@pytest.mark.spec("waiting:WT2")
+@pytest.mark.parametrize("left", ["", "\n", "{", '{"run":"x"}', '{"run":"x"}\n', "\0" * 100, "garbage\n"])
+def test_what_a_killed_sender_left_at_the_end_is_no_letter_and_goes_with_the_next_one(
+    journal: FileJournal, left: str
+) -> None:
+    box = journal.mailbox()
+    box.post(message(1))
+    _, place = box.read()
+    with mailbox_of(journal.path).open("a") as file:
+        file.write(left)
+
+    assert ([], place) == box.read(place)
+    box.post(message(2))
+
+    assert [2] == values(box, place)
+    assert 2 == mailbox_of(journal.path).read_bytes().count(b"\n")
+
+
+def test_every_prefix_of_a_mailbox_holds_the_letters_that_are_whole_in_it(journal: FileJournal) -> None:
+    for n in range(3):
+        journal.mailbox().post(message(n))
+    path = mailbox_of(journal.path)
+    whole = path.read_bytes()
+    for size in range(len(whole) + 1):
+        path.write_bytes(whole[:size])
+        expected = [*range(whole[:size].count(b"\n"))]
+        assert expected == values(journal.mailbox())
+        if size % 41 == 0:
+            journal.mailbox().post(message("next"))
+            assert [*expected, "next"] == values(journal.mailbox())
+
+
+def test_damage_before_the_end_is_said_with_its_line(journal: FileJournal) -> None:
+    for n in range(3):
+        journal.mailbox().post(message(n))
+    path = mailbox_of(journal.path)
+    path.write_bytes(path.read_bytes().replace(b'"value":1', b'"value":7'))
+
+    with pytest.raises(
+        JournalCorrupt, match=r"line 2 \(byte \d+\) of .*run.jsonl.mail is damaged: its checksum is wrong"
+    ):
+        journal.mailbox().read()
+    assert journal.mailbox().post(message(3)), "whoever posts does not suffer for it"
+
+
+def test_damage_in_a_database_is_said_with_the_letter(tmp_path: Path) -> None:
+    journal = SqliteJournal(tmp_path / "runs.db", "run")
+    recorded(journal)
+    for n in range(2):
+        journal.mailbox().post(message(n))
+    for broken in (b"{}\n", "text", 7):
+        with contextlib.closing(sqlite3.connect(tmp_path / "runs.db", isolation_level=None)) as database:
+            database.execute("UPDATE letters SET line = ? WHERE number = 1", (broken,))
+
+        with pytest.raises(JournalCorrupt, match=r"letter 1 of .*runs\.db"):
+            journal.mailbox().read()
+
+
+def test_a_letter_of_a_kind_that_is_not_known_yet_is_left_out(journal: FileJournal) -> None:
+    journal.mailbox().post(message(1))
+    head = journal.head()
+    assert head is not None
+    with mailbox_of(journal.path).open("ab") as file:
+        file.write(to_line({"run": head.run, "id": "n", "kind": "picture", "page": 7}, 0)[0])
+    journal.mailbox().post(message(2))
+
+    assert [1, 2] == values(journal.mailbox())
+
+
+def test_a_member_that_is_not_known_yet_does_not_matter(journal: FileJournal) -> None:
+    journal.mailbox().post(message(1))
+    path = mailbox_of(journal.path)
+    members = json.loads(path.read_bytes())
+    del members["crc"]
+    path.write_bytes(to_line({**members, "priority": 3}, 0)[0])
+
+    assert [1] == values(journal.mailbox())
+
+
+@pytest.mark.parametrize("bad", [{"id": 7}, {"sent": "soon"}, {"path": "x"}, {"topic": ""}, {"run": 1}, {"kind": None}])
+def test_a_letter_with_a_right_checksum_is_checked_as_any_other(journal: FileJournal, bad: dict[str, Any]) -> None:
+    journal.mailbox().post(message(1))
+    path = mailbox_of(journal.path)
+    members = {k: v for k, v in json.loads(path.read_bytes()).items() if k != "crc"}
+    path.write_bytes(to_line({**members, **bad}, 0)[0])
+
+    with pytest.raises(JournalCorrupt, match=r"line 1 .* is no letter"):
+        journal.mailbox().read()
+
+
+def test_a_full_mailbox_takes_no_letter_more(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(make())
+    monkeypatch.setattr(mailbox, "MAX_LETTERS", 3)
+    box = make().mailbox()
+    for n in range(3):
+        box.post(message(n, id=str(n)))
+
+    with pytest.raises(JournalWriteFailed, match="is full: it takes 3 letters"):
+        box.post(message(3))
+    assert not box.post(message(2, id="2"))
+    monkeypatch.setattr(mailbox, "MAX_LETTERS", 10)
+    monkeypatch.setattr(mailbox, "MAX_BYTES", 1_000)
+    with pytest.raises(JournalWriteFailed, match="is full"):
+        box.post(message("x" * 1_000))
+
+    assert [0, 1, 2] == values(box)
+
+
+@pytest.mark.parametrize("fault", ["write", "fdatasync"])
+def test_a_letter_that_does_not_fit_on_the_disk_is_not_posted_in_part(
+    journal: FileJournal, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    journal.mailbox().post(message(1))
+    before = mailbox_of(journal.path).read_bytes()
+    real = os.write
+
+    def half(descriptor: int, data: Any) -> int:
+        if len(data) > 20:
+            return real(descriptor, data[:20])
+        raise OSError(28, "No space left on device")
+
+    def none(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, fault, half if fault == "write" else none)
+        with pytest.raises(JournalWriteFailed, match="cannot be used as a mailbox"):
+            journal.mailbox().post(message(2))
+
+    assert before == mailbox_of(journal.path).read_bytes()
+    assert journal.mailbox().post(message(2))
+
+
+@ON_POSIX
+def test_a_mailbox_that_others_can_write_is_not_believed(journal: FileJournal) -> None:
+    journal.mailbox().post(message(1))
+    mailbox_of(journal.path).chmod(0o622)
+
+    for act in (journal.mailbox().read, lambda: journal.mailbox().post(message(2))):
+        with pytest.raises(JournalError, match="may be written by others"):
+            act()
+
+
+@ON_POSIX
+@pytest.mark.parametrize("kind", ["link", "folder", "fifo", "dangling"])
+def test_what_is_no_file_is_no_mailbox(journal: FileJournal, tmp_path: Path, kind: str) -> None:
+    path = mailbox_of(journal.path)
+    other = tmp_path / "other"
+    other.write_bytes(b"")
+    if kind == "link":
+        path.symlink_to(other)
+    elif kind == "dangling":
+        path.symlink_to(tmp_path / "nowhere")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        os.mkfifo(path)
+
+    for act in (journal.mailbox().read, lambda: journal.mailbox().post(message(2))):
+        with pytest.raises(JournalError, match=r"run\.jsonl\.mail"):
+            act()
+    assert b"" == other.read_bytes()
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_mailbox_that_is_far_too_long_is_not_read(journal: FileJournal) -> None:
+    with mailbox_of(journal.path).open("wb") as file:
+        file.truncate(1 << 40)
+    mailbox_of(journal.path).chmod(0o600)
+
+    for act in (journal.mailbox().read, lambda: journal.mailbox().post(message(2))):
+        with pytest.raises(JournalCorrupt, match="a mailbox has at most 67,108,864; remove it"):
+            act()
+
+
+def test_a_mailbox_of_one_line_without_an_end_is_mended_by_the_next_sender(journal: FileJournal) -> None:
+    journal.mailbox().post(message(1))
+    with mailbox_of(journal.path).open("ab") as file:
+        file.write(b"a" * (2 * mailbox.MAX_LINE + 5))
+
+    assert [1] == values(journal.mailbox())
+    journal.mailbox().post(message(2))
+    assert [1, 2] == values(journal.mailbox())
+
+
+@st.composite
+def hostile(draw: st.DrawFn) -> bytes:
+    lines = st.one_of(
+        st.binary(max_size=60),
+        st.dictionaries(
+            st.sampled_from(["run", "id", "kind", "path", "topic", "value", "sent", "crc"]), json_values(), max_size=8
+        ).map(lambda members: to_line(members or {"a": 1}, 0)[0]),
+    )
+    return draw(st.lists(lines, max_size=6).map(b"\n".join))
+
+
+@given(data=hostile(), after=st.integers(-10, 400))
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_whatever_is_in_a_mailbox_only_typed_errors_come_of_it(journal: FileJournal, data: bytes, after: int) -> None:
+    path, began = mailbox_of(journal.path), time.process_time()
+    path.write_bytes(data)
+    path.chmod(0o600)
+    with contextlib.suppress(StepEngineError):
+        _, place = journal.mailbox().read(after)
+        assert 0 <= place <= len(data)
+        assert [] == journal.mailbox().read(place)[0]
+    with contextlib.suppress(StepEngineError):
+        assert journal.mailbox().post(message("last", id="the last"))
+        with contextlib.suppress(JournalCorrupt):
+            assert "last" == values(journal.mailbox())[-1]
+    assert time.process_time() - began < 2

@@ -1,0 +1,645 @@
+"""
+Signed journals: each alteration is named, a tail that nobody signed is told, and a run goes on with its chain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from stepengine import AgentDefinition, Answer, Ask, Engine, Parallel, ToolContext, call, tool
+from stepengine.data.state import RunStatus
+from stepengine.errors import DefinitionError, JournalCorrupt, JournalError
+from stepengine.journal import (
+    FileJournal,
+    Journal,
+    MemoryJournal,
+    SigningKey,
+    SqliteJournal,
+    check,
+    decisions,
+    sealed,
+    verify,
+)
+from stepengine.journal.records import TAIL
+from stepengine.permissions import Policy, Rule
+from stepengine.redaction import GIVEN
+from stepengine.testing import ScriptedModel, text, tool_call
+from stepengine.tools import file_tools
+
+
+def new_key(folder: Path, name: str = "audit", key: Any = None) -> Path:
+    """
+    Make a key as ``ssh-keygen`` does; its public half is beside it.
+    """
+    made = key or Ed25519PrivateKey.generate()
+    path = folder / name
+    path.write_bytes(made.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    path.chmod(0o600)
+    public = made.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    path.with_suffix(".pub").write_bytes(b"# who signs\n\n" + public + b" audit@example\n")
+    return path
+
+
+@tool(in_thread=False)
+def note(text: str) -> str:
+    """
+    Note a text.
+    """
+    return f"noted {text}"
+
+
+@tool(in_thread=False)
+def leak(ctx: ToolContext, path: str) -> str:
+    """
+    Show a file that no agent should see.
+    """
+    return Path(path).read_text(encoding="utf-8")
+
+
+def steps(ctx: Any) -> Any:
+    for number in range(6):
+        yield from call(note, text=f"{number}")
+    said = yield from Ask("Go on?")
+    for number in range(3):
+        yield from call(note, text=f"{said} {number}")
+    return "done"
+
+
+def leaking(ctx: Any) -> Any:
+    return (yield from call(leak, path=ctx.prompt)).text
+
+
+def asks_twice(ctx: Any) -> Any:
+    return list((yield from Parallel(Ask("One?"), Ask("Two?"))))
+
+
+DOUBLE = AgentDefinition("double", handle_steps=asks_twice)
+AGENT = AgentDefinition("noter", tools=[note], handle_steps=steps)
+LEAKING = AgentDefinition("leaking", tools=[leak], handle_steps=leaking)
+
+
+def engine() -> Engine:
+    return Engine([AGENT, LEAKING], models=ScriptedModel([]))
+
+
+async def recorded(journal: Journal, *, answered: bool = True) -> Journal:
+    run = await engine().run(AGENT, "", journal=journal)
+    assert run.status is RunStatus.SUSPENDED
+    assert run.journal is not None
+    if answered:
+        run = await engine().resume(run.journal, answers={"Go on?": "yes"})
+        assert run.status is RunStatus.COMPLETED
+        assert run.journal is not None
+    return run.journal
+
+
+def lines_of(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def with_right_checksums(lines: list[bytes]) -> list[bytes]:
+    """
+    Make all checksums anew, as anybody can.
+    """
+    made, previous = [], 0
+    for line in lines:
+        body = line[: -TAIL - 1]
+        previous = zlib.crc32(body, previous)
+        made.append(body + b',"crc":"%08x"}\n' % previous)
+    return made
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return new_key(tmp_path_factory.mktemp("keys"))
+
+
+@pytest.fixture(scope="module")
+def public(keys: Path) -> Path:
+    return keys.with_suffix(".pub")
+
+
+@pytest.fixture(scope="module")
+def whole(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """
+    A journal of a run that was suspended and gone on with, a signature after five records each.
+    """
+    path = tmp_path_factory.mktemp("whole") / "run.jsonl"
+    asyncio.run(recorded(FileJournal(path, sign=SigningKey(keys, records=5))))
+    return path.read_bytes()
+
+
+@pytest.fixture
+def journal(whole: bytes, tmp_path: Path) -> Path:
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(whole)
+    return path
+
+
+def _listed(first: int, to: int) -> str:
+    return f"record {first} " if first == to else f"each of the records {first} to {to} "
+
+
+def signatures_in(lines: list[bytes]) -> list[int]:
+    """
+    The numbers of the records that are signatures.
+    """
+    return [number for number, line in enumerate(lines, 1) if b'"type":"Signed"' in line]
+
+
+# --- what holds -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:JR44")
+@pytest.mark.parametrize("kind", ["file", "sqlite"])
+async def test_a_run_is_signed_to_its_end_when_it_is_suspended_and_when_it_has_ended(
+    kind: str, keys: Path, public: Path, tmp_path: Path
+):
+    key = SigningKey(keys, records=5)
+    given = (
+        FileJournal(tmp_path / "a.jsonl", sign=key) if kind == "file" else SqliteJournal(tmp_path / "a.db", sign=key)
+    )
+    suspended = await recorded(given, answered=False)
+    before = verify(suspended, public)
+    await engine().resume(suspended, answers={"Go on?": "yes"})
+    after = verify(suspended, [public])
+
+    assert (True, (), ()) == (bool(before), before.problems, before.unsigned)
+    assert (True, (), ()) == (bool(after), after.problems, after.unsigned)
+    assert before.records == before.signed < after.signed == after.records
+    assert before.signatures < after.signatures
+    assert ("noter", before.run) == (after.agent, after.run)
+    assert verify(suspended, public, seen=before.digest)
+    assert check(suspended)
+    assert RunStatus.COMPLETED is (await engine().replay(suspended)).status
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
+@pytest.mark.spec("reliability:JR44")
+def test_keys_of_ssh_keygen_sign_and_are_named_as_it_names_them(tmp_path: Path):
+    key = tmp_path / "k"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    named = subprocess.run(["ssh-keygen", "-l", "-f", f"{key}.pub"], check=True, capture_output=True, text=True).stdout
+    journal = asyncio.run(recorded(FileJournal(tmp_path / "run.jsonl", sign=key), answered=False))
+
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "locked", "-f", str(tmp_path / "locked")], check=True)
+
+    with pytest.raises(JournalError, match="it has a passphrase"):
+        SigningKey(tmp_path / "locked")
+    verified = verify(journal, f"{key}.pub")
+    assert (True, named.split()[1]) == (bool(verified), verified.key)
+
+
+async def test_a_journal_that_nobody_signs_is_written_as_ever(tmp_path: Path, keys: Path):
+    plain = await recorded(FileJournal(tmp_path / "plain.jsonl"))
+    signed = await recorded(FileJournal(tmp_path / "signed.jsonl", sign=keys))
+
+    assert b"Signed" not in plain.content()
+    assert b"signed" not in plain.content()
+    assert len(plain.records()) == len(signed.records()) - len(signatures_in(lines_of(tmp_path / "signed.jsonl")))
+
+
+# --- what was changed is named ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:JR45")
+@pytest.mark.parametrize("anew", [False, True], ids=["as it is", "all checksums made anew"])
+def test_an_altered_byte_is_told_with_its_record(journal: Path, public: Path, anew: bool):
+    lines = lines_of(journal)
+    number = next(n for n, line in enumerate(lines, 1) if b"noted 3" in line)
+    lines[number - 1] = lines[number - 1].replace(b"noted 3", b"noted 4")
+    journal.write_bytes(b"".join(with_right_checksums(lines) if anew else lines))
+
+    assert (f"record {number} was altered",) == verify(journal, public).problems
+
+
+@pytest.mark.spec("reliability:JR45")
+@pytest.mark.parametrize("anew", [False, True], ids=["as it is", "all checksums made anew"])
+def test_a_removed_record_is_told_with_its_place(journal: Path, public: Path, anew: bool):
+    lines = lines_of(journal)
+    del lines[7]
+    journal.write_bytes(b"".join(with_right_checksums(lines) if anew else lines))
+
+    assert ("one record before record 8 was removed",) == verify(journal, public).problems
+
+
+@pytest.mark.spec("reliability:JR45")
+@pytest.mark.parametrize(("one", "other"), [(8, 9), (8, 11)])
+def test_swapped_records_are_told(journal: Path, public: Path, one: int, other: int):
+    lines = lines_of(journal)
+    lines[one - 1], lines[other - 1] = lines[other - 1], lines[one - 1]
+    journal.write_bytes(b"".join(with_right_checksums(lines)))
+
+    assert {one, other}.isdisjoint(signatures_in(lines))
+    assert (f"records {one} and {other} were swapped",) == verify(journal, public).problems
+
+
+@pytest.mark.spec("reliability:JR45")
+def test_a_record_that_was_moved_and_one_that_was_added_are_told(journal: Path, public: Path):
+    lines = lines_of(journal)
+    moved = lines[:7] + lines[8:10] + [lines[7]] + lines[10:]
+    journal.write_bytes(b"".join(with_right_checksums(moved)))
+    assert ("record 10 was moved: it was signed as record 8",) == verify(journal, public).problems
+
+    added = [*lines[:8], lines[2].replace(b"noted", b"NOTED"), *lines[8:]]
+    journal.write_bytes(b"".join(with_right_checksums(added)))
+    assert ("record 9 was added",) == verify(journal, public).problems
+
+
+@pytest.mark.spec("reliability:JR45")
+def test_a_signature_that_was_removed_altered_or_repeated_is_told(journal: Path, public: Path):
+    lines = lines_of(journal)
+    first, second, *_ = signatures_in(lines)
+    journal.write_bytes(b"".join(with_right_checksums([*lines[: first - 1], *lines[first:]])))
+    assert (f"the signature of each of the records 1 to {first - 1} was removed or altered",) == verify(
+        journal, public
+    ).problems
+
+    changed = list(lines)
+    changed[first - 1] = changed[first - 1].replace(b'"found":0', b'"found":3')
+    journal.write_bytes(b"".join(with_right_checksums(changed)))
+    assert (f"record {first}, a signature, was altered or is not of its key",) == verify(journal, public).problems
+
+    without_both = [*lines[: first - 1], *lines[second:]]
+    journal.write_bytes(b"".join(with_right_checksums(without_both)))
+    assert (
+        f"each of {second - first + 1} records before record {first} was removed, the signature among them",
+    ) == verify(journal, public).problems
+
+    journal.write_bytes(b"".join(with_right_checksums([*lines[:second], lines[first - 1], *lines[second:]])))
+    assert (
+        f"record {second + 1}, a signature, does not follow: it was moved or repeated"
+        in verify(journal, public).problems
+    )
+
+
+@pytest.mark.spec("reliability:JR45")
+def test_a_tail_that_was_cut_and_a_record_that_was_added_by_hand_are_told(journal: Path, public: Path):
+    lines = lines_of(journal)
+    count, signatures = len(lines), signatures_in(lines)
+    journal.write_bytes(b"".join(lines[:-1]))
+    cut = verify(journal, public)
+    assert (False, True) == (bool(cut), cut.is_unaltered)
+    (told,) = cut.unsigned
+    assert told.startswith(_listed(signatures[-2] + 1, count - 1))
+    assert "is not signed" in told
+
+    journal.write_bytes(b"".join(lines[: signatures[0]]))
+    (told,) = verify(journal, public).unsigned
+    assert (
+        f"record {signatures[0]} is the last one and closes nothing: a crash ended the run, or what followed was removed"
+        == told
+    )
+
+    forged = lines[3][: -TAIL - 1].replace(b'"at":', b'"at":1')
+    crc = zlib.crc32(forged, int(lines[-1][-11:-3], 16))
+    journal.write_bytes(b"".join([*lines, forged + b',"crc":"%08x"}\n' % crc]))
+    (told,) = verify(journal, public).unsigned
+    assert told == (
+        f"record {count + 1} is not signed and stands behind the signature that closed the journal: it may be anybody's"
+    )
+
+
+@pytest.mark.spec("reliability:JR45")
+def test_what_was_cut_off_behind_a_signature_that_closed_is_told_by_what_was_seen(journal: Path, public: Path):
+    lines = lines_of(journal)
+    closing = [n for n in signatures_in(lines) if b'"closes":true' in lines[n - 1]]
+    seen = verify(journal, public).digest
+    journal.write_bytes(b"".join(lines[: closing[0]]))
+
+    assert verify(journal, public)
+    (told,) = verify(journal, public, seen=seen).problems
+    assert told.startswith("it does not begin with what was seen before")
+
+
+@pytest.mark.spec("reliability:JR45")
+async def test_what_another_key_signed_or_nobody_is_not_signed(journal: Path, public: Path, tmp_path: Path):
+    other = new_key(tmp_path, "other")
+    theirs = await recorded(FileJournal(tmp_path / "theirs.jsonl", sign=other))
+    assert "its signatures are by SHA256:" in verify(theirs, public).problems[0]
+
+    plain = await recorded(FileJournal(tmp_path / "plain.jsonl"))
+    assert "it holds no signature" in verify(plain, public).problems[0]
+
+    made_valid = tmp_path / "sealed.jsonl"
+    lines = lines_of(journal)
+    made_valid.write_bytes(b"".join(lines).replace(b"noted 2", b"noted two"))
+    sealed(made_valid).journal.copy_to(FileJournal(made_valid))
+    assert check(made_valid)
+    assert 1 == len(verify(made_valid, public).problems)
+    assert "was altered" in verify(made_valid, public).problems[0]
+
+
+@pytest.mark.spec("reliability:JR45")
+def test_no_byte_of_the_last_signature_can_be_another_one(whole: bytes, public: Path, tmp_path: Path):
+    """
+    Nothing signs what comes after it: its own checksum, and the bits of its last letters that say nothing.
+    """
+    path, letters = tmp_path / "run.jsonl", "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    passed = []
+    for place in range(whole.rfind(b'"sig":'), len(whole)):
+        known = chr(whole[place])
+        # The next letter of base64 differs in the lowest bit alone.
+        other = letters[letters.index(known) ^ 1] if known in letters else "x"
+        altered = whole[:place] + other.encode() + whole[place + 1 :]
+        path.write_bytes(altered)
+        passed += [(place, known, other)] if verify(path, public) else []
+        anew = b"".join(with_right_checksums(altered.splitlines(keepends=True)))
+        path.write_bytes(anew)
+        passed += [(place, known, other)] if anew != whole and verify(path, public) else []
+
+    assert [] == passed
+
+
+@st.composite
+def alterations(draw: st.DrawFn) -> Callable[[bytes], bytes]:
+    """
+    Ways to alter a journal: one of each kind, with checksums that are right afterwards or not.
+    """
+    kind = draw(st.sampled_from(["byte", "remove", "swap", "repeat", "cut", "shorten", "insert"]))
+    at, other, value = draw(st.integers(0, 10**6)), draw(st.integers(0, 10**6)), draw(st.integers(1, 255))
+    anew = draw(st.booleans())
+
+    def altered(whole: bytes) -> bytes:
+        lines = whole.splitlines(keepends=True)
+        first, second = at % len(lines), other % len(lines)
+        if kind == "byte":
+            line = bytearray(lines[first])
+            line[other % len(line)] ^= value
+            lines[first] = bytes(line)
+        elif kind == "remove":
+            del lines[first]
+        elif kind == "swap":
+            lines[first], lines[second] = lines[second], lines[first]
+        elif kind == "repeat":
+            lines.insert(second, lines[first])
+        elif kind == "insert":
+            lines.insert(first, lines[second].replace(b'"at":', b'"at":1'))
+        elif kind == "cut":
+            lines = lines[:first]
+        else:
+            return whole[: at % len(whole)]
+        return b"".join(with_right_checksums(lines) if anew and kind != "byte" else lines)
+
+    return altered
+
+
+@pytest.mark.spec("reliability:JR45")
+@given(altered=alterations())
+def test_nothing_that_is_altered_passes(
+    whole: bytes, public: Path, tmp_path_factory: pytest.TempPathFactory, altered: Callable[[bytes], bytes]
+):
+    content = altered(whole)
+    lines = whole.splitlines(keepends=True)
+    once_whole = [b"".join(lines[:n]) for n in signatures_in(lines) if b'"closes":true' in lines[n - 1]]
+    assume(content not in once_whole)
+    path = tmp_path_factory.mktemp("altered") / "run.jsonl"
+    path.write_bytes(content)
+
+    verified = verify(path, public)
+
+    assert not verified
+    assert all("record" in told or "signed" in told for told in (*verified.problems, *verified.unsigned))
+
+
+# --- going on ---------------------------------------------------------------------------------------------------------
+
+KILLED = """
+import asyncio, os, sys
+from stepengine import AgentDefinition, Engine, call, tool
+from stepengine.journal import FileJournal, SigningKey
+from stepengine.testing import ScriptedModel
+
+@tool(in_thread=False, idempotent=True)
+def note(text: str) -> str:
+    "Note."
+    if text == "7" and sys.argv[3] == "dies":
+        os.kill(os.getpid(), 9)
+    return text
+
+def steps(ctx):
+    for number in range(9):
+        yield from call(note, text=f"{number}")
+    return "done"
+
+agent = AgentDefinition("noter", tools=[note], handle_steps=steps)
+journal = FileJournal(sys.argv[1], sign=SigningKey(sys.argv[2], records=6))
+engine = Engine([agent], models=ScriptedModel([]))
+run = engine.run(agent, "", journal=journal) if sys.argv[3] == "dies" else engine.resume(journal)
+print(asyncio.run(run).status)
+"""
+
+
+@pytest.mark.spec("reliability:JR44", "reliability:JR46")
+def test_a_crash_leaves_a_tail_that_is_told_and_the_run_goes_on_with_the_chain(
+    keys: Path, public: Path, tmp_path: Path
+):
+    path, script = tmp_path / "run.jsonl", tmp_path / "script.py"
+    script.write_text(KILLED)
+
+    def run(how: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(script), str(path), str(keys), how]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ}, timeout=60)
+
+    assert -9 == run("dies").returncode
+    crashed = verify(path, public)
+    assert (False, True) == (bool(crashed), crashed.is_unaltered)
+    assert 0 < crashed.signed < crashed.records
+    assert "is not signed" in crashed.unsigned[0]
+
+    done = run("goes on")
+    assert (0, "completed") == (done.returncode, done.stdout.strip()), done.stderr
+    verified = verify(path, public)
+    assert () == verified.problems
+    (told,) = verified.unsigned
+    first = crashed.signed + 1
+    assert told.startswith(("record", "each of the records"))
+    assert f"{first}" in told
+    assert told.endswith("stood there unsigned when the run was gone on with, and was signed then")
+    assert verified.signed == verified.records
+
+
+@pytest.mark.spec("reliability:JR46")
+async def test_a_signed_run_does_not_go_on_unsigned_altered_or_by_another_key(keys: Path, tmp_path: Path):
+    path = tmp_path / "run.jsonl"
+    await recorded(FileJournal(path, sign=SigningKey(keys, records=5)), answered=False)
+    before = path.read_bytes()
+
+    with pytest.raises(JournalError, match=r"is signed, by SHA256:\S+; go on with that key"):
+        await engine().resume(FileJournal(path), answers={"Go on?": "yes"})
+    with pytest.raises(JournalError, match="go on with the key it began with"):
+        await engine().resume(FileJournal(path, sign=new_key(tmp_path, "other")), answers={"Go on?": "yes"})
+    assert before == path.read_bytes()
+
+    path.write_bytes(b"".join(with_right_checksums(before.replace(b"noted 2", b"noted 5").splitlines(keepends=True))))
+    with pytest.raises(JournalCorrupt, match=r"is not as it was signed: record \d+ was altered"):
+        await engine().resume(FileJournal(path, sign=keys), answers={"Go on?": "yes"})
+
+
+@pytest.mark.spec("reliability:JR46")
+async def test_a_fork_is_a_journal_of_its_own_with_its_own_signatures_or_none(keys: Path, public: Path, tmp_path: Path):
+    path = tmp_path / "run.jsonl"
+    await recorded(FileJournal(path, sign=SigningKey(keys, records=5)), answered=False)
+    plain = await engine().fork(path, at="#3", allow_repeat=True, answers={"Go on?": "yes"})
+    assert plain.journal is not None
+    assert b"igned" not in plain.journal.content()
+
+    into = FileJournal(tmp_path / "fork.jsonl", sign=SigningKey(keys, records=5))
+    await engine().fork(path, at="#3", allow_repeat=True, answers={"Go on?": "yes"}, into=into)
+    verified = verify(into, public)
+    assert () == verified.problems
+    assert verified.signed == verified.records
+    assert "stood there unsigned when the run was gone on with" in verified.unsigned[0]
+
+
+def secrets_in(path: Path) -> list[str]:
+    return [line for line in path.read_text().splitlines() if len(line) >= 16 and not line.startswith("-----")]
+
+
+# --- who decided ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:JR48")
+async def test_who_answered_what_is_listed_with_when_and_why(tmp_path: Path):
+    asked = AgentDefinition("asked", model="test/model", tools=[note])
+    rules = Policy([Rule.ask_for_tool("note")])
+    models = ScriptedModel([tool_call("note", {"text": "x"}), text("ok")])
+    path = tmp_path / "run.jsonl"
+    async with Engine([asked, DOUBLE], models=models, permissions=rules) as both:
+        waits = await both.run("asked", "go", journal=path)
+        answer = Answer("yes", by="Ann", reason="I looked", edited_input={"text": "y"})
+        await both.resume(path, answers={waits.pending_questions[0].id: answer})
+        several = tmp_path / "several.jsonl"
+        await both.run("double", "", journal=several)
+        await both.resume(several, answers={"One?": Answer(text="a", by="Bob")})
+        first = decisions(several)
+        await both.resume(several, answers={"Two?": Answer(declined=True, by="Cleo")})
+
+    (one,) = decisions(path)
+    assert ("permission", "note", "Ann", "I looked", "yes", True) == (
+        one.kind, one.tool, one.by, one.reason, one.said, one.edited,
+    )  # fmt: skip
+    assert datetime.now(UTC) - timedelta(minutes=5) < one.time <= datetime.now(UTC)
+    assert b"I looked" in lines_of(path)[one.record - 1]
+    assert [("One?", "a", "Bob", False)] == [(d.asked, d.said, d.by, d.declined) for d in first]
+    assert [("One?", "Bob", False), ("Two?", "Cleo", True)] == [(d.asked, d.by, d.declined) for d in decisions(several)]
+    with pytest.raises(JournalError, match="there is no journal"):
+        decisions(tmp_path / "none.jsonl")
+
+
+# --- the key ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:JR47")
+@pytest.mark.parametrize("kind", ["file", "memory"])
+async def test_the_key_is_taken_out_of_whatever_is_written_once_it_was_read(kind: str, keys: Path, tmp_path: Path):
+    SigningKey(keys)
+    journal: Journal = FileJournal(tmp_path / "run.jsonl") if kind == "file" else MemoryJournal()
+    run = await engine().run(LEAKING, str(keys), journal=journal)
+
+    assert run.journal is not None
+    secret = secrets_in(keys)
+    assert len(secret) > 3
+    assert [] == [line for line in secret if line.encode() in run.journal.content()]
+    assert b"<redacted:signing-key>" in run.journal.content()
+    assert "signing-key" in GIVEN.names.values()
+    assert secret[1] not in repr(SigningKey(keys))
+
+
+@pytest.mark.spec("reliability:JR47")
+@pytest.mark.parametrize("whose", ["the agent", "its child", "the engine", "a carried tool"])
+async def test_no_agent_runs_that_has_a_tool_whose_folder_the_key_is_in(whose: str, tmp_path: Path):
+    (tmp_path / "deep").mkdir()
+    key = new_key(tmp_path / "deep")
+    near = file_tools(tmp_path)[0]
+
+    @tool(uses=[near])
+    def carries() -> Any:
+        """
+        Carry a tool.
+        """
+        return (yield from Ask("?"))
+
+    child = AgentDefinition("child", model="m/m", tools=[near])
+    agent = AgentDefinition(
+        "able",
+        tools={"the agent": [near], "a carried tool": [carries]}.get(whose, []),
+        spawnable_agents=[child] if whose == "its child" else [],
+        handle_steps=leaking,
+    )
+    path = tmp_path / "run.jsonl"
+    one = Engine([agent], models=ScriptedModel([]), tools=[near] if whose == "the engine" else [])
+    with pytest.raises(DefinitionError, match=r"works in a folder that the signing key '.*audit' is in"):
+        await one.run(agent, "", journal=FileJournal(path, sign=key))
+    assert not path.exists()
+
+
+@pytest.mark.spec("reliability:JR47")
+def test_a_key_that_cannot_sign_is_refused_with_what_would(keys: Path, tmp_path: Path):
+    def refused(path: Path) -> str:
+        with pytest.raises(JournalError) as caught:
+            SigningKey(path)
+        return caught.value.message
+
+    assert "cannot be read: No such file" in refused(tmp_path / "none")
+    assert "no private key in OpenSSH's form" in refused(tmp_path)
+    rsa = generate_private_key(public_exponent=65537, key_size=2048)
+    assert "no ed25519 key; make one with `ssh-keygen -t ed25519" in refused(new_key(tmp_path, "rsa", rsa))
+    (tmp_path / "junk").write_bytes(b"\xff" * 100_000)
+    (tmp_path / "junk").chmod(0o600)
+    assert "no private key in OpenSSH's form" in refused(tmp_path / "junk")
+    assert "no private key in OpenSSH's form" in refused(_copied(keys.with_suffix(".pub"), tmp_path / "k.pub", 0o600))
+    assert "may be read or changed by others" in refused(_copied(keys, tmp_path / "open", 0o640))
+    with pytest.raises(JournalError, match="a signature follows after a number of records from 1 on"):
+        SigningKey(keys, records=0)
+    with pytest.raises(JournalError, match="sign no such journal"):
+        FileJournal(tmp_path / "s.jsonl", stable=True, sign=keys)
+    with pytest.raises(JournalError, match="a journal in memory has no bytes"):
+        MemoryJournal(sign=keys)
+
+
+@pytest.mark.spec("reliability:JR45")
+def test_what_is_no_public_key_and_no_digest_is_refused(journal: Path, keys: Path, tmp_path: Path):
+    with pytest.raises(
+        JournalError, match=r"is a private key, which no one needs who verifies; give the one in its \.pub"
+    ):
+        verify(journal, keys)
+    (tmp_path / "k").write_bytes(b"ssh-rsa AAAA\n")
+    with pytest.raises(JournalError, match="holds a line that is no public ed25519 key: 'ssh-rsa AAAA'"):
+        verify(journal, tmp_path / "k")
+    (tmp_path / "k").write_bytes(b"# nothing\n")
+    with pytest.raises(JournalError, match="holds no public key"):
+        verify(journal, tmp_path / "k")
+    with pytest.raises(JournalError, match="64 hexadecimal digits"):
+        verify(journal, keys.with_suffix(".pub"), seen="XYZ")
+    with pytest.raises(JournalError, match="cannot be read"):
+        verify(journal, tmp_path / "none")
+    with pytest.raises(JournalError, match="there is no journal"):
+        verify(tmp_path / "none.jsonl", keys.with_suffix(".pub"))
+
+
+def _copied(source: Path, target: Path, mode: int) -> Path:
+    target.write_bytes(source.read_bytes())
+    target.chmod(mode)
+    return target

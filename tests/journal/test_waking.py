@@ -1,0 +1,450 @@
+"""
+The index of waking: which runs sleep and when they wake, for one look-up, and made anew from the journals whenever it is in doubt.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine.errors import InputError, JournalError, JournalWriteFailed
+from stepengine.journal import FileJournal, SqliteJournal, waking
+from stepengine.journal.mailbox import LetterKind
+from stepengine.journal.waking import WAKING, Sleeping, WakeIndex
+
+NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+class Bench:
+    """
+    A place of journals, what a reading of them would find, and how often they were read.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.sleeping: list[Sleeping] = []
+        self.readings = 0
+
+    @property
+    def file(self) -> Path:
+        return self.place / WAKING if self.place.is_dir() else self.place
+
+    def read(self) -> list[Sleeping]:
+        self.readings += 1
+        return list(self.sleeping)
+
+    def index(self) -> WakeIndex:
+        return WakeIndex.of(self.place, self.read)
+
+
+@pytest.fixture(params=["folder", "database"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
+    return Bench(tmp_path if request.param == "folder" else tmp_path / "runs.db")
+
+
+@pytest.fixture
+def index(bench: Bench) -> Iterator[WakeIndex]:
+    with bench.index() as made:
+        yield made
+
+
+def names(found: list[Sleeping]) -> list[str]:
+    return [one.run for one in found]
+
+
+@pytest.mark.spec("waiting:WT21")
+def test_what_is_due_comes_in_the_order_of_its_time(index: WakeIndex) -> None:
+    index.note("late", NOW + HOUR, {"time"}, "nightly")
+    index.note("second", NOW, {"time"}, "nightly")
+    index.note("first", NOW - HOUR, {"time", "message"}, "nightly")
+    index.note("person", None, {"question"}, "asker")
+
+    assert ["first", "second"] == names(index.due(NOW))
+    assert ["first"] == names(index.due(NOW, 1))
+    assert [] == index.due(NOW - 2 * HOUR)
+    assert NOW - HOUR == index.next_at()
+    assert Sleeping("first", NOW - HOUR, {"time", "message"}, "nightly") == index.due(NOW)[0]
+    assert ["first", "late", "person", "second"] == names(index.all())
+
+
+def test_what_was_said_of_a_run_last_holds(index: WakeIndex) -> None:
+    index.note("one", NOW, {"time"}, "a")
+    index.note("one", NOW + HOUR, {"time"}, "b")
+
+    assert [] == index.due(NOW)
+    assert [Sleeping("one", NOW + HOUR, {"time"}, "b")] == index.all()
+
+    index.forget("one")
+    index.forget("one")
+
+    assert [] == index.all()
+    assert index.next_at() is None
+
+
+@pytest.mark.parametrize(
+    ("waits_for", "kind", "wakes"),
+    [
+        ({"message"}, "message", True),
+        ({"question", "message"}, "message", True),
+        ({"question"}, "message", False),
+        ({"time"}, "message", False),
+        ({"question"}, "answer", True),
+        ({"message"}, "answer", False),
+        ({"time"}, "cancel", True),
+        ({"question"}, "input", True),
+    ],
+)
+def test_a_letter_makes_a_run_due_at_once_that_waits_for_it(
+    index: WakeIndex, waits_for: set[str], kind: LetterKind, wakes: bool
+) -> None:
+    index.note("one", None, waits_for, "a")
+
+    assert wakes == index.post_arrived("one", kind)
+    assert not index.post_arrived("other", kind)
+    assert (["one"] if wakes else []) == names(index.due(NOW))
+    assert wakes == (index.next_at() is not None)
+
+    index.note("one", NOW + HOUR, waits_for, "a")
+
+    assert [] == index.due(NOW), "what was said last holds"
+
+
+def test_a_run_that_cannot_be_woken_does_not_stand_before_others(index: WakeIndex) -> None:
+    index.note("broken", NOW, {"time"}, "a")
+    index.note("fine", NOW, {"time"}, "a")
+
+    index.put_off("broken", NOW + HOUR)
+
+    assert ["fine"] == names(index.due(NOW, 1))
+    assert [Sleeping("broken", NOW, {"time"}, "a")] == [one for one in index.all() if one.run == "broken"]
+    assert ["fine", "broken"] == names(index.due(NOW + HOUR))
+
+
+@pytest.mark.parametrize(
+    "bad", [{"wakes_at": NOW.replace(tzinfo=None)}, {"run": ""}, {"run": "x" * 2_000}, {"kinds": {"a b"}}]
+)
+def test_what_could_not_be_read_again_is_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        Sleeping(**{"run": "one", **bad})
+
+
+def test_a_time_without_its_zone_is_refused(index: WakeIndex) -> None:
+    with pytest.raises(InputError):
+        index.due(datetime(2026, 1, 1))  # noqa: DTZ001
+
+
+@pytest.mark.parametrize("place", ["nowhere", "run.jsonl", "runs.db#one"])
+def test_a_place_that_is_neither_a_folder_nor_a_database_is_refused(tmp_path: Path, place: str) -> None:
+    with pytest.raises(JournalError, match="is neither a folder nor a database"):
+        WakeIndex.of(tmp_path / place, list)
+
+
+# --- made anew --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("waiting:WT21")
+def test_a_missing_index_is_made_from_the_journals_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.sleeping = [Sleeping("one", NOW, {"time"}, "a"), Sleeping("two", None, {"question"}, "b")]
+    with caplog.at_level(logging.INFO, "stepengine.journal"), bench.index() as index, bench.index() as other:
+        assert bench.sleeping == index.all()
+        assert bench.sleeping == other.all()
+        index.forget("one")
+        assert ["two"] == names(other.all())
+
+    assert 1 == bench.readings
+    assert "was made anew, 2 runs sleep: there was none" in caplog.text
+    assert 0o600 == stat.S_IMODE(bench.file.stat().st_mode)
+
+
+def spoil(sql: str) -> Callable[[Path], None]:
+    def act(file: Path) -> None:
+        with closing(sqlite3.connect(file, isolation_level=None)) as database:
+            database.executescript(sql)
+
+    return act
+
+
+DAMAGE = {
+    "another version": spoil("UPDATE waking SET version = 99"),
+    "not filled to its end": spoil("UPDATE waking SET is_whole = 0"),
+    "a state of text": spoil("UPDATE waking SET version = 'x'"),
+    "no state": spoil("DELETE FROM waking"),
+    "no rows": spoil("DROP TABLE sleeping"),
+    "other columns": spoil("DROP TABLE sleeping; CREATE TABLE sleeping (run TEXT)"),
+    "a row that is none": spoil("UPDATE sleeping SET wakes_at = 'soon'"),
+    "a time that no calendar has": spoil("UPDATE sleeping SET wakes_at = 9000000000000000000"),
+    "a name of bytes": spoil("UPDATE sleeping SET run = x'00', kinds = 7"),
+}
+
+
+@pytest.mark.spec("waiting:WT21")
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("is_open", [True, False])
+def test_an_index_that_cannot_be_used_is_made_anew(
+    bench: Bench, damage: str, is_open: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.sleeping = [Sleeping("one", NOW, {"time"}, "a")]
+    with bench.index() as index:
+        index.all()
+        if not is_open:
+            index.close()
+        DAMAGE[damage](bench.file)
+        with caplog.at_level(logging.INFO, "stepengine.journal"):
+            assert bench.sleeping == index.due(NOW)
+            assert bench.sleeping == index.all()
+
+    assert 2 == bench.readings
+    assert "made anew" in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage" * 999, b"SQLite format 3\0" + b"\xff" * 5_000])
+def test_a_file_that_is_no_database_is_made_anew_where_it_holds_nothing_else(tmp_path: Path, content: bytes) -> None:
+    bench = Bench(tmp_path)
+    bench.sleeping = [Sleeping("one", NOW, {"time"}, "a")]
+    bench.file.write_bytes(content)
+
+    with bench.index() as index:
+        assert bench.sleeping == index.all()
+
+
+def test_a_database_of_journals_that_is_damaged_is_left_as_it_is(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "runs.db")
+    bench.file.write_bytes(b"garbage" * 999)
+
+    with bench.index() as index, pytest.raises(JournalWriteFailed, match="file is not a database"):
+        index.all()
+    assert b"garbage" * 999 == bench.file.read_bytes()
+
+
+@pytest.mark.spec("waiting:WT21")
+def test_an_index_that_is_removed_under_its_users_is_made_anew_by_the_next_of_them(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    with bench.index() as index, bench.index() as other:
+        index.note("one", NOW, {"time"}, "a")
+        other.all()
+        for path in tmp_path.glob(f"{WAKING}*"):
+            path.unlink()
+        bench.sleeping = [Sleeping("one", NOW, {"time"}, "a")]
+
+        assert ["one"] == names(other.due(NOW))
+        index.note("two", NOW, {"time"}, "a")
+        assert ["one", "two"] == names(other.due(NOW))
+    with bench.index() as later:
+        assert ["one", "two"] == names(later.all())
+    assert 2 == bench.readings
+
+
+def test_what_is_noted_while_the_journals_are_read_is_newer(bench: Bench) -> None:
+    inner = bench.index()
+
+    def read() -> list[Sleeping]:
+        if not bench.readings:
+            bench.readings = 1
+            inner.note("one", NOW + HOUR, {"time"}, "new")
+        return [Sleeping("one", NOW, {"time"}, "old")]
+
+    inner._rebuild = list
+    with inner, WakeIndex.of(bench.place, read) as index:
+        assert ["new"] == [one.agent_id for one in index.all()]
+
+
+def test_an_index_can_be_made_anew_at_will(bench: Bench, index: WakeIndex) -> None:
+    index.note("gone", NOW, {"time"}, "a")
+    bench.sleeping = [Sleeping("one", NOW, {"time"}, "a")]
+
+    index.renew()
+
+    assert bench.sleeping == index.all()
+
+
+def test_what_goes_wrong_with_the_journals_is_said_and_tried_again(bench: Bench) -> None:
+    def read() -> list[Sleeping]:
+        bench.readings += 1
+        if bench.readings == 1:
+            msg = "cannot be read"
+            raise JournalError(msg)
+        return [Sleeping("one", NOW, {"time"}, "a")]
+
+    with WakeIndex.of(bench.place, read) as index:
+        with pytest.raises(JournalError, match="cannot be read"):
+            index.due(NOW)
+        assert ["one"] == names(index.due(NOW))
+
+
+# --- beside journals --------------------------------------------------------------------------------------------------
+
+
+def test_an_index_is_no_journal_and_no_run(tmp_path: Path) -> None:
+    with WakeIndex.of(tmp_path, list) as index:
+        index.note("run.jsonl", NOW, {"time"}, "a")
+        beside = str(FileJournal(tmp_path / "run").missing())
+    with WakeIndex.of(tmp_path / "runs.db", list) as index:
+        index.note("one", NOW, {"time"}, "a")
+
+        assert [] == SqliteJournal(tmp_path / "runs.db").runs()
+    assert WAKING not in beside
+    assert not list(tmp_path.glob("*.json*"))
+
+
+def test_a_link_in_place_of_an_index_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"")
+    (tmp_path / WAKING).symlink_to(tmp_path / "other")
+
+    with WakeIndex.of(tmp_path, list) as index, pytest.raises(JournalError, match="is a symbolic link"):
+        index.note("one", NOW, {"time"}, "a")
+    assert b"" == (tmp_path / "other").read_bytes()
+
+
+# --- many at once -----------------------------------------------------------------------------------------------------
+
+NOTING = textwrap.dedent(
+    """
+    import sys
+    from datetime import UTC, datetime
+    from itertools import count
+    from stepengine.journal.waking import WakeIndex
+
+    index = WakeIndex.of(sys.argv[1], list)
+    for n in count():
+        index.note(f"{sys.argv[2]}-{n}", datetime(2026, 1, 1, tzinfo=UTC), {"time"}, "a")
+        print(n, flush=True)
+    """
+)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("waiting:WT21")
+def test_processes_that_are_killed_lose_nothing_that_they_noted(bench: Bench) -> None:
+    running = {
+        name: subprocess.Popen(
+            [sys.executable, "-c", NOTING, str(bench.place), name], stdout=subprocess.PIPE, text=True
+        )
+        for name in ("a", "b")
+    }
+    until = time.monotonic() + 60
+    with bench.index() as index:
+        while time.monotonic() < until and not {"a-25", "b-25"} <= set(names(index.all())):
+            time.sleep(0.05)
+    bench.readings = 0
+    noted = {}
+    for name, process in running.items():
+        process.send_signal(signal.SIGKILL)
+        noted[name] = len(
+            [line for line in process.communicate(timeout=20)[0].splitlines(keepends=True) if "\n" in line]
+        )
+    with bench.index() as index:
+        found = names(index.all())
+
+    assert min(noted.values()) > 20
+    for name, count in noted.items():
+        assert count <= len([run for run in found if run.startswith(name)]) <= count + 1
+    assert not bench.readings
+
+
+def test_threads_share_an_index(bench: Bench, index: WakeIndex) -> None:
+    problems: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for n in range(20):
+                index.note(f"{number}-{n}", NOW, {"time"}, "a")
+                index.due(NOW)
+                if n % 2:
+                    index.forget(f"{number}-{n}")
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert not problems
+    assert 40 == len(index.all())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_uses_the_index_of_its_parent(index: WakeIndex) -> None:
+    index.note("parent", NOW, {"time"}, "a")
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            signal.alarm(20)
+            index.note("child", NOW, {"time"}, "a")
+            code = 0
+        finally:
+            os._exit(code)
+
+    assert 0 == os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert ["child", "parent"] == names(index.due(NOW))
+
+
+# --- what a look costs ------------------------------------------------------------------------------------------------
+
+
+def steps(database: sqlite3.Connection, statement: str, given: tuple[object, ...]) -> int:
+    """
+    Return how many instructions of SQLite a statement takes.
+    """
+    count = 0
+
+    def step() -> int:
+        nonlocal count
+        count += 1
+        return 0
+
+    database.set_progress_handler(step, 1)
+    try:
+        database.execute(statement, given).fetchall()
+    finally:
+        database.set_progress_handler(None, 0)
+    return count
+
+
+@pytest.mark.deep
+@pytest.mark.spec("waiting:WT21")
+def test_a_look_costs_what_is_due_and_not_what_sleeps(bench: Bench) -> None:
+    costs: dict[int, list[int]] = {}
+    plan: list[str] = []
+    for size in (100, 10_000):
+        bench.sleeping = [
+            Sleeping(f"run-{n}", NOW + HOUR if n % 2 else None, {"time" if n % 2 else "message"}, "a")
+            for n in range(size)
+        ]
+        with bench.index() as index:
+            index.renew()
+            for n in range(10):
+                index.note(f"due-{n}", NOW, {"time"}, "a")
+            assert 10 == len(index.due(NOW))
+        with closing(sqlite3.connect(bench.file)) as database:
+            costs[size] = [
+                steps(database, waking.DUE, (0, 100)),
+                steps(database, waking.DUE, (waking._stored(NOW), 5)),
+                steps(database, waking.DUE, (waking._stored(NOW), 100)),
+                steps(database, waking.NEXT, ()),
+            ]
+            plan = [row[3] for row in database.execute(f"EXPLAIN QUERY PLAN {waking.DUE}", (0, 1))]
+    at_rest, five, ten, _ = costs[100]
+
+    assert costs[100] == costs[10_000]
+    assert at_rest < five < ten < 40 * 10
+    assert ["SEARCH sleeping USING INDEX sleeping_by_time (due<?)"] == plan

@@ -1,0 +1,194 @@
+"""
+A place of a recorded run under code that is edited meanwhile: each look in a process of its own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import Engine, load_agent
+from stepengine.engine.stepping import Tape
+from stepengine.errors import JournalError
+from stepengine.journal import FileJournal
+from stepengine.judging.edits import Look, look
+from stepengine.testing import ScriptedModel, text
+
+CODE = '''
+from helper import worth
+from stepengine import STEP, AgentDefinition, call, tool
+
+
+@tool
+def price_of(item: str) -> int:
+    """Return the price of an item."""
+    raise RuntimeError("a tool ran")
+
+
+def handle_steps(ctx):
+    total = 0
+    for item in ctx.prompt.split():
+        price = yield from call(price_of, item)
+        total = worth(price)
+        yield STEP
+    return total
+
+
+agent = AgentDefinition("tally", model="t/m", tools=[price_of], instructions_prompt="Be brief.", handle_steps=handle_steps)
+'''
+HELPER = "def worth(price):\n    return price + 0\n"
+
+
+RECORD = """
+from stepengine import Engine, load_agent
+from stepengine.testing import ScriptedModel, text
+
+agent = load_agent("tally.py")
+Engine([agent], models=ScriptedModel(lambda _: text("ok"))).run_sync(agent, "tea milk sugar", journal="run.jsonl")
+"""
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """
+    A journal that a process of its own made: this one must not have imported what is edited.
+    """
+    folder = tmp_path_factory.mktemp("recorded")
+    (folder / "helper.py").write_text(HELPER)
+    (folder / "tally.py").write_text(CODE.replace('raise RuntimeError("a tool ran")', "return 10 * len(item)"))
+    subprocess.run([sys.executable, "-c", RECORD], cwd=folder, check=True)
+    return (folder / "run.jsonl").read_text()
+
+
+@pytest.fixture
+def project(tmp_path: Path, recorded: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "helper.py").write_text(HELPER)
+    (tmp_path / "tally.py").write_text(CODE)
+    (tmp_path / "run.jsonl").write_text(recorded)
+    return tmp_path
+
+
+def load() -> tuple[Engine, Any]:
+    agent = load_agent("tally.py")
+    return Engine([agent], models=ScriptedModel(lambda _: text("a model was asked"))), agent
+
+
+def seen(at: str = "#4", **options: Any) -> Look:
+    return look(load, Tape(FileJournal("run.jsonl")), at, **options)
+
+
+def variables(found: Look) -> dict[str, str]:
+    assert found.place is not None, (found.problem, found.differs)
+    return {name: value for name, value in found.place["frames"][0]["locals"].items() if name != "ctx"}
+
+
+@pytest.mark.spec("studio:ST6")
+def test_the_same_place_is_seen_under_the_code_of_each_save_and_this_process_imports_none_of_it(project: Path) -> None:
+    """
+    All saves have one size, and come within a second: what is known by second and size would be the old code.
+    """
+    known, totals = {*sys.modules}, []
+    for sign in "+-*":
+        (project / "helper.py").write_text(HELPER.replace("+ 0", f"{sign} 3"))
+        found = seen()
+        totals.append(variables(found)["total"])
+
+    assert ["43", "37", "120"] == totals
+    assert ("completed: 50", "completed: 150") == found.ends
+    assert {"tally.py", "helper.py"} == {Path(file).name for file in found.files}
+    assert "price = yield from call(price_of, item)" in dict(found.lines)[found.place["frames"][0]["line"]]
+    assert not [name for name in {*sys.modules} - known if name.startswith("stepengine_agents_")]
+    assert not list(project.rglob("*.pyc"))
+
+
+@pytest.mark.spec("studio:ST6")
+def test_a_prompt_that_is_edited_is_walked_on_with_what_the_model_said(project: Path) -> None:
+    (project / "tally.py").write_text(CODE.replace("Be brief.", "Be loud."))
+    found = seen()
+
+    assert ("#1", "#3", "#5") == found.changed
+    assert ("", "40") == (found.differs, variables(found)["total"])
+
+
+@pytest.mark.spec("studio:ST6")
+@pytest.mark.parametrize(("at", "is_before", "total"), [("#0", False, "0"), ("#5", True, "40")])
+def test_where_the_code_goes_another_way_is_told_at_a_place_before_it_and_after_it(
+    project: Path, at: str, is_before: bool, total: str
+) -> None:
+    (project / "tally.py").write_text(
+        CODE.replace("call(price_of, item)", 'call(price_of, item.replace("sugar", "salt"))')
+    )
+    found = seen(at)
+
+    assert ("#4", is_before, total) == (found.differs_at, found.is_before, variables(found)["total"])
+    assert '"sugar"   now "salt"' in found.differs
+    assert "to go on" not in found.differs
+
+
+@pytest.mark.spec("studio:ST6")
+def test_a_run_that_begins_in_another_way_has_no_place(project: Path) -> None:
+    (project / "tally.py").write_text(CODE.replace("    total = 0\n", "    total = 0\n    yield STEP\n"))
+    found = seen()
+
+    assert (None, "#0") == (found.place, found.differs_at)
+
+
+@pytest.mark.spec("studio:ST6")
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda code: code.replace("for item in", "for item of"), "SyntaxError: invalid syntax (tally.py, line "),
+        (lambda code: code + "\nopen('nothing')\n", "FileNotFoundError"),
+        (lambda code: code + "\nraise SystemExit\n", "SystemExit"),
+        (lambda code: code + "\nimport os\nos._exit(3)\n", "its code ended the process"),
+        (lambda code: code.replace("    return total", "    import os\n    os._exit(3)"), "its code ended the process"),
+        (lambda code: code.replace("    return total", "    while True:\n        pass"), "it was ended after 1 s"),
+        (lambda code: code + "\nwhile True:\n    pass\n", "it was ended after 1 s"),
+        (lambda code: code.replace("agent = ", "agents = "), "expected `agent = AgentDefinition(...)`"),
+    ],
+    ids=["syntax", "a file", "an exit", "an end", "an end later", "a loop later", "a loop", "no agent"],
+)  # fmt: skip
+def test_code_that_cannot_be_walked_is_a_sentence_and_the_next_save_is_seen(
+    project: Path, change: Callable[[str], str], problem: str
+) -> None:
+    (project / "tally.py").write_text(change(CODE))
+    broken = seen(seconds=1)
+    (project / "tally.py").write_text(CODE)
+
+    assert (None, True) == (broken.place, problem in broken.problem), broken.problem
+    assert "40" == variables(seen())["total"]
+
+
+@pytest.mark.spec("studio:ST6")
+def test_code_that_is_looked_at_has_no_network_no_keys_and_no_word_on_the_screen(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    probe = """
+import os, socket
+try:
+    socket.create_connection(("127.0.0.1", 9))
+except OSError as error:
+    reached = str(error)
+print("printed")
+"""
+    (project / "helper.py").write_text(
+        f"{probe}\ndef worth(price):\n    return [reached, sorted(set(os.environ) & {{'OPENAI_API_KEY'}})]\n"
+    )
+
+    assert "['there is no network while the debugger evaluates', []]" == variables(seen())["total"]
+    assert ("", "") == capfd.readouterr()
+    seen(prints=True)
+    assert ("", "printed\n") == capfd.readouterr()
+
+
+@pytest.mark.spec("studio:ST6")
+def test_a_place_that_the_run_does_not_have_is_refused(project: Path) -> None:
+    with pytest.raises(JournalError, match="so there is no step 12"):
+        seen("12")

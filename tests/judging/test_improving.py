@@ -1,0 +1,921 @@
+"""
+`stepengine improve`: a better version of an agent is found, proved and paid for once (judging JG140-JG148).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.improving.measuring import TASKS, improved, measured
+from stepengine import Usage, UserMessage
+from stepengine.cli.exits import Exit
+from stepengine.data.transcript import Transcript
+from stepengine.engine.loading import AgentPlace, module_of
+from stepengine.errors import DataError, DefinitionError, LimitExceeded
+from stepengine.judging.altering import AgentFile
+from stepengine.judging.buying import Book, Buyer
+from stepengine.models import ModelReply, ModelRequest, Models, Provider
+from stepengine.models.pricing import cost_of
+from stepengine.testing import ScriptedModel, text
+
+ROOT = Path(__file__).resolve().parents[2]
+GREETER = """
+from stepengine import AgentDefinition
+
+agent = AgentDefinition("greeter", model="t/m", system_prompt="Greet people.")
+"""
+GREETING = '''
+import os, signal
+from pathlib import Path
+from stepengine import AgentDefinition
+from stepengine.judging import *
+from stepengine.testing import text
+
+NAMES = ["Ann", "Bob", "Carla", "Doris", "Emil", "Fritz", "Gustav", "Hanna", "Ingrid", "Zoe", "Max", "Uwe"]
+
+def noted(what):
+    """Write a call down, and die with the one that DIES names, the first time."""
+    with open("asked.txt", "a") as file:
+        file.write(what + "\\n")
+    number = len(Path("asked.txt").read_text().splitlines())
+    if os.environ.get("DIES") == str(number):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def answer(request):
+    """Greet by name who is told to; who is told to shout does."""
+    noted("agent")
+    name = request.messages[0].text.split()[-1]
+    said = f"Hello {name}!" if "by name" in request.system_prompt else "Hello!"
+    return text(said.upper() if "loud" in request.system_prompt else said, cost="0.002")
+
+def is_loud(run):
+    return Verdict(float(run.text.isupper()), reason="lacks: loudness")
+
+evaluation = Evaluation(
+    "greeting",
+    cases=[Case(name.lower(), f"Greet {name}", checks=[contains(name), is_loud], replies=answer) for name in NAMES],
+    agents={"greeter": "greeter.py"},
+)
+'''
+REFLECTING = '''
+from stepengine.testing import text, tool_call
+from greeting import noted
+
+def replies(request):
+    """Add what is asked for, one thing at a time; the second only to what has the first."""
+    noted("reflecting")
+    prompt = request.messages[0].text
+    now = prompt.partition("<part name='system_prompt'>\\n")[2].partition("\\n</part>")[0]
+    value = now + (" Say it loud." if "by name" in now else " Do it by name.")
+    if "tried part" not in prompt and "by name" not in now:
+        value = now + " Be nice."
+    return tool_call("change", {"part": "system_prompt", "value": value, "why": "It is asked for."}, cost="0.01")
+'''
+BASE = ("improve", "greeter.py", "--eval", "greeting.py", "--script", "reflecting.py", "-q", "--trust", "")
+
+
+@pytest.fixture
+def greeting(folder: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(folder.path))
+    monkeypatch.delitem(sys.modules, "greeting", raising=False)
+    folder.write("greeter.py", GREETER)
+    folder.write("greeting.py", GREETING.replace("checks=[contains(name), is_loud]", "checks=[contains(name)]"))
+    folder.write("reflecting.py", REFLECTING)
+    yield folder
+    sys.modules.pop("greeting", None)
+
+
+def improve(folder: Any, *words: str, code: int = 0, out: str = "o") -> Any:
+    """
+    Type the command, and return what it says: its results where it has some, else what stands on stderr.
+    """
+    place = () if "--continue" in words else ("--out", out)
+    typed = ("improve", "greeter.py", "--eval", "greeting.py", "--script", "reflecting.py", "-q", *place, *words)
+    result = folder.type(*typed, code=code)
+    file = Path(out, "results.json")
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else result.stderr
+
+
+def without_places(report: Any) -> Any:
+    """
+    Leave out what differs from one time to the next: seconds, folders, and what was cut off.
+    """
+    kept = {name: value for name, value in report.items() if name not in ("folder", "spent")}
+    text = json.dumps(kept)
+    for name in ("seconds", "reused"):
+        text = "".join([part if i == 0 else part.partition(",")[2] for i, part in enumerate(text.split(f'"{name}":'))])
+    return text.replace(f'"spent": "{report["spent"]}"', "")
+
+
+# --- a better one -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("judging:JG140", "judging:JG144")
+def test_a_better_prompt_is_found_proved_and_written_only_where_that_is_asked_for(greeting: Any) -> None:
+    before = Path("greeter.py").read_text()
+    made = improve(greeting, "--budget", "1", "--seed", "1")
+
+    assert made["is_better"]
+    assert {"system_prompt": "Greet people. Do it by name."} == made["changes"]
+    (pair,) = [pair for pair in made["held_out"]["pairs"] if pair["check"] == "pass"]
+    assert (1.0, 0.4) == (pair["difference"], pytest.approx(pair["low"]))
+    assert before == Path("greeter.py").read_text()
+    assert Path("o/improvement.diff").read_text() == made["diff"]
+    assert '-agent = AgentDefinition("greeter", model="t/m", system_prompt="Greet people.")\n' in made["diff"]
+    assert (
+        '+agent = AgentDefinition("greeter", model="t/m", system_prompt="Greet people. Do it by name.")\n'
+        in made["diff"]
+    )
+    page = Path("o/report.html").read_text()
+    assert all(word in page for word in ("before", "after", "Greet people. Do it by name.", "It is asked for."))
+    assert "<script" not in page
+    assert Path("o", made["held_out"]["cases"][0]["samples"][1]["journal"]).is_file()
+
+    improve(greeting, "--budget", "1", "--seed", "1", "--write", out="again")
+
+    assert before.replace("people.", "people. Do it by name.") == Path("greeter.py").read_text()
+
+
+@pytest.mark.spec("judging:JG146")
+def test_a_search_is_replayed_for_nothing_and_the_same_seed_finds_the_same(greeting: Any) -> None:
+    first = improve(greeting, "--budget", "1", "--seed", "4")
+    asked = Path("asked.txt").read_text()
+    replayed = greeting.json("replay", "o/improver.jsonl")
+
+    assert first["changes"] == replayed["output"]["changes"]
+    assert asked == Path("asked.txt").read_text()
+    assert without_places(first) == without_places(improve(greeting, "--budget", "1", "--seed", "4", out="p"))
+
+
+@pytest.mark.spec("judging:JG146")
+@pytest.mark.deep
+@pytest.mark.parametrize("dies", [1, 9, 10, 14, 20, 27])
+def test_a_search_that_is_killed_goes_on_to_the_same_end_and_pays_for_nothing_twice(greeting: Any, dies: int) -> None:
+    """
+    It dies inside of a model call, which nobody has the answer of: that one alone is asked again.
+    """
+    whole = improve(greeting, "--budget", "1", "--seed", "2", "--concurrency", "1", out="whole")
+    asked = Path("asked.txt").read_text().splitlines()
+    Path("asked.txt").unlink()
+    typed = [
+        sys.executable,
+        "-m",
+        "stepengine",
+        "improve",
+        "greeter.py",
+        "--eval",
+        "greeting.py",
+        "--script",
+        "reflecting.py",
+        "-q",
+    ]
+    more = ["--budget", "1", "--seed", "2", "--concurrency", "1", "--out", "o"]
+    environment = {**os.environ, "DIES": str(dies), "PYTHONPATH": f"{ROOT}{os.pathsep}{greeting.path}"}
+    done = subprocess.run([*typed, *more], check=False, capture_output=True, env=environment, timeout=120)
+    assert -signal.SIGKILL == done.returncode, done.stderr
+    made = improve(greeting, "--continue", "o")
+
+    assert without_places(whole) == without_places(made)
+    assert Decimal(whole["spent"]) == Decimal(made["spent"])
+    again = Path("asked.txt").read_text().splitlines()
+    assert [*asked[: dies - 1], asked[dies - 1], *asked[dies - 1 :]] == again
+
+
+@pytest.mark.spec("judging:JG145")
+def test_two_things_are_found_one_after_the_other_where_a_check_counts_by_itself(greeting: Any) -> None:
+    """
+    Every case wants two things; with `pass` neither helps alone, by the check of one it does.
+    """
+    greeting.write("greeting.py", GREETING)
+    made = improve(greeting, "--budget", "1", "--seed", "1", "--by", "contains")
+
+    assert made["is_better"]
+    assert "by name" in made["changes"]["system_prompt"]
+
+
+@pytest.mark.spec("judging:JG147")
+@pytest.mark.deep
+@pytest.mark.parametrize("task", TASKS)
+def test_on_each_task_a_better_version_is_found_where_there_is_one(task: str, tmp_path: Path) -> None:
+    """
+    With ten seeds; on the task where none exists none is told.
+    """
+    found = [one.is_better for one in measured(task, improved, tmp_path)]
+
+    assert sum(found) == 0 if task == TASKS[-1] else sum(found) >= 9
+
+
+# --- money ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("judging:JG142")
+@pytest.mark.parametrize(
+    ("budget", "code"),
+    [("0.0001", Exit.LIMIT), ("0.011", Exit.LIMIT), ("0.05", Exit.FAILED), ("0.08", None), ("0.5", Exit.COMPLETED)],
+)
+def test_the_budget_is_exceeded_by_no_more_than_one_call(greeting: Any, budget: str, code: int | None) -> None:
+    """
+    With next to nothing it is undecided, with a little nothing is tried, with enough it is found.
+    """
+    result = greeting.type(*BASE[:-2], "--out", "o", "--seed", "1", "--budget", budget, code=code)
+    made = json.loads(Path("o/results.json").read_text())
+    lines = [json.loads(line) for line in Path("o/bought.jsonl").read_text().splitlines()]
+    paid = [Decimal(line["paid"]) for line in lines if "paid" in line]
+
+    assert Decimal(made["spent"]) == sum(paid)
+    assert sum(paid[:-1], Decimal(0)) < Decimal(budget)
+    assert made["is_better"] is (result.exit_code == Exit.COMPLETED)
+    assert ("undecided" in result.stdout) is (result.exit_code == Exit.LIMIT)
+
+
+class Slow(Provider):
+    """Costs a cent a call, and says how many calls were under way at once."""
+
+    name = "slow"
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0.001)
+        self.now -= 1
+        return ModelReply("Yes.", usage=Usage(input_tokens=1), cost=Decimal("0.01"))
+
+
+def asking(number: int) -> ModelRequest:
+    return ModelRequest("anthropic/claude-sonnet-4-5", messages=Transcript([UserMessage(f"Question {number}")]))
+
+
+@pytest.mark.spec("judging:JG142")
+@pytest.mark.parametrize(("most", "together"), [("0.01", 10), ("0.05", 2), ("9", 1)])
+async def test_calls_are_made_side_by_side_as_long_as_all_of_them_fit_in(
+    most: str, together: int, tmp_path: Path
+) -> None:
+    """
+    What a call can cost at most is set aside; one that may not fit is made alone, so that at most one goes beyond.
+    """
+    model = Slow()
+    with Book(tmp_path / "book.jsonl", Decimal("0.105")) as book:
+        buyer = Buyer(book, "page", Models.of(model), lambda *_: Decimal(most))
+        done = await asyncio.gather(*[buyer.complete(asking(n)) for n in range(20)], return_exceptions=True)
+
+    assert together == model.most
+    assert {ModelReply, LimitExceeded} == {type(one) for one in done}
+    assert 10 <= sum(isinstance(one, ModelReply) for one in done) <= 11
+    assert Decimal("0.10") <= book.spent <= Decimal("0.115")
+    assert buyer.refused is not None
+
+
+@pytest.mark.spec("judging:JG142", "judging:JG146")
+async def test_a_book_keeps_what_was_bought_and_counts_what_was_cut_off(tmp_path: Path) -> None:
+    file = tmp_path / "book.jsonl"
+    with Book(file, Decimal(1)) as book:
+        await Buyer(
+            book, "a", Models.of(ScriptedModel([text("one", cost="0.2")])), cost_of, may_be_unpriced=True
+        ).complete(asking(1))
+    with file.open("a") as torn:
+        torn.write('{"number": 7, "most": "0.5"}\n{"number": 8, "mo')
+    with Book(file, Decimal(1)) as book:
+        again = Buyer(book, "a", Models.of(ScriptedModel()), cost_of)
+        other = Buyer(book, "b", Models.of(ScriptedModel()), cost_of, before=["a"])
+
+        assert Decimal("0.7") == book.spent
+        assert "one" == (await again.complete(asking(1))).text == (await other.complete(asking(1))).text
+        assert (1, 0, 1) == (again.served, again.bought, other.served)
+        with pytest.raises(LimitExceeded, match="price of 'x/y' is unknown"):
+            await other.complete(ModelRequest("x/y"))
+    with Book(file, Decimal(1)) as book:
+        assert "one" == book.replies("b")[book.key(asking(1))][0].text
+
+
+@pytest.mark.spec("judging:JG148")
+@pytest.mark.parametrize(
+    "line", ["nothing", "[]", '{"number": "x"}', '{"number": 1, "paid": "x", "reply": null}', "{" * 9_000]
+)
+def test_a_book_that_holds_something_else_is_refused(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "book.jsonl"
+    file.write_text(f"{line}\n")
+
+    with pytest.raises(DataError, match="line 1, is no line of a book"):
+        Book(file, Decimal(1))
+
+
+TWO_CALLS = '''
+from pathlib import Path
+from stepengine import *
+from stepengine.judging import *
+from stepengine.testing import text, tool_call
+
+def replies(request):
+    """The first call of a run asks for a plan, which no part that can be changed is in."""
+    with open("asked.txt", "a") as file:
+        file.write(("plan" if request.system_prompt == "Plan." else "do") + "\\n")
+    if request.tools:
+        return tool_call("change", {"part": "system_prompt", "value": "Do it well.", "why": "w"}, cost="0.01")
+    return text("good" if "well" in request.system_prompt else "bad", cost="0.002")
+
+def plan_first(ctx):
+    plan = yield from Complete(ctx.prompt, system_prompt="Plan.")
+    done = yield from Complete(plan.text, system_prompt=agent.system_prompt)
+    yield StepText(done.text)
+
+agent = AgentDefinition("planner", model="t/m", system_prompt="Do it.", handle_steps=plan_first)
+evaluation = Evaluation("e", [Case(f"c{n}", f"Task {n}", replies=replies) for n in range(10)], {"planner": "x"}, [contains("good")])
+'''
+
+
+@pytest.mark.spec("judging:JG143")
+def test_what_a_change_does_not_touch_is_not_paid_again(folder: Any) -> None:
+    """
+    Versions of the second prompt share the calls of the first one; of the cases that decide those are made once, too.
+    """
+    folder.write("both.py", TWO_CALLS)
+    folder.type(
+        "improve",
+        "both.py",
+        "--eval",
+        "both.py",
+        "--script",
+        "both.py",
+        "-q",
+        "--budget",
+        "1",
+        "--seed",
+        "1",
+        "--out",
+        "o",
+    )
+    asked = Path("asked.txt").read_text().split()
+
+    assert 10 == asked.count("plan")
+    assert 20 + 1 == asked.count("do")
+
+
+# --- what is no improvement -------------------------------------------------------------------------------------------
+
+
+def reflecting_with(folder: Any, body: str) -> None:
+    folder.write(
+        "reflecting.py",
+        f"from stepengine.testing import failure, text, tool_call\nfrom stepengine.errors import ModelError\n\ndef replies(request):\n    {body}\n",
+    )
+
+
+@pytest.mark.spec("judging:JG148")
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return text('I would say: be nice.', cost='0.001')", "did not name a part and its new value"),
+        ("return tool_call('change', {'part': 'code', 'value': 'x', 'why': ''}, cost='0.001')", "did not name a part"),
+        ("return tool_call('change', {'part': 'system_prompt'}, cost='0.001')", "did not name a part and its new value"),
+        ("return tool_call('change', {'part': 'system_prompt', 'value': 7, 'why': ''}, cost='0.001')", "gave a int for system_prompt"),
+        ("return tool_call('change', {'part': 'system_prompt', 'value': 'x' * 2**20, 'why': ''}, cost='0.001')", "a text of 1048576 characters"),
+        ("return tool_call('change', {'part': 'system_prompt', 'value': ' ', 'why': ''}, cost='0.001')", "a text of 1 characters"),
+        ("return tool_call('change', {'part': 'system_prompt', 'value': 'Greet people.', 'why': ''}, cost='0.001')", "was tried already"),
+        ("return failure(ModelError('it is down', kind='server', retryable=False))", "it is down"),
+    ],
+)  # fmt: skip
+def test_answers_that_nothing_can_be_done_with_end_the_search_soon(greeting: Any, body: str, said: str) -> None:
+    reflecting_with(greeting, body)
+    made = improve(greeting, "--budget", "1", "--seed", "1", code=Exit.FAILED)
+
+    assert not made["is_better"]
+    assert "5 answers in a row could not be used" in made["why"]
+    assert said in made["why"]
+    assert not Path("o/improvement.diff").exists()
+    assert len(Path("asked.txt").read_text().splitlines()) == 7
+
+
+@pytest.mark.spec("judging:JG144")
+def test_an_agent_that_passes_everything_is_left_as_it_is(greeting: Any) -> None:
+    greeting.write("greeter.py", GREETER.replace("Greet people.", "Greet people by name."))
+    made = improve(greeting, "--budget", "1", "--seed", "1", code=Exit.FAILED)
+
+    assert "the agent as it is passes every case that is searched with" == made["why"]
+    assert "no better version was found" in made["told"]
+
+
+@pytest.mark.spec("judging:JG144", "judging:JG148")
+def test_a_judge_who_throws_dice_makes_no_version_better(greeting: Any) -> None:
+    """
+    Its verdicts depend on what it is shown, and on nothing that is good; a version that was lucky is not better where it counts.
+    """
+    dice = (
+        "from hashlib import sha256\n\n"
+        "def dice(run):\n    return sha256((run.text + run.case.id + run.result.state.system_prompt).encode()).digest()[0] % 2 == 0\n\nevaluation"
+    )
+    greeting.write("greeting.py", GREETING.replace("evaluation", dice, 1).replace("contains(name), is_loud", "dice"))
+    reflecting_with(
+        greeting,
+        "return tool_call('change', {'part': 'system_prompt', 'value': f'Greet {len(request.messages[0].text)}', 'why': ''}, cost='0.01')",
+    )
+    made = improve(greeting, "--budget", "0.4", "--seed", "1", code=Exit.FAILED)
+
+    assert "no better version was found" in made["told"]
+    assert len(made["versions"]) > 2
+
+
+@pytest.mark.spec("judging:JG148")
+def test_a_check_that_breaks_is_told_and_not_searched_against(greeting: Any) -> None:
+    greeting.write(
+        "greeting.py",
+        GREETING.replace('return Verdict(float(run.text.isupper()), reason="lacks: loudness")', "return 1 / 0"),
+    )
+    made = improve(greeting, "--budget", "1", "--seed", "1", code=Exit.FAILED)
+
+    assert "could not be measured: the check is_loud says nothing of case" in made["why"]
+    assert "ZeroDivisionError" in made["why"]
+    assert 7 == len(Path("asked.txt").read_text().splitlines())
+
+
+# --- what is refused before anything is spent -------------------------------------------------------------------------
+
+
+@pytest.mark.spec("judging:JG148")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--budget", "0"), "--budget is an amount of US dollars above 0"),
+        (("--budget", "nan"), "--budget is an amount of US dollars above 0"),
+        (("--budget", "-1"), "--budget is an amount of US dollars above 0"),
+        (("--budget", "inf"), "--budget is an amount of US dollars above 0"),
+        (("--budget", "two"), "--budget is an amount of US dollars above 0"),
+        ((), "--budget is an amount of US dollars above 0"),
+        (("--budget", "1", "--eval", "nowhere.py"), "there is no evaluation file 'nowhere.py'"),
+        (("--budget", "1", "--eval", ""), "--eval FILE says what the agent is judged by"),
+        (("--budget", "1", "--by", "beauty"), "--by 'beauty' names no check; there is pass, contains"),
+        (("--budget", "1", "--only", "tools.*"), "nothing of 'greeter'"),
+        (("--budget", "1", "--continue", "nowhere"), "'nowhere' is no folder of a search"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_before_anything_is_spent(
+    greeting: Any, words: tuple[str, ...], said: str
+) -> None:
+    assert said in " ".join(str(improve(greeting, *words, code=Exit.USAGE)).split())
+    assert not Path("asked.txt").exists()
+    assert not Path("o").exists()
+
+
+@pytest.mark.spec("judging:JG148")
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("for name in NAMES]", "for name in []]", "there is no case"),
+        ("for name in NAMES]", "for name in NAMES[:1]]", "0 cases to search with and 1 that are held out"),
+        ("for name in NAMES]", "for name in NAMES[:7]]", "2 cases to search with and 5 that are held out"),
+        ("replies=answer)", "replies=answer, tags=['held-out'])", "0 cases to search with and 12 that are held out"),
+        ("replies=answer)", "replies=answer, group='one')", "cases of a group counted once"),
+        ("checks=[contains(name)]", "checks=[]", "it has no check"),
+        ("checks=[contains(name)]", "checks=[judge('j.py', 'good?')]", "which are no part of pass; name one with --by"),
+    ],
+)  # fmt: skip
+def test_an_evaluation_that_cannot_decide_is_refused(greeting: Any, old: str, new: str, said: str) -> None:
+    source = Path("greeting.py").read_text()
+    assert old in source
+    greeting.write("greeting.py", source.replace(old, new))
+
+    assert said in " ".join(str(improve(greeting, "--budget", "1", code=Exit.USAGE)).split())
+    assert not Path("asked.txt").exists()
+
+
+@pytest.mark.spec("judging:JG141", "judging:JG148")
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ("SystemPrompt()", "it is made by code (line 4); write it as a text in quotes"),
+        ("'Greet ' + str(2)", "it is made by code (line 4)"),
+        ("f'Greet {2}'", "it is made by code (line 4)"),
+        ("WORDS", "it is made by code (line 4)"),
+        ("''", ""),
+    ],
+)
+def test_an_agent_whose_prompt_is_made_by_code_is_refused(greeting: Any, prompt: str, said: str) -> None:
+    head = "from stepengine import AgentDefinition\nfrom stepengine.context import SystemPrompt\nWORDS = ' '.join(['Greet'])\n"
+    greeting.write("greeter.py", f'{head}agent = AgentDefinition("greeter", model="t/m", system_prompt={prompt})\n')
+    made = str(improve(greeting, "--budget", "0.0001", code=Exit.USAGE if said else Exit.LIMIT))
+
+    assert said in " ".join(made.split())
+    assert Path("asked.txt").exists() is not bool(said)
+
+
+@pytest.mark.spec("judging:JG148")
+def test_an_unknown_agent_model_or_price_is_refused(greeting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "x")
+    live = GREETING.replace(", replies=answer", "")
+    greeting.write("greeting.py", live)
+    typed = ("--eval", "greeting.py", "--budget", "1", "-q", "--out", "o")
+    unknown = greeting.type("improve", "nobody", *typed, code=Exit.USAGE).stderr
+    unserved = greeting.type("improve", "greeter.py", *typed, code=Exit.USAGE).stderr
+    unpriced = greeting.type(
+        "improve", "greeter.py", *typed, "--model", "anthropic/claude-of-nobody", code=Exit.USAGE
+    ).stderr
+
+    assert "no agent has the id 'nobody'" in unknown
+    assert "'t/m'" in unserved
+    assert "the price of 'anthropic/claude-of-nobody' is unknown" in " ".join(unpriced.split())
+    assert not Path("o").exists()
+
+
+@pytest.mark.spec("judging:JG146", "judging:JG148")
+def test_a_search_goes_on_only_with_what_it_began_with(greeting: Any) -> None:
+    improve(greeting, "--budget", "1", "--seed", "1")
+    budget = greeting.type(*BASE[:-2], "--continue", "o", "--budget", "2", code=Exit.USAGE).stderr
+    again = greeting.type(*BASE[:-2], "--out", "o", "--budget", "1", code=Exit.USAGE).stderr
+    asked = Path("asked.txt").read_text()
+    ended = improve(greeting, "--continue", "o")
+    greeting.write("greeter.py", GREETER.replace("people", "persons"))
+    other = greeting.type(*BASE[:-2], "--continue", "o", code=Exit.USAGE).stderr
+
+    assert "the budget of o is 1 US dollars" in " ".join(budget.split())
+    assert "holds a search already" in again
+    assert "is a search with another greeter.py" in " ".join(other.split())
+    assert ended["is_better"]
+    assert asked == Path("asked.txt").read_text()
+
+
+@pytest.mark.spec("judging:JG146", "judging:JG148")
+def test_what_is_typed_otherwise_for_a_search_that_goes_on_is_refused(greeting: Any) -> None:
+    improve(greeting, "--budget", "1", "--seed", "1", "--blame", "2")
+    typed = {"--seed": "2", "--blame": "4", "--versions": "9", "--concurrency": "1", "--reflect-model": "a/b"}
+    for option, value in typed.items():
+        said = greeting.type(*BASE[:-2], "--continue", "o", option, value, code=Exit.USAGE).stderr
+        assert f"{option} of o is" in " ".join(said.split())
+    model = greeting.type(*BASE[:-2], "--continue", "o", "--model", "a/b", code=Exit.USAGE).stderr
+    ended = improve(greeting, "--continue", "o", "--seed", "1", "--blame", "2", "--versions", "60")
+
+    assert "is a search with another" in " ".join(model.split())
+    assert ended["is_better"]
+
+
+@pytest.mark.spec("judging:JG146")
+@pytest.mark.parametrize("lines", [0, 1])
+def test_a_search_that_was_killed_before_its_first_record_is_begun_where_it_was(greeting: Any, lines: int) -> None:
+    improve(greeting, "--budget", "1", "--seed", "1")
+    left = Path("o/improver.jsonl").read_text().splitlines(keepends=True)[:lines]
+    Path("p").mkdir()
+    Path("p/improver.jsonl").write_text("".join(left))
+    refused = greeting.type(*BASE[:-2], "--continue", "p", code=Exit.USAGE).stderr
+
+    assert "'p' is no folder of a search" in " ".join(refused.split())
+    assert improve(greeting, "--budget", "1", "--seed", "1", out="p")["is_better"]
+
+
+@pytest.mark.spec("judging:JG140")
+def test_an_agent_that_was_edited_while_the_search_went_on_is_left_as_it_is(greeting: Any) -> None:
+    edited = GREETER.replace("people", "people and animals")
+    edits = f'noted("reflecting")\n    Path("greeter.py").write_text({edited!r})'
+    greeting.write("reflecting.py", "from pathlib import Path\n" + REFLECTING.replace('noted("reflecting")', edits))
+    said = greeting.type(*BASE[:-2], "--budget", "1", "--seed", "1", "--out", "o", "--write", code=Exit.FAILED)
+
+    assert edited == Path("greeter.py").read_text()
+    assert "somebody edited it while the search went on" in " ".join(said.stdout.split())
+    assert "by name" in Path("o/improvement.diff").read_text()
+
+
+@pytest.mark.spec("judging:JG143", "judging:JG146")
+def test_a_search_that_an_error_ended_begins_anew_with_all_that_it_bought(greeting: Any) -> None:
+    """
+    Such as that of somebody who resumed its journal by itself, where nobody brought the cases.
+    """
+    whole = improve(greeting, "--budget", "1", "--seed", "1")
+    asked, journal = Path("asked.txt").read_text(), Path("o/improver.jsonl")
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(lines[:12]))
+    greeting.type("resume", "o/improver.jsonl", code=Exit.FAILED)
+    made = improve(greeting, "--continue", "o")
+
+    assert without_places(whole) == without_places(made)
+    assert whole["spent"] == made["spent"]
+    assert asked == Path("asked.txt").read_text()
+    assert Path("o/improver.before-1.jsonl").is_file()
+
+
+@pytest.mark.spec("judging:JG142", "judging:JG145")
+def test_a_judge_is_paid_from_the_same_budget_and_not_asked_again_about_the_same_answer(greeting: Any) -> None:
+    """
+    With two samples of each case; what it says counts where `--by` names it.
+    """
+    judging = """
+critic = AgentDefinition("critic", model="t/m")
+
+def said(request):
+    if request.system_prompt.startswith("Greet"):
+        return answer(request)
+    noted("judge")
+    return text('{"score": 1, "reason": "ok"}' if "!" in request.messages[0].text and "Hello " in request.messages[0].text
+                else '{"score": 0, "reason": "cold"}', cost="0.003")
+
+evaluation"""
+    source = Path("greeting.py").read_text().replace("evaluation", judging, 1).replace("replies=answer", "replies=said")
+    greeting.write("greeting.py", source.replace("checks=[contains(name)]", "checks=[judge(critic, 'Is it warm?')]"))
+    made = improve(greeting, "--budget", "1", "--seed", "1", "-n", "2", "--by", "judge")
+    asked = Path("asked.txt").read_text().split()
+
+    assert made["is_better"]
+    # A version that was no better gave the same answers in three cases.
+    assert (54, 48, 2) == tuple([asked.count(who) for who in ("agent", "judge", "reflecting")])
+    assert 54 * Decimal("0.002") + 48 * Decimal("0.003") + 2 * Decimal("0.01") == Decimal(made["spent"])
+
+
+@pytest.mark.spec("judging:JG146")
+def test_the_improver_without_cases_says_who_brings_them(folder: Any) -> None:
+    params = {"parts": {"system_prompt": "x"}, "search": ["a"], "held_out": [], "budget": "1"}
+    said = folder.type("run", "improver", "--params", json.dumps(params), "--no-journal", code=Exit.FAILED).stderr
+
+    assert "nobody brought cases to run; `stepengine improve AGENT --eval FILE --budget USD` does" in " ".join(
+        said.split()
+    )
+
+
+# --- blame ------------------------------------------------------------------------------------------------------------
+
+LOOKING = '''
+from stepengine import *
+from stepengine.judging import *
+from stepengine.testing import text, tool_call
+
+@tool(annotations=ToolAnnotations(read_only=True))
+def look(shelf: str) -> str:
+    """Look at a shelf."""
+    return "three" if shelf == "right" else "nothing"
+
+TRIED = {}
+
+def replies(request):
+    """Look at the wrong shelf first and at the right one in later tries; whoever saw nothing says nothing."""
+    prompt = request.messages[0].text
+    if request.tools[0].name == "change":
+        with open("shown.txt", "a") as file:
+            file.write(prompt)
+        return tool_call("change", {"part": "system_prompt", "value": "Look right.", "why": "w"}, cost="0.01")
+    seen = [m.text for m in request.messages if m.role == "tool"]
+    if seen:
+        return text(f"There are {seen[0]}.", cost="0.001")
+    TRIED[prompt] = TRIED.get(prompt, 0) + 1
+    right = "right" in request.system_prompt or TRIED[prompt] > 1
+    return tool_call("look", {"shelf": "right" if right else "wrong"}, cost="0.001")
+
+agent = AgentDefinition("looker", model="t/m", system_prompt="Look.", tools=[look])
+evaluation = Evaluation("e", [Case(f"c{n}", f"Shelf {n}", replies=replies) for n in range(10)], {"looker": "x"}, [contains("three")])
+'''
+
+
+@pytest.mark.spec("judging:JG141")
+def test_the_reflecting_model_is_shown_failed_runs_with_the_step_to_blame(folder: Any) -> None:
+    folder.write("both.py", LOOKING)
+    folder.type(
+        "improve",
+        "both.py",
+        "--eval",
+        "both.py",
+        "--script",
+        "both.py",
+        "-q",
+        "--budget",
+        "1",
+        "--seed",
+        "1",
+        "--out",
+        "o",
+    )
+    shown = Path("shown.txt").read_text()
+
+    assert "<part name='system_prompt'>\nLook.\n</part>" in shown
+    assert "<part name='tools.look'>\nLook at a shelf.\n</part>" in shown
+    assert 'step 1 calls look {"shelf":"wrong"}' in shown
+    assert "look gave: nothing" in shown
+    assert "contains: the text does not hold 'three'" in shown
+    assert "step 1 is to blame: the chance to pass falls with step 1" in shown
+
+
+@pytest.mark.spec("judging:JG141")
+@pytest.mark.parametrize("check", ["run.files.text('x') == 'three'", "'x' in run.files", "bool(run.files.changed)"])
+def test_nobody_is_blamed_by_a_check_that_reads_files(folder: Any, check: str) -> None:
+    """
+    A run that goes on from its middle has none; nothing is spent on it.
+    """
+    source = LOOKING.replace('[contains("three")]', "[is_there]").replace(
+        "TRIED =", f"def is_there(run):\n    return {check}\n\nTRIED ="
+    )
+    folder.write("both.py", source)
+    folder.type(
+        *(
+            "improve",
+            "both.py",
+            "--eval",
+            "both.py",
+            "--script",
+            "both.py",
+            "-q",
+            "--budget",
+            "0.1",
+            "--seed",
+            "1",
+            "--out",
+            "o",
+        ),
+        code=1,
+    )
+
+    assert "is to blame" not in Path("shown.txt").read_text()
+    assert "a run that goes on from its middle has no files" in Path("o/improver.jsonl").read_text()
+    assert '"name":"blame/' not in Path("o/bought.jsonl").read_text()
+
+
+# --- parts of a file --------------------------------------------------------------------------------------------------
+
+PARTS = '''\
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+from stepengine import AgentDefinition, ModelSettings, Tool, tool
+
+PROMPT = ("Grüße " "people "
+          "politely.")  # kept
+
+class P(BaseModel):
+    limit: int = Field(default=3, ge=1)
+    share: float = 0.5
+    word: str = "hé"
+    made: list = []
+
+@tool
+def look(name: str) -> str:
+    """
+    Look something up.
+
+    Args:
+        name: What.
+    """
+    return name
+
+@tool(description="Count it.")
+def count(name: str) -> str:
+    return name
+
+@tool
+def other(name: str) -> str:
+    """Belongs to nobody."""
+    return name
+
+made = Tool(name="made", description="It is made.", input_schema={"type": "object"}, run=lambda given: "x")
+helper = AgentDefinition("helper", description="Helps.", system_prompt="""Help
+much.""")
+agent = AgentDefinition("greeter", model="t/m", system_prompt=PROMPT, instructions_prompt=f"{PROMPT}", tools=[look, count, made, "spawn_agents"],
+    input_schema=P, spawnable_agents=[helper], settings=ModelSettings(temperature=0.5, max_tokens=100))
+'''
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> AgentFile:
+    (tmp_path / "mine.py").write_text(PARTS, encoding="utf-8")
+    return AgentFile.read(AgentPlace(tmp_path / "mine.py"))
+
+
+@pytest.mark.spec("judging:JG140")
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_diff_has_the_lines_of_the_file_whatever_its_texts_hold(tmp_path: Path, end: str) -> None:
+    source = f'{GREETER}\x0c\nLATER = "a\u2028b"\n'.replace("\n", end)
+    (tmp_path / "mine.py").write_bytes(source.encode())
+    file = AgentFile.read(AgentPlace(tmp_path / "mine.py"))
+    made = file.diff({"system_prompt": "Greet\u2028all\x85of them."}).split("\n")
+    kept = [line[1:] for line in made[3:] if line[:1] in (" ", "+")]
+
+    assert [] == [line for line in made[2:-1] if line[:1] not in (" ", "+", "-", "@")]
+    assert file.altered({"system_prompt": "Greet\u2028all\x85of them."}).decode().split("\n")[:-1] == kept
+
+
+@pytest.mark.spec("judging:JG141")
+def test_parts_are_the_literals_that_an_agent_is_made_of(parts: AgentFile) -> None:
+    assert {
+        "system_prompt": "Grüße people politely.", "settings.temperature": 0.5, "settings.max_tokens": 100, "params.limit": 3,
+        "params.share": 0.5, "params.word": "hé", "helper.system_prompt": "Help\nmuch.", "helper.description": "Helps.",
+        "tools.look": "Look something up.\n\nArgs:\n    name: What.", "tools.count": "Count it.", "tools.made": "It is made.",
+    } == {name: part.value for name, part in parts.parts.items()}  # fmt: skip
+    assert ["instructions_prompt"] == [*parts.fixed]
+    assert "" == parts.diff({})
+
+
+TEXTS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1, max_size=60).filter(
+    str.strip
+)
+
+
+@pytest.mark.spec("judging:JG141")
+@given(prompt=TEXTS, tool=TEXTS, limit=st.integers(1, 10**6), share=st.floats(allow_nan=False, allow_infinity=False))
+def test_a_version_is_what_its_file_would_be(
+    prompt: str, tool: str, limit: int, share: float, tmp_path_factory: Any
+) -> None:
+    """
+    Whatever the new values hold, quotes, line ends and backslashes included: the agent has them, and all else stays.
+    """
+    folder = tmp_path_factory.mktemp("parts")
+    (folder / "mine.py").write_text(PARTS, encoding="utf-8")
+    file = AgentFile.read(AgentPlace(folder / "mine.py"))
+    changes = {
+        "system_prompt": prompt,
+        "helper.system_prompt": prompt,
+        "tools.count": tool,
+        "params.limit": limit,
+        "params.share": share,
+    }
+    made = file.version(changes)
+    (folder / "after.py").write_bytes(file.altered(changes))
+    after = AgentFile.read(AgentPlace(folder / "after.py"))
+
+    assert (prompt, tool) == (made.system_prompt, made.tools[1].spec.description)  # type: ignore[union-attr]
+    assert (limit, share, "hé") == tuple(made.input_schema.params().model_dump().values())[:3]  # type: ignore[union-attr,operator]
+    assert {name: part.value for name, part in after.parts.items()} == {
+        **{n: p.value for n, p in file.parts.items()},
+        **changes,
+    }
+    assert b"# kept" in file.altered(changes)
+    assert ["after.py", "mine.py"] == sorted([path.name for path in folder.iterdir() if path.suffix == ".py"])
+
+
+@pytest.mark.spec("judging:JG141")
+@given(text=TEXTS)
+def test_a_docstring_of_a_tool_can_say_anything(text: str, tmp_path_factory: Any) -> None:
+    import inspect
+
+    folder = tmp_path_factory.mktemp("parts")
+    (folder / "mine.py").write_text(PARTS, encoding="utf-8")
+    file = AgentFile.read(AgentPlace(folder / "mine.py"))
+    (folder / "after.py").write_bytes(file.altered({"tools.look": text}))
+    after = AgentFile.read(AgentPlace(folder / "after.py"))
+
+    assert inspect.cleandoc(text) == after.parts["tools.look"].value if inspect.cleandoc(text).strip() else True
+
+
+@pytest.mark.spec("judging:JG148")
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"code": "x"}, "has no part 'code' that could be changed; it has system_prompt"),
+        ({"params.limit": "x"}, "params.limit is of the type int, not str"),
+        ({"params.limit": True}, "params.limit is of the type int, not bool"),
+        ({"params.share": float("nan")}, "params.share is a number, not nan"),
+        ({"system_prompt": "x" * 20_001}, "it may have 20000"),
+        ({"system_prompt": " "}, "is empty"),
+        ({"system_prompt": "a\0b"}, "holds characters that no file can"),
+        ({"system_prompt": "a\ud800b"}, "holds characters that no file can"),
+    ],
+)
+def test_a_value_that_cannot_stand_there_is_refused(parts: AgentFile, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        parts.version(changes)
+
+
+def test_a_version_that_cannot_be_loaded_says_so(parts: AgentFile) -> None:
+    with pytest.raises(DefinitionError, match="max_tokens"):
+        parts.version({"settings.max_tokens": -5})
+
+
+# --- the search by itself ---------------------------------------------------------------------------------------------
+
+improver = module_of(ROOT / "agents" / "improver.py")
+
+
+def version(number: int, scores: str, parents: tuple[int, ...] = (0,), **changes: str) -> Any:
+    runs = {name: {"score": float(score)} for name, score in zip("abcdef", scores, strict=False)}
+    return improver.Version(number, changes, parents if number else (), "", runs)
+
+
+@pytest.mark.spec("judging:JG145")
+def test_a_version_stays_as_long_as_it_is_best_at_some_case_that_no_other_is() -> None:
+    pool = [version(0, "0000"), version(1, "1100"), version(2, "0011"), version(3, "1000")]
+
+    assert {"a": {1}, "b": {1}, "c": {2}, "d": {2}} == improver.front_of(pool, "abcd")
+
+
+@pytest.mark.spec("judging:JG145")
+def test_two_versions_that_know_different_things_are_merged_once() -> None:
+    pool = [version(0, "0000"), version(1, "1100", x="one", z="both"), version(2, "0011", y="two", z="other")]
+    tried: set[tuple[int, int]] = set()
+    made = improver.merged(pool, "abcd", tried, Random(0))
+
+    assert {"x": "one", "y": "two", "z": "both"} == made.changes
+    assert (1, 2) == made.parents
+    assert improver.merged(pool, "abcd", tried, Random(0)) is None
+
+
+@pytest.mark.spec("judging:JG145")
+def test_a_version_and_what_was_made_of_it_are_not_merged() -> None:
+    pool = [version(0, "0000"), version(1, "1100", x="one"), version(2, "0111", (1,), x="one", y="two")]
+
+    assert improver.merged(pool, "abcd", set(), Random(0)) is None

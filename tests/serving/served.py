@@ -1,0 +1,373 @@
+"""
+``stepengine serve`` as a real process that tests kill, and clients that start runs, watch them, answer them and come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx2
+
+from stepengine.journal import FileJournal, SqliteJournal
+from stepengine.serving import Tokens
+
+SCRIPTED = Path(__file__).with_name("scripted.py")
+ROOT = SCRIPTED.parents[2]
+ENDED = ("completed", "failed", "cancelled", "max_steps", "truncated", "stranded")
+MAKE_UP = ("text_delta", "thinking_delta", "tool_input_delta", "model_finished")
+UNREACHED = (httpx2.TransportError,)
+
+
+class World:
+    """
+    What the tools of all servers did.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        file.touch()
+
+    def done(self, what: str) -> Counter[str]:
+        lines = [json.loads(line) for line in self.file.read_text().splitlines()]
+        return Counter(line["name"] for line in lines if line["what"] == what)
+
+    async def until(self, what: str, name: str) -> None:
+        """
+        Wait until a tool has begun.
+        """
+        async with asyncio.timeout(20):
+            while not self.done(what)[name]:  # noqa: ASYNC110 - another process writes the file
+                await asyncio.sleep(0.01)
+
+
+class Served:
+    """
+    A server of one place, which can be killed and started again on its port.
+
+    Args:
+        folder: Where its world and tokens are, and its log.
+        place: Its runs.
+        patience: Seconds that a question waits in memory; ``None`` for `stepengine serve` as it is typed, which waits for a minute.
+        options: What else is typed behind `stepengine serve`.
+        environment: For its agents.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        place: Path,
+        *,
+        patience: float | None = None,
+        options: Iterable[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.place, self.world = place, World(folder / "world.jsonl")
+        self.tokens = folder / "tokens.json"
+        if not self.tokens.exists():
+            self.token("operator", ["admin"])  # as a server without a file of tokens does not start
+        self.log = folder / "log.txt"
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        typed = ["-m", "stepengine", "serve", str(SCRIPTED), "--runs", str(place), "--tokens", str(self.tokens)]
+        typed += ["--port", str(self.port), *options]
+        if patience is not None:
+            typed = [str(SCRIPTED), str(place), str(self.tokens), str(self.port), str(patience)]
+        self._command = [sys.executable, *typed]
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._environment = {**os.environ, "PYTHONPATH": path, "WORLD": str(self.world.file), **(environment or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def client(self, name: str, urls: Iterable[str] = ()) -> Client:
+        return Client(name, self.token(name), urls or [self.url], self.world)
+
+    def token(self, name: str, scopes: Iterable[Any] = ("read", "run", "answer", "debug")) -> str:
+        return Tokens.open(self.tokens).add(name, scopes)
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, env=self._environment, stderr=log, stdin=subprocess.DEVNULL)
+
+    async def ready(self, seconds: float = 20.0) -> None:
+        deadline = time.monotonic() + seconds
+        async with httpx2.AsyncClient(trust_env=False) as client:
+            while True:
+                with contextlib.suppress(*UNREACHED):
+                    if (await client.get(f"{self.url}/ready")).status_code == 200:
+                        return
+                assert self._process is not None
+                assert self._process.poll() is None, f"the server ended: {self.said()}"
+                assert time.monotonic() < deadline, f"the server is not ready: {self.said()}"
+                await asyncio.sleep(0.02)
+
+    def said(self) -> str:
+        return self.log.read_text()[-4_000:]
+
+    def kill(self, number: int = signal.SIGKILL) -> int:
+        """
+        Send a signal, and return what the process ended with.
+        """
+        assert self._process is not None
+        self._process.send_signal(number)
+        return self.left()
+
+    def left(self) -> int:
+        """
+        Return what the process ended with, when it has.
+        """
+        assert self._process is not None
+        return self._process.wait(30)
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def journal(self, run: str) -> FileJournal | SqliteJournal:
+        return FileJournal(self.place / f"{run}.jsonl") if self.place.is_dir() else SqliteJournal(self.place, run)
+
+
+class Seen:
+    """
+    What one client saw of one run, and what is wrong with it.
+
+    Attributes:
+        last: The id of its last event.
+        events: All of them.
+        was_told: Whether it was told that it does not get all.
+        problems: Sentences.
+    """
+
+    def __init__(self) -> None:
+        self.last: str | None = None
+        self.events: list[dict[str, Any]] = []
+        self.was_told = False
+        self.problems: list[str] = []
+        self._known: dict[str, Any] = {}
+        self._since: set[str] = set()
+        self._told: dict[str, Any] | None = None
+
+    def take(self, place: str | None, event: dict[str, Any]) -> None:
+        if event["type"] == "events_dropped":
+            self._told, self.was_told = event, True
+            return
+        assert place is not None, event
+        self._check(place, event)
+        # Whoever comes for the first time after a kill is told by this that there was something before.
+        self.was_told |= bool(event["type"] == "run_started" and not event["path"] and event["resumed"])
+        self.last, self._told = place, None
+        self._known[place] = event
+        self._since.add(place)
+        self.events.append(event)
+
+    def _check(self, place: str, event: dict[str, Any]) -> None:
+        epoch, _, index = place.partition("-")
+        before, _, number = (self.last or "").partition("-")
+        told = self._told
+        begins_anew = told is not None and told["reason"] == "epoch"
+        if epoch == before and not begins_anew:
+            expected = int(number) + 1 + (told["count"] if told else 0)
+        else:
+            expected = told["count"] if told else 0
+            if self.last is not None and not begins_anew:
+                self.problems.append(f"{place} follows {self.last}, and nothing was said")
+        # Deltas are shown as one, or not at all once what they make up is shown whole.
+        is_whole = int(index) > expected and event["type"] in MAKE_UP
+        if int(index) != expected and not is_whole:
+            self.problems.append(f"{place} follows {self.last}, told was {told}")
+        if begins_anew:
+            # It came from another epoch and is shown the whole of this one, whatever it saw of that long ago.
+            self._since.clear()
+        if place in self._since:
+            self.problems.append(f"{place} came twice")
+        if self._known.get(place, event) != event:
+            self.problems.append(f"{place} came twice, as two events: {self._known[place]} and {event}")
+
+    def finished(self) -> set[tuple[str, int]]:
+        """
+        Return the addresses of the calls of tools whose end it saw.
+        """
+        return {(one["path"], one["seq"]) for one in self.events if one["type"] == "tool_finished"}
+
+
+class Client:
+    """
+    Somebody who starts runs and sees them through, whatever becomes of the servers.
+
+    Args:
+        name: Whose runs these are.
+        token: Its token.
+        urls: Servers; any of them may be asked.
+        world: Looked at before an effect in doubt is allowed a second time.
+    """
+
+    def __init__(self, name: str, token: str, urls: Iterable[str], world: World) -> None:
+        self.name, self.urls, self.world = name, list(urls), world
+        self.runs: dict[str, str] = {}
+        self.said: dict[str, list[Any]] = {}
+        self.seen: dict[str, Seen] = {}
+        self.views: dict[str, dict[str, Any]] = {}
+        self._headers = {"authorization": f"Bearer {token}"}
+        self._random = random.Random(name)
+        self._client = httpx2.AsyncClient(trust_env=False, timeout=10, headers=self._headers)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.aclose()
+
+    async def ask(self, method: str, path: str, body: object = None, **headers: str) -> httpx2.Response:
+        """
+        Ask any of the servers until one answers; ask again as it is said.
+        """
+        while True:
+            try:
+                given = {} if body is None else {"json": body}
+                answer = await self._client.request(
+                    method, f"{self._random.choice(self.urls)}{path}", headers=headers, **given
+                )
+            except UNREACHED:
+                await asyncio.sleep(0.05)
+                continue
+            if answer.status_code not in (429, 503):
+                return answer
+            await asyncio.sleep(0.2)
+
+    async def start(self, agent: str, number: int) -> str:
+        """
+        Start a run under a key of its own, and ask twice: that is one run.
+        """
+        key = f"{self.name}-{number}"
+        body = {"agent": agent, "prompt": key}
+        answers = [await self.ask("POST", "/runs", body, **{"idempotency-key": key}) for _ in range(2)]
+        assert [202, 202] == [one.status_code for one in answers], [one.text for one in answers]
+        assert answers[0].json()["run_id"] == answers[1].json()["run_id"]
+        run: str = answers[0].json()["run_id"]
+        self.runs[run], self.said[run], self.seen[run] = agent, [], Seen()
+        return run
+
+    async def see_through(self, run: str) -> dict[str, Any]:
+        """
+        Watch a run and answer what it asks, until it has ended; return how it stands then.
+        """
+        watching = asyncio.create_task(self.watch(run))
+        try:
+            while True:
+                view: dict[str, Any] = (await self.ask("GET", f"/runs/{run}")).json()
+                if view["status"] in ENDED:
+                    break
+                await self._act(run, view)
+                await asyncio.sleep(self._random.uniform(0.05, 0.15))
+            await asyncio.wait_for(watching, 30)
+        finally:
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
+        self.views[run] = view
+        return view
+
+    async def until(self, run: str, holds: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        """
+        Return how a run stands as soon as that is so.
+        """
+        async with asyncio.timeout(20):
+            while not holds(view := (await self.ask("GET", f"/runs/{run}")).json()):  # noqa: ASYNC110 - another process has it
+                await asyncio.sleep(0.05)
+        return view
+
+    async def listed(self) -> AsyncIterator[str]:
+        """
+        Give the ids of all of its runs, as the servers list them.
+        """
+        place: str | None = ""
+        while place is not None:
+            found = (await self.ask("GET", f"/runs?limit=100&cursor={quote(place)}")).json()
+            for one in found["runs"]:
+                yield one["run_id"]
+            place = found["next"]
+
+    async def _act(self, run: str, view: dict[str, Any]) -> None:
+        for question in view["questions"]:
+            await self.answer(run, question)
+        if self.runs[run] == "waiting":
+            for value in (f"{run}-first", f"{run}-second"):
+                if value not in self.said[run]:
+                    body = {"topic": "hook", "value": value, "id": value}
+                    said = await self.ask("POST", f"/runs/{run}/messages", body)
+                    if said.status_code == 202:
+                        self.said[run].append(value)
+                    break
+        if self.runs[run] == "ordering":
+            waits = [
+                one for one in self.seen[run].events if one["type"] == "tool_started" and one["tool_name"] == "order"
+            ]
+            if waits:
+                value = f"{run}-result"
+                body = {"result": value}
+                await self.ask("POST", f"/runs/{run}/tool-results/{waits[-1]['tool_call_id']}", body)
+
+    async def answer(self, run: str, question: dict[str, Any]) -> None:
+        if question["id"].startswith("doubt:"):
+            # Its name stands in the details; a person looks what became of it.
+            decided = "no" if self.world.done("fire")[question["details"]["name"]] else "yes"
+            await self.ask("POST", f"/runs/{run}/answers", {"answers": {question["id"]: decided}})
+            return
+        given = f"{run}-{question['id']}"
+        if given in self.said[run]:
+            return  # it was taken, and is not to be given again: a run that lost it does not end
+        said = await self.ask("POST", f"/runs/{run}/answers", {"answers": {question["id"]: given}})
+        assert said.status_code in (202, 409), said.text
+        if said.status_code == 202:
+            self.said[run].append(given)
+
+    async def watch(self, run: str) -> None:
+        """
+        Watch a run as a browser does: from the last event on, again and again, until there is nothing more.
+        """
+        seen = self.seen[run]
+        while True:
+            headers = {} if seen.last is None else {"last-event-id": seen.last}
+            url = f"{self._random.choice(self.urls)}/runs/{run}/events"
+            try:
+                async with self._client.stream("GET", url, headers=headers, timeout=30) as answer:
+                    if answer.status_code == 204 and seen.events and seen.events[-1].get("status") in ENDED:
+                        return
+                    if answer.status_code == 200:
+                        async for place, event in of_stream(answer):
+                            seen.take(place, event)
+                    elif answer.status_code not in (204, 429, 503):
+                        await answer.aread()
+                        seen.problems.append(f"{answer.status_code} after {seen.last}: {answer.text}")
+            except UNREACHED:
+                pass
+            await asyncio.sleep(0.05)
+
+
+async def of_stream(answer: httpx2.Response) -> AsyncIterator[tuple[str | None, dict[str, Any]]]:
+    """
+    Give the events of a stream that came whole, each with its id.
+    """
+    fields: dict[str, str] = {}
+    async for line in answer.aiter_lines():
+        name, colon, value = line.partition(": ")
+        if name and colon:
+            fields[name] = value
+        elif not line and "data" in fields:
+            yield fields.get("id"), json.loads(fields["data"])
+            fields = {}

@@ -1,0 +1,46 @@
+"""
+The ledger of a server: what several processes say of one run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stepengine.data.questions import Answer
+from stepengine.errors import InputError
+from stepengine.serving.ledger import Ledger, RunRow, deciding, noting, registering, taking_up
+
+ROW = RunRow("one", "anna", "agent", "started", 1.0, 1.0, {"prompt": ""})
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    made = Ledger(tmp_path)
+    made.write([registering(ROW, None)])
+    return made
+
+
+def test_a_run_that_has_ended_stays_so_whatever_is_said_of_it_later(ledger: Ledger) -> None:
+    ledger.write([noting("one", "suspended", 2.0)])
+    ledger.write([noting("one", "completed", 3.0)])
+
+    ledger.write([noting("one", "suspended", 4.0), taking_up("one")])
+
+    assert ("completed", 3.0) == (ledger.find("one").status, ledger.find("one").changed)
+    ledger.close()
+
+
+def test_what_was_decided_about_an_effect_in_doubt_counts_once(ledger: Ledger) -> None:
+    yes, no = Answer(selected=("yes",)), Answer(selected=("no",))
+    ledger.write([noting("one", "suspended", 2.0)])
+
+    ledger.write([deciding("one", {"doubt:#0": yes})])
+    again, other = ledger.write([deciding("one", {"doubt:#0": yes}), deciding("one", {"doubt:#0": no})])
+
+    assert again is None
+    assert isinstance(other, InputError)
+    assert ["one"] == [row.run for row in ledger.under_way()], "a kill before it goes on loses nothing"
+    assert [{"doubt:#0": yes}, {}] == ledger.write([taking_up("one"), taking_up("one")])
+    ledger.close()

@@ -1,0 +1,135 @@
+"""
+`Clock(waits=True)`: time passes by `advance` alone, and wakes who sleeps in order of time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import timedelta
+
+import pytest
+
+from stepengine import AgentCall, AgentDefinition, Engine, Parallel, Sleep, Start, Wait
+from stepengine.data.state import RunStatus
+from stepengine.journal import MemoryJournal
+from stepengine.testing import Clock
+
+HOUR = timedelta(hours=1)
+
+
+def sleeper(name, *seconds):
+    def handle_steps(ctx):
+        woke = []
+        for one in seconds:
+            woke += [(yield from Sleep(one)).isoformat()]
+        return woke
+
+    return AgentDefinition(name, handle_steps=handle_steps)
+
+
+def at(clock, **passed):
+    return (Clock().now() + timedelta(**passed)).isoformat()
+
+
+@pytest.mark.spec("waiting:WT24")
+async def test_two_sleeps_of_an_hour_at_once_make_one_hour():
+    clock = Clock(waits=True)
+
+    def handle_steps(ctx):
+        yield from Parallel(Sleep(3600), Sleep(3600))
+        return ctx.now().isoformat()
+
+    async with Engine([AgentDefinition("two", handle_steps=handle_steps)], clock=clock) as engine:
+        running = asyncio.create_task(engine.run("two", "go"))
+        await clock.asleep(2)
+        clock.advance(minutes=59)
+        await asyncio.sleep(0.05)
+        assert (clock.sleepers, running.done()) == (2, False)
+        clock.advance(minutes=1)
+        result = await running
+
+    assert (result.output, clock.sleepers) == (at(clock, hours=1), 0)
+
+
+@pytest.mark.spec("waiting:WT24")
+async def test_sleepers_wake_in_order_of_time_and_of_asking():
+    clock, woke = Clock(waits=True), []
+
+    async def sleep(name, seconds):
+        await clock.sleep(seconds)
+        woke.append(name)
+
+    tasks = [asyncio.create_task(sleep(name, s)) for name, s in [("c", 30), ("a", 10), ("d", 30), ("b", 20), ("z", 99)]]
+    await clock.asleep(5)
+    clock.advance(seconds=30)
+    await asyncio.gather(*tasks[:4])
+
+    assert woke == ["a", "b", "c", "d"]
+    tasks[4].cancel()
+    await asyncio.wait(tasks)
+    assert clock.sleepers == 0
+
+
+@pytest.mark.spec("waiting:WT24")
+async def test_another_thread_may_let_time_pass():
+    clock = Clock(waits=True)
+    async with Engine([sleeper("near", 5, 5)], clock=clock) as engine:
+        running = asyncio.create_task(engine.run("near", "go"))
+        for _ in range(2):
+            await clock.asleep()
+            thread = threading.Thread(target=clock.advance, kwargs={"seconds": 5})
+            thread.start()
+            await asyncio.to_thread(thread.join)
+            await asyncio.sleep(0.02)
+        result = await running
+
+    assert result.output == [at(clock, seconds=5), at(clock, seconds=10)]
+
+
+@pytest.mark.spec("waiting:WT24")
+async def test_a_near_sleep_waits_in_the_process_and_a_far_one_is_suspended_and_sees_the_time_when_it_is_resumed():
+    clock, journal = Clock(waits=True), MemoryJournal()
+    async with Engine([sleeper("both", 30, 3600)], clock=clock) as engine:
+        running = asyncio.create_task(engine.run("both", "go", journal=journal))
+        await clock.asleep()
+        clock.advance(seconds=30)
+        result = await running
+        assert (result.status, result.wakes_at) == (RunStatus.SUSPENDED, clock.now() + HOUR)
+        clock.advance(hours=3)
+        again = await engine.resume(journal)
+
+    assert again.output == [at(clock, seconds=30), at(clock, hours=3, seconds=30)]
+
+
+@pytest.mark.spec("waiting:WT24")
+async def test_children_in_the_background_end_in_the_order_in_which_they_wake():
+    clock = Clock(waits=True)
+    sleepers = [sleeper(f"for-{s}", s) for s in (30, 10, 20)]
+
+    def handle_steps(ctx):
+        refs = yield from Start(*[AgentCall(one) for one in sleepers])
+        return [child.agent_id for child in (yield from Wait(*refs)).done]
+
+    async with Engine(
+        [AgentDefinition("parent", handle_steps=handle_steps, spawnable_agents=sleepers)], clock=clock
+    ) as engine:
+        running = asyncio.create_task(engine.run("parent", "go"))
+        await clock.asleep(3)
+        for _ in range(3):
+            clock.advance(seconds=10)
+            await asyncio.sleep(0.02)
+        result = await running
+
+    assert result.output == ["for-10", "for-20", "for-30"]
+
+
+@pytest.mark.spec("waiting:WT24")
+async def test_a_clock_that_does_not_wait_lets_time_pass_in_sleep_and_nobody_sleeps_by_it():
+    clock = Clock()
+    await clock.sleep(3600)
+    assert (clock.now() - Clock().now(), clock.sleepers) == (HOUR, 0)
+    with pytest.raises(ValueError, match=r"make it with Clock\(waits=True\)"):
+        await clock.asleep()
+    with pytest.raises(ValueError, match="the clock would go back"):
+        Clock(waits=True).advance(seconds=-1)

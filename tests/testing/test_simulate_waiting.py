@@ -1,0 +1,129 @@
+"""
+`simulate` makes up times, messages and orders of completion, and loses wakes.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from stepengine import (
+    AgentCall,
+    AgentDefinition,
+    Cancel,
+    Parallel,
+    Perform,
+    Race,
+    Receive,
+    Sleep,
+    Start,
+    Tell,
+    ToolCall,
+    Wait,
+)
+from stepengine.testing import SimulationFailed, simulate
+from stepengine.testing.faults import Fault
+
+
+def named(name):
+    def handle_steps(ctx):
+        yield from Perform(print, name)
+        said = yield from Receive("go", timeout=60)
+        return f"{name} {ctx.prompt} {said is None}"
+
+    return AgentDefinition(name, handle_steps=handle_steps)
+
+
+CHILDREN = [named(name) for name in "abcd"]
+
+
+def parent(handle_steps):
+    return AgentDefinition("parent", handle_steps=handle_steps, spawnable_agents=CHILDREN)
+
+
+def busy(ctx):
+    """Do all that waits."""
+    first, second, third = yield from Start(*[AgentCall(one.id, "x") for one in CHILDREN[:3]])
+    yield from Tell(first, "hurry")
+    yield from Tell(second, {"now": True}, topic="go")
+    some = yield from Wait(first, second, third, need="any", timeout=30)
+    before = ctx.now()
+    woke = yield from Sleep(3600)
+    assert woke - before >= timedelta(hours=1)
+    order = yield from Receive(
+        "orders", timeout=10, schema={"type": "object", "properties": {"n": {"type": "integer"}}}
+    )
+    number, _ = yield from Race(Sleep(60), Receive("stop"), AgentCall("d"), Wait(third))
+    yield from Parallel(Sleep(60), Wait(first), AgentCall("d"), Perform(len, "x"))
+    for ref in some.open:
+        yield from Cancel(ref, "no need")
+    yield from Start(AgentCall("d", "left"))
+    yield from Start(AgentCall("a", "kept"), on_return="wait")
+    return [number, order is None]
+
+
+@pytest.mark.spec("waiting:WT24", "waiting:WT4")
+def test_all_that_waits_goes_through_every_kind_of_fault():
+    done = simulate(parent(busy), seeds=range(300))
+
+    assert {"late", "never", "lost_wake", "crash", "crash_inside", "crash_after", "cancel"} <= {*done.faults}
+
+
+@pytest.mark.spec("waiting:WT4", "waiting:WT24")
+def test_500_orders_in_which_children_end_give_one_result_where_the_handler_does_not_depend_on_them():
+    def handle_steps(ctx):
+        refs = yield from Start(*[AgentCall(one.id) for one in CHILDREN])
+        first = yield from Wait(*refs, need=2)
+        rest = yield from Wait(*first.open)
+        by_id = {child.agent_id: child.output for child in (*first.done, *rest.done)}
+        return [by_id[one.id] for one in CHILDREN]
+
+    assert simulate(parent(handle_steps), seeds=[0], orders=500, messages={"go": []}).runs == 500
+
+
+@pytest.mark.spec("waiting:WT24")
+def test_a_handler_that_depends_on_the_order_is_told_both_orders_and_where_the_runs_part():
+    def handle_steps(ctx):
+        refs = yield from Start(*[AgentCall(one.id) for one in CHILDREN[:2]])
+        first = (yield from Wait(*refs, need="any")).done[0]
+        yield from ToolCall(f"use_{first.agent_id}", include_tool_call=False)
+        return first.agent_id
+
+    with pytest.raises(SimulationFailed) as caught:
+        simulate(parent(handle_steps), seeds=[0], orders=50, results={"use_a": "x", "use_b": "y"})
+
+    said = str(caught.value)
+    assert caught.value.row == "WT4"
+    assert "when children end in the order " in said
+    assert "they part at 3, which is tool use_" in said or "they part at 3" in said
+
+
+@pytest.mark.spec("waiting:WT24")
+def test_what_is_sent_comes_in_order_and_then_nothing_more():
+    seen = []
+
+    def handle_steps(ctx):
+        got, before = [], ctx.now()
+        while (order := (yield from Receive("orders", timeout=60))) is not None:
+            got.append(order)
+        seen.append((got, ctx.now() - before >= timedelta(minutes=1)))
+        return got
+
+    simulate(parent(handle_steps), seeds=range(20), faults=["crash", "lost_wake"], messages={"orders": [1, 2, 3]})
+
+    assert {(tuple(got), is_over) for got, is_over in seen} == {((1, 2, 3), True)}
+
+
+@pytest.mark.spec("waiting:WT24")
+def test_a_handler_that_sleeps_on_its_own_clock_is_found_by_a_lost_wake():
+    def handle_steps(ctx):
+        before = ctx.now()
+        woke = yield from Sleep(60)
+        if woke - before > timedelta(hours=1):
+            raise ValueError("too late")
+
+    with pytest.raises(SimulationFailed, match="nobody wakes it for hours") as caught:
+        simulate(parent(handle_steps), seeds=range(200))
+
+    assert caught.value.faults == (Fault(0, "lost_wake"),)

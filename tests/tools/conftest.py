@@ -1,0 +1,154 @@
+"""
+Where the bundled tools work that these tests make: in folders of this machine, or elsewhere, with the same results.
+
+``STEPENGINE_TEST_WORKSPACE`` names one of ``ELSEWHERE``; ``test_elsewhere.py`` runs the tests of the tools so.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine.system.workspace import Workspace
+from stepengine.tools import bundled
+
+VARIABLE = "STEPENGINE_TEST_WORKSPACE"
+CHOSEN = os.environ.get(VARIABLE, "")  # read before tests take such variables out of the environment
+
+
+def over_a_pipe(root: Any) -> Workspace:
+    return Workspace.over(["env"], root, python=sys.executable, env=list(os.environ))
+
+
+def over_an_old_python(root: Any) -> Workspace:
+    return Workspace.over(["env"], root, python=str(OLD), env=list(os.environ))
+
+
+def in_a_sandbox(root: Any) -> Workspace:
+    return Workspace.bubblewrap(root)
+
+
+def old_python() -> Path | None:
+    """
+    Return a Python 3.8, the oldest that the other end may have.
+    """
+    found = [*Path("~/.pyenv/versions").expanduser().glob("3.8.*/bin/python3.8"), *Path("/usr/bin").glob("python3.8")]
+    return next(iter(found), None)
+
+
+OLD = old_python()  # before tests have another home folder
+
+
+class Sshd:
+    """
+    A server of ssh on the loopback interface, with keys that were made for it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self.folder = folder
+        for name in ("host", "user"):
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+        shutil.copy(folder / "user.pub", folder / "authorized")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        settings = {
+            "Port": self.port, "ListenAddress": "127.0.0.1", "HostKey": folder / "host", "PidFile": "none", "StrictModes": "no",
+            "AuthorizedKeysFile": folder / "authorized", "PasswordAuthentication": "no", "AcceptEnv": "*", "PermitRootLogin": "yes",
+            "MaxStartups": 100, "UsePAM": "no",
+        }  # fmt: skip
+        (folder / "config").write_text("".join([f"{name} {value}\n" for name, value in settings.items()]))
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        program = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
+        assert program is not None
+        self.process = subprocess.Popen([program, "-D", "-e", "-f", str(folder / "config")], stderr=subprocess.DEVNULL)
+        public = (folder / "host.pub").read_text()
+        (folder / "known").write_text(f"[127.0.0.1]:{self.port} {public}")
+        for _ in range(200):
+            with socket.socket() as tried:
+                if not tried.connect_ex(("127.0.0.1", self.port)):
+                    return
+            time.sleep(0.05)
+
+    def options(self) -> list[str]:
+        given = {"UserKnownHostsFile": self.folder / "known", "IdentitiesOnly": "yes", "StrictHostKeyChecking": "yes"}
+        more = [word for name, value in given.items() for word in ("-o", f"{name}={value}")]
+        return ["-F", "none", "-p", str(self.port), "-i", str(self.folder / "user"), *more]
+
+    def workspace(self, root: Any, **options: Any) -> Workspace:
+        seen = [
+            f'"{name}={value}"' for name, value in os.environ.items() if value and not set(value + name) & set('"\\\n ')
+        ]
+        more = ["-o", f"SetEnv={' '.join(seen)}"] if options.pop("same_environment", True) else []
+        return Workspace.ssh("127.0.0.1", root, options=[*self.options(), *more], python=sys.executable, **options)
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+
+
+def can_ssh() -> bool:
+    return os.getuid() == 0 and None not in (
+        shutil.which("ssh"),
+        shutil.which("sshd", path="/usr/sbin:/usr/local/sbin"),
+    )
+
+
+@pytest.fixture(scope="session")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    if not can_ssh():
+        pytest.skip("needs ssh, sshd and the right to start it")
+    made = Sshd(tmp_path_factory.mktemp("sshd", numbered=True))
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _serving(request: pytest.FixtureRequest) -> None:
+    """
+    Start the server before the first test, which would be asked what it has left behind.
+    """
+    if CHOSEN == "ssh":
+        request.getfixturevalue("sshd")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """
+    Have the bundled tools work elsewhere in the folder that they are given, where that was asked for; gives what ends that.
+    """
+    made: list[Workspace] = []
+
+    def end() -> None:
+        for workspace in made:
+            workspace.close()
+
+    if not CHOSEN:
+        yield end
+        return
+    server: Sshd | None = request.getfixturevalue("sshd") if CHOSEN == "ssh" else None
+    ways: dict[str, Callable[[Any], Workspace]] = {
+        "pipe": over_a_pipe, "old": over_an_old_python, "bubblewrap": in_a_sandbox,
+        "ssh": lambda root: server.workspace(root) if server is not None else over_a_pipe(root),
+    }  # fmt: skip
+    for kind in (bundled.FileTools, bundled.SearchTools, bundled.ShellTools):
+        below = kind.below
+
+        def there(self: Any, root: Any, below: Any = below) -> Any:
+            if isinstance(root, Workspace):
+                return below(self, root)
+            made.append(ways[CHOSEN](root))
+            return below(self, made[-1])
+
+        monkeypatch.setattr(kind, "below", there)
+    yield end
+    end()
