@@ -85,6 +85,16 @@ def watchers(folder: Path) -> list[int]:
     return found
 
 
+def appear(folder: Path, many: int) -> None:
+    """
+    Wait for them: Linux lets ``Popen`` go on before the new program's words stand in ``/proc``.
+    """
+    deadline = time.monotonic() + SECONDS
+    while len(watchers(folder)) != many and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert many == len(watchers(folder))
+
+
 @pytest.mark.deep
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes by Linux's /proc")
 def test_a_private_database_is_gone_with_the_last_process_that_uses_it(folder: Path) -> None:
@@ -110,6 +120,7 @@ def test_a_private_database_is_gone_with_the_last_process_that_uses_it(folder: P
 
     with using(folder) as unwatched:
         third = postmaster(folder)
+        appear(folder, 1)
         for watcher in watchers(folder):
             os.kill(watcher, signal.SIGKILL)
         unwatched.send_signal(signal.SIGKILL)
@@ -145,7 +156,7 @@ def test_nothing_watches_a_private_database_that_was_given_back(folder: Path) ->
     async def used() -> None:
         async with embedded(folder) as url:
             assert url.startswith("postgresql://")
-            assert len(watchers(folder)) == 1
+            await asyncio.to_thread(appear, folder, 1)
 
     asyncio.run(used())
     assert [] == watchers(folder)
