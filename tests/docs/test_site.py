@@ -9,8 +9,6 @@ import importlib
 import importlib.util
 import inspect
 import re
-import subprocess
-import sys
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -39,19 +37,6 @@ def script(name: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """
-    The site, built as CI builds it.
-    """
-    pytest.importorskip("sphinx")
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "-n", "--keep-going", str(DOCS), str(folder)]
-    built = subprocess.run(command, capture_output=True, text=True, check=False, timeout=540)
-    assert (0, "") == (built.returncode, built.stderr)
-    return folder
 
 
 @pytest.mark.deep
