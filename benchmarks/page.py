@@ -104,7 +104,7 @@ python -m benchmarks page figures.json
 
 The first makes the environments, from PyPI, with the versions above; the second took {minutes} minutes here, beside what else ran; `--quick` takes a part of that,
 `--only w1` one work. The third prints the budgets from the file and leaves with 1 if one is broken, the last writes this page.
-Another price is that of durability: `python -m benchmarks.durable` measures it, see [growing beyond one process](growing.md).
+Another price is that of durability: `python -m benchmarks.durable` measures it, see [operating durable runs](../docs/durable-operations.md#capacity).
 """
 
 

@@ -91,6 +91,7 @@ def found(tab: Browser, site: Path, words: str) -> list[str]:
 
 
 @pytest.mark.deep
+@pytest.mark.spec("requirements:P13")
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: the command chromium on PATH")
 def test_what_people_type_finds_its_page_among_the_first_three(site: Path, tmp_path: Path) -> None:
     with browser(tmp_path) as tab:
