@@ -127,7 +127,9 @@ def pages() -> dict[str, str]:
     groups: dict[str, dict[str, Any]] = {}
     for name, command in root.commands.items():
         several = getattr(command, "commands", None)
-        found = {f"stepengine {name} {n}": c for n, c in several.items()} if several else {f"stepengine {name}": command}
+        found = (
+            {f"stepengine {name} {n}": c for n, c in several.items()} if several else {f"stepengine {name}": command}
+        )
         groups.setdefault(command.rich_help_panel, {}).update(found)
     made = {}
     lines = []

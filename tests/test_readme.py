@@ -238,7 +238,8 @@ def test_the_agents_that_are_named_are_the_agents_that_are_shipped() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "SECURITY.md", "docs/bundled.md", "docs/running-agents.md", "docs/install.md", "docs/versions.md"]
+    "page",
+    ["README.md", "SECURITY.md", "docs/bundled.md", "docs/running-agents.md", "docs/install.md", "docs/versions.md"],
 )
 def test_files_that_are_linked_exist(page: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text(encoding="utf-8")):

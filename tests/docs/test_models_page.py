@@ -94,7 +94,9 @@ def test_every_command_of_these_pages_runs(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GATEWAY_KEY", "a-key-of-the-gateway")
     Path("capped.py").write_text(CAPPED, encoding="utf-8")
-    shown = [(name, block) for name in PAGES for block in blocks_of(page(name)) if block.kind not in ("python", "{toctree}")]
+    shown = [
+        (name, block) for name in PAGES for block in blocks_of(page(name)) if block.kind not in ("python", "{toctree}")
+    ]
     assert {(COMMANDS, "console")} == {(name, block.kind) for name, block in shown}
     lines = [line for _, block in shown for line in block.text.splitlines()]
     with serving(server := ChatServer()) as url:

@@ -86,7 +86,9 @@ def found(tab: Browser, site: Path, words: str) -> list[str]:
     """
     tab.call("Page.navigate", url=f"{(site / 'search.html').as_uri()}?q={quote(words)}")
     tab.wait("document.readyState === 'complete' && document.querySelector('.search-summary')?.innerText")
-    links = tab.run(f"[...document.querySelectorAll('ul.search li > a')].slice(0, {FIRST}).map(a => a.getAttribute('href'))")
+    links = tab.run(
+        f"[...document.querySelectorAll('ul.search li > a')].slice(0, {FIRST}).map(a => a.getAttribute('href'))"
+    )
     return [link.partition("#")[0].removesuffix(".html") for link in links]
 
 

@@ -101,7 +101,9 @@ def test_readme_groups_the_pages_as_the_site_does() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     shown = {
         group: re.findall(r"\]\(docs/([^)#]+)\.md\)", row)
-        for group, row in re.findall(r"^\| ([a-z ]+) \| (.*\]\(docs/.*) \|$", readme.partition("| to | read |")[2], re.MULTILINE)
+        for group, row in re.findall(
+            r"^\| ([a-z ]+) \| (.*\]\(docs/.*) \|$", readme.partition("| to | read |")[2], re.MULTILINE
+        )
     }
     entries = {caption.lower(): pages for caption, pages in script("make_llms").sections()}
 
@@ -123,14 +125,20 @@ def test_the_pages_of_the_command_line_are_what_help_says() -> None:
     made = script("make_command_line").pages()
 
     assert len(made) > 5
-    assert made == {page.stem: page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("command-line*.md")}
+    assert made == {
+        page.stem: page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("command-line*.md")
+    }
 
 
 def test_variables_of_settings_set_what_the_page_of_the_command_line_says(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = re.findall(r"^\| `([a-z_.<>]+)` \| (`STEPENGINE_[^|]+) \|", script("make_command_line").pages()["command-line"], re.MULTILINE)
+    rows = re.findall(
+        r"^\| `([a-z_.<>]+)` \| (`STEPENGINE_[^|]+) \|",
+        script("make_command_line").pages()["command-line"],
+        re.MULTILINE,
+    )
     values = {"a whole number from 1": "7", "a number above 0": "7", "true or false": "true"}
     kinds = {key.name: key for key in KEYS}
 
