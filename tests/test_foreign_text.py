@@ -33,7 +33,7 @@ import attrs
 import pytest
 
 import stepengine
-from stepengine.acp.serving import _message_in
+from stepengine.acp.serving import read_message
 from stepengine.acp.updates import _fenced
 from stepengine.cli.commands.fork import _edit
 from stepengine.cli.commands.package import HOMES, HOSTS
@@ -821,7 +821,7 @@ PLACES = (
     ),
     Place(
         "line of an editor",
-        _message_in,
+        read_message,
         (
             ofb("["),
             ofb('{"a":'),
@@ -831,7 +831,7 @@ PLACES = (
             ofb(" "),
             ofb('{"id":1,"result":["', "", '"]}'),
         ),
-        ("acp/serving.py:_message_in",),
+        ("acp/serving.py:read_message",),
     ),
     Place(
         "text that an editor shows as a block",
