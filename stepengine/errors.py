@@ -5,7 +5,7 @@ The errors of stepengine, filed by whose fault they are: exception classes and n
 
   StepEngineError
     AgentError           the author's: DefinitionError, InputError, HandlerError, BadYield, ToolNotAvailable, ToolInputError,
-                         OutputMissing, PerformError, ChildError, RaceLost
+                         OutputMissing, PerformError, ChildError, ExternalAgentError, RaceLost
     ModelError           the provider's: UnknownModel, MissingKey, TruncatedReply, ContextOverflow
     ToolError            a tool's: PermissionDenied, PathOutsideRoot, BlockedAddress, ToolServerError
     WorkspaceLost        where tools run cannot be reached
