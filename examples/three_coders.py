@@ -29,7 +29,6 @@ CODERS = {name: [sys.executable, __file__, name] for name in WRITTEN}
 
 
 def passed(folder: Path) -> int:
-    """Count the tests that pass; each runs in a process of its own."""
     runs = [(sys.executable, "-c", f"from slugs import slug; assert {test}") for test in TESTS]
     return [subprocess.run(run, cwd=folder, capture_output=True, check=False).returncode for run in runs].count(0)  # noqa: S603
 
@@ -52,7 +51,8 @@ def team(project: Path, commands: dict[str, list[str]]) -> AgentDefinition[str]:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         project, journal = Path(folder), Path(folder, "run.jsonl")
-        [(project / name).mkdir() for name in CODERS]
+        for name in CODERS:
+            (project / name).mkdir()
         policy = Policy([Rule.allow_category("write")])  # what they ask to do is asked of it, and of people
         lead = Engine([team(project, CODERS)], permissions=policy)
         result = lead.run_sync("team", "Write slugs.py.", journal=FileJournal(journal))

@@ -16,6 +16,7 @@ import contextlib
 import json
 import math
 import os
+import shlex
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextvars import Context
 from decimal import Decimal, InvalidOperation
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import attrs
 
 from stepengine.acp.program import Program, environment_of
+from stepengine.acp.workplace import BorrowedFiles, BorrowedTerminals, command_of
 from stepengine.data.definition import AgentDefinition, InputSchema
 from stepengine.data.events import (
     Event,
@@ -41,7 +43,6 @@ from stepengine.data.json import JsonDict, canonical, mended
 from stepengine.data.messages import ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.data.usage import Usage
-from stepengine.data.visible import visible
 from stepengine.data.yields import Parallel, ToolCall
 from stepengine.errors import DefinitionError, ExternalAgentError, StepEngineError, ToolError
 from stepengine.runtime.logs import LOGGER
@@ -114,6 +115,7 @@ class _Led:
     names: tuple[str, ...]
     workspace: Workspace | None
     files: Files
+    terminals: bool
     mode: str
     start_seconds: float
 
@@ -140,6 +142,8 @@ class ExternalAgent(AgentDefinition[ExternalReply]):
         workspace: The folder of its sessions; the engine's workspace by default. It must be a folder of this machine.
         files: What the program may ask us to do with files of the workspace: ``"write"`` and read them, ``"read"`` them or
             ``"none"``. What it does to files by itself is not bound by that, or by anything of ours.
+        terminals: Whether it may have us run commands in the workspace, without any of our keys. Each that it was not just allowed
+            is a call of ``ID_execute``; all of them end with the turn.
         mode: The mode that a new session is set to, by the program's own name for it; ``""`` leaves it as it is.
         start_seconds: How long the program may take until a session is open.
         timeout: How many seconds a turn may take; ``None`` for as long as it takes.
@@ -160,6 +164,7 @@ class ExternalAgent(AgentDefinition[ExternalReply]):
         env: Mapping[str, str] | Sequence[str] = (),
         workspace: str | os.PathLike[str] | Workspace | None = None,
         files: Files = "write",
+        terminals: bool = False,
         mode: str = "",
         start_seconds: float = START_SECONDS,
         timeout: float | None = None,
@@ -171,7 +176,7 @@ class ExternalAgent(AgentDefinition[ExternalReply]):
             place = workspace if isinstance(workspace, Workspace) or workspace is None else Workspace(Path(workspace))
             led = _Led(
                 id=id, command=tuple(command), env=values, names=names, workspace=place,
-                files=files, mode=mode, start_seconds=start_seconds,
+                files=files, terminals=bool(terminals), mode=mode, start_seconds=start_seconds,
             )  # fmt: skip
             fields = {
                 "input_schema": InputSchema(prompt="What to do.", params=PARAMS),
@@ -330,7 +335,9 @@ class _Talk:
         self._asked = asyncio.Event()
         self._given: dict[str, bool] = {}
         self.said = _Said()
-        self._files: _Files | None = None
+        self._files: BorrowedFiles | None = None
+        self._terminals: BorrowedTerminals | None = None
+        self._granted: set[str] = set()
 
     async def turn(self, ctx: ToolContext, given: JsonDict) -> ToolResult:
         """Prompt, or answer what was asked for, and return what was said until the end of the turn or the next question."""
@@ -394,7 +401,8 @@ class _Talk:
             msg = "external agents need the package agent-client-protocol: pip install 'stepengine[acp]'"
             raise ExternalAgentError(msg, kind="start") from None
         led = self._led
-        self._files = _Files(folder, led.files)
+        self._files = BorrowedFiles(folder, led.files)
+        self._terminals = BorrowedTerminals(folder) if led.terminals else None
         env = environment_of(led.names) | dict(led.env)
         self._program = await Program.start(led.command, env, folder)
         self._connection = Connection(self._heard, self._program)
@@ -407,7 +415,7 @@ class _Talk:
             "initialize",
             {
                 "protocolVersion": VERSION,
-                "clientCapabilities": {"fs": fs, "terminal": False},
+                "clientCapabilities": {"fs": fs, "terminal": self._led.terminals},
                 "clientInfo": {"name": "stepengine", "version": "1"},
             },
         )
@@ -507,11 +515,13 @@ class _Talk:
             return None
         if is_notification:
             return None
-        doing = {
+        doing: Callable[[Mapping[str, Any]], Any] | None = {
             "session/request_permission": self._permission,
             "fs/read_text_file": self._read,
             "fs/write_text_file": self._write,
         }.get(method)
+        if self._terminals is not None and method.startswith("terminal/"):
+            doing = self._create if method == "terminal/create" else self._doing_in(self._terminals).get(method)
         if doing is None:
             raise RequestError.method_not_found(mended(method)[:SHOWN_CHARS])
         try:
@@ -523,7 +533,11 @@ class _Talk:
         call = _dict(given.get("toolCall"))
         options = {str(one.get("kind")): one.get("optionId") for one in reversed(_dicts(given.get("options")))}
         told = {**self.said.known(call.get("toolCallId")), **{k: v for k, v in call.items() if v is not None}}
-        allowed = await self._ask(_kind(told.get("kind")), _asked_input(told))
+        asked = _asked_input(told)
+        allowed = await self._ask(_kind(told.get("kind")), asked)
+        if allowed and isinstance(command := asked.get("command"), str | list):
+            # Once, so that nobody is asked twice about a command that we are told to run next.
+            self._granted.add(command if isinstance(command, str) else shlex.join(command))
         chosen = next((options[kind] for kind in (ALLOWED if allowed else DENIED) if kind in options), None)
         if allowed is None or chosen is None:
             return {"outcome": {"outcome": "cancelled"}}
@@ -541,6 +555,28 @@ class _Talk:
         self._asks[ask.id] = ask
         self._asked.set()
         return await ask.answer
+
+    @staticmethod
+    def _doing_in(terminals: BorrowedTerminals) -> Mapping[str, Callable[[Mapping[str, Any]], Any]]:
+        return {
+            "terminal/output": terminals.output,
+            "terminal/wait_for_exit": terminals.wait,
+            "terminal/kill": terminals.kill,
+            "terminal/release": terminals.release,
+        }
+
+    async def _create(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Run a command, if it may: a program need not have asked for it before."""
+        words = command_of(given)
+        line = shlex.join(words)
+        if line not in self._granted:
+            asked = {"title": f"Run {line}"[:SHOWN_CHARS], "command": words}
+            if not await self._ask("execute", asked):
+                msg = "the command was not allowed"
+                raise ToolError(msg)
+        self._granted.discard(line)
+        assert self._terminals is not None  # noqa: S101 - else nobody comes here
+        return await self._terminals.create(given)
 
     async def _read(self, given: Mapping[str, Any]) -> dict[str, Any]:
         assert self._files is not None  # noqa: S101
@@ -575,11 +611,14 @@ class _Talk:
     async def _close(self) -> None:
         program, connection, prompting = self._program, self._connection, self._prompting
         self._program = self._connection = self._prompting = None
+        self._granted.clear()
         self._asks.clear()
         self.said.finish()
         if connection is not None:
             with contextlib.suppress(Exception):
                 await connection.close()
+        if self._terminals is not None:
+            await self._terminals.aclose()
         if program is not None:
             await program.close()
         if prompting is not None:
@@ -882,73 +921,6 @@ def _difference(given: Mapping[str, Any]) -> str:
     old, new = given.get("oldText"), given.get("newText")
     before = _text(old, READ_BYTES) if isinstance(old, str) else None
     return unified_diff(before, _text(new, READ_BYTES), _text(given.get("path")))
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
-class _Files:
-    """The files of the workspace, as the program may ask for them: those that our own tools would touch, and no others."""
-
-    def __init__(self, folder: Path, may: Files) -> None:
-        self._folder = folder
-        self._may = may
-        self._tools: dict[str, Any] | None = None
-
-    async def read(self, given: Mapping[str, Any]) -> str:
-        """Return the text of a file, or some lines of it."""
-        if self._may == "none":
-            msg = "files are not read here"
-            raise ToolError(msg)
-        text = await asyncio.to_thread(self._content, _text(given.get("path"), 4_096))
-        line, limit = given.get("line"), given.get("limit")
-        if type(line) is not int and type(limit) is not int:
-            return text
-        first = max(1, line) - 1 if type(line) is int else 0
-        lines = text.splitlines(keepends=True)[first:]
-        return "".join(lines[: max(0, limit)] if type(limit) is int else lines)
-
-    def _content(self, path: str) -> str:
-        from stepengine.system import calls
-        from stepengine.system.path_policy import Policy
-        from stepengine.system.root import Root
-        from stepengine.system.text import read_capped
-
-        root = Root(self._folder, Policy())
-        try:
-            opened = root.open_file(path)
-            try:
-                data = read_capped(opened.fd, READ_BYTES)
-            finally:
-                calls.close(opened.fd)
-        finally:
-            root.close()
-        if data is None:
-            msg = f"{path!r} has more than {READ_BYTES:,} bytes"
-            raise ToolError(msg)
-        try:
-            return data.decode("utf-8")
-        except UnicodeDecodeError:
-            msg = f"{path!r} is no text in UTF-8"
-            raise ToolError(msg) from None
-
-    async def write(self, ctx: ToolContext, given: Mapping[str, Any]) -> None:
-        """Write a file, as our own tool does: whole or not at all, never a protected one, and so that it can be undone."""
-        content = given.get("content")
-        if self._may != "write" or not isinstance(content, str):
-            msg = "files are not written here" if self._may != "write" else "content is the text of the file"
-            raise ToolError(msg)
-        if self._tools is None:
-            from stepengine.tools import file_tools
-
-            self._tools = {tool.spec.name: tool for tool in file_tools(self._folder, write=True)}
-        tool = self._tools["write_file"]
-        path = _text(given.get("path"), 4_096)
-        valid = tool.binding().validate(JsonDict({"path": path, "content": mended(content)}))
-        # Without what the run has seen: the program changes files by itself, too.
-        result = await tool.execute(valid.arguments, attrs.evolve(ctx, tool_name="write_file", belongings=None))
-        if result.is_error:
-            raise ToolError(visible(result.text)[:SHOWN_CHARS])
 
 
 async def _to_the_end(work: Any) -> None:

@@ -105,6 +105,30 @@ def files(session: str, text: str) -> None:
         say(session, json.dumps(answer.get("result", answer.get("error", {}).get("message"))) + "\n")
 
 
+def terminal(session: str, text: str) -> None:
+    """
+    Run a command as the text says, print what became of it, and leave another one at work.
+    """
+
+    def do(method: str, **params: Any) -> dict[str, Any]:
+        return ask(f"terminal/{method}", sessionId=session, **params)
+
+    for words in json.loads(text):
+        made = do(
+            "create", command=words[0], args=words[1:], env=[{"name": "GIVEN", "value": "by me"}], outputByteLimit=20
+        )
+        if "error" in made:
+            say(session, json.dumps(made["error"]["message"]) + "\n")
+            continue
+        name = made["result"]["terminalId"]
+        ended = do("wait_for_exit", terminalId=name)["result"]
+        said = do("output", terminalId=name)["result"]
+        do("release", terminalId=name)
+        say(session, json.dumps([ended, said]) + "\n")
+    do("create", command=sys.executable, args=["-c", "import time; time.sleep(600)"])
+    say(session, json.dumps(do("create", command="sh", cwd="/").get("error", {}).get("message")))
+
+
 def spends(session: str, text: str) -> None:
     tell(session, sessionUpdate="usage_update", used=9, size=10, cost={"amount": 0.25, "currency": "USD"})
     tell(session, sessionUpdate="usage_update", used=9, size=10, cost={"amount": 0.5, "currency": "USD"})
@@ -137,7 +161,7 @@ def slow(session: str, text: str) -> str | None:
 
 WAYS = {
     "dies": dies, "silent": waits, "deaf": waits, "asks": asks, "once": once, "files": files, "spends": spends, "odd": odd,
-    "env": variables, "slow": slow,
+    "env": variables, "slow": slow, "terminal": terminal,
 }  # fmt: skip
 
 

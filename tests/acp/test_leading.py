@@ -207,6 +207,30 @@ async def test_files_are_those_of_the_workspace_and_no_others(project: Path, tmp
 
 
 @pytest.mark.spec("interfaces:IF124")
+async def test_commands_run_in_the_workspace_if_rules_allow_them_and_end_with_the_turn(project: Path) -> None:
+    code = "import os; print(sorted(os.listdir()), os.environ['GIVEN']); raise SystemExit(3)"
+    words = [[sys.executable, "-c", code], ["rm", "-rf", "."], ["no-such-program"]]
+    rules = [Rule.allow_command([name]) for name in (sys.executable, "no-such-program", "sh")]
+    events: list[Any] = []
+    agent = led(project, "terminal", terminals=True)
+    result = await Engine(
+        [agent], permissions=Policy([*rules, Rule.deny_command(["rm"])]), observers=[events.append]
+    ).run("other", json.dumps(words))
+
+    ran, refused, missing, outside = [json.loads(line) for line in result.text.splitlines()]
+    status = {"exitCode": 3, "signal": None}
+    assert [status, {"output": "['shop.py'] by me\n"[-20:], "truncated": False, "exitStatus": status}] == ran
+    assert ["the command was not allowed", "there is no program 'no-such-program'"] == [refused, missing]
+    assert "commands run in the workspace alone" == outside
+    decided = [
+        event.decision
+        for event in events
+        if getattr(event, "tool_name", "") == "other_execute" and event.type == "permission_decided"
+    ]
+    assert ["allow", "deny", "allow", "allow", "allow"] == decided
+
+
+@pytest.mark.spec("interfaces:IF124")
 async def test_the_program_sees_no_keys_that_it_was_not_given(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", "k1")
     monkeypatch.setenv("OTHER_API_KEY", "k2")
