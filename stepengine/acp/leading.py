@@ -338,6 +338,7 @@ class _Talk:
         self._files: BorrowedFiles | None = None
         self._terminals: BorrowedTerminals | None = None
         self._granted: set[str] = set()
+        self._methods: Sequence[str] = ()
 
     async def turn(self, ctx: ToolContext, given: JsonDict) -> ToolResult:
         """Prompt, or answer what was asked for, and return what was said until the end of the turn or the next question."""
@@ -484,8 +485,6 @@ class _Talk:
         details = f" ({_compact(error.data)})" if error.data is not None else ""
         msg = f"{self._led.id!r} answered {method} with an error: {_text(str(error))}{details}"
         return ExternalAgentError(mended(msg), kind=kind)
-
-    _methods: Sequence[str] = ()
 
     async def _until_told(self, ctx: ToolContext) -> ToolResult:
         """Wait until the turn ends, or the program asks for something that it may not do by itself."""
@@ -685,6 +684,7 @@ class _Said:
         self.ctx = ToolContext()
         self.is_live = False
         self._text: list[str] = []
+        self._completed = 0
         self._record: list[dict[str, Any]] = []
         self._tools: dict[str, dict[str, Any]] = {}
         self._shown: set[str] = set()
@@ -696,8 +696,6 @@ class _Said:
         """Be heard as the call of *ctx* from now on."""
         self.ctx = ctx
         self._completed = len(self._text)
-
-    _completed = 0
 
     def _complete(self) -> None:
         """Show the whole of what was said in this call."""
@@ -774,7 +772,10 @@ class _Said:
         if entry is None:
             if not self._has_room(1):
                 return
-            entry = self._tools[call] = {"tool": "", "kind": "other", "status": "pending", "raw": {}}
+            # The id stays, though the turn may go on in another call of ours.
+            shown = f"{self.ctx.tool_call_id}/{call[:200]}"
+            entry = self._tools[call] = {"tool": "", "kind": "other", "status": "pending", "raw": {}, "id": shown}
+        if not any(entry is one for one in self._record[-OPEN_ASKS:]):
             self._record.append(entry)
         raw = entry["raw"]
         raw.update(
@@ -795,9 +796,7 @@ class _Said:
             category = KINDS.get(entry["kind"], "")
             name = entry["kind"] or "other"
             self._emit(
-                ToolStarted(
-                    tool_name=name, tool_call_id=self._id(call), input=given, source="external", category=category
-                )
+                ToolStarted(tool_name=name, tool_call_id=entry["id"], input=given, source="external", category=category)
             )
         if entry["status"] in ("completed", "failed"):
             self._ended(call, entry, "ok" if entry["status"] == "completed" else "error")
@@ -808,11 +807,8 @@ class _Said:
         self._shown.discard(call)
         entry["ended"] = True
         name = entry["kind"] or "other"
-        result = ToolResult.text(entry.get("output", ""), status=status, tool_name=name, tool_call_id=self._id(call))
-        self._emit(ToolFinished(tool_name=name, tool_call_id=self._id(call), result=result))
-
-    def _id(self, call: str) -> str:
-        return f"{self.ctx.tool_call_id}/{call[:200]}"
+        result = ToolResult.text(entry.get("output", ""), status=status, tool_name=name, tool_call_id=entry["id"])
+        self._emit(ToolFinished(tool_name=name, tool_call_id=entry["id"], result=result))
 
     def _plan(self, entries: Sequence[Mapping[str, Any]]) -> None:
         plan: list[dict[str, Any]] = [
@@ -920,7 +916,7 @@ def _difference(given: Mapping[str, Any]) -> str:
 
     old, new = given.get("oldText"), given.get("newText")
     before = _text(old, READ_BYTES) if isinstance(old, str) else None
-    return unified_diff(before, _text(new, READ_BYTES), _text(given.get("path")))
+    return unified_diff(before, _text(new, READ_BYTES), _text(given.get("path")).lstrip("/"))
 
 
 async def _to_the_end(work: Any) -> None:
