@@ -33,13 +33,20 @@ def main() -> None:
     """Run the command line and leave with its exit code; ``stepengine --help`` lists the codes."""
     try:
         with loading():
-            from stepengine.cli.app import app
             from stepengine.cli.exits import finished
+            from stepengine.cli.listing import answers
 
-        finished(app)
+            command = answers(sys.argv[1:]) or _parsed()
+        finished(command)
     except KeyboardInterrupt:
         print("stepengine: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
+
+
+def _parsed() -> Callable[[], object]:
+    from stepengine.cli.app import app
+
+    return app
 
 
 @contextmanager
