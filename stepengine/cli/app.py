@@ -17,6 +17,7 @@ import typer
 import typer.core
 import typer.main
 
+from stepengine.cli import collect
 from stepengine.cli.exits import EXIT_CODES, Exit, explained, leave
 from stepengine.cli.listing import FIRST, LISTED, OVERVIEW, UNDER, Listed, page, version
 
@@ -66,6 +67,7 @@ def _leaving(name: str, command: Callable[..., Exit]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def ended(**given: Any) -> None:
+        collect()
         content = given.pop("trust", "") if name in LOCAL else ""
 
         def judged() -> Exit:
