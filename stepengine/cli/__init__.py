@@ -43,6 +43,8 @@ def main() -> None:
     except KeyboardInterrupt:
         print("stepengine: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
+    finally:
+        gc.enable()
 
 
 def collect() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.starts import AGENT, CODES, beside_the_sdks, weights
+from stepengine.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNT = """
@@ -100,6 +102,44 @@ def test_a_run_loads_no_adapter_and_no_sdk_that_it_does_not_ask(
         if n.startswith(("stepengine.models.anthropic", "stepengine.models.clouds", "stepengine.tools.web"))
     ]
     assert "stepengine.judging" not in of_ours(names)
+
+
+COLLECTS = """
+import gc
+from stepengine import AgentDefinition
+
+def handle_steps(ctx):
+    return [gc.isenabled(), gc.get_freeze_count() > 10_000]
+    yield
+
+agent = AgentDefinition("collecting", handle_steps=handle_steps)
+"""
+
+
+@pytest.mark.spec("performance:Q13")
+def test_what_a_command_loads_is_not_looked_through_again_and_what_it_makes_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / "mine.py").write_text(COLLECTS)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "stepengine", "run", str(tmp_path / "mine.py"), "--quiet"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+
+    assert [True, True] == json.loads(done.stdout)
+
+
+def test_the_collector_is_back_when_the_command_line_was_called_in_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["stepengine", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+
+    assert gc.isenabled()
 
 
 @pytest.mark.spec("performance:Q14")
