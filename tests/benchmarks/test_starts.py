@@ -33,6 +33,14 @@ HEAVY = (
     "genai_prices",
     "sqlite3",
 )
+UNASKED = (
+    "stepengine.models.anthropic",
+    "stepengine.models.clouds",
+    "stepengine.models.openai_chat",
+    "stepengine.models._reading",
+    "stepengine.tools.web",
+)
+"""What only a model that is asked needs, or the web."""
 OF_THE_LOOP = ("asyncio", "logging", "socket", "ssl", "subprocess")
 """asyncio, and what it brings: a third of what the import took while it was loaded with it."""
 
@@ -96,11 +104,7 @@ def test_a_run_loads_no_adapter_and_no_sdk_that_it_does_not_ask(
     names, _ = loaded("from stepengine.cli import main; main()", "run", str(tmp_path / "mine.py"), "--quiet")
 
     assert [] == [name for name in ("anthropic", "openai", "google.genai", "genai_prices", "sqlite3") if name in names]
-    assert [] == [
-        n
-        for n in names
-        if n.startswith(("stepengine.models.anthropic", "stepengine.models.clouds", "stepengine.tools.web"))
-    ]
+    assert [] == [n for n in names if n.startswith(UNASKED)]
     assert "stepengine.judging" not in of_ours(names)
 
 
