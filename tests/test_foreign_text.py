@@ -1822,7 +1822,7 @@ APART: dict[str, str] = {
     "tooling/conversion.py:IMAGES": "the first bytes",
     "tooling/definition.py:NAME": "at most 64 characters",
     "tooling/signatures.py:HEADER": "docstrings of the author",
-    "tooling/conversion.py:TEXTS": "UTF-8 that was just made",
+    "tooling/conversion.py:_texts": "UTF-8 that was just made",
     "system/connection.py:Connection._message": "UTF-8 of at most 2,000 bytes",
     "system/whole_files.py:NAME": "names of the package's own temporary files",
     "system/whole_files.py:umask": "the kernel's status of this process",

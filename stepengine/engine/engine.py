@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
@@ -36,6 +35,7 @@ from stepengine.errors import InputError
 from stepengine.models.pricing import cost_of
 
 if TYPE_CHECKING:
+    import asyncio
     from types import TracebackType
 
     from stepengine.data.events import Event
@@ -708,6 +708,8 @@ class Engine:
 
         Runs that have not ended after ten seconds, or whose event loop stands still, are named in a ``ResourceWarning``.
         """
+        import asyncio
+
         from stepengine.engine.run import until_ended, warn_of
 
         if _loop_here() is None:  # under trio, where nothing of this engine runs in the loop that waits
@@ -767,6 +769,8 @@ class Engine:
 
 def _loop_here() -> asyncio.AbstractEventLoop | None:
     """Return the event loop that runs in this thread, if one does."""
+    import asyncio
+
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
