@@ -202,7 +202,7 @@ class RunList(_View):
 
 
 class Accepted(_View):
-    """What was said to a run was taken, and is on the disk; the result of a deferred tool is with the process that has the run."""
+    """What was said to a run was taken, and is on the disk."""
 
     run_id: str
 
@@ -496,7 +496,7 @@ async def say_to_run(request: Request) -> Response:
 
 async def give_tool_result(request: Request) -> Response:
     row, body = await _row(request), await _body(request, ToolResultBody)
-    _runs(request).give_result(row, request.path_params["call"], body.result, body.path)
+    await _runs(request).give_result(row, request.path_params["call"], body.result, body.path)
     return _json(Accepted(run_id=row.run), 202)
 
 
@@ -515,7 +515,7 @@ async def resume_run(request: Request) -> Response:
 async def fork_run(request: Request) -> Response:
     row, caller, body = await _row(request), caller_of(request), await _body(request, ForkRun)
     has_edit = "edit" in body.model_fields_set
-    if has_edit:
+    if has_edit or body.allow_repeat:
         caller.must("admin")
     run = await _runs(request).fork(
         caller, row, at=body.at, edit=body.edit, has_edit=has_edit, allow_repeat=body.allow_repeat
@@ -636,7 +636,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="POST", path="/runs/{run}/fork", name="fork_run", scope="run", handler=fork_run, body=ForkRun,
         gives={202: StartedRun}, refuses=(404, 409, 415, 429, 503),
-        about="Go on from the middle of a run as another one.\nAnother outcome (`edit`) needs the scope admin.",
+        about="Go on from the middle of a run as another one.\nAnother outcome (`edit`), and what may happen again (`allow_repeat`), need the scope admin.",
     ),
     Operation(
         method="GET", path="/runs/{run}/journal", name="download_journal", scope="debug", handler=download_journal,

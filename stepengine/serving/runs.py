@@ -26,10 +26,9 @@ from stepengine.data.codec import bare, plain
 from stepengine.data.frozen import frozen
 from stepengine.data.questions import Answer, AnswerLike, Question
 from stepengine.data.state import RunResult, RunStatus
-from stepengine.engine.posting import fitting_answers
+from stepengine.engine.posting import fitting_answers, result_to_journal
 from stepengine.engine.scheduler import Scheduler
 from stepengine.errors import (
-    AgentError,
     AnswerRejected,
     InputError,
     JournalError,
@@ -287,6 +286,12 @@ class Runs:
             Problem: when there is no such agent, too many runs are under way, or the key stands for another request.
         """
         agent = self._agent(asked.agent)
+        if asked.session is not None and self.engine.sessions is not None and not caller.may("answer"):
+            msg = (
+                "what is said in a conversation may answer what the run before it asked, so that the scope 'answer' is needed "
+                "beside 'run'; leave `session_id` out, or use another token"
+            )
+            raise Problem(msg, status=403, kind="scope_missing", members={"scope": "answer"})
         self._check_room()
         request = {"prompt": asked.prompt, "params": asked.params, "metadata": plain(asked.metadata)}
         now = time.time()
@@ -318,14 +323,11 @@ class Runs:
         return known
 
     def _agent(self, name: str) -> str:
-        try:
-            found = self.engine.agent(name).id
-        except AgentError:
-            found = ""
-        if found not in self.agents:
+        # Not by what the engine would make of it, which takes paths and other spellings, too.
+        if name not in self.agents:
             msg = f"there is no agent {name[:200]!r} here; there are: {', '.join(sorted(self.agents)) or 'none'}"
             raise InputError(msg, issues=(f"agent: {msg}",))
-        return found
+        return name
 
     def _check_room(self) -> None:
         if self._is_closing:
@@ -696,22 +698,24 @@ class Runs:
         if await self._sent(row, Letter(kind="cancel", value=reason, id=f"cancel@{row.changed}")) is None:
             self._live[row.run].interrupt()
 
-    def give_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
+    async def give_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
         """
-        Give a call of a deferred tool its result.
+        Give a call of a deferred tool its result, whoever has the run.
 
         Raises:
-            Problem: when no such call waits here: it waits in the memory of the process that has the run.
+            InputError: when the call was given another result, or it is too long.
+            Problem: when no such call waits.
         """
         self._check_open(row)
-        handle = self._live.get(row.run)
-        if handle is None:
-            msg = f"the run {row.run} is not under way in this server, so no call of it waits here for a result"
-            raise Problem(msg, status=409, kind="not_under_way")
+        handle, journal = self._live.get(row.run), self.journal(row.run)
+        give = partial(result_to_journal, journal) if handle is None else handle.post_tool_result
         try:
-            handle.send_tool_result(call_id, result, path=path)
+            await asyncio.to_thread(give, call_id, result, path=path)
         except ToolError as error:
             raise Problem(error.message, status=409, kind="no_such_call") from error
+        except StepEngineError as error:
+            raise _of_request(error, StepEngineError, row, journal, status=409, kind="not_possible") from None
+        await self._nudge(row)
 
     async def _sent(self, row: RunRow, letter: Letter) -> Letter | None:
         """Post a letter and return it; ``None`` for a run of this process that has done nothing yet, so that it has no mailbox."""
@@ -839,16 +843,23 @@ def _of_request(
     error: StepEngineError, own: type[StepEngineError], row: RunRow, journal: Journal, *, status: int, kind: str
 ) -> Exception:
     """Return what is told of an error: one of *own*, and none of its children, says that a run cannot do what was asked."""
-    if type(error) is not own:
-        return error
-    return Problem(error.message.replace(journal.name, f"run {row.run}"), status=status, kind=kind)
+    told = error.message.replace(journal.name, f"run {row.run}")
+    if isinstance(error, InputError):
+        return InputError(told, issues=(told,))
+    return Problem(told, status=status, kind=kind) if type(error) is own else error
 
 
 def _checked(caller: Caller, answers: Mapping[str, AnswerLike], open_: Mapping[str, Question]) -> dict[str, Answer]:
     """Return the answers as those of *caller*; raise unless every one of them fits an open question, and *caller* may say so."""
     given = fitting_answers(answers, open_, by=caller.name)
-    needs_admin = any(one.remember == "always" or one.edited_input is not None for one in given.values())
+    needs_admin = any(
+        one.remember == "always" or one.edited_input is not None or (question.startswith(DOUBT) and one.agrees)
+        for question, one in given.items()
+    )
     if needs_admin and not caller.may("admin"):
-        msg = "to allow something for good, or to change what is run, the scope `admin` is needed; nothing was taken"
+        msg = (
+            "to allow something for good, to change what is run, or to do again what may have happened, the scope `admin` is "
+            "needed; nothing was taken"
+        )
         raise Problem(msg, status=403, kind="scope_missing", members={"scope": "admin"})
     return given
