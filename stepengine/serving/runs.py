@@ -26,10 +26,12 @@ from stepengine.data.codec import bare, plain
 from stepengine.data.frozen import frozen
 from stepengine.data.questions import Answer, AnswerLike, Question
 from stepengine.data.state import RunResult, RunStatus
+from stepengine.data.usage import Spending
 from stepengine.engine.posting import fitting_answers, result_to_journal
 from stepengine.engine.scheduler import Scheduler
 from stepengine.errors import (
     AnswerRejected,
+    DefinitionError,
     InputError,
     JournalError,
     JournalLocked,
@@ -44,6 +46,7 @@ from stepengine.journal.questions import DOUBT, doubts
 from stepengine.journal.show import ended_of, spending_of, status_of
 from stepengine.journal.sleeping import arrived, index_of, sleeper
 from stepengine.journal.sqlite import SqliteJournal
+from stepengine.journal.undoing import undo
 from stepengine.journal.watching import follow_events
 from stepengine.runtime.logs import LOGGER
 from stepengine.serving.access import check_folder
@@ -52,7 +55,9 @@ from stepengine.serving.ledger import (
     Act,
     Ledger,
     RunRow,
+    SessionRow,
     deciding,
+    forgetting,
     noting,
     registering,
     removing,
@@ -67,8 +72,11 @@ if TYPE_CHECKING:
     from stepengine.engine.schedules import Schedule
     from stepengine.journal.history import History
     from stepengine.journal.store import Journal
+    from stepengine.journal.undoing import Undone
     from stepengine.runtime.handle import RunHandle
     from stepengine.serving.access import Caller
+    from stepengine.sessions import Session
+    from stepengine.system.workspace import Workspace
 
 __all__ = ("Asked", "Look", "Runs")
 
@@ -148,6 +156,7 @@ class Runs:
         max_live: How many runs may be under way in this process.
         wait_for_answers: Seconds that a question waits in memory before the run is suspended, which costs nothing any more.
         schedules: When agents are started by themselves.
+        roots: The folders that the tools of its agents write in; what runs wrote there can be undone.
         drain: Seconds that runs under way have to come to their end when the server is told to stop.
     """
 
@@ -160,6 +169,7 @@ class Runs:
         max_live: int = 64,
         wait_for_answers: float = 60.0,
         schedules: Iterable[Schedule] = (),
+        roots: Iterable[str | Path | Workspace] = (),
         drain: float = GRACE_SECONDS,
     ) -> None:
         self.engine = engine
@@ -172,6 +182,7 @@ class Runs:
         self.agents = tuple(known if agents is None else [engine.agent(agent).id for agent in agents])
         self._patience = wait_for_answers
         self._schedules = tuple(schedules)
+        self._roots = tuple(roots)
         self._drain = drain
         self._ledger = Ledger(place)
         self._live: dict[str, RunHandle] = {}
@@ -339,9 +350,7 @@ class Runs:
 
     def _session(self, caller: Caller, session: str | None) -> str | None:
         """Return the id under which a conversation of *caller* is kept: nobody reaches another one's by its name."""
-        if session is None:
-            return None
-        return f"{hashlib.sha256(caller.name.encode()).hexdigest()[:16]}:{session}"
+        return None if session is None else session_key(caller.name, session)
 
     def _begin(self, row: RunRow) -> RunHandle:
         request = row.request
@@ -565,10 +574,28 @@ class Runs:
         statuses: Sequence[str],
         before: tuple[float, str] | None,
         limit: int,
+        owner: str | None = None,
+        session: str | None = None,
     ) -> list[RunRow]:
-        """Return the runs of *caller*, those of everybody for an admin, newest first."""
-        owner = None if caller.may("admin") else caller.name
-        look = partial(self._ledger.listed, owner=owner, agent=agent, statuses=statuses, before=before, limit=limit)
+        """
+        Return the runs of *caller*, those of everybody for an admin, newest first.
+
+        *owner* leaves only somebody's, which an admin may ask for, *session* only those of a conversation.
+
+        Raises:
+            Problem: when *owner* is somebody else.
+        """
+        whose = _owner(caller, owner)
+        is_everybodys = owner is None and session is None and caller.may("admin")
+        look = partial(
+            self._ledger.listed,
+            owner=None if is_everybodys else whose,
+            agent=agent,
+            statuses=statuses,
+            before=before,
+            limit=limit,
+            session=None if session is None else session_key(whose, session),
+        )
         return await asyncio.to_thread(look)
 
     async def look(self, row: RunRow) -> Look:
@@ -794,6 +821,95 @@ class Runs:
         """Return the journal as it is written."""
         return await asyncio.to_thread(lambda: self.journal(row.run).content())
 
+    async def undo(self, row: RunRow, *, at: int | str = -1, dry_run: bool = False, partial: bool = False) -> Undone:
+        """
+        Bring the files that a run wrote back to what they were: all of them or none, unless *partial* says so.
+
+        Args:
+            row: The run; it is not under way.
+            at: The last effect whose writes stay; by default none.
+            dry_run: Only say what would be done.
+            partial: Leave the files that cannot be brought back.
+
+        Raises:
+            Problem: when the run is under way, there is no such place, or this server has no folder to undo in.
+            UndoRefused: when a file cannot be brought back; nothing was changed.
+        """
+        if not self._roots:
+            msg = "this server was told of no folder that runs write in, so nothing can be undone here"
+            raise Problem(msg, status=409, kind="no_folder")
+        if row.run in self._live:
+            msg = f"the run {row.run} is under way; what it wrote is undone when it rests"
+            raise Problem(msg, status=409, kind="under_way")
+        journal = self.journal(row.run)
+        options: dict[str, Any] = {"at": at, "dry_run": dry_run, "partial": partial}
+        try:
+            return await asyncio.to_thread(undo, journal, self._roots, **options)
+        except JournalError as error:
+            raise _of_request(error, JournalError, row, journal, status=422, kind="no_such_place") from None
+        except DefinitionError as error:
+            LOGGER.error("the folders that runs write in cannot be used: %s", error.message)
+            msg = "the folders that runs write in cannot be used"
+            raise Problem(msg, status=503, kind="no_folder") from error
+
+    async def spending(self, row: RunRow) -> Spending:
+        """Return what a run spent so far, as far as that is recorded."""
+        journal = self.journal(row.run)
+        try:
+            return await asyncio.to_thread(lambda: spending_of(journal.history()))
+        except JournalMissing:
+            return Spending()
+
+    # --- conversations ------------------------------------------------------------------------------------------------
+
+    async def sessions(
+        self, caller: Caller, *, owner: str | None, before: tuple[float, str] | None, limit: int
+    ) -> list[SessionRow]:
+        """
+        Return the conversations of *caller*, those of everybody for an admin, with the newest runs first.
+
+        Raises:
+            Problem: when *owner* is somebody else, and *caller* no admin.
+        """
+        whose = None if owner is None and caller.may("admin") else _owner(caller, owner)
+        return await asyncio.to_thread(partial(self._ledger.sessions, owner=whose, before=before, limit=limit))
+
+    async def session(self, caller: Caller, session: str, *, owner: str | None) -> tuple[SessionRow, Session | None]:
+        """
+        Return a conversation of *caller*, or for an admin of *owner*, and what the engine keeps of it, if it does.
+
+        Raises:
+            Problem: when there is none.
+        """
+        whose = _owner(caller, owner)
+        key = session_key(whose, session)
+        look = partial(self._ledger.sessions, owner=whose, before=None, limit=1, session=key)
+        found = await asyncio.to_thread(look)
+        if not found:
+            msg = f"there is no session {session[:200]!r}"
+            raise Problem(msg, status=404, kind="no_such_session")
+        kept = self.engine.sessions
+        return found[0], None if kept is None else await kept.load(key)
+
+    async def forget_session(self, caller: Caller, session: str, *, owner: str | None) -> None:
+        """
+        Forget what was said in a conversation; its runs stay.
+
+        Raises:
+            Problem: when there is none, one of its runs has not ended, or the engine keeps none, or cannot forget it.
+        """
+        row, _ = await self.session(caller, session, owner=owner)
+        if row.status in OPEN:
+            raise _unended()
+        kept = self.engine.sessions
+        if kept is None or not await kept.delete(row.session):
+            msg = "what was said in this conversation is kept nowhere, or where nothing is deleted"
+            raise Problem(msg, status=409, kind="not_possible")
+        try:
+            await self._write(forgetting(row.session))
+        except InputError as error:
+            raise _unended() from error
+
     def is_live(self, run: str) -> bool:
         """Return whether this process has a run in hands."""
         return run in self._live
@@ -807,6 +923,24 @@ class Runs:
     def live(self) -> int:
         """How many runs are under way in this process."""
         return len(self._live)
+
+
+def session_key(owner: str, session: str) -> str:
+    """Return the id under which a conversation of *owner* is kept: nobody reaches another one's by its name."""
+    return f"{hashlib.sha256(owner.encode()).hexdigest()[:16]}:{session}"
+
+
+def _owner(caller: Caller, owner: str | None) -> str:
+    """Return whose things are asked for: those of *caller*, unless an admin names somebody."""
+    if owner is None or owner == caller.name:
+        return caller.name
+    caller.must("admin")
+    return owner
+
+
+def _unended() -> Problem:
+    msg = "a run of this conversation has not ended; answer what it asks, or cancel it, first"
+    return Problem(msg, status=409, kind="under_way")
 
 
 def _ended(journal: Journal) -> str | None:
