@@ -91,6 +91,7 @@ from stepengine.programs.stubs import stubs_of
 from stepengine.redaction import Redactor, Trickle, json_in, redactor_for
 from stepengine.serving.access import HOST, ORIGIN, _Asked, _entries
 from stepengine.serving.problems import Problem
+from stepengine.serving.reports import _parsed as parsed_report
 from stepengine.serving.routes import StartRun
 from stepengine.sessions.stores import _messages, _parsed, _read_json
 from stepengine.system.argv import parse_command
@@ -1585,6 +1586,13 @@ PLACES = (
         lambda data: _entries(data, Path("tokens.json")),
         (*JSON_SHAPES, ofb("{},", '{"format":1,"tokens":[', "{}]}")),
         ("serving/access.py:_entries",),
+    ),
+    Place(
+        "report of an evaluation",
+        parsed_report,
+        (*JSON_SHAPES, ofb('{"id":"a"},', '{"format":"stepengine.eval/1","name":"a","cases":[', '{"id":"a"}]}')),
+        ("serving/reports.py:_parsed",),
+        most=64 << 20,
     ),
     Place(
         "headers of a request",

@@ -177,17 +177,21 @@ def _read(place: ReportPlace) -> Report | None:
         descriptor = os.open(place.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             data = file.read(MAX_BYTES + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
-        if not 0 < len(data) <= MAX_BYTES:
-            return None
-        read = jiter.from_json(data)
-        if not isinstance(read, dict) or read.get("format") != FORMAT:
-            return None
-        report = Report.model_validate(read)
+        report = _parsed(data)
     except (OSError, ValidationError, ValueError) as error:
         logger.info("%s is no report of an evaluation: %s", place.file, type(error).__name__)
         return None
-    report.id = place.id
+    if report is not None:
+        report.id = place.id
     return report
+
+
+def _parsed(data: bytes) -> Report | None:
+    """Return the report that a text holds; ``None`` where it is something else's, or none; raises ``ValueError`` where it is damaged."""
+    if not 0 < len(data) <= MAX_BYTES:
+        return None
+    read = jiter.from_json(data)
+    return Report.model_validate(read) if isinstance(read, dict) and read.get("format") == FORMAT else None
 
 
 def _run_of(folder: Path, journal: str) -> str | None:

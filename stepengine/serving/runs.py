@@ -350,6 +350,9 @@ class Runs:
 
     def _session(self, caller: Caller, session: str | None) -> str | None:
         """Return the id under which a conversation of *caller* is kept: nobody reaches another one's by its name."""
+        if session is not None and not session.isprintable():
+            msg = "the name of a conversation has printable characters alone, so that it can stand in an address"
+            raise InputError(msg, issues=(f"session_id: {msg}",))
         return None if session is None else session_key(caller.name, session)
 
     def _begin(self, row: RunRow) -> RunHandle:

@@ -143,7 +143,7 @@ class House:
 
         engine = self.engine()
         places = {"runs": self.folder / "runs", "roots": [self.work], "reports": self.folder / "evals"}
-        served = app(engine, tokens=self.folder / "tokens.json", drain=0.1, **places, **self.options)
+        served = app(engine, tokens=self.folder / "tokens.json", drain=0.1, **{**places, **self.options})
         config = uvicorn.Config(served, port=0, log_level="warning", lifespan="on", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run)
