@@ -10,7 +10,7 @@ import logging
 import os
 import stat
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import jiter
@@ -195,12 +195,12 @@ def _parsed(data: bytes) -> Report | None:
 
 
 def _run_of(folder: Path, journal: str) -> str | None:
-    """Return the id of the run in a journal that a report names, which lies below the report."""
-    path = PurePosixPath(journal)
-    if not journal or "\0" in journal or path.is_absolute() or ".." in path.parts:
-        return None
+    """Return the id of the run in a journal that a report names, which lies below the report itself and not where a link leads."""
     try:
-        head = FileJournal(folder / path).head()
+        place = (folder / journal).resolve()
+        if not journal or place != folder.resolve() / journal:
+            return None
+        head = FileJournal(place).head()
     except (StepEngineError, OSError, ValueError):
         return None
     return None if head is None else head.run

@@ -353,16 +353,31 @@ def test_what_is_no_report_is_not_shown_and_nothing_that_a_link_leads_to(house: 
     assert {404} == set(looked)
 
 
-@pytest.mark.parametrize(
-    "journal",
-    ["", "/etc/passwd", "../../tokens.json", "nothing.jsonl", "results.json", "a\0b", "rome", "rome/link.jsonl"],
-)
+ODD = [
+    "",
+    "/etc/passwd",
+    "../one/rome/base-1.jsonl",
+    "ABSOLUTE",
+    "nothing.jsonl",
+    "results.json",
+    "a\0b",
+    "rome",
+    "rome/link.jsonl",
+    "linked/base-1.jsonl",
+]
+
+
+@pytest.mark.parametrize("journal", ODD)
 def test_a_report_names_no_run_of_what_is_no_journal_below_it(house: House, journal: str) -> None:
-    folder = written(house, "tried/odd")
-    if not (folder / "rome" / "link.jsonl").is_symlink():
-        (folder / "rome" / "link.jsonl").symlink_to(folder / "results.json")
+    one, folder = written(house), written(house, "tried/odd")
+    for link, to in (("rome/link.jsonl", one / "rome" / "base-1.jsonl"), ("linked", one / "rome")):
+        if not (folder / link).is_symlink():
+            (folder / link).symlink_to(to)
     told = json.loads((folder / "results.json").read_text())
-    told["cases"][0]["samples"][0]["journal"] = journal
+    odd = str(one / "rome" / "base-1.jsonl") if journal == "ABSOLUTE" else journal
+    told["cases"][0]["samples"] = [
+        {**told["cases"][0]["samples"][0], "journal": name} for name in (odd, "rome/base-1.jsonl")
+    ]
     (folder / "results.json").write_text(json.dumps(told))
     try:
         found = Reports(house.folder / "evals").find("tried/odd")
@@ -370,7 +385,7 @@ def test_a_report_names_no_run_of_what_is_no_journal_below_it(house: House, jour
         (folder / "results.json").unlink()
 
     assert found is not None
-    assert [None] == [sample.run_id for case in found.cases for sample in case.samples]
+    assert [True, False] == [sample.run_id is None for case in found.cases for sample in case.samples]
 
 
 def test_a_folder_of_reports_is_one_that_nobody_else_writes_and_may_come_later(tmp_path: Path) -> None:
