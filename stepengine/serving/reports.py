@@ -197,8 +197,9 @@ def _parsed(data: bytes) -> Report | None:
 def _run_of(folder: Path, journal: str) -> str | None:
     """Return the id of the run in a journal that a report names, which lies below the report itself and not where a link leads."""
     try:
-        place = (folder / journal).resolve()
-        if not journal or place != folder.resolve() / journal:
+        real = folder.resolve()
+        place = (real / journal).resolve()
+        if place != real / journal or not place.is_relative_to(real):
             return None
         head = FileJournal(place).head()
     except (StepEngineError, OSError, ValueError):
