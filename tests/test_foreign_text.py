@@ -1627,7 +1627,7 @@ APART: dict[str, str] = {
     "serving/ledger.py:taking_up.take": "what a server of ours has written",
     "serving/problems.py:WORD": "the name of a class of ours",
     "serving/routes.py:_cursor": "JSON and base64 that were just made",
-    "serving/routes.py:_place": "at most 500 characters of a parameter",
+    "serving/routes.py:_place": "at most 2,000 characters of a parameter",
     "cli/perform.py:_tell_waits": "a command that this program made",
     "programs/strangers.py:_begin": "how values of a field are built, as our own reader of schema classes writes it",
     "programs/strangers.py:_key": "at most 1,000 characters of an error; literals alone are read",

@@ -46,6 +46,7 @@ __all__ = ("OPERATIONS",)
 
 MOST_LISTED = 100
 MAX_KEY = 255
+MAX_CURSOR = 2_000
 MAX_TEXT = 256 * 1024
 MOST_SAID = 200
 """Messages of a conversation that are shown."""
@@ -495,14 +496,14 @@ def _page(
 
 
 def _cursor(at: float, name: str) -> str:
-    return base64.urlsafe_b64encode(json.dumps([at, name]).encode()).decode()
+    return base64.urlsafe_b64encode(json.dumps([at, name], ensure_ascii=False).encode()).decode()
 
 
 def _place(cursor: str | None) -> tuple[float, str] | None:
     if not cursor:
         return None
     with contextlib.suppress(ValueError, TypeError, binascii.Error, RecursionError):
-        created, run = json.loads(base64.b64decode(cursor[:500].encode(), altchars=b"-_", validate=True))
+        created, run = json.loads(base64.b64decode(cursor[:MAX_CURSOR].encode(), altchars=b"-_", validate=True))
         # A number of many digits is no float, and half of a pair of surrogates no text for a database.
         if isinstance(created, float) and math.isfinite(created) and isinstance(run, str) and run.encode():
             return created, run

@@ -93,6 +93,7 @@ MOST_TRIES = 3
 GRACE_SECONDS = 10.0
 SUSPEND_SECONDS = 2.0
 SUSPENDED_SOON = 0.02
+MOST_OPEN = 100
 
 
 @frozen(kw_only=True)
@@ -902,8 +903,7 @@ class Runs:
             Problem: when there is none, one of its runs has not ended, or the engine keeps none, or cannot forget it.
         """
         row, _ = await self.session(caller, session, owner=owner)
-        if row.status in OPEN:
-            raise _unended()
+        await self._over(row.session)
         kept = self.engine.sessions
         if kept is None or not await kept.delete(row.session):
             msg = "what was said in this conversation is kept nowhere, or where nothing is deleted"
@@ -912,6 +912,23 @@ class Runs:
             await self._write(forgetting(row.session))
         except InputError as error:
             raise _unended() from error
+
+    async def _over(self, session: str) -> None:
+        """
+        Wait until it stands in the ledger that the runs of a conversation have ended, for those that just have.
+
+        Raises:
+            Problem: when one of them has not.
+        """
+        every = partial(
+            self._ledger.listed, owner=None, agent=None, statuses=OPEN, before=None, limit=MOST_OPEN, session=session
+        )
+        until = time.monotonic() + SUSPEND_SECONDS
+        while rows := await asyncio.to_thread(every):
+            states = [(await self.look(row)).status for row in rows]
+            if time.monotonic() > until or any(state in OPEN for state in states):
+                raise _unended()
+            await asyncio.sleep(SUSPENDED_SOON)
 
     def is_live(self, run: str) -> bool:
         """Return whether this process has a run in hands."""

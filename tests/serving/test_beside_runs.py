@@ -216,9 +216,10 @@ def test_a_conversation_has_a_name_that_can_stand_in_an_address(house: House, na
 @pytest.mark.spec("studio:SV2")
 def test_lists_of_conversations_and_reports_go_on_by_their_cursors_and_miss_and_repeat_none(tmp_path: Path) -> None:
     house = House(tmp_path)
+    long = "長" * 199
     with house.open(), house.client() as anna, house.client("root") as root:
         for number in (*range(7), 3):
-            said(anna, f"s{number}", agent="quick")
+            said(anna, f"{long}{number}", agent="quick")
         for number in range(7):
             written(house, f"nightly/{number}")
         seen: dict[str, list[str]] = {"sessions": [], "reports": []}
@@ -231,7 +232,7 @@ def test_lists_of_conversations_and_reports_go_on_by_their_cursors_and_miss_and_
                 assert len(told[what]) <= 2
         everybody = [one["owner"] for one in root.get("/sessions").json()["sessions"]]
 
-    assert ["s3", "s6", "s5", "s4", "s2", "s1", "s0"] == seen["sessions"]
+    assert [f"{long}{number}" for number in (3, 6, 5, 4, 2, 1, 0)] == seen["sessions"]
     assert sorted(f"nightly/{number}" for number in range(7)) == sorted(seen["reports"])
     assert ["anna"] * 7 == everybody
 
