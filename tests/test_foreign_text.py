@@ -91,6 +91,7 @@ from stepengine.programs.stubs import stubs_of
 from stepengine.redaction import Redactor, Trickle, json_in, redactor_for
 from stepengine.serving.access import HOST, ORIGIN, _Asked, _entries
 from stepengine.serving.problems import Problem
+from stepengine.serving.reports import _parsed as parsed_report
 from stepengine.serving.routes import StartRun
 from stepengine.sessions.stores import _messages, _parsed, _read_json
 from stepengine.system.argv import parse_command
@@ -1587,6 +1588,13 @@ PLACES = (
         ("serving/access.py:_entries",),
     ),
     Place(
+        "report of an evaluation",
+        parsed_report,
+        (*JSON_SHAPES, ofb('{"id":"a"},', '{"format":"stepengine.eval/1","name":"a","cases":[', '{"id":"a"}]}')),
+        ("serving/reports.py:_parsed",),
+        most=64 << 20,
+    ),
+    Place(
         "headers of a request",
         lambda text: (HOST.fullmatch(text), ORIGIN.fullmatch(f"https://{text}"), as_headers(text)),
         (
@@ -1619,7 +1627,7 @@ APART: dict[str, str] = {
     "serving/ledger.py:taking_up.take": "what a server of ours has written",
     "serving/problems.py:WORD": "the name of a class of ours",
     "serving/routes.py:_cursor": "JSON and base64 that were just made",
-    "serving/routes.py:_place": "at most 500 characters of a parameter",
+    "serving/routes.py:_place": "at most 2,000 characters of a parameter",
     "cli/perform.py:_tell_waits": "a command that this program made",
     "programs/strangers.py:_begin": "how values of a field are built, as our own reader of schema classes writes it",
     "programs/strangers.py:_key": "at most 1,000 characters of an error; literals alone are read",

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from stepengine.data.tools import ToolLike
     from stepengine.data.yields import StepResult
     from stepengine.engine.run import EngineRun
+    from stepengine.engine.session_turns import Sessions
     from stepengine.engine.stepping import Stepper, Tape
     from stepengine.journal import JournalLike
     from stepengine.journal.journaled_run import JournaledRun
@@ -209,6 +210,11 @@ class Engine:
     def agents(self) -> tuple[AgentDefinition, ...]:
         """Every known agent definition."""
         return self._launcher.catalog.definitions
+
+    @property
+    def sessions(self) -> Sessions | None:
+        """Where conversations are kept between runs; ``None`` where each run is alone."""
+        return self._launcher.sessions
 
     def agent(self, agent_id: str) -> AgentDefinition:
         """
