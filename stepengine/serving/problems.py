@@ -17,6 +17,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from stepengine.data.visible import visible
+from stepengine.durable.database import DatabaseAway
 from stepengine.errors import (
     AnswerRejected,
     DataError,
@@ -178,6 +179,7 @@ TOLD: Mapping[type[StepEngineError], Callable[[Any], Problem]] = {
     TranscriptError: _said(422),
     DefinitionError: _said(422),
     UnknownModel: _said(422),
+    DatabaseAway: _hidden(503, "the database of the runs cannot be reached; ask again in a moment"),
     MissingKey: _hidden(503, "the server has no key for this model"),
     ModelError: _of_model,
     PermissionDenied: _said(403),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import contextlib
@@ -20,14 +19,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from stepengine.data.codec import plain
 from stepengine.data.json import freeze
 from stepengine.data.questions import Answer, AnswerLike, Question
-from stepengine.engine.scheduler import standings
-from stepengine.errors import AnswerRejected, InputError, JournalError, StepEngineError
+from stepengine.errors import AnswerRejected, InputError, StepEngineError
 from stepengine.journal.history import engine_version
 from stepengine.serving.access import caller_of
+from stepengine.serving.durable_runs import AnyRuns
 from stepengine.serving.ledger import OPEN, RunRow
 from stepengine.serving.openapi import Operation, Parameter, document
 from stepengine.serving.problems import Problem, problem_of
-from stepengine.serving.runs import Asked, Look, Runs
+from stepengine.serving.runs import Asked, Look
 from stepengine.serving.showing import sse
 from stepengine.tooling.spawning import params_schema
 
@@ -244,8 +243,8 @@ class Health(_View):
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def _runs(request: Request) -> Runs:
-    found: Runs = request.app.state.runs
+def _runs(request: Request) -> AnyRuns:
+    found: AnyRuns = request.app.state.runs
     return found
 
 
@@ -440,14 +439,14 @@ async def watch_run(request: Request) -> Response:
     first = None
     try:
         events = runs.events(row, after)
-        if not runs.is_live(row.run):
+        if await runs.may_be_over(row, after):
             # A browser that has everything asks again after every end, and only this makes it stop.
             first = await anext(events, None)
             if first is None:
                 return Response(status_code=204)
-    except JournalError:
-        raise
     except StepEngineError as error:
+        if type(error) is not StepEngineError:
+            raise
         raise _not_shown(error, after) from None
     return StreamingResponse(sse(events, first, full=full, stopping=runs.stopping), media_type=EVENTS, headers=headers)
 
@@ -533,9 +532,7 @@ async def download_journal(request: Request) -> Response:
 
 
 async def list_schedules(request: Request) -> Response:
-    runs = _runs(request)
-    stand = await asyncio.to_thread(standings, runs.schedules, runs=runs.place, now=datetime.now(UTC))
-    return _json(ScheduleList(schedules=[_schedule(one) for one in stand]))
+    return _json(ScheduleList(schedules=[_schedule(one) for one in await _runs(request).standings()]))
 
 
 def _schedule(one: Any) -> ScheduleView:

@@ -16,6 +16,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from stepengine.data.frozen import frozen
 from stepengine.data.questions import Answer, AnswerLike, Question
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.engine.posting import fitting_answers
-from stepengine.engine.scheduler import Scheduler
+from stepengine.engine.scheduler import Scheduler, Standing, standings
 from stepengine.errors import (
     AgentError,
     AnswerRejected,
@@ -286,7 +287,7 @@ class Runs:
             InputError: when prompt, params or metadata cannot be used.
             Problem: when there is no such agent, too many runs are under way, or the key stands for another request.
         """
-        agent = self._agent(asked.agent)
+        agent = known_agent(self.engine, self.agents, asked.agent)
         self._check_room()
         request = {"prompt": asked.prompt, "params": asked.params, "metadata": plain(asked.metadata)}
         now = time.time()
@@ -298,7 +299,7 @@ class Runs:
             now,
             now,
             request,
-            self._session(caller, asked.session),
+            session_of(caller, asked.session),
         )
         known = await self._registered(row, key)
         if known is not None:
@@ -317,16 +318,6 @@ class Runs:
             raise Problem(error.message, status=409, kind="key_reused") from error
         return known
 
-    def _agent(self, name: str) -> str:
-        try:
-            found = self.engine.agent(name).id
-        except AgentError:
-            found = ""
-        if found not in self.agents:
-            msg = f"there is no agent {name[:200]!r} here; there are: {', '.join(sorted(self.agents)) or 'none'}"
-            raise InputError(msg, issues=(f"agent: {msg}",))
-        return found
-
     def _check_room(self) -> None:
         if self._is_closing:
             msg = "the server is about to stop and starts nothing; ask again in a moment"
@@ -334,12 +325,6 @@ class Runs:
         if not self._has_room():
             msg = f"{self.max_live:,} runs are under way, which is as many as this server has at a time; ask again in a moment"
             raise Problem(msg, status=429, kind="too_many_runs", headers={"retry-after": "5"})
-
-    def _session(self, caller: Caller, session: str | None) -> str | None:
-        """Return the id under which a conversation of *caller* is kept: nobody reaches another one's by its name."""
-        if session is None:
-            return None
-        return f"{hashlib.sha256(caller.name.encode()).hexdigest()[:16]}:{session}"
 
     def _begin(self, row: RunRow) -> RunHandle:
         request = row.request
@@ -446,8 +431,6 @@ class Runs:
 
         Others that stand in the place belong to somebody else: whoever put a journal here could have written a yes into it.
         """
-        from datetime import UTC, datetime
-
         with index_of(self.place) as index:
             due = index.due(datetime.now(UTC), DUE_AT_ONCE + len(self._strangers) + len(self._live))
         rows: list[RunRow] = []
@@ -550,10 +533,7 @@ class Runs:
             Problem: when there is none of that id, or it is somebody else's, which is not told apart.
         """
         row = await asyncio.to_thread(self._ledger.find, run)
-        if row is None or not (row.owner == caller.name or caller.may("admin")):
-            msg = f"there is no run {run[:200]!r}"
-            raise Problem(msg, status=404, kind="no_such_run")
-        return row
+        return own_run(caller, run, row)
 
     async def listed(
         self,
@@ -628,6 +608,10 @@ class Runs:
             return handle.events(after=after)
         return follow_events(self.journal(row.run), after=after, stay=row.status in UNDER_WAY)
 
+    async def may_be_over(self, row: RunRow, after: str | None) -> bool:
+        """Return whether there may be no event behind *after*; a run of this process always has some."""
+        return row.run not in self._live
+
     # --- saying something ---------------------------------------------------------------------------------------------
 
     async def answer(self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike]) -> None:
@@ -638,8 +622,8 @@ class Runs:
             AnswerRejected: when one is not open, or is not answered by that.
             Problem: when *caller* may not answer so.
         """
-        self._check_open(row)
-        given = _checked(caller, answers, await self._open_questions(row, answers))
+        check_open(row)
+        given = checked(caller, answers, await self._open_questions(row, answers))
         letters = [
             # By the id two people are told apart who answer one question at the same time.
             Letter(kind="answer", topic=question, value=bare(answer), id=f"{question}@{row.changed}")
@@ -674,7 +658,7 @@ class Runs:
 
     async def post(self, row: RunRow, topic: str, value: object, *, id: str | None, path: str) -> bool:
         """Send a message to what receives on *topic*; errors are those of ``Engine.post``."""
-        self._check_open(row)
+        check_open(row)
         journal = self.journal(row.run)
         try:
             is_new = await self.engine.post(self._live.get(row.run) or journal, topic, value, id=id, path=path)
@@ -685,7 +669,7 @@ class Runs:
 
     async def say(self, row: RunRow, text: str) -> None:
         """Say something to a run: its next model call sees it as what the user says."""
-        self._check_open(row)
+        check_open(row)
         if await self._sent(row, Letter(kind="input", value=text)) is None:
             self._live[row.run].send_input(text)
 
@@ -703,7 +687,7 @@ class Runs:
         Raises:
             Problem: when no such call waits here: it waits in the memory of the process that has the run.
         """
-        self._check_open(row)
+        check_open(row)
         handle = self._live.get(row.run)
         if handle is None:
             msg = f"the run {row.run} is not under way in this server, so no call of it waits here for a result"
@@ -731,11 +715,6 @@ class Runs:
         for letter in letters:
             box.post(letter)
 
-    def _check_open(self, row: RunRow) -> None:
-        if row.status not in OPEN:
-            msg = f"the run {row.run} has ended ({row.status}), and takes nothing any more"
-            raise Problem(msg, status=409, kind="ended", members={"run_status": row.status})
-
     # --- going back ---------------------------------------------------------------------------------------------------
 
     async def resume(self, row: RunRow) -> None:
@@ -749,7 +728,7 @@ class Runs:
         if row.run in self._live:
             return
         if row.status not in (*OPEN, "stranded"):
-            self._check_open(row)
+            check_open(row)
         self._check_room()
         await self._write(noting(row.run, "running", time.time()))
         await self._taken_up(attrs.evolve(row, status="running"))
@@ -790,19 +769,48 @@ class Runs:
         """Return the journal as it is written."""
         return await asyncio.to_thread(lambda: self.journal(row.run).content())
 
-    def is_live(self, run: str) -> bool:
-        """Return whether this process has a run in hands."""
-        return run in self._live
-
-    @property
-    def schedules(self) -> tuple[Schedule, ...]:
-        """When agents are started by themselves."""
-        return self._schedules
+    async def standings(self) -> list[Standing]:
+        """Return how the schedules stand."""
+        return await asyncio.to_thread(standings, self._schedules, runs=self.place, now=datetime.now(UTC))
 
     @property
     def live(self) -> int:
         """How many runs are under way in this process."""
         return len(self._live)
+
+
+def known_agent(engine: Engine, agents: Sequence[str], name: str) -> str:
+    """Return the id of an agent that may be started; raise ``InputError`` for another one."""
+    try:
+        found = engine.agent(name).id
+    except AgentError:
+        found = ""
+    if found not in agents:
+        msg = f"there is no agent {name[:200]!r} here; there are: {', '.join(sorted(agents)) or 'none'}"
+        raise InputError(msg, issues=(f"agent: {msg}",))
+    return found
+
+
+def session_of(caller: Caller, session: str | None) -> str | None:
+    """Return the id under which a conversation of *caller* is kept: nobody reaches another one's by its name."""
+    if session is None:
+        return None
+    return f"{hashlib.sha256(caller.name.encode()).hexdigest()[:16]}:{session}"
+
+
+def own_run(caller: Caller, run: str, row: RunRow | None) -> RunRow:
+    """Return *row*; raise ``Problem`` when there is none, or it is not *caller*'s, which is not told apart."""
+    if row is None or not (row.owner == caller.name or caller.may("admin")):
+        msg = f"there is no run {run[:200]!r}"
+        raise Problem(msg, status=404, kind="no_such_run")
+    return row
+
+
+def check_open(row: RunRow) -> None:
+    """Raise ``Problem`` for a run that has ended."""
+    if row.status not in OPEN:
+        msg = f"the run {row.run} has ended ({row.status}), and takes nothing any more"
+        raise Problem(msg, status=409, kind="ended", members={"run_status": row.status})
 
 
 def _ended(journal: Journal) -> str | None:
@@ -844,7 +852,7 @@ def _of_request(
     return Problem(error.message.replace(journal.name, f"run {row.run}"), status=status, kind=kind)
 
 
-def _checked(caller: Caller, answers: Mapping[str, AnswerLike], open_: Mapping[str, Question]) -> dict[str, Answer]:
+def checked(caller: Caller, answers: Mapping[str, AnswerLike], open_: Mapping[str, Question]) -> dict[str, Answer]:
     """Return the answers as those of *caller*; raise unless every one of them fits an open question, and *caller* may say so."""
     given = fitting_answers(answers, open_, by=caller.name)
     needs_admin = any(one.remember == "always" or one.edited_input is not None for one in given.values())
