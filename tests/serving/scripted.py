@@ -152,8 +152,14 @@ if __name__ == "__main__":
     import uvicorn
 
     from stepengine import Engine
+    from stepengine.durable import DurableEngine
     from stepengine.serving import app
 
     place, tokens, port, patience = sys.argv[1:]
-    served = app(Engine(agents, models=models), runs=place, tokens=tokens, wait_for_answers=float(patience))
+    engine = Engine(agents, models=models)
+    if "://" in place:
+        durable = DurableEngine(on=engine, db=place, executor=f"served-{port}", polling=0.1)
+        served = app(durable, tokens=tokens, wait_for_answers=float(patience))
+    else:
+        served = app(engine, runs=place, tokens=tokens, wait_for_answers=float(patience))
     uvicorn.run(served, port=int(port), log_level="warning", timeout_graceful_shutdown=1)
