@@ -555,7 +555,8 @@ async def health(request: Request) -> Response:
 
 async def ready(request: Request) -> Response:
     runs = _runs(request)
-    return _json(Health(status="ready" if runs.is_ready else "stopping", live=runs.live), 200 if runs.is_ready else 503)
+    status = "ready" if runs.is_ready else "stopping" if runs.stopping.is_set() else "away"
+    return _json(Health(status=status, live=runs.live), 200 if runs.is_ready else 503)
 
 
 async def openapi(request: Request) -> Response:
@@ -646,7 +647,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(method="GET", path="/health", name="health", scope=None, handler=health, gives={200: Health}, about="Say that the server is there."),
     Operation(
         method="GET", path="/ready", name="ready", scope=None, handler=ready, gives={200: Health, 503: Health},
-        about="Say whether the server takes runs: not while it stops.",
+        about="Say whether the server takes runs: not while it stops, nor while its database is away.",
     ),
     Operation(
         method="GET", path="/openapi.json", name="openapi", scope=None, handler=openapi, gives={200: "application/json"},

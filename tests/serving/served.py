@@ -88,7 +88,7 @@ class Served:
         typed = ["-m", "stepengine", "serve", str(SCRIPTED), "--runs", str(place), "--tokens", str(self.tokens)]
         typed += ["--port", str(self.port), *options]
         if self.db:
-            self._reading = self.token("auditor", ["admin"])
+            self._reading = self.token(f"auditor-{self.port}", ["admin"])
         if patience is not None:
             typed = [str(SCRIPTED), str(place), str(self.tokens), str(self.port), str(patience)]
         self._command = [sys.executable, *typed]
