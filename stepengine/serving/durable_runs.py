@@ -82,7 +82,7 @@ class DurableRuns:
         drain: float = GRACE_SECONDS,
     ) -> None:
         self.engine = engine.embedded_engine
-        self.is_ready = False
+        self.is_ready = self.is_away = False
         self.stopping = asyncio.Event()
         known = [agent.id for agent in engine.agents]
         self.agents = tuple(known if agents is None else [self.engine.agent(agent).id for agent in agents])
@@ -163,11 +163,11 @@ class DurableRuns:
                     if time.monotonic() - tidied >= TIDY_SECONDS:
                         await self._register.tidy()
                         tidied = time.monotonic()
-                self.is_ready = True
+                self.is_ready, self.is_away = True, False
                 for row in promised:
                     await self._keep_promise(row)
             except (DatabaseAway, TimeoutError):
-                self.is_ready = False
+                self.is_ready, self.is_away = False, True
             except Exception:  # noqa: BLE001 - nobody waits for this loop, and without it nothing is looked after any more
                 LOGGER.exception("runs could not be looked after; they are looked at again within seconds")
             await self._let_go()

@@ -555,7 +555,7 @@ async def health(request: Request) -> Response:
 
 async def ready(request: Request) -> Response:
     runs = _runs(request)
-    status = "ready" if runs.is_ready else "stopping" if runs.stopping.is_set() else "away"
+    status = "ready" if runs.is_ready else "away" if runs.is_away else "stopping"
     return _json(Health(status=status, live=runs.live), 200 if runs.is_ready else 503)
 
 

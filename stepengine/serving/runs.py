@@ -167,7 +167,7 @@ class Runs:
         self.engine = engine
         self.place = Path(place)
         self.max_live = max_live
-        self.is_ready = False
+        self.is_ready = self.is_away = False
         self.stopping = asyncio.Event()
         self._is_database = database_of(str(place)) is not None
         known = [agent.id for agent in engine.agents]
