@@ -439,12 +439,17 @@ class DurableRuns:
 
     async def resume(self, row: RunRow) -> None:
         """
-        Go on with a run that stopped without a result.
+        Go on with a run that stopped without a result, or that began with other code and waits for a worker that has it.
 
         Raises:
             Problem: when it has ended, or cannot go on.
+            ReplayDivergence: when this server's agents do something else than is recorded; nothing was changed.
         """
         if row.status in OPEN:
+            await self._be_submitted(row)
+            if (await self._operator.run(row.run)).release not in (None, self._durable.release):
+                with _of_the_run(status=409, kind="not_possible"):
+                    await self._durable.move(row.run)
             return
         if row.status != "stranded":
             check_open(row)

@@ -173,6 +173,32 @@ async def test_a_run_that_was_promised_by_a_server_that_died_is_submitted_by_the
 
 
 @pytest.mark.spec("studio:SV7")
+async def test_a_run_of_code_that_no_worker_has_waits_until_somebody_lets_it_go_on_with_the_servers(
+    servers: list[Served], tmp_path: Path, db: str
+) -> None:
+    server = Served(tmp_path, db)
+    servers.append(server)
+    server.start()
+    await server.ready()
+    run = "c" * 32
+    request = {"prompt": "p", "params": None, "metadata": None}
+    async with await Operator.connect(db) as operator:
+        row = Registered(run=run, owner="anna", agent="talking", status="started", created=time.time(), request=request)
+        await Register(operator).add(row, None)
+        await operator.submit("talking", "p", id=run, release="of-yesterday")
+        await Register(operator).note_submitted(run)
+    async with server.client("anna") as client:
+        other = await client.start("talking", 1)
+        await client.until(other, lambda view: view["status"] == "completed")
+        before = (await client.ask("GET", f"/runs/{run}")).json()["status"]
+        resumed = await client.ask("POST", f"/runs/{run}/resume")
+        done = await client.until(run, lambda view: view["status"] == "completed")
+
+    assert ("running", 202) == (before, resumed.status_code), resumed.text
+    assert "all of it is done for p, as was asked []" == done["output"][1]
+
+
+@pytest.mark.spec("studio:SV7")
 async def test_what_was_submitted_past_the_servers_is_seen_by_an_admin_alone(
     servers: list[Served], tmp_path: Path, db: str
 ) -> None:
