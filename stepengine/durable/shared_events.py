@@ -72,7 +72,7 @@ class SharedEvents:
         self._launcher = launcher
         self._operator = operator
         self._changed = asyncio.Event()
-        self._looks = self._begun = 0
+        self._looks = self._begun = self._quiet = 0
         self._waiting = 0
         self._looked = asyncio.Event()
         self._projection = Projection()
@@ -109,10 +109,25 @@ class SharedEvents:
         epoch = self.events[0].epoch if self.events else ""
         if given.epoch != epoch:
             return -1
+        await self._reach(given.index)
         if given.index >= len(self.events):
             msg = f"after={after!r} names an event that was not yet; the newest one is {epoch}-{len(self.events) - 1}"
             raise StepEngineError(msg)
         return given.index + 1
+
+    async def _reach(self, index: int) -> None:
+        """
+        Wait until there is an event with *index*, or it is sure that there is none.
+
+        Another process may have shown it already: this one looks at the run up to a second later.
+        """
+        begun = self._begun
+        while index >= len(self.events) and not self.is_over:
+            if self._quiet > begun:
+                if not await self._operator.rows(PLACED, self.run, self._placed):
+                    return
+                begun = self._begun
+            await asyncio.sleep(FIRST_PAUSE)
 
     async def read(self, place: int, *, patience: float) -> AsyncGenerator[Event, None]:
         """
@@ -265,7 +280,8 @@ class SharedEvents:
             self._project(follower, self._last)
         is_quiet = is_last or (self._waiting and not unplaced)
         was_caught_up = self._is_caught_up
-        self._is_caught_up |= bool(is_quiet and not self._mine and not self._order)
+        if is_quiet and not self._mine and not self._order:
+            self._is_caught_up, self._quiet = True, self._looks
         if len(self.events) > shown or was_caught_up != self._is_caught_up:
             self._tell()
         return bool(unplaced) or len(self.events) > shown

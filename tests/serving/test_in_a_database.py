@@ -20,8 +20,10 @@ from typing import Any
 import httpx2
 import pytest
 
+from stepengine import AgentDefinition, Ask
 from stepengine.durable import DurableEngine, Operator
-from stepengine.durable.register import Register, Registered
+from stepengine.durable.register import Register, Registered, make_register
+from stepengine.errors import StepEngineError
 from tests.durable import postgres
 
 from .served import ROOT, SCRIPTED, Client, Served
@@ -30,6 +32,10 @@ from .test_kills import check_all, under_load
 pytestmark = pytest.mark.deep
 pytest.importorskip("psycopg", reason="needs the extra 'durable'")
 SECONDS = 30.0
+
+
+def asking(ctx: Any) -> Any:
+    return (yield from Ask("How many?"))
 
 
 @pytest.fixture
@@ -91,12 +97,45 @@ async def test_every_server_shows_what_happens_at_once_in_one_order_and_with_the
         await servers[2].ready()
         later = await asyncio.wait_for(seen_by(client, run, urls[2]), 30)
 
+        last = later[-1][0]
+        again = [await client._client.get(f"{url}/runs/{run}/events", headers={"last-event-id": last}) for url in urls]
+
     assert both[0] == both[1] == later
+    assert [204] * 3 == [one.status_code for one in again], [one.text for one in again]
     assert [f"{later[0][1]['epoch']}-{n}" for n in range(len(later))] == [place for place, _ in later]
     assert ("run_finished", "completed") == (later[-1][1]["type"], later[-1][1]["status"]), [
         e for _, e in later if "error" in str(e)
     ]
     assert 5 == sum(event["type"] == "run_started" for _, event in later)
+
+
+@pytest.mark.spec("studio:SV7", "interfaces:IF18")
+async def test_who_comes_from_a_faster_server_is_not_told_that_its_event_was_not_yet(db: str) -> None:
+    asks = AgentDefinition("asks", handle_steps=asking)
+    async with DurableEngine([asks], db=db, polling=0.1) as engine:
+        await make_register(engine.setting.url)
+        run = await engine.submit("asks", "p")
+        slow = engine.shared_events(run)
+        try:
+            async with asyncio.timeout(SECONDS):
+                while not slow.is_resting:  # noqa: ASYNC110 - the database says so
+                    await asyncio.sleep(0.05)
+                # It has nothing to do, so a second passes between two of its looks; others were asked meanwhile.
+                await engine.answer(run, {"q0": "seven"})
+                fast = engine.shared_events(run)
+                try:
+                    while not fast.events or fast.events[-1].type != "run_finished":  # noqa: ASYNC110 - a worker does so
+                        await asyncio.sleep(0.01)
+                    newest = fast.events[-1].id
+                    had, place = len(slow.events), await slow.place(newest)
+                finally:
+                    await fast.close()
+            with pytest.raises(StepEngineError, match="was not yet"):
+                await slow.place(f"{newest.partition('-')[0]}-99")
+        finally:
+            await slow.close()
+
+    assert had < place == len(slow.events)
 
 
 @pytest.mark.spec("studio:SV7")
