@@ -34,19 +34,25 @@ from stepengine.serving.runs import (
     Asked,
     Look,
     Runs,
+    check_may_converse,
     check_open,
     checked,
     known_agent,
     own_run,
+    owner_of,
     session_of,
 )
 
 if TYPE_CHECKING:
     from stepengine.data.events import Event
+    from stepengine.data.usage import Spending
     from stepengine.durable import Operator
     from stepengine.durable.shared_events import SharedEvents
     from stepengine.engine.schedules import Schedule
+    from stepengine.journal.undoing import Undone
     from stepengine.serving.access import Caller
+    from stepengine.serving.ledger import SessionRow
+    from stepengine.sessions import Session
 
 __all__ = ("AnyRuns", "DurableRuns")
 
@@ -198,7 +204,8 @@ class DurableRuns:
             InputError: when prompt, params or metadata cannot be used.
             Problem: when there is no such agent, the server stops, or the key stands for another request.
         """
-        agent = known_agent(self.engine, self.agents, asked.agent)
+        agent = known_agent(self.agents, asked.agent)
+        check_may_converse(caller, asked, keeps=True)
         self._check_stopping()
         request = {"prompt": asked.prompt, "params": plain(asked.params), "metadata": plain(asked.metadata)}
         row = self._row(caller, agent, request, session_of(caller, asked.session))
@@ -271,9 +278,20 @@ class DurableRuns:
         statuses: Sequence[str],
         before: tuple[float, str] | None,
         limit: int,
+        owner: str | None = None,
+        session: str | None = None,
     ) -> list[RunRow]:
-        """Return the runs of *caller*, those of everybody for an admin, newest first."""
-        owner = None if caller.may("admin") else caller.name
+        """
+        Return the runs of *caller*, those of everybody for an admin, newest first; of an *owner* those of that one.
+
+        Raises:
+            Problem: when *owner* is somebody else and *caller* no admin, and for those of a *session*.
+        """
+        if session is not None:
+            msg = "runs in a database are not listed by conversation"
+            raise _not_here(msg)
+        whose = owner_of(caller, owner)
+        owner = None if owner is None and caller.may("admin") else whose
         if agent is not None and not agent.isprintable():
             return []
         asked = {*statuses} - {*OPEN} | ({*WAITING} if {*statuses} & {*OPEN} else set())
@@ -421,7 +439,7 @@ class DurableRuns:
             await self._register.note(row.run, reason)
         await self._operator.cancel(row.run)
 
-    def give_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
+    async def give_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
         """
         Refuse the result of a call.
 
@@ -482,6 +500,42 @@ class DurableRuns:
         with _of_the_run(status=409, kind="not_possible"):
             return (await self._durable.export(row.run)).content()
 
+    async def undo(self, row: RunRow, *, at: int | str = -1, dry_run: bool = False, partial: bool = False) -> Undone:
+        """
+        Refuse to undo.
+
+        Raises:
+            Problem: always: what a run wrote is kept by the journals of files alone.
+        """
+        msg = "what a run in a database wrote is not kept, so nothing of it can be undone"
+        raise _not_here(msg)
+
+    async def spending(self, row: RunRow) -> Spending:
+        """Return what a run spent; what it spent so far is not known before its end."""
+        if row.status in OPEN or row.status in ("cancelled", "stranded"):
+            msg = "what a run in a database cost is known when it has ended with a result"
+            raise _not_here(msg)
+        return (await self._durable.result(row.run)).spending
+
+    # --- conversations ------------------------------------------------------------------------------------------------
+
+    async def sessions(
+        self, caller: Caller, *, owner: str | None, before: tuple[float, str] | None, limit: int
+    ) -> list[SessionRow]:
+        """Refuse to list conversations."""
+        msg = "conversations in a database are shown by the runs that they are made of"
+        raise _not_here(msg)
+
+    async def session(self, caller: Caller, session: str, *, owner: str | None) -> tuple[SessionRow, Session | None]:
+        """Refuse to show a conversation."""
+        msg = "conversations in a database are shown by the runs that they are made of"
+        raise _not_here(msg)
+
+    async def forget_session(self, caller: Caller, session: str, *, owner: str | None) -> None:
+        """Refuse to forget a conversation."""
+        msg = "conversations in a database are forgotten with their runs, by `stepengine gc`"
+        raise _not_here(msg)
+
     # --- beside runs --------------------------------------------------------------------------------------------------
 
     async def standings(self) -> list[Standing]:
@@ -501,6 +555,10 @@ class DurableRuns:
 
 AnyRuns: TypeAlias = Runs | DurableRuns
 """What routes work with."""
+
+
+def _not_here(message: str) -> Problem:
+    return Problem(message, status=409, kind="not_possible")
 
 
 def _row_of(found: Registered, status: str = "") -> RunRow:

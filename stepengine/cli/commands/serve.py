@@ -17,6 +17,7 @@ import typer
 
 from stepengine.cli.bench import bench_for
 from stepengine.cli.commands.deployment import database_of, said
+from stepengine.cli.commands.undo import root_of
 from stepengine.cli.commands.worker import offered_by
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.options import Model, Options, with_options
@@ -68,6 +69,9 @@ def serve(
     cors: Annotated[
         list[str] | None,
         typer.Option(help="Pages of this origin may call it with a token; may be repeated.", metavar="ORIGIN"),
+    ] = None,
+    reports: Annotated[
+        Path | None, typer.Option(help="Show the reports of evaluations in this folder.", metavar="FOLDER")
     ] = None,
     max_live: Annotated[
         int | None, typer.Option(help="Runs under way at a time; default: 64, in PostgreSQL 500.", min=1)
@@ -129,7 +133,8 @@ def serve(
             "reach it with --allow-host NAME"
         )
         raise UsageProblem(msg)
-    engine, schedules = _engine(module, attrs.evolve(options, model=model, quiet=True).in_force())
+    asked = attrs.evolve(options, model=model, quiet=True).in_force()
+    engine, schedules = _engine(module, asked)
     if runs is not None and _is_database(runs):
         own = executor or f"{socket.gethostname()}-{port}"
         engine = _durable(engine, runs, executor=own, works=not no_work, most=max_live)
@@ -150,6 +155,8 @@ def serve(
                 **place,
                 tokens=file,
                 schedules=() if no_schedules else schedules,
+                roots=[root_of(asked)],
+                reports=reports,
                 drain=drain,
                 hosts=allow_host or LOOPBACK,
                 cors=cors or (),
