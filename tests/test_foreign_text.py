@@ -1623,6 +1623,7 @@ PLACES = (
 APART: dict[str, str] = {
     "cli/commands/tokens.py:AGE": "what a person typed; four digits at most",
     "serving/access.py:NAME": "a name that the operator typed; at most 64 characters of one class",
+    "durable/register.py:_row": "what a server of ours has written",
     "serving/ledger.py:_row": "what a server of ours has written",
     "serving/ledger.py:taking_up.take": "what a server of ours has written",
     "serving/problems.py:WORD": "the name of a class of ours",

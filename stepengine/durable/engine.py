@@ -26,6 +26,7 @@ from stepengine.durable.operate import Operator, Waiting, check_asks_nobody, che
 from stepengine.durable.process import Process, Setting, release_of
 from stepengine.durable.rates import SharedRates
 from stepengine.durable.records import archived, followed, journaled, seeded
+from stepengine.durable.shared_events import SharedEvents
 from stepengine.durable.wire import Order, result_of
 from stepengine.engine.engine import Engine
 from stepengine.engine.event_loops import need_loop
@@ -44,7 +45,7 @@ from stepengine.journal import Journal, JournalLike, MemoryJournal, as_journal
 from stepengine.journal.forks import branch
 from stepengine.redaction import redactor_for
 from stepengine.runtime.mail import Message
-from stepengine.runtime.rates import RateLimitsLike
+from stepengine.runtime.rates import RateLimits, RateLimitsLike
 from stepengine.system.after_fork import leave, renewed
 from stepengine.tooling.definition import Tool
 
@@ -79,6 +80,7 @@ class DurableEngine:
         tools: As for ``Engine``.
         models: As for ``Engine``.
         db: The PostgreSQL database's URL, or ``@FILE`` with it.
+        on: An engine that was made already: its agents, tools, models and options are this one's, in place of those given here.
         works: Whether this process runs agents; without, it only submits, answers and looks.
         app: The deployment's name.
         pool: Which workers: runs that are submitted to a pool are run by workers of that pool.
@@ -108,6 +110,7 @@ class DurableEngine:
         models: ModelsLike = None,
         *,
         db: str,
+        on: Engine | None = None,
         works: bool = True,
         app: str = "stepengine",
         pool: str = "default",
@@ -123,11 +126,15 @@ class DurableEngine:
         allow_async_commit: bool = False,
         **engine: Any,
     ) -> None:
+        given = engine if on is None else _given_to(on)
         for name, instead in REFUSED.items():
-            if engine.get(name) is not None:
+            if given.get(name) is not None:
                 msg = f"a DurableEngine takes no {name}: {instead}"
                 raise DefinitionError(msg)
-        self._engine = Engine(agents, tools, models, **engine)
+        if on is not None and (agents or tools or models is not None or engine):
+            msg = "a DurableEngine is made on=an engine or of agents, tools and models, and not of both"
+            raise DefinitionError(msg)
+        self._engine = Engine(agents, tools, models, **engine) if on is None else on
         self._launcher = self._engine._launcher  # noqa: SLF001 - this is the same engine, on another ground
         for known in self._engine.agents:
             check_asks_nobody(self._launcher.catalog.find(known).limits, f"agent {known.id!r}", DefinitionError)
@@ -141,7 +148,7 @@ class DurableEngine:
             setting, release=release or release_of(self._engine.agents, self._specs, self._bodies)
         )
         self._works = works
-        limits: RateLimitsLike = engine.get("rate_limits")
+        limits: RateLimitsLike = given.get("rate_limits")
         self._rates = None if limits is None or not works else SharedRates(limits, setting.url)
         if self._rates is not None:
             self._launcher.services = attrs.evolve(self._launcher.services, rates=self._rates)
@@ -183,6 +190,25 @@ class DurableEngine:
     def release(self) -> str:
         """The version of the agents that this process runs, and submits for."""
         return self.setting.release
+
+    @property
+    def works(self) -> bool:
+        """Whether this process runs agents, while it is open."""
+        return self._works
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is connected."""
+        return self._operator is not None
+
+    @property
+    def live(self) -> int:
+        """How many root runs this process executes now, those that wait included."""
+        return 0 if self._process is None else sum(1 for run in self._process.runs if not run.order.path)
+
+    def shared_events(self, run: str, *, tries: int = 0) -> SharedEvents:
+        """Return the events of a root run for readers of this process, with the ids that they have in every process; close it."""
+        return SharedEvents(self._launcher, self.operator, run, tries=tries)
 
     @property
     def operator(self) -> Operator:
@@ -597,6 +623,18 @@ class DurableEngine:
             msg = f"the run {run!r} has ended, so nothing of it can go on"
             raise JournalError(msg)
         return await self.operator.retry(run, release=self.release)
+
+
+def _given_to(engine: Engine) -> dict[str, Any]:
+    """Return those options of an engine that mean something else where its runs are in a database."""
+    launcher = engine._launcher  # noqa: SLF001 - this is the same engine, on another ground
+    rates = launcher.services.rates
+    return {
+        "sessions": launcher.sessions,
+        "interactor": launcher.services.interactor,
+        "headless": launcher.headless or None,
+        "rate_limits": rates.limits if isinstance(rates, RateLimits) else None,
+    }
 
 
 def _unread(journal: Journal) -> list[Message]:

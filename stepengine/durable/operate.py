@@ -35,8 +35,8 @@ from stepengine.durable.database import (
     url_of,
 )
 from stepengine.durable.indexes import is_below, root_of
-from stepengine.durable.messages import TOPIC, posted_topic, problem_of
-from stepengine.durable.sessions import Sessions, line_name, meant
+from stepengine.durable.messages import TOPIC, form_of, posted_topic, problem_of
+from stepengine.durable.sessions import SENT, Sessions, line_name, meant
 from stepengine.durable.wire import Order, Reply, Seed, answers_form, portable_form
 from stepengine.errors import AnswerRejected, InputError, JournalCorrupt, JournalError, StepEngineError
 from stepengine.journal.encoding import restored
@@ -55,15 +55,15 @@ BELOW = f"select workflow_uuid from dbos.workflow_status where {is_below()} and 
 SIZES = (
     "select workflow_uuid, count(*) from dbos.operation_outputs where workflow_uuid = any(%s) group by workflow_uuid"
 )
-OF_TREE = f"(s.workflow_uuid = %s or ({is_below('s.')} and {root_of('s.')} = %s))"
+OF_TREES = f"(s.workflow_uuid = any(%s) or ({is_below('s.')} and {root_of('s.')} = any(%s)))"
 LIVING = f"""
     select s.workflow_uuid, s.status,
         count(*) filter (where o.function_name like 'spawn:%%'), count(*) filter (where o.function_name like 'child:%%')
     from dbos.workflow_status s left join dbos.operation_outputs o using (workflow_uuid)
-    where {OF_TREE} and s.status in ('PENDING', 'ENQUEUED', 'DELAYED')
+    where {OF_TREES} and s.status in ('PENDING', 'ENQUEUED', 'DELAYED')
     group by s.workflow_uuid, s.status
 """  # noqa: S608
-"""The runs of a tree that have not ended, with how many children they asked for, and of how many they know the end."""
+"""The runs of trees that have not ended, with how many children they asked for, and of how many they know the end."""
 STATES = "select workflow_uuid, status from dbos.workflow_status where workflow_uuid = any(%s)"
 LOOK_SECONDS = 0.1
 CHILD_POLL = 0.2
@@ -75,7 +75,7 @@ OPEN = f"""
     select o.workflow_uuid, o.output,
         (select array_agg(n.topic) from dbos.notifications n where n.destination_uuid = o.workflow_uuid and not n.consumed)
     from dbos.workflow_status s join dbos.operation_outputs o using (workflow_uuid)
-    where s.status in ('PENDING', 'ENQUEUED') and {OF_TREE}
+    where s.status in ('PENDING', 'ENQUEUED') and {OF_TREES}
         and o.function_name like 'ask:%%' and o.serialization = 'portable_json'
         and not exists (
             select 1 from dbos.operation_outputs r where r.workflow_uuid = o.workflow_uuid and r.function_id = o.function_id + 1
@@ -89,14 +89,14 @@ taken yet. The wait for a message draws the number after that of its marker.
 WAITED = f"""
     select o.workflow_uuid, o.output
     from dbos.workflow_status s join dbos.operation_outputs o using (workflow_uuid)
-    where s.status in ('PENDING', 'ENQUEUED') and {OF_TREE}
+    where s.status in ('PENDING', 'ENQUEUED') and {OF_TREES}
         and o.function_name like 'wait:%%' and o.serialization = 'portable_json'
         and not exists (
             select 1 from dbos.operation_outputs r where r.workflow_uuid = o.workflow_uuid and r.function_id = o.function_id + 1
         )
         and not exists (
             select from dbos.notifications n
-            where n.destination_uuid = %s
+            where n.destination_uuid = split_part(o.workflow_uuid, '/', 1)
                 and n.topic = 'post:' || (o.output::json->>'path') || ':' || (o.output::json->>'topic')
                 and not exists (
                     select from dbos.operation_outputs h
@@ -484,6 +484,10 @@ class Operator:
         """
         Return what a statement selects, for what the package's client does not tell.
 
+        Args:
+            statement: The statement.
+            values: What stands in its places, or one mapping where these have names.
+
         Raises:
             DatabaseAway: when the database cannot be reached.
         """
@@ -501,7 +505,8 @@ class Operator:
         if self._connection is None or self._connection.broken or self._connection.closed:
             self._connection = await plain_connection(self.url)
         with away(self.url):
-            found = await self._connection.execute(statement, values)
+            named = len(values) == 1 and isinstance(values[0], Mapping)
+            found = await self._connection.execute(statement, values[0] if named else values)
             return list(await found.fetchall())
 
     async def states(self, runs: Sequence[str]) -> dict[str, str]:
@@ -559,12 +564,15 @@ class Operator:
         Raises:
             JournalCorrupt: when a row is no JSON.
         """
+        return await self._asking_in([root])
+
+    async def _asking_in(self, roots: Sequence[str]) -> list[Waiting]:
         asked = [
             (
                 Waiting(run=run, path=form["path"], seq=form["seq"], questions=tuple(map(restored, form["questions"]))),
                 sent,
             )
-            for run, text, sent in await self.rows(OPEN, root, root)
+            for run, text, sent in await self.rows(OPEN, list(roots), list(roots))
             if "questions" in (form := _read(text, f"a question of {run!r}"))
         ]
         return [each for each, sent in asked if each.topic not in (sent or ())]
@@ -576,8 +584,11 @@ class Operator:
         Raises:
             JournalCorrupt: when a row is no JSON.
         """
+        return await self._waits_in([root])
+
+    async def _waits_in(self, roots: Sequence[str]) -> list[tuple[str, Waits]]:
         found: list[tuple[str, Waits]] = []
-        for run, text in await self.rows(WAITED, root, root, root):
+        for run, text in await self.rows(WAITED, list(roots), list(roots)):
             form = _read(text, f"a wait of {run!r}")
             until = form["wakes_at"]
             wait = Waits(
@@ -599,29 +610,47 @@ class Operator:
             root: The root run.
             beyond: Seconds; a run that wakes by itself before is one that goes on.
         """
-        found = await self._resting(root, beyond)
-        if any(wait.kind == "child" for wait in found[1]):
+        return (await self.resting([root], beyond=beyond)).get(root, ([], []))
+
+    async def resting(
+        self, roots: Sequence[str], *, beyond: float = 60.0
+    ) -> dict[str, tuple[list[Waiting], list[Waits]]]:
+        """Return what ``rests`` does for each of *roots* of which nothing goes on; a few queries however many."""
+        found = await self._resting(roots, beyond)
+        unsure = [root for root, (_, waits) in found.items() if any(wait.kind == "child" for wait in waits)]
+        if unsure:
             # A child may have ended, and its parent not have seen it yet.
             await asyncio.sleep(2 * LOOK_SECONDS + CHILD_POLL)
-            return found if await self._resting(root, beyond) == found else ([], [])
+            again = await self._resting(unsure, beyond)
+            for root in unsure:
+                if again.get(root) != found[root]:
+                    del found[root]
         return found
 
-    async def _resting(self, root: str, beyond: float) -> tuple[list[Waiting], list[Waits]]:
-        asked, waits = await self.waiting(root), await self.waits(root)
-        if not asked and not waits:
-            return [], []
+    async def _resting(self, roots: Sequence[str], beyond: float) -> dict[str, tuple[list[Waiting], list[Waits]]]:
+        asked, waits = await self._asking_in(roots), await self._waits_in(roots)
         soon = datetime.now(UTC) + timedelta(seconds=beyond)
         asking = {each.run for each in asked} | {
             run for run, wait in waits if wait.wakes_at is None or wait.wakes_at > soon
         }
-        left = {run: (state, spawned - ended) for run, state, spawned, ended in await self.rows(LIVING, root, root)}
+        having = {run.partition("/")[0] for run in (*asking, *[run for run, _ in waits])}
+        if not having:
+            return {}
+        rows = await self.rows(LIVING, list(having), list(having))
+        left = {run: (state, spawned - ended) for run, state, spawned, ended in rows}
         below = Counter([_nearest(parent_of(run), left) for run in left])
-        goes_on = [
-            run
+        going_on = {
+            run.partition("/")[0]
             for run, (state, outstanding) in left.items()
             if state != "PENDING" or not (run in asking or 0 < outstanding <= below[run])
-        ]
-        return ([], []) if goes_on else (asked, [wait for _, wait in waits])
+        }
+        return {
+            root: (
+                [each for each in asked if each.run.partition("/")[0] == root],
+                [wait for run, wait in waits if run.partition("/")[0] == root],
+            )
+            for root in having - going_on
+        }
 
     # --- acting -------------------------------------------------------------------------------------------------------
 
@@ -639,6 +668,23 @@ class Operator:
         """
         for reply in await self.replies(root, answers):
             await self.send(reply)
+
+    async def answer_first(self, root: str, answers: Mapping[str, AnswerLike]) -> None:
+        """
+        Do what ``answer`` does, and make sure that it is this answer which the run gets.
+
+        Raises:
+            AnswerRejected: as ``answer``, and when somebody else has answered at the same moment.
+            JournalError: when there is no such run.
+        """
+        replies = await self.replies(root, answers, of=secrets.token_hex(8))
+        for reply in replies:
+            await self.send(reply)
+        for reply in replies:
+            rows = await self.rows(SENT, reply.run, f"{reply.key}::{reply.run}")
+            if not rows or form_of(rows[0][0]).get("of") != reply.message["of"]:
+                msg = f"somebody else has answered {' or '.join(map(repr, answers))} in the meantime"
+                raise AnswerRejected(msg)
 
     async def replies(self, root: str, answers: Mapping[str, AnswerLike], *, of: str = "") -> list[Reply]:
         """
@@ -700,9 +746,11 @@ class Operator:
             raise JournalError(msg)
         await self.client.send_async(root, {"text": text}, TOPIC, idempotency_key=id or new_id())
 
-    async def post(self, root: str, topic: str, value: object, *, id: str | None = None, path: str = "") -> None:
+    async def post(self, root: str, topic: str, value: object, *, id: str | None = None, path: str = "") -> bool:
         """
         Send a message to a run that goes on: what its ``Receive`` on that topic gets next, in the order of arrival.
+
+        Returns whether no message with its *id* was there before.
 
         Args:
             root: A root run.
@@ -730,7 +778,9 @@ class Operator:
             why = f"it is {view.state}" if view.is_over else "it is a child; name its root, and its path with path="
             msg = f"the run {root!r} takes no messages: {why}"
             raise JournalError(msg)
+        is_known = id is not None and bool(await self.rows(SENT, root, f"{key}::{root}"))
         await self.client.send_async(root, said, where, idempotency_key=key)
+        return not is_known
 
     async def cancel(self, root: str, *, is_held: bool = False) -> list[str]:
         """

@@ -57,7 +57,7 @@ from stepengine.redaction import Redactor
 from stepengine.runtime.performer import IO, Item, Performer, child_path
 from stepengine.runtime.tree import ChildPlanner, Services
 
-__all__ = ("Archive", "Entry", "archived", "followed", "journaled", "seeded")
+__all__ = ("Archive", "Entry", "Played", "archived", "driven", "followed", "journaled", "seeded")
 
 FOLLOW_SECONDS = 0.2
 
@@ -214,8 +214,8 @@ async def journaled(launcher: Launcher, archive: Archive, journal: Journal) -> J
         msg = f"nothing of the run {archive.order.root!r} is recorded: {said}"
         raise JournalError(msg)
     session = JournaledRun.record(journal, dict(archive.order.answers), seed=archive.order.seed)
-    played = _Played(archive, session)
-    result = await _driven(launcher, played).run()
+    played = Played(archive, session)
+    result = await driven(launcher, played).run()
     if played.fatal is not None:
         raise played.fatal
     if isinstance(result.error, ReplayDivergence):
@@ -252,8 +252,8 @@ async def followed(launcher: Launcher, operator: Operator, root: str) -> AsyncGe
         return not is_over
 
     session = JournaledRun.record(MemoryJournal(), dict(archive.order.answers), seed=archive.order.seed)
-    played = _Played(archive, session, coming)
-    events = streamed(_driven(launcher, played))
+    played = Played(archive, session, coming)
+    events = streamed(driven(launcher, played))
     try:
         async for event in events:
             yield event
@@ -263,7 +263,7 @@ async def followed(launcher: Launcher, operator: Operator, root: str) -> AsyncGe
         raise played.fatal
 
 
-def _driven(launcher: Launcher, played: _Played) -> EngineRun:
+def driven(launcher: Launcher, played: Played) -> EngineRun:
     """Return a run that is driven over what is recorded."""
     order, session = played.order, played.session
     at_that_time = attrs.evolve(launcher, services=attrs.evolve(launcher.services, clock=_Fixed(order.created)))
@@ -321,7 +321,7 @@ class _Fixed:
         """Wait for nothing."""
 
 
-class _Played:
+class Played:
     """
     Drives a run tree over what is recorded of it.
 
@@ -466,7 +466,7 @@ class _Played:
 class _Player:
     """Answers effects from the record, and stops where it ends."""
 
-    def __init__(self, inner: Performer, played: _Played) -> None:
+    def __init__(self, inner: Performer, played: Played) -> None:
         self._inner = inner
         self._played = played
 

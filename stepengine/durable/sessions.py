@@ -31,7 +31,7 @@ from stepengine.runtime.logs import LOGGER
 from stepengine.sessions import Session, SessionInfo
 from stepengine.sessions.session import check_id
 
-__all__ = ("ENTERED", "SessionView", "Sessions", "TurnView", "begun", "left_by_turn", "line_name", "meant")
+__all__ = ("ENTERED", "SENT", "SessionView", "Sessions", "TurnView", "begun", "left_by_turn", "line_name", "meant")
 
 ENTERED = "turn"
 """The kind of the step that records what a turn goes on from."""

@@ -21,6 +21,7 @@ from stepengine.durable.indexes import is_below, made_indexes, of_session, root_
 from stepengine.durable.operate import OVER, Operator
 from stepengine.durable.process import LOCK, ExecutorBusy, lock_name, release_lock
 from stepengine.durable.rates import made_tables
+from stepengine.durable.register import made_register
 from stepengine.durable.schedule_book import made_book
 from stepengine.durable.steps import ASK, CHILD, SPAWN, kind_of
 from stepengine.durable.workers import listed, made_list
@@ -510,3 +511,4 @@ async def migrate(url: str, *, role: str | None = None) -> None:
             await made_tables(own, role=role)
             await made_list(own, role=role)
             await made_book(own, role=role)
+            await made_register(own, role=role)

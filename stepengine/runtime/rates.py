@@ -263,16 +263,19 @@ class RateLimits:
     Args:
         limits: One limit that holds for each provider, or limits by provider prefix.
         clock: Time and sleep.
+
+    Attributes:
+        limits: What was given.
     """
 
     def __init__(self, limits: RateLimit | Mapping[str, RateLimit], clock: Clock) -> None:
-        self._limits = limits
+        self.limits = limits
         self._clock = clock
         self._limiters: dict[str, Limiter] = {}
 
     def of(self, provider: str, source: Provider) -> Limiter | None:
         """Return the limiter of the provider with a prefix, made when it is first asked for; here a prefix has one key."""
-        limit = limit_of(self._limits, provider)
+        limit = limit_of(self.limits, provider)
         if limit is None:
             return None
         return self._limiters.get(provider) or self._limiters.setdefault(provider, Limiter(limit, self._clock))

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepengine.errors import DefinitionError
 from stepengine.serving.access import LOOPBACK, Guard, Tokens, caller_of
@@ -20,21 +20,24 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.routing import Route
 
+    from stepengine.durable import DurableEngine
     from stepengine.engine import Engine
     from stepengine.engine.schedules import Schedule
     from stepengine.serving.access import Authenticate, Caps, Logins
+    from stepengine.serving.durable_runs import AnyRuns
     from stepengine.serving.openapi import Operation
     from stepengine.system.workspace import Workspace
 
 __all__ = ("Application", "app")
 
+MOST_LIVE = 64
 OPEN_PATHS = ("/health", "/ready", "/openapi.json")
 
 
 def app(
-    engine: Engine,
+    engine: Engine | DurableEngine,
     *,
-    runs: str | Path,
+    runs: str | Path | None = None,
     tokens: Tokens | str | Path | None = None,
     authenticate: Authenticate | None = None,
     logins: Logins | None = None,
@@ -45,7 +48,7 @@ def app(
     hosts: Collection[str] = LOOPBACK,
     cors: Collection[str] = (),
     caps: Caps | None = None,
-    max_live: int = 64,
+    max_live: int | None = None,
     wait_for_answers: float = 60.0,
     drain: float = GRACE_SECONDS,
 ) -> Application:
@@ -57,9 +60,10 @@ def app(
     application.
 
     Args:
-        engine: What runs agents. Its permissions, limits and models hold for every run.
+        engine: What runs agents. Its permissions, limits and models hold for every run. Runs of a ``DurableEngine`` are in its
+            database, and are executed by it unless it only submits (``works=False``), and by every other worker.
         runs: Where runs are recorded: a folder, which nobody else may write, or an SQLite file such as ``RUNS.db``. Several
-            servers may share one.
+            servers may share one. A ``DurableEngine`` has its database instead.
         tokens: Who is known by a token: ``Tokens``, or the path of their file, which `stepengine tokens` writes.
         authenticate: A function of a Starlette ``Request``, async or not, that returns the ``Caller`` or ``None``.
         logins: One-time links for browsers.
@@ -70,13 +74,16 @@ def app(
         hosts: Names under which the server is reached; loopback's by default.
         cors: Origins of other pages that may call with a token.
         caps: How much a client may send, and how often.
-        max_live: How many runs may be under way in this process; whoever starts one more gets 429.
+        max_live: How many runs may be under way in this process, 64 by default; whoever starts one more gets 429. Of a
+            ``DurableEngine`` what is more than its ``concurrency`` waits in the database.
         wait_for_answers: Seconds that a question is waited for in memory; the run is suspended then, and goes on when it is answered.
+            With a ``DurableEngine`` it waits in the database at once, and whoever watches it is kept so long.
         drain: Seconds that runs have to come to their end when the application is stopped; the rest goes on at the next start.
 
     Raises:
         AgentError: when there is no agent of an id in *agents*.
-        DefinitionError: without any way to be known, or when others could write *runs* or the tokens, or *reports* is a file.
+        DefinitionError: without any way to be known, without a place for runs or with two of them, or when others could write
+            *runs* or the tokens, or *reports* is a file.
         JournalError: when others could write *reports*.
     """
     check_extra()
@@ -87,14 +94,14 @@ def app(
     from stepengine.serving.reports import Reports
     from stepengine.serving.routes import OPERATIONS
 
-    kept = Runs(
+    kept = _kept(
         engine,
         runs,
+        max_live,
+        roots,
         agents=agents,
-        max_live=max_live,
         wait_for_answers=wait_for_answers,
         schedules=schedules,
-        roots=roots,
         drain=drain,
     )
     shown = None if reports is None else Reports(reports)
@@ -131,6 +138,26 @@ def app(
         open_paths=OPEN_PATHS,
         caps=caps,
     )
+
+
+def _kept(
+    engine: Engine | DurableEngine, place: str | Path | None, max_live: int | None, roots: Iterable[Any], **options: Any
+) -> AnyRuns:
+    from stepengine.durable import DurableEngine
+    from stepengine.serving.durable_runs import DurableRuns
+
+    if isinstance(engine, DurableEngine):
+        given = [name for name, value in (("runs", place), ("max_live", max_live)) if value is not None]
+        if given:
+            msg = (
+                f"a DurableEngine takes no {given[0]}=: its runs are in its database, and what is too much waits there"
+            )
+            raise DefinitionError(msg)
+        return DurableRuns(engine, **options)
+    if place is None:
+        msg = "serving.app(...) needs runs=, a folder or an SQLite file; only the runs of a DurableEngine have a place already"
+        raise DefinitionError(msg)
+    return Runs(engine, place, max_live=MOST_LIVE if max_live is None else max_live, roots=roots, **options)
 
 
 class Application(Guard):

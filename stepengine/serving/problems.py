@@ -17,6 +17,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from stepengine.data.visible import visible
+from stepengine.durable.database import DatabaseAway
 from stepengine.errors import (
     AnswerRejected,
     DataError,
@@ -165,6 +166,11 @@ def _of_model(error: ModelError) -> Problem:
     return Problem("the provider of the model failed", status=502, kind=kind_of(error), headers=headers)
 
 
+def _of_database(error: DatabaseAway) -> Problem:
+    said = "the database of the runs cannot be reached; ask again in a moment"
+    return Problem(said, status=503, kind=kind_of(error), headers={"Retry-After": "5"})
+
+
 def _of_data(error: DataError) -> Problem:
     members = {"path": error.path, "issues": [f"{error.path}: {error.message}"]}
     return Problem(error.message, status=422, kind=kind_of(error), members=members)
@@ -178,6 +184,7 @@ TOLD: Mapping[type[StepEngineError], Callable[[Any], Problem]] = {
     TranscriptError: _said(422),
     DefinitionError: _said(422),
     UnknownModel: _said(422),
+    DatabaseAway: _of_database,
     MissingKey: _hidden(503, "the server has no key for this model"),
     ModelError: _of_model,
     PermissionDenied: _said(403),

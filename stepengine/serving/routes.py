@@ -20,15 +20,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from stepengine.data.codec import plain
 from stepengine.data.json import freeze
 from stepengine.data.questions import Answer, AnswerLike, Question
-from stepengine.engine.scheduler import standings
-from stepengine.errors import AnswerRejected, InputError, JournalError, StepEngineError
+from stepengine.errors import AnswerRejected, InputError, StepEngineError
 from stepengine.journal.history import engine_version
 from stepengine.serving.access import caller_of
+from stepengine.serving.durable_runs import AnyRuns
 from stepengine.serving.ledger import OPEN, RunRow, SessionRow
 from stepengine.serving.openapi import Operation, Parameter, document
 from stepengine.serving.problems import Problem, problem_of
 from stepengine.serving.reports import Report, Reports
-from stepengine.serving.runs import Asked, Look, Runs
+from stepengine.serving.runs import Asked, Look
 from stepengine.serving.showing import sse
 from stepengine.tooling.spawning import params_schema
 from stepengine.tools.recalling import message_text
@@ -353,8 +353,8 @@ Model = TypeVar("Model", bound=BaseModel)
 Item = TypeVar("Item")
 
 
-def _runs(request: Request) -> Runs:
-    found: Runs = request.app.state.runs
+def _runs(request: Request) -> AnyRuns:
+    found: AnyRuns = request.app.state.runs
     return found
 
 
@@ -571,14 +571,14 @@ async def watch_run(request: Request) -> Response:
     first = None
     try:
         events = runs.events(row, after)
-        if not runs.is_live(row.run):
+        if await runs.may_be_over(row, after):
             # A browser that has everything asks again after every end, and only this makes it stop.
             first = await anext(events, None)
             if first is None:
                 return Response(status_code=204)
-    except JournalError:
-        raise
     except StepEngineError as error:
+        if type(error) is not StepEngineError:
+            raise
         raise _not_shown(error, after) from None
     return StreamingResponse(sse(events, first, full=full, stopping=runs.stopping), media_type=EVENTS, headers=headers)
 
@@ -784,9 +784,7 @@ async def look_at_report(request: Request) -> Response:
 
 
 async def list_schedules(request: Request) -> Response:
-    runs = _runs(request)
-    stand = await asyncio.to_thread(standings, runs.schedules, runs=runs.place, now=datetime.now(UTC))
-    return _json(ScheduleList(schedules=[_schedule(one) for one in stand]))
+    return _json(ScheduleList(schedules=[_schedule(one) for one in await _runs(request).standings()]))
 
 
 def _schedule(one: Any) -> ScheduleView:
@@ -809,7 +807,8 @@ async def health(request: Request) -> Response:
 
 async def ready(request: Request) -> Response:
     runs = _runs(request)
-    return _json(Health(status="ready" if runs.is_ready else "stopping", live=runs.live), 200 if runs.is_ready else 503)
+    status = "ready" if runs.is_ready else "away" if runs.is_away else "stopping"
+    return _json(Health(status=status, live=runs.live), 200 if runs.is_ready else 503)
 
 
 async def openapi(request: Request) -> Response:
@@ -938,7 +937,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(method="GET", path="/health", name="health", scope=None, handler=health, gives={200: Health}, about="Say that the server is there."),
     Operation(
         method="GET", path="/ready", name="ready", scope=None, handler=ready, gives={200: Health, 503: Health},
-        about="Say whether the server takes runs: not while it stops.",
+        about="Say whether the server takes runs: not while it stops, nor while its database is away.",
     ),
     Operation(
         method="GET", path="/openapi.json", name="openapi", scope=None, handler=openapi, gives={200: "application/json"},

@@ -16,6 +16,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from stepengine.data.questions import Answer, AnswerLike, Question
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.data.usage import Spending
 from stepengine.engine.posting import fitting_answers, result_to_journal
-from stepengine.engine.scheduler import Scheduler
+from stepengine.engine.scheduler import Scheduler, Standing, standings
 from stepengine.errors import (
     AnswerRejected,
     DefinitionError,
@@ -176,7 +177,7 @@ class Runs:
         self.engine = engine
         self.place = Path(place)
         self.max_live = max_live
-        self.is_ready = False
+        self.is_ready = self.is_away = False
         self.stopping = asyncio.Event()
         self._is_database = database_of(str(place)) is not None
         known = [agent.id for agent in engine.agents]
@@ -297,13 +298,8 @@ class Runs:
             InputError: when prompt, params or metadata cannot be used.
             Problem: when there is no such agent, too many runs are under way, or the key stands for another request.
         """
-        agent = self._agent(asked.agent)
-        if asked.session is not None and self.engine.sessions is not None and not caller.may("answer"):
-            msg = (
-                "what is said in a conversation may answer what the run before it asked, so that the scope 'answer' is needed "
-                "beside 'run'; leave `session_id` out, or use another token"
-            )
-            raise Problem(msg, status=403, kind="scope_missing", members={"scope": "answer"})
+        agent = known_agent(self.agents, asked.agent)
+        check_may_converse(caller, asked, keeps=self.engine.sessions is not None)
         self._check_room()
         request = {"prompt": asked.prompt, "params": asked.params, "metadata": plain(asked.metadata)}
         now = time.time()
@@ -315,7 +311,7 @@ class Runs:
             now,
             now,
             request,
-            self._session(caller, asked.session),
+            session_of(caller, asked.session),
         )
         known = await self._registered(row, key)
         if known is not None:
@@ -334,13 +330,6 @@ class Runs:
             raise Problem(error.message, status=409, kind="key_reused") from error
         return known
 
-    def _agent(self, name: str) -> str:
-        # Not by what the engine would make of it, which takes paths and other spellings, too.
-        if name not in self.agents:
-            msg = f"there is no agent {name[:200]!r} here; there are: {', '.join(sorted(self.agents)) or 'none'}"
-            raise InputError(msg, issues=(f"agent: {msg}",))
-        return name
-
     def _check_room(self) -> None:
         if self._is_closing:
             msg = "the server is about to stop and starts nothing; ask again in a moment"
@@ -348,13 +337,6 @@ class Runs:
         if not self._has_room():
             msg = f"{self.max_live:,} runs are under way, which is as many as this server has at a time; ask again in a moment"
             raise Problem(msg, status=429, kind="too_many_runs", headers={"retry-after": "5"})
-
-    def _session(self, caller: Caller, session: str | None) -> str | None:
-        """Return the id under which a conversation of *caller* is kept: nobody reaches another one's by its name."""
-        if session is not None and not session.isprintable():
-            msg = "the name of a conversation has printable characters alone, so that it can stand in an address"
-            raise InputError(msg, issues=(f"session_id: {msg}",))
-        return None if session is None else session_key(caller.name, session)
 
     def _begin(self, row: RunRow) -> RunHandle:
         request = row.request
@@ -461,8 +443,6 @@ class Runs:
 
         Others that stand in the place belong to somebody else: whoever put a journal here could have written a yes into it.
         """
-        from datetime import UTC, datetime
-
         with index_of(self.place) as index:
             due = index.due(datetime.now(UTC), DUE_AT_ONCE + len(self._strangers) + len(self._live))
         rows: list[RunRow] = []
@@ -565,10 +545,7 @@ class Runs:
             Problem: when there is none of that id, or it is somebody else's, which is not told apart.
         """
         row = await asyncio.to_thread(self._ledger.find, run)
-        if row is None or not (row.owner == caller.name or caller.may("admin")):
-            msg = f"there is no run {run[:200]!r}"
-            raise Problem(msg, status=404, kind="no_such_run")
-        return row
+        return own_run(caller, run, row)
 
     async def listed(
         self,
@@ -589,7 +566,7 @@ class Runs:
         Raises:
             Problem: when *owner* is somebody else.
         """
-        whose = _owner(caller, owner)
+        whose = owner_of(caller, owner)
         is_everybodys = owner is None and session is None and caller.may("admin")
         look = partial(
             self._ledger.listed,
@@ -661,6 +638,10 @@ class Runs:
             return handle.events(after=after)
         return follow_events(self.journal(row.run), after=after, stay=row.status in UNDER_WAY)
 
+    async def may_be_over(self, row: RunRow, after: str | None) -> bool:
+        """Return whether there may be no event behind *after*; a run of this process always has some."""
+        return row.run not in self._live
+
     # --- saying something ---------------------------------------------------------------------------------------------
 
     async def answer(self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike]) -> None:
@@ -671,8 +652,8 @@ class Runs:
             AnswerRejected: when one is not open, or is not answered by that.
             Problem: when *caller* may not answer so.
         """
-        self._check_open(row)
-        given = _checked(caller, answers, await self._open_questions(row, answers))
+        check_open(row)
+        given = checked(caller, answers, await self._open_questions(row, answers))
         letters = [
             # By the id two people are told apart who answer one question at the same time.
             Letter(kind="answer", topic=question, value=bare(answer), id=f"{question}@{row.changed}")
@@ -707,7 +688,7 @@ class Runs:
 
     async def post(self, row: RunRow, topic: str, value: object, *, id: str | None, path: str) -> bool:
         """Send a message to what receives on *topic*; errors are those of ``Engine.post``."""
-        self._check_open(row)
+        check_open(row)
         journal = self.journal(row.run)
         try:
             is_new = await self.engine.post(self._live.get(row.run) or journal, topic, value, id=id, path=path)
@@ -718,7 +699,7 @@ class Runs:
 
     async def say(self, row: RunRow, text: str) -> None:
         """Say something to a run: its next model call sees it as what the user says."""
-        self._check_open(row)
+        check_open(row)
         if await self._sent(row, Letter(kind="input", value=text)) is None:
             self._live[row.run].send_input(text)
 
@@ -737,7 +718,7 @@ class Runs:
             InputError: when the call was given another result, or it is too long.
             Problem: when no such call waits.
         """
-        self._check_open(row)
+        check_open(row)
         handle, journal = self._live.get(row.run), self.journal(row.run)
         give = partial(result_to_journal, journal) if handle is None else handle.post_tool_result
         try:
@@ -766,11 +747,6 @@ class Runs:
         for letter in letters:
             box.post(letter)
 
-    def _check_open(self, row: RunRow) -> None:
-        if row.status not in OPEN:
-            msg = f"the run {row.run} has ended ({row.status}), and takes nothing any more"
-            raise Problem(msg, status=409, kind="ended", members={"run_status": row.status})
-
     # --- going back ---------------------------------------------------------------------------------------------------
 
     async def resume(self, row: RunRow) -> None:
@@ -784,7 +760,7 @@ class Runs:
         if row.run in self._live:
             return
         if row.status not in (*OPEN, "stranded"):
-            self._check_open(row)
+            check_open(row)
         self._check_room()
         await self._write(noting(row.run, "running", time.time()))
         await self._taken_up(attrs.evolve(row, status="running"))
@@ -824,6 +800,10 @@ class Runs:
     async def content(self, row: RunRow) -> bytes:
         """Return the journal as it is written."""
         return await asyncio.to_thread(lambda: self.journal(row.run).content())
+
+    async def standings(self) -> list[Standing]:
+        """Return how the schedules stand."""
+        return await asyncio.to_thread(standings, self._schedules, runs=self.place, now=datetime.now(UTC))
 
     async def undo(self, row: RunRow, *, at: int | str = -1, dry_run: bool = False, partial: bool = False) -> Undone:
         """
@@ -875,7 +855,7 @@ class Runs:
         Raises:
             Problem: when *owner* is somebody else, and *caller* no admin.
         """
-        whose = None if owner is None and caller.may("admin") else _owner(caller, owner)
+        whose = None if owner is None and caller.may("admin") else owner_of(caller, owner)
         return await asyncio.to_thread(partial(self._ledger.sessions, owner=whose, before=before, limit=limit))
 
     async def session(self, caller: Caller, session: str, *, owner: str | None) -> tuple[SessionRow, Session | None]:
@@ -885,7 +865,7 @@ class Runs:
         Raises:
             Problem: when there is none.
         """
-        whose = _owner(caller, owner)
+        whose = owner_of(caller, owner)
         key = session_key(whose, session)
         look = partial(self._ledger.sessions, owner=whose, before=None, limit=1, session=key)
         found = await asyncio.to_thread(look)
@@ -930,19 +910,52 @@ class Runs:
                 raise _unended()
             await asyncio.sleep(SUSPENDED_SOON)
 
-    def is_live(self, run: str) -> bool:
-        """Return whether this process has a run in hands."""
-        return run in self._live
-
-    @property
-    def schedules(self) -> tuple[Schedule, ...]:
-        """When agents are started by themselves."""
-        return self._schedules
-
     @property
     def live(self) -> int:
         """How many runs are under way in this process."""
         return len(self._live)
+
+
+def known_agent(agents: Sequence[str], name: str) -> str:
+    """Return the id of an agent that may be started; raise ``InputError`` for another one."""
+    # Not by what the engine would make of it, which takes paths and other spellings, too.
+    if name not in agents:
+        msg = f"there is no agent {name[:200]!r} here; there are: {', '.join(sorted(agents)) or 'none'}"
+        raise InputError(msg, issues=(f"agent: {msg}",))
+    return name
+
+
+def check_may_converse(caller: Caller, asked: Asked, *, keeps: bool) -> None:
+    """Raise ``Problem`` for who speaks in a conversation that is kept, and may not answer in it."""
+    if asked.session is not None and keeps and not caller.may("answer"):
+        msg = (
+            "what is said in a conversation may answer what the run before it asked, so that the scope 'answer' is needed "
+            "beside 'run'; leave `session_id` out, or use another token"
+        )
+        raise Problem(msg, status=403, kind="scope_missing", members={"scope": "answer"})
+
+
+def session_of(caller: Caller, session: str | None) -> str | None:
+    """Return the id under which a conversation of *caller* is kept."""
+    if session is not None and not session.isprintable():
+        msg = "the name of a conversation has printable characters alone, so that it can stand in an address"
+        raise InputError(msg, issues=(f"session_id: {msg}",))
+    return None if session is None else session_key(caller.name, session)
+
+
+def own_run(caller: Caller, run: str, row: RunRow | None) -> RunRow:
+    """Return *row*; raise ``Problem`` when there is none, or it is not *caller*'s, which is not told apart."""
+    if row is None or not (row.owner == caller.name or caller.may("admin")):
+        msg = f"there is no run {run[:200]!r}"
+        raise Problem(msg, status=404, kind="no_such_run")
+    return row
+
+
+def check_open(row: RunRow) -> None:
+    """Raise ``Problem`` for a run that has ended."""
+    if row.status not in OPEN:
+        msg = f"the run {row.run} has ended ({row.status}), and takes nothing any more"
+        raise Problem(msg, status=409, kind="ended", members={"run_status": row.status})
 
 
 def session_key(owner: str, session: str) -> str:
@@ -950,7 +963,7 @@ def session_key(owner: str, session: str) -> str:
     return f"{hashlib.sha256(owner.encode()).hexdigest()[:16]}:{session}"
 
 
-def _owner(caller: Caller, owner: str | None) -> str:
+def owner_of(caller: Caller, owner: str | None) -> str:
     """Return whose things are asked for: those of *caller*, unless an admin names somebody."""
     if owner is None or owner == caller.name:
         return caller.name
@@ -1003,7 +1016,7 @@ def _of_request(
     return Problem(told, status=status, kind=kind) if type(error) is own else error
 
 
-def _checked(caller: Caller, answers: Mapping[str, AnswerLike], open_: Mapping[str, Question]) -> dict[str, Answer]:
+def checked(caller: Caller, answers: Mapping[str, AnswerLike], open_: Mapping[str, Question]) -> dict[str, Answer]:
     """Return the answers as those of *caller*; raise unless every one of them fits an open question, and *caller* may say so."""
     given = fitting_answers(answers, open_, by=caller.name)
     needs_admin = any(

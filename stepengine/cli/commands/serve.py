@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib
 import logging
+import socket
 import sys
 import tempfile
 from functools import partial
@@ -16,18 +16,20 @@ import attrs
 import typer
 
 from stepengine.cli.bench import bench_for
+from stepengine.cli.commands.deployment import database_of, said
 from stepengine.cli.commands.undo import root_of
 from stepengine.cli.commands.worker import offered_by
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.options import Model, Options, with_options
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.visible import visible
-from stepengine.errors import StepEngineError
+from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.runtime.logs import LOGGER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from stepengine.durable import DurableEngine
     from stepengine.engine import Engine
     from stepengine.engine.schedules import Schedule
     from stepengine.serving import Application
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ("serve",)
 
 OPERATOR = "operator"
+POLLING = 0.2
 NEAR = ("127.0.0.1", "::1", "localhost")
 
 
@@ -51,9 +54,10 @@ def serve(
     model: Model = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8000,
-    runs: Annotated[Path, typer.Option(help="Where runs are recorded: a folder, or RUNS.db.", metavar="PLACE")] = Path(
-        "runs"
-    ),
+    runs: Annotated[
+        str | None,
+        typer.Option(help="A folder, RUNS.db, postgresql://..., or @FILE with that; default: runs.", metavar="PLACE"),
+    ] = None,
     tokens: Annotated[
         Path | None,
         typer.Option(help="Who may come in, by `stepengine tokens`; default: a token for this time.", metavar="FILE"),
@@ -69,10 +73,18 @@ def serve(
     reports: Annotated[
         Path | None, typer.Option(help="Show the reports of evaluations in this folder.", metavar="FOLDER")
     ] = None,
-    max_live: Annotated[int, typer.Option(help="Runs that may be under way at a time.", min=1)] = 64,
+    max_live: Annotated[
+        int | None, typer.Option(help="Runs under way at a time; default: 64, in PostgreSQL 500.", min=1)
+    ] = None,
     drain: Annotated[float, typer.Option(help="Seconds that runs get when it is told to stop.", min=0)] = 10.0,
     no_schedules: Annotated[
         bool, typer.Option("--no-schedules", help="Leave the schedules beside the agents to others.")
+    ] = False,
+    executor: Annotated[
+        str, typer.Option(help="In PostgreSQL: its own id as a worker; default: HOST-PORT of this machine.")
+    ] = "",
+    no_work: Annotated[
+        bool, typer.Option("--no-work", help="In PostgreSQL: leave the runs to `stepengine worker`.")
     ] = False,
 ) -> Exit:
     r"""
@@ -89,17 +101,26 @@ def serve(
     What is under way when the server is stopped, or killed, goes on at the next start with the same --runs. Several may
     share one place. Journals that it did not start are left alone. Needs the extra `serve`.
 
+    With --runs postgresql://USER@HOST/DATABASE, or @FILE with such a URL, runs are in a database as those of `stepengine
+    worker`. The server is a worker itself, unless --no-work leaves that to others. Any number of servers and workers
+    share a database; each has an --executor of its own, under which it is started again after its end. What is more than
+    --max-live waits there instead of being refused. Needs the extra `durable` as well.
+
     Leaves with:
       0    it was told to stop
       2    wrong usage or configuration
+      4    another process works under the same --executor
+      6    the database cannot be reached
 
     Examples:
       stepengine serve agents
       stepengine tokens add web --scopes run,read,answer --file tokens.json
       stepengine serve my_agents.py --tokens tokens.json --runs runs.db
+      stepengine serve agents --tokens tokens.json --runs @/run/secrets/db
       stepengine serve shop.agents:make_engine --tokens tokens.json \
           --host 0.0.0.0 --allow-host shop.example.com
     """
+    from stepengine.engine import Engine
     from stepengine.serving import app
     from stepengine.serving.access import LOOPBACK
     from stepengine.serving.extra import check_extra
@@ -114,16 +135,28 @@ def serve(
         raise UsageProblem(msg)
     asked = attrs.evolve(options, model=model, quiet=True).in_force()
     engine, schedules = _engine(module, asked)
+    if runs is not None and _is_database(runs):
+        own = executor or f"{socket.gethostname()}-{port}"
+        engine = _durable(engine, runs, executor=own, works=not no_work, most=max_live)
+    elif executor or no_work:
+        msg = "--executor and --no-work are for --runs postgresql://...; without that this process does the work"
+        raise UsageProblem(msg)
+    if isinstance(engine, Engine):
+        place: dict[str, Any] = {"runs": runs or "runs", "max_live": max_live}
+    elif runs is None or _is_database(runs):
+        place = {}
+    else:
+        msg = f"--runs {runs} is no database, and MODULE:FUNCTION made a DurableEngine, which has one; leave --runs out"
+        raise UsageProblem(msg)
     with _tokens(tokens) as (file, token):
         try:
             served = app(
                 engine,
-                runs=runs,
+                **place,
                 tokens=file,
                 schedules=() if no_schedules else schedules,
                 roots=[root_of(asked)],
                 reports=reports,
-                max_live=max_live,
                 drain=drain,
                 hosts=allow_host or LOOPBACK,
                 cors=cors or (),
@@ -131,10 +164,35 @@ def serve(
         except StepEngineError as error:
             raise UsageProblem(error.message) from error
         with _warnings_shown():
-            return asyncio.run(_until_told(served, host, port, token, [agent.id for agent in engine.agents]))
+            return said(_until_told(served, host, port, token, [agent.id for agent in engine.agents]))
 
 
-def _engine(module: str, options: Options) -> tuple[Engine, Sequence[Schedule]]:
+def _is_database(place: str) -> bool:
+    return place.startswith("@") or place.partition("://")[0].partition("+")[0] in ("postgres", "postgresql")
+
+
+def _durable(engine: Engine | DurableEngine, db: str, *, executor: str, works: bool, most: int | None) -> DurableEngine:
+    """
+    Return an engine with the agents of *engine* whose runs are in a database.
+
+    Raises:
+        UsageProblem: when its runs cannot be there.
+    """
+    from stepengine.durable import DurableEngine
+    from stepengine.engine import Engine
+
+    if not isinstance(engine, Engine):
+        msg = "MODULE:FUNCTION made a DurableEngine, which names its database itself; leave --runs out"
+        raise UsageProblem(msg)
+    more: dict[str, Any] = {} if most is None else {"concurrency": most}
+    try:
+        # Somebody waits for what is started here, and sees a second.
+        return DurableEngine(on=engine, db=database_of(db), executor=executor, works=works, polling=POLLING, **more)
+    except DefinitionError as error:
+        raise UsageProblem(error.message) from error
+
+
+def _engine(module: str, options: Options) -> tuple[Engine | DurableEngine, Sequence[Schedule]]:
     """
     Return the engine of what was typed, and the schedules beside its agents.
 
@@ -157,7 +215,8 @@ def _engine(module: str, options: Options) -> tuple[Engine, Sequence[Schedule]]:
     return bench.engine, offered.schedules
 
 
-def _made(module: str, function: str) -> Engine:
+def _made(module: str, function: str) -> Engine | DurableEngine:
+    from stepengine.durable import DurableEngine
     from stepengine.engine import Engine
 
     # The command stands in another folder than its user. Last: nothing here takes the place of what is installed.
@@ -167,7 +226,7 @@ def _made(module: str, function: str) -> Engine:
     except Exception as error:
         msg = f"{module}:{function} makes no engine: {type(error).__name__}: {error}"
         raise UsageProblem(msg) from error
-    if not isinstance(made, Engine):
+    if not isinstance(made, Engine | DurableEngine):
         msg = f"{module}:{function} returned a {type(made).__name__}; a function without arguments that returns an Engine would be fine"
         raise UsageProblem(msg)
     return made
@@ -208,10 +267,13 @@ def _warnings_shown() -> Iterator[None]:
 
 
 async def _until_told(served: Application, host: str, port: int, token: str, agents: Sequence[str]) -> Exit:
+    from stepengine.durable import DatabaseAway, ExecutorBusy
     from stepengine.serving.listening import listen
 
     try:
         has_listened = await listen(served, host, port, lambda url: _say_where(url, token, agents))
+    except (DatabaseAway, ExecutorBusy):
+        raise
     except StepEngineError as error:
         raise UsageProblem(error.message) from error
     if has_listened:

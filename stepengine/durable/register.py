@@ -1,0 +1,317 @@
+"""
+The register of a deployment: whose runs these are, what was asked for, and under which key, in the database beside the runs.
+
+What a run does, and how it ended, the database knows already. Here stands what has to be known before there is a run: a row is written
+before anything is submitted, so that whoever looks after the register submits what a process that died had promised.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from stepengine.data.frozen import frozen
+from stepengine.durable.database import WORKFLOW, away, lacks_rights, plain_connection, quoted
+from stepengine.errors import InputError
+from stepengine.runtime.logs import LOGGER
+
+__all__ = ("OVER", "Register", "Registered", "made_register", "make_register")
+
+DAY = 24 * 60 * 60
+LATE_SECONDS = 5.0
+"""How long a run may be registered and not submitted before somebody else submits it."""
+LOCK = "select pg_advisory_lock(hashtextextended('stepengine-served', 0))"
+UNLOCK = "select pg_advisory_unlock(hashtextextended('stepengine-served', 0))"
+THERE = "select to_regclass('stepengine.served_events') is not null"
+TABLES = (
+    "create schema if not exists stepengine",
+    """
+    create table if not exists stepengine.served (
+        app text not null, run text primary key, owner text not null, agent text not null, created double precision not null,
+        request text not null, session text, key text, is_submitted boolean not null default false, ended text,
+        tries integer not null default 0, error text not null default ''
+    )
+    """,
+    "create unique index if not exists served_key on stepengine.served (app, owner, key) where key is not null",
+    "create index if not exists served_list on stepengine.served (app, owner, created, run)",
+    "create index if not exists served_all on stepengine.served (app, created, run)",
+    "create index if not exists served_promised on stepengine.served (app, created) where not is_submitted",
+    "create index if not exists served_open on stepengine.served (app, run) where ended is null",
+    """
+    create table if not exists stepengine.served_events (
+        run text, first integer, keys text[] not null, primary key (run, first)
+    )
+    """,
+)
+GRANTS = (
+    "grant usage on schema stepengine",
+    "grant select, insert, update, delete on stepengine.served, stepengine.served_events",
+)
+OVER = ("completed", "failed", "cancelled", "max_steps", "truncated", "stranded")
+"""How a run that nobody goes on with by itself is called."""
+ENDED = "(coalesce(o.output, a.output)::json->>'status')"
+STATUS = f"""
+    coalesce(v.ended, case
+        when s.attributes->>'rejected' is not null then 'failed'
+        when a.status = 'SUCCESS' then {ENDED}
+        when a.status = 'CANCELLED' then 'cancelled'
+        when a.status in ('ERROR', 'MAX_RECOVERY_ATTEMPTS_EXCEEDED') then 'stranded'
+        when a.status = 'PENDING' then 'running'
+        else 'started' end)
+"""
+"""
+How a run stands, one that waits as ``running``. A turn that was an answer stands as the run that it answered.
+"""
+COLUMNS = f"""
+    coalesce(v.run, s.workflow_uuid), coalesce(v.owner, ''), coalesce(v.agent, s.attributes->>'agent', ''), {STATUS},
+    coalesce(v.created, s.created_at / 1000.0)::double precision, coalesce(v.request, 'null'),
+    coalesce(v.session, s.attributes->>'session'), coalesce(v.tries, 0), coalesce(v.error, s.attributes->>'rejected', ''),
+    coalesce(v.is_submitted, true)
+"""
+ANSWERED = """
+    left join dbos.workflow_status a on a.workflow_uuid = coalesce(s.attributes->>'answered', s.workflow_uuid)
+    left join dbos.workflow_output o on o.workflow_uuid = a.workflow_uuid
+"""
+# One that was submitted and is not there was deleted by who cleans up, and nobody has to know of it.
+OF_SOMEBODY = f"""
+    from stepengine.served v left join dbos.workflow_status s on s.workflow_uuid = v.run {ANSWERED}
+    where v.app = %(app)s and (s.workflow_uuid is not null or not v.is_submitted)
+"""
+OF_NOBODY = f"""
+    from dbos.workflow_status s left join stepengine.served v on v.run = s.workflow_uuid {ANSWERED}
+    where s.application_name = %(app)s and s.name = '{WORKFLOW}' and position('/' in s.workflow_uuid) = 0 and v.run is null
+"""
+"""Root runs that somebody submitted past the register: by a schedule, a command, a program."""
+NAMES = "as found (run, owner, agent, status, created, request, session, tries, error, is_submitted)"
+FREE_KEY = """
+    update stepengine.served set key = null where app = %s and owner = %s and key = %s and created < %s returning run
+"""
+REGISTER = """
+    insert into stepengine.served (app, run, owner, agent, created, request, session, key)
+    values (%s, %s, %s, %s, %s, %s, %s, %s) on conflict (app, owner, key) where key is not null do nothing returning run
+"""
+OF_KEY = "select run, agent, session, request from stepengine.served where app = %s and owner = %s and key = %s"
+SUBMITTED = "update stepengine.served set is_submitted = true where run = %s returning run"
+REMOVE = "delete from stepengine.served where run = %s and not is_submitted returning run"
+REFUSE = "update stepengine.served set ended = 'failed', error = %s where run = %s returning run"
+NOTE = "update stepengine.served set error = %s where run = %s returning run"
+AGAIN = "update stepengine.served set tries = tries + 1 where run = %s returning run"
+SETTLE = f"""
+    update stepengine.served v set ended = {ENDED}
+    from dbos.workflow_status s {ANSWERED}
+    where v.app = %s and v.ended is null and s.workflow_uuid = v.run and a.status = 'SUCCESS' returning v.run
+"""  # noqa: S608 - of names of ours
+FORGET = """
+    delete from stepengine.served v
+    where v.app = %s and (v.is_submitted or v.ended is not null) and v.created < %s
+        and not exists (select from dbos.workflow_status s where s.workflow_uuid = v.run)
+    returning v.run
+"""
+FORGET_EVENTS = """
+    delete from stepengine.served_events e
+    where not exists (select from dbos.workflow_status s where s.workflow_uuid = e.run) returning e.run
+"""
+
+
+class Database(Protocol):
+    """What is needed of an ``Operator``."""
+
+    app: str
+
+    async def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Return what a statement selects."""
+
+
+@frozen(kw_only=True)
+class Registered:
+    """
+    A run, as whoever looks after runs for others knows it.
+
+    Attributes:
+        run: Its id.
+        owner: Who started it; ``""`` for one that was submitted past the register.
+        agent: Its agent.
+        status: ``"started"`` until a worker has it, then ``"running"``, also where it waits; or one of ``OVER``.
+        created: When it was asked for, in seconds since 1970.
+        request: What was asked.
+        session: The conversation.
+        tries: How many times somebody let it go on after it had stopped.
+        error: Why it was cancelled, or could not be submitted.
+        is_submitted: Whether there is a run.
+    """
+
+    run: str
+    owner: str
+    agent: str
+    status: str
+    created: float
+    request: Any
+    session: str | None = None
+    tries: int = 0
+    error: str = ""
+    is_submitted: bool = True
+
+
+async def make_register(url: str) -> None:
+    """
+    Make the tables of the database if they are missing, and this role may.
+
+    Raises:
+        DatabaseAway: when the database cannot be reached.
+    """
+    with away(url):
+        async with await plain_connection(url) as own:
+            await made_register(own)
+
+
+async def made_register(own: Any, *, role: str | None = None) -> None:
+    """
+    Make the tables if they are missing, over the connection *own*; *role* may use them. Several may do so at once.
+
+    Where the role may not make them, there are none: who serves is told then.
+    """
+    await own.execute(LOCK)
+    try:
+        (is_there,) = await (await own.execute(THERE)).fetchone()
+        for statement in () if is_there else TABLES:
+            await own.execute(statement)
+        for grant in GRANTS if role is not None else ():
+            await own.execute(f"{grant} to {quoted(role or '')}")
+    except lacks_rights():
+        LOGGER.debug("the tables of runs that are served are missing, and this role may not make them")
+    finally:
+        await own.execute(UNLOCK)
+
+
+class Register:
+    """
+    The runs of a deployment that were started for somebody. Any number of processes may use it.
+
+    Args:
+        database: The client that it is done with.
+
+    Raises:
+        DatabaseAway: by each call, when the database cannot be reached, or has no such tables.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @property
+    def _app(self) -> str:
+        return self._database.app
+
+    async def add(self, row: Registered, key: str | None) -> str | None:
+        """
+        Register a run that is to be submitted and return ``None``, or the id of that with the same *key* of a day.
+
+        Raises:
+            InputError: when that one was asked for something else.
+        """
+        rows = self._database.rows
+        request = json.dumps(row.request, sort_keys=True, separators=(",", ":"))
+        if key is not None:
+            await rows(FREE_KEY, self._app, row.owner, key, row.created - DAY)
+        given = (self._app, row.run, row.owner, row.agent, row.created, request, row.session, key)
+        while not await rows(REGISTER, *given):
+            for run, agent, session, asked in await rows(OF_KEY, self._app, row.owner, key):
+                if (agent, session, asked) != (row.agent, row.session, request):
+                    msg = (
+                        f"the idempotency key was used for another request, whose run is {run}; a key stands for one request "
+                        "for a day"
+                    )
+                    raise InputError(msg)
+                return str(run)
+        return None
+
+    async def note_submitted(self, run: str) -> None:
+        """Take note that there is a run."""
+        await self._database.rows(SUBMITTED, run)
+
+    async def remove(self, run: str) -> None:
+        """Forget a run that was never submitted."""
+        await self._database.rows(REMOVE, run)
+
+    async def refuse(self, run: str, why: str) -> None:
+        """Take note that a promised run cannot be submitted: it has failed."""
+        await self._database.rows(REFUSE, why.replace("\0", ""), run)
+
+    async def note(self, run: str, text: str) -> None:
+        """Keep why a run was cancelled."""
+        await self._database.rows(NOTE, text.replace("\0", ""), run)
+
+    async def count_try(self, run: str) -> None:
+        """Take note that somebody lets a run that had stopped go on."""
+        await self._database.rows(AGAIN, run)
+
+    async def promised(self) -> list[Registered]:
+        """Return the runs that were to be submitted seconds ago, and of which nobody has said that they were."""
+        late = f"select {COLUMNS} {OF_SOMEBODY} and not v.is_submitted and v.ended is null and v.created < %(late)s order by v.created limit 100"
+        given = {"app": self._app, "late": time.time() - LATE_SECONDS}
+        return [_row(row) for row in await self._database.rows(late, given)]
+
+    async def find(self, run: str) -> Registered | None:
+        """Return a root run, whoever submitted it."""
+        one = f"select {COLUMNS} {OF_SOMEBODY} and v.run = %(run)s union all select {COLUMNS} {OF_NOBODY} and s.workflow_uuid = %(run)s"
+        rows = await self._database.rows(one, {"app": self._app, "run": run})
+        return _row(rows[0]) if rows else None
+
+    async def listed(
+        self,
+        *,
+        owner: str | None,
+        agent: str | None,
+        statuses: Sequence[str],
+        before: tuple[float, str] | None,
+        limit: int,
+    ) -> list[Registered]:
+        """
+        Return runs, newest first: those of *owner* that come behind the place *before*; for ``None`` every root run.
+
+        *statuses* are such as ``Registered.status`` has.
+        """
+        given: dict[str, Any] = {
+            "app": self._app, "owner": owner, "agent": agent, "statuses": list(statuses), "limit": limit,
+            "created": None if before is None else before[0], "run": None if before is None else before[1],
+        }  # fmt: skip
+        own = [
+            *(["v.owner = %(owner)s"] if owner is not None else []),
+            *(["v.agent = %(agent)s"] if agent is not None else []),
+            *(["(v.created, v.run) < (%(created)s, %(run)s)"] if before is not None else []),
+            *([f"({STATUS}) = any(%(statuses)s)"] if statuses else []),
+        ]
+        found = f"(select {COLUMNS} {_and(OF_SOMEBODY, own)} order by v.created desc, v.run desc limit %(limit)s)"
+        if owner is None:
+            others = [
+                *(["s.attributes->>'agent' = %(agent)s"] if agent is not None else []),
+                *(["s.created_at <= %(created)s * 1000.0"] if before is not None else []),
+                *(
+                    ["((s.created_at / 1000.0)::double precision, s.workflow_uuid) < (%(created)s, %(run)s)"]
+                    if before is not None
+                    else []
+                ),
+                *([f"({STATUS}) = any(%(statuses)s)"] if statuses else []),
+            ]
+            found += f" union all (select {COLUMNS} {_and(OF_NOBODY, others)} order by s.created_at desc, s.workflow_uuid desc limit %(limit)s)"
+        every = f"select * from ({found}) {NAMES} order by created desc, run desc limit %(limit)s"  # noqa: S608 - of names of ours
+        return [_row(row) for row in await self._database.rows(every, given)]
+
+    async def tidy(self) -> None:
+        """Keep how runs ended, which a list then need not read of their results, and forget those that were deleted."""
+        await self._database.rows(SETTLE, self._app)
+        await self._database.rows(FORGET, self._app, time.time() - DAY)
+        await self._database.rows(FORGET_EVENTS)
+
+
+def _and(source: str, conditions: Sequence[str]) -> str:
+    return " and ".join([source, *conditions])
+
+
+def _row(row: tuple[Any, ...]) -> Registered:
+    run, owner, agent, status, created, request, session, tries, error, is_submitted = row
+    return Registered(
+        run=run, owner=owner, agent=agent, status=status, created=created, request=json.loads(request), session=session,
+        tries=tries, error=error, is_submitted=is_submitted,
+    )  # fmt: skip
