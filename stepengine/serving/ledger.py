@@ -153,9 +153,13 @@ class Ledger:
             values += before
         return self._rows(f"WHERE {' AND '.join(where)} ORDER BY created DESC, run DESC LIMIT ?", (*values, limit))
 
-    def _rows(self, condition: str, values: Sequence[object]) -> list[RunRow]:
+    def read(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of a query."""
         with self._used() as known, known.reading() as database:
-            return [_row(row) for row in database.execute(f"SELECT {ROW} FROM served {condition}", values)]  # noqa: S608 - of names of ours
+            return list(database.execute(query, values))
+
+    def _rows(self, condition: str, values: Sequence[object]) -> list[RunRow]:
+        return [_row(row) for row in self.read(f"SELECT {ROW} FROM served {condition}", values)]  # noqa: S608 - of names of ours
 
     @contextmanager
     def _used(self) -> Iterator[Database]:

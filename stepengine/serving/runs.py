@@ -804,6 +804,11 @@ class Runs:
         """How many runs are under way in this process."""
         return len(self._live)
 
+    @property
+    def open_questions(self) -> int:
+        """How many questions of these runs wait for an answer."""
+        return sum([len(handle.questions) for handle in list(self._live.values())])
+
 
 def _ended(journal: Journal) -> str | None:
     """

@@ -67,6 +67,10 @@ def serve(
     ] = None,
     max_live: Annotated[int, typer.Option(help="Runs that may be under way at a time.", min=1)] = 64,
     drain: Annotated[float, typer.Option(help="Seconds that runs get when it is told to stop.", min=0)] = 10.0,
+    webhooks: Annotated[
+        Path | None,
+        typer.Option(help="Who may send events to runs, and who is told of questions: JSON.", metavar="FILE"),
+    ] = None,
     no_schedules: Annotated[
         bool, typer.Option("--no-schedules", help="Leave the schedules beside the agents to others.")
     ] = False,
@@ -85,6 +89,9 @@ def serve(
     What is under way when the server is stopped, or killed, goes on at the next start with the same --runs. Several may
     share one place. Journals that it did not start are left alone. Needs the extra `serve`.
 
+    FILE of --webhooks, which nobody else may read: "topics" holds by topic the secrets of services that send events to
+    runs, at /hooks/TOPIC/RUN; "out" holds the url that is told of questions and ends.
+
     Leaves with:
       0    it was told to stop
       2    wrong usage or configuration
@@ -93,6 +100,7 @@ def serve(
       stepengine serve agents
       stepengine tokens add web --scopes run,read,answer --file tokens.json
       stepengine serve my_agents.py --tokens tokens.json --runs runs.db
+      stepengine serve agents --webhooks webhooks.json
       stepengine serve shop.agents:make_engine --tokens tokens.json \
           --host 0.0.0.0 --allow-host shop.example.com
     """
@@ -118,6 +126,7 @@ def serve(
                 schedules=() if no_schedules else schedules,
                 max_live=max_live,
                 drain=drain,
+                webhooks=webhooks,
                 hosts=allow_host or LOOPBACK,
                 cors=cors or (),
             )
