@@ -155,5 +155,11 @@ if __name__ == "__main__":
     from stepengine.serving import app
 
     place, tokens, port, patience = sys.argv[1:]
-    served = app(Engine(agents, models=models), runs=place, tokens=tokens, wait_for_answers=float(patience))
+    served = app(
+        Engine(agents, models=models),
+        runs=place,
+        tokens=tokens,
+        wait_for_answers=float(patience),
+        webhooks=os.environ.get("WEBHOOKS"),
+    )
     uvicorn.run(served, port=int(port), log_level="warning", timeout_graceful_shutdown=1)

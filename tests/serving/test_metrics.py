@@ -29,7 +29,9 @@ COUNTERPARTS = (
     ("pypi:prometheus-client", "0.26.0", "works", "its parser reads `/metrics` of `stepengine serve` as OpenMetrics"),
 )
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-pytestmark = pytest.mark.leaks_allowed("the server outlasts a test: its threads and what its runs hold are the module's")
+pytestmark = pytest.mark.leaks_allowed(
+    "the server outlasts a test: its threads and what its runs hold are the module's"
+)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,7 @@ def value(found: dict[Any, float], name: str, **labels: str) -> float:
     return found.get((name, frozenset(labels.items())), 0.0)
 
 
-@pytest.mark.spec("studio:SV2")
+@pytest.mark.spec("studio:SV14")
 def test_what_runs_do_is_counted_as_somebody_elses_parser_reads_it(house: House) -> None:
     before = scraped(house)
     with house.client() as client:
@@ -87,7 +89,7 @@ def test_what_runs_do_is_counted_as_somebody_elses_parser_reads_it(house: House)
     assert 2 == more("stepengine_http_request_seconds_count", route="start_run", status="2xx")
 
 
-@pytest.mark.spec("studio:SV2")
+@pytest.mark.spec("studio:SV14")
 def test_no_name_that_a_request_brings_becomes_a_label(house: House) -> None:
     with house.client() as client:
         run = started(client, "quick", prompt="xx-prompt")
@@ -110,7 +112,7 @@ def test_no_name_that_a_request_brings_becomes_a_label(house: House) -> None:
     assert 'method="other"' in text
 
 
-@pytest.mark.spec("studio:SV4")
+@pytest.mark.spec("studio:SV14")
 def test_the_numbers_of_everybody_are_shown_to_nobody_without_the_scope_for_them(house: House) -> None:
     told = {}
     for who in (None, "anna", "reader", "scraper", "root"):
