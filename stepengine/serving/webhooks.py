@@ -116,7 +116,7 @@ def _hex(key: bytes, body: bytes, t: str) -> str:
 
 def _standard(key: bytes, body: bytes, id_: str, t: str) -> str:
     """Return the signature of Standard Webhooks, in base64."""
-    made = hmac.new(key, f"{id_}.{t}.".encode("latin-1") + body, hashlib.sha256).digest()
+    made = hmac.new(key, f"{id_}.{t}.".encode("utf-8", "surrogatepass") + body, hashlib.sha256).digest()
     return base64.b64encode(made).decode()
 
 
@@ -127,7 +127,8 @@ def _is_near(said: str, now: float) -> bool:
 
 def _matches(right: list[str], given: list[str]) -> bool:
     # Each with each: neither how many there are nor which one fits is told by the time that it takes.
-    found = [hmac.compare_digest(one.encode(), other.encode()) for one in right for other in given[:MAX_SIGNATURES]]
+    tried = [one.encode("utf-8", "surrogatepass") for one in given[:MAX_SIGNATURES]]
+    found = [hmac.compare_digest(one.encode(), other) for one in right for other in tried]
     return len(given) <= MAX_SIGNATURES and any(found)
 
 
@@ -331,11 +332,7 @@ def _refused() -> Problem:
 
 async def _taken(request: Request, name: str, topic: Topic, body: bytes, signed: str) -> Received | None:
     """Post an event, and return how; ``None`` for one that is for no run."""
-    try:
-        value = jiter.from_json(body, allow_inf_nan=False, catch_duplicate_keys=True)
-    except ValueError as error:
-        msg = f"the body cannot be used: {error}"
-        raise InputError(msg, issues=(msg,)) from None
+    value = _event_in(body)
     run = request.path_params.get("run") or _run_in(value, topic)
     if run is None:
         return None
@@ -343,6 +340,14 @@ async def _taken(request: Request, name: str, topic: Topic, body: bytes, signed:
     row = await runs.find(SENDER, run)
     is_new = await runs.post(row, name, value, id=_letter_id(name, signed or _id_in(value, topic, body)), path="")
     return Received(run_id=row.run, is_new=is_new)
+
+
+def _event_in(body: bytes) -> Any:
+    try:
+        return jiter.from_json(body, allow_inf_nan=False, catch_duplicate_keys=True)
+    except ValueError as error:
+        msg = f"the body cannot be used: {error}"
+        raise InputError(msg, issues=(msg,)) from None
 
 
 def _run_in(value: object, topic: Topic) -> str | None:

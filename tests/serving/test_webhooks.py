@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import hmac
 import json
@@ -230,7 +231,7 @@ def test_who_cannot_sign_is_told_the_same_bytes_whatever_there_is(house: House) 
     assert 1 == len(seen), seen
     assert 401 == told[0].status_code
     with house.client() as client:
-        assert "running" == client.get(f"/runs/{waits}").json()["status"]
+        assert client.get(f"/runs/{waits}").json()["status"] in ("running", "suspended")
 
 
 @pytest.mark.parametrize(
@@ -247,7 +248,7 @@ def test_what_is_signed_and_no_json_is_a_problem_and_reaches_nobody(house: House
 
         assert 422 == answer.status_code, answer.text
         assert "application/problem+json" == answer.headers["content-type"]
-        assert "running" == client.get(f"/runs/{run}").json()["status"]
+        assert client.get(f"/runs/{run}").json()["status"] in ("running", "suspended")
 
 
 @pytest.mark.spec("studio:SV13")
@@ -378,13 +379,15 @@ class Listener:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
+                self.close_connection = True
                 listener.got.append(({k.lower(): v for k, v in self.headers.items()}, body))
                 status = listener.statuses.pop(0) if listener.statuses else 204
                 self.send_response(status)
                 for name, value in listener.headers.items():
                     self.send_header(name, value)
                 self.end_headers()
-                self.wfile.write(listener.body)
+                with contextlib.suppress(OSError):  # nobody reads it
+                    self.wfile.write(listener.body)
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -445,12 +448,12 @@ def test_a_question_of_a_run_that_is_suspended_and_its_end_are_told_signed_and_o
         until(lambda: quick in str(listener.got))
         told = listener.told()
 
-    assert {"id": f"{run}:q1", "type": "question", "run_id": run, "agent_id": "asker"} == {
+    assert {"id": f"{run}:q0", "type": "question", "run_id": run, "agent_id": "asker"} == {
         name: asked[name] for name in ("id", "type", "run_id", "agent_id")
     }
     assert "On which day?" == asked["question"]["text"]
     assert f"https://runs.example.com/agents/runs/{run}/answers" == asked["answer_url"]
-    assert [(f"{run}:q1", "question"), (f"{run}:completed", "finished"), (f"{quick}:completed", "finished")] == [
+    assert [(f"{run}:q0", "question"), (f"{run}:completed", "finished"), (f"{quick}:completed", "finished")] == [
         (one["id"], one["type"]) for one in told
     ]
     assert f"https://runs.example.com/agents/runs/{run}" == told[1]["run_url"]
@@ -477,8 +480,8 @@ def test_what_is_not_taken_is_sent_again_after_a_while_under_the_same_id(
             numbers = root.get("/metrics").text
 
     ids = [one["id"] for one in listener.told()]
-    assert [f"{run}:q1"] * 4 == ids[:4]
-    assert f"{run}:q1" != ids[4]
+    assert [f"{run}:q0"] * 4 == ids[:4]
+    assert f"{run}:q0" != ids[4]
     assert ["500 was answered", "307 was answered", "404 was answered"] == [
         one.getMessage().rpartition(": ")[2]
         for one in caplog.records
@@ -507,8 +510,8 @@ def test_what_nobody_took_is_sent_at_the_next_start_and_who_is_new_hears_what_is
         until(lambda: started(client, "quick") and len(listener.got) > 2)
 
     told = [one["id"] for one in listener.told()]
-    assert [f"{run}:q1"] * 2 == told[:2]
-    assert f"{run}:q1" not in told[2:]
+    assert [f"{run}:q0"] * 2 == told[:2]
+    assert f"{run}:q0" not in told[2:]
     assert {"finished"} == {one["type"] for one in listener.told()[2:]}
 
 
