@@ -1624,7 +1624,7 @@ PLACES = (
             of("v1,"),
             of("whsec_"),
         ),
-        ("serving/webhooks.py:_standard", "serving/webhooks.py:_standard_key"),
+        ("serving/webhooks.py:_standard",),
         most=1 << 16,
     ),
     Place(

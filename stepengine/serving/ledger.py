@@ -42,6 +42,7 @@ CREATE UNIQUE INDEX IF NOT EXISTS served_key ON served (owner, key) WHERE key IS
 CREATE INDEX IF NOT EXISTS served_open ON served (run) WHERE status IN ('started', 'running');
 CREATE INDEX IF NOT EXISTS served_list ON served (owner, created, run);
 CREATE INDEX IF NOT EXISTS served_all ON served (created, run);
+CREATE INDEX IF NOT EXISTS served_counts ON served (agent, status);
 CREATE TABLE IF NOT EXISTS served_decided (
     run TEXT NOT NULL, question TEXT NOT NULL, answer TEXT NOT NULL, PRIMARY KEY (run, question)
 ) WITHOUT ROWID

@@ -20,7 +20,6 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from starlette.responses import Response
 
 from stepengine.data.events import ModelFinished, RunFinished, RunStarted
-from stepengine.serving.ledger import Ledger
 from stepengine.serving.openapi import Operation
 
 if TYPE_CHECKING:
@@ -155,11 +154,7 @@ class Metrics:
     def _stand(self) -> Metric:
         """Return the runs of the place, which are read from its ledger; waits for the disk."""
         told = GaugeMetricFamily("stepengine_runs", "Runs of the place, by what became of them.", labels=("agent", "status"))  # fmt: skip
-        ledger = Ledger(self._runs.place)
-        try:
-            rows = ledger.read("SELECT agent, status, count(*) FROM served GROUP BY agent, status")
-        finally:
-            ledger.close()
+        rows = self._runs.ledger.read("SELECT agent, status, count(*) FROM served GROUP BY agent, status")
         counts: dict[tuple[str, str], int] = {}
         for agent, status, count in rows:
             key = (self._agent(agent), status if status in STATUSES else OTHER)

@@ -805,6 +805,11 @@ class Runs:
         return len(self._live)
 
     @property
+    def ledger(self) -> Ledger:
+        """What is known of all runs of the place."""
+        return self._ledger
+
+    @property
     def open_questions(self) -> int:
         """How many questions of these runs wait for an answer."""
         return sum([len(handle.questions) for handle in list(self._live.values())])

@@ -33,7 +33,6 @@ from stepengine.journal.questions import DOUBT
 from stepengine.redaction import KNOWN
 from stepengine.runtime.logs import LOGGER
 from stepengine.serving.access import Caller, opened_secret
-from stepengine.serving.ledger import Ledger
 from stepengine.serving.openapi import Operation, Parameter
 from stepengine.serving.problems import Problem
 
@@ -467,7 +466,7 @@ class Posts:
     ) -> None:
         self._runs, self._target, self._delivered, self._retries = runs, target, delivered, retries
         self._transport = transport
-        self._ledger = Ledger(runs.place)
+        self._ledger = runs.ledger
         self._since, self._begun = 0.0, 0.0
         self._stack = contextlib.AsyncExitStack()
         self._client: httpx2.AsyncClient
@@ -476,12 +475,10 @@ class Posts:
         """Begin to send what is open."""
         import httpx2
 
-        self._stack.callback(self._ledger.close)
         (self._begun,) = await asyncio.to_thread(self._ledger.write, [_beginning(time.time())])
         client = httpx2.AsyncClient(
             timeout=POST_SECONDS,
             follow_redirects=False,
-            trust_env=False,
             transport=self._transport,
             limits=httpx2.Limits(max_connections=AT_A_TIME),
         )
@@ -525,11 +522,14 @@ class Posts:
             # One that goes on by now comes again when it rests.
             messages = [] if row is None or row.changed != one.changed else await self._messages(row)
             known = {id_ for (id_,) in await asyncio.to_thread(self._ledger.read, RECEIPTS, (one.run,))}
-            taken = [message.id in known or await self._sent(one, message) for message in messages]
+            is_told = True
+            for message in messages:
+                # Behind one that is not taken the others would not be, either, and each of them costs ten seconds.
+                is_told = is_told and (message.id in known or await self._sent(one, message))
         except StepEngineError as error:
             LOGGER.warning("nobody can be told of run %s now: %s", one.run, error)
-            taken = [False]
-        await asyncio.to_thread(self._ledger.write, [_told(one) if all(taken) else self._later(one)])
+            is_told = False
+        await asyncio.to_thread(self._ledger.write, [_told(one) if is_told else self._later(one)])
 
     def _later(self, one: _Untold) -> Act:
         has_more = one.tries < len(self._retries)

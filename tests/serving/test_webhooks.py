@@ -26,7 +26,7 @@ from standardwebhooks import Webhook
 
 from stepengine import Engine
 from stepengine.errors import DataError, DefinitionError
-from stepengine.serving import Webhooks, app, sign, sse_line, verify
+from stepengine.serving import Tokens, Webhooks, app, sign, sse_line, verify
 from stepengine.serving.webhooks import MAX_SIGNATURES, TOLERANCE, Topic
 
 from .house import AGENTS, House, ended, question_of, started, until
@@ -513,6 +513,33 @@ def test_what_nobody_took_is_sent_at_the_next_start_and_who_is_new_hears_what_is
     assert [f"{run}:q0"] * 2 == told[:2]
     assert f"{run}:q0" not in told[2:]
     assert {"finished"} == {one["type"] for one in listener.told()[2:]}
+
+
+@pytest.mark.spec("interfaces:IF19")
+async def test_of_two_servers_of_a_place_one_tells(tmp_path: Path, listener: Listener) -> None:
+    webhooks, tokens = listener.file(), tmp_path / "tokens.json"
+    headers = {"authorization": f"Bearer {Tokens.open(tokens).add('anna', ['run', 'read'])}"}
+    options: dict[str, Any] = {
+        "runs": tmp_path / "runs",
+        "tokens": tokens,
+        "webhooks": webhooks,
+        "wait_for_answers": 0.0,
+    }
+    async with Engine(AGENTS) as one, Engine(AGENTS) as other:
+        first, second = app(one, **options), app(other, **options)
+        transport = httpx2.ASGITransport(app=first)
+        async with (
+            first.lifespan(),
+            second.lifespan(),
+            httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client,
+        ):
+            runs = [(await client.post("/runs", json={"agent": "quick"})).json()["run_id"] for _ in range(40)]
+            await asyncio.to_thread(until, lambda: len(listener.got) >= len(runs))
+            # Both have looked again by then.
+            last = (await client.post("/runs", json={"agent": "quick"})).json()["run_id"]
+            await asyncio.to_thread(until, lambda: last in str(listener.got))
+
+    assert sorted(f"{run}:completed" for run in [*runs, last]) == sorted(one["id"] for one in listener.told())
 
 
 @pytest.mark.parametrize("place", ["runs", "runs.db"])
