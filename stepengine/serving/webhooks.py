@@ -28,7 +28,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, Va
 
 from stepengine.data.codec import plain
 from stepengine.data.frozen import frozen
-from stepengine.errors import DataError, DefinitionError, InputError, StepEngineError
+from stepengine.errors import DataError, DefinitionError, InputError, JournalMissing, StepEngineError
 from stepengine.journal.questions import DOUBT
 from stepengine.redaction import KNOWN
 from stepengine.runtime.logs import LOGGER
@@ -57,6 +57,8 @@ MAX_SIGNATURES = 16
 MAX_DIGITS = 12
 MAX_ID = 120
 MAX_FILE = 1024 * 1024
+BEGIN_SECONDS = 2.0
+BEGUN_SOON = 0.02
 MAX_SECRETS = 10
 MAX_POINTER = 16
 STANDARD = "whsec_"
@@ -337,8 +339,21 @@ async def _taken(request: Request, name: str, topic: Topic, body: bytes, signed:
         return None
     runs: Runs = request.app.state.runs
     row = await runs.find(SENDER, run)
-    is_new = await runs.post(row, name, value, id=_letter_id(name, signed or _id_in(value, topic, body)), path="")
-    return Received(run_id=row.run, is_new=is_new)
+    id_ = _letter_id(name, signed or _id_in(value, topic, body))
+    return Received(run_id=row.run, is_new=await _posted(runs, row, name, value, id_))
+
+
+async def _posted(runs: Runs, row: RunRow, topic: str, value: object, id_: str) -> bool:
+    until = time.monotonic() + BEGIN_SECONDS
+    while True:
+        try:
+            return await runs.post(row, topic, value, id=id_, path="")
+        except JournalMissing:
+            # The run is registered and has done nothing yet, so it has no mailbox. Who was told of it before may be this fast.
+            if time.monotonic() > until:
+                msg = f"the run {row.run} has not begun yet; send the event again in a moment"
+                raise Problem(msg, status=503, kind="not_begun", headers={"retry-after": "5"}) from None
+        await asyncio.sleep(BEGUN_SOON)
 
 
 def _event_in(body: bytes) -> Any:
