@@ -676,8 +676,15 @@ class Runs:
         """Send a message to what receives on *topic*; errors are those of ``Engine.post``."""
         self._check_open(row)
         journal = self.journal(row.run)
+        handle = self._live.get(row.run)
         try:
-            is_new = await self.engine.post(self._live.get(row.run) or journal, topic, value, id=id, path=path)
+            try:
+                is_new = await self.engine.post(handle or journal, topic, value, id=id, path=path)
+            except StepEngineError:
+                if handle is None or not handle.done:
+                    raise
+                # It lay down in the meantime, and its mailbox is there all the same.
+                is_new = await self.engine.post(journal, topic, value, id=id, path=path)
         except StepEngineError as error:
             raise _of_request(error, StepEngineError, row, journal, status=409, kind="not_possible") from None
         await self._nudge(row)

@@ -205,7 +205,7 @@ def bodies(draw: Any, operation: Any, document: dict[str, Any]) -> bytes:
 def requests(draw: Any, operation: Any, document: dict[str, Any], runs: list[str]) -> dict[str, Any]:
     path = operation.path
     for part in re.findall(r"\{(\w+)\}", path):
-        known = {"run": runs, "agent": ["asker", "quick"], "call": ["c1"]}[part]
+        known = {"run": runs, "agent": ["asker", "quick"], "call": ["c1"], "topic": ["go"]}[part]
         path = path.replace(
             f"{{{part}}}", quote(draw(st.sampled_from(known) if draw(st.integers(0, 4)) else TEXTS), safe="")
         )
