@@ -20,6 +20,7 @@ from stepengine import AgentDefinition, Engine
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
 from stepengine.serving import Tokens, app
+from stepengine.serving.ledger import Ledger, RunRow, registering
 from stepengine.testing import ScriptedModel
 
 from .house import House, answered, ended, question_of, started, until
@@ -133,6 +134,10 @@ async def test_models_are_counted_by_calls_tokens_and_cost_as_long_as_they_are_n
     reply = ModelReply("Hello.", usage=Usage(input_tokens=7, output_tokens=3), cost=Decimal("0.25"))
     async with Engine([agent], models=ScriptedModel([reply])) as engine:
         served = app(engine, runs=tmp_path / "runs", tokens=tmp_path / "tokens.json")
+        ledger = Ledger(tmp_path / "runs")
+        (tmp_path / "runs").mkdir(mode=0o700)
+        ledger.write([registering(RunRow("r", "ann", "an-agent-of-last-year", "completed", 1.0, 1.0, {}), None)])
+        ledger.close()
         await engine.run(agent, "Hi.")
         counted: metrics.Metrics = served.app.state.metrics  # type: ignore[attr-defined]
         for number in range(2 * metrics.MOST_MODELS):
@@ -152,6 +157,7 @@ async def test_models_are_counted_by_calls_tokens_and_cost_as_long_as_they_are_n
     }
     assert {"input": 7, "output": 3, "cache_read": 0, "cache_write": 0, "reasoning": 0} == tokens
     assert 0.25 == value(found, "stepengine_model_cost_usd_total", model="anthropic/claude-sonnet-4-5")
+    assert 1 == value(found, "stepengine_runs", agent="other", status="completed")
     assert "other" == counted._model_name("some/more")
     assert metrics.MOST_MODELS == len(counted._models)
 

@@ -467,6 +467,24 @@ def test_a_question_of_a_run_that_is_suspended_and_its_end_are_told_signed_and_o
 
 
 @pytest.mark.spec("interfaces:IF19")
+def test_a_question_that_is_still_open_when_its_run_is_suspended_again_is_not_told_again(
+    tmp_path: Path, listener: Listener
+) -> None:
+    with House(tmp_path, webhooks=listener.file(), wait_for_answers=0.0).open() as house, house.client() as client:
+        run = waiting(house, client)
+        until(lambda: len(listener.got) == 1)
+        ledger = Ledger(tmp_path / "runs")
+        look = "SELECT told.changed FROM served_told AS told JOIN served USING (run) WHERE is_told = 1 AND told.changed = served.changed AND run = ?"
+        (before,) = until(lambda: ledger.read(look, (run,)))
+        # It wakes, finds nothing that it waits for, and lies down with its question.
+        assert 202 == client.post(f"/runs/{run}/messages", json={"topic": "go", "value": 1}).status_code
+        until(lambda: [one for one in ledger.read(look, (run,)) if one != before])
+        ledger.close()
+
+    assert [f"{run}:q0"] == [one["id"] for one in listener.told()]
+
+
+@pytest.mark.spec("interfaces:IF19")
 def test_what_is_not_taken_is_sent_again_after_a_while_under_the_same_id(
     tmp_path: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
