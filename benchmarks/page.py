@@ -1,5 +1,5 @@
 """
-Writes ``docs/benchmarks.md`` and its pictures from a file of figures; every number of the page comes from there.
+Writes ``benchmarks/RESULTS.md`` and its pictures from a file of figures; every number of the page comes from there.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from benchmarks.peers import AGENTS, label
 from benchmarks.sheet import Key, Sheet, Spread
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "benchmarks.md"
-PLOTS = ROOT / "docs" / "benchmarks"
+PAGE = ROOT / "benchmarks" / "RESULTS.md"
+PLOTS = ROOT / "benchmarks" / "pictures"
 MEASURED = ROOT / "benchmarks" / "measured.json"
 
 OPENING = """# Benchmarks
@@ -22,8 +22,8 @@ What an engine costs beside the model: CPU, never waiting. stepengine runs besid
 SDKs, each of them in an environment of its own, written as its own documentation advises, with telemetry off and limits raised. A
 measurement counts only when the work was done: the number of model calls, every result of a tool, and the final text are looked at.
 
-This page is made by `python -m benchmarks page` from [`benchmarks/{file}`](../benchmarks/{file}), where every sample stands.
-[What stepengine does better](better.md) has what no number shows.
+This page is made by `python -m benchmarks page` from [`{file}`]({file}), where every sample stands.
+[What stepengine does better](../docs/better.md) has what no number shows.
 
 {machine}
 """
@@ -104,7 +104,7 @@ python -m benchmarks page figures.json
 
 The first makes the environments, from PyPI, with the versions above; the second took {minutes} minutes here, beside what else ran; `--quick` takes a part of that,
 `--only w1` one work. The third prints the budgets from the file and leaves with 1 if one is broken, the last writes this page.
-Another price is that of durability: `python -m benchmarks.durable` measures it, see [growing beyond one process](growing.md).
+Another price is that of durability: `python -m benchmarks.durable` measures it, see [operating durable runs](../docs/durable-operations.md#capacity).
 """
 
 
@@ -186,7 +186,7 @@ def text(sheet: Sheet, file: str) -> str:
         parts.append(f"\n## {work}: {title}\n\n{about}")
         name, alt = PICTURES.get(work, ("", ""))
         if name in drawn:
-            parts.append(f"\n![{alt}](benchmarks/{name})")
+            parts.append(f"\n![{alt}](pictures/{name})")
         parts += [f"\n{table.title.partition(': ')[2]}:\n\n{table.markdown()}" for table in of]
     if sheet.gaps:
         parts.append(f"\n## Not measured\n\n{tables.gaps(sheet).markdown()}")

@@ -39,6 +39,7 @@ html_title = f"{project} {version}"
 html_extra_path = ["llms.txt"]
 html_show_sphinx = False
 html_copy_source = False
+html_search_scorer = str(HERE / "search_scorer.js")
 
 myst_heading_anchors = 3
 

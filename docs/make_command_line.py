@@ -1,9 +1,14 @@
 # ruff: noqa: INP001
-"""Write ``docs/reference/command-line.md`` from what ``--help`` says, and the settings: ``python docs/make_command_line.py``."""
+"""
+Write ``docs/reference/command-line*.md`` from what ``--help`` says, and the settings: ``python docs/make_command_line.py``.
+
+One page has what holds for all commands and lists them, and each group of commands has its own.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,16 +19,24 @@ from rich.text import Text
 from stepengine.cli.app import app
 from stepengine.cli.settings import KEYS, OLD, PREFIX, Key
 
-TARGET = Path(__file__).parent / "reference" / "command-line.md"
+FOLDER = Path(__file__).parent / "reference"
+NAME = "command-line"
 HEAD = """\
-# The command line
+# Command line: commands, exit codes, settings
 
-Every command with its options, the exit codes, and the settings with their variables.
+Every command, the exit codes, and the settings with their environment variables. The options of a command stand on the page of its group.
 
 Made from `stepengine COMMAND --help` by `python docs/make_command_line.py`; do not edit it by hand.
 
-## Exit codes
+## Commands
 
+"""
+GROUP = """\
+# Commands: {group}
+
+The commands of this group with their options; [all commands](command-line.md), exit codes and settings stand on a page of their own.
+
+Made from `stepengine COMMAND --help` by `python docs/make_command_line.py`; do not edit it by hand.
 """
 SETTINGS = """\
 ## Settings
@@ -37,7 +50,9 @@ settings; a program gives an `Engine` its options. In a variable a list has `:` 
 |---|---|---|---|---|---|
 """
 VARIABLES = """\
-Further variables:
+## Environment variables
+
+Each setting has its variable, in the table above. Further variables:
 
 | variable | what it does |
 |---|---|
@@ -76,7 +91,7 @@ def cell(text: str) -> str:
 def command_page(command: Any, name: str) -> Iterator[str]:
     """Give the section of one command."""
     context = command.context_class(command, info_name=name)
-    yield from (f"### {name}", "", *prose(command.help), "", "```text")
+    yield from (f"## {name}", "", *prose(command.help), "", "```text")
     yield from (command.get_usage(context).removeprefix("Usage: "), "```", "")
     records = [record for each in command.params if (record := each.get_help_record(context))]
     if records:
@@ -94,21 +109,40 @@ def setting(key: Key) -> str:
     return f"| `{key.name}` | {variable} | {cell(key.kind)} | {default} | {cell(key.help)} | {PROJECT[key.project]} |"
 
 
-def page() -> str:
-    """Return the whole page."""
+def slug(group: str) -> str:
+    """Return the name of the page of a group."""
+    return f"{NAME}-{re.sub(r'[^a-z]+', '-', group.lower())}"
+
+
+def listed(name: str, command: Any, page: str) -> str:
+    """Return the row of one command in the list of all."""
+    first = next(prose(command.help), "")
+    return f"| [`{name}`]({page}.md#{name.replace(' ', '-')}) | {cell(first)} |"
+
+
+def pages() -> dict[str, str]:
+    """Return the pages by their names: that of all commands, and one of each group."""
     root = typer.main.get_command(app)
     _, *codes = prose(root.epilog)
-    groups: dict[str, list[str]] = {}
+    groups: dict[str, dict[str, Any]] = {}
     for name, command in root.commands.items():
         several = getattr(command, "commands", None)
-        found = groups.setdefault(command.rich_help_panel, [])
-        for words, one in {f"{name} {n}": c for n, c in several.items()}.items() if several else [(name, command)]:
-            found += command_page(one, f"stepengine {words}")
-    lines = [*codes, "", SETTINGS + "\n".join(map(setting, KEYS)), "", VARIABLES.rstrip(), ""]
-    for group, found in groups.items():
-        lines += [f"## {group}", "", *found]
-    return HEAD + "\n".join(lines).rstrip() + "\n"
+        found = (
+            {f"stepengine {name} {n}": c for n, c in several.items()} if several else {f"stepengine {name}": command}
+        )
+        groups.setdefault(command.rich_help_panel, {}).update(found)
+    made = {}
+    lines = []
+    for group, commands in groups.items():
+        of_group = [line for name, one in commands.items() for line in command_page(one, name)]
+        made[slug(group)] = "\n".join([GROUP.format(group=group), *of_group]).rstrip() + "\n"
+        lines += [f"**{group}**", "", "| command | what it does |", "|---|---|"]
+        lines += [*[listed(name, one, slug(group)) for name, one in commands.items()], ""]
+    lines += ["## Exit codes", "", *codes, "", SETTINGS + "\n".join(map(setting, KEYS)), "", VARIABLES.rstrip(), ""]
+    lines += ["```{toctree}", ":hidden:", "", *made, "```"]
+    return {NAME: HEAD + "\n".join(lines) + "\n", **made}
 
 
 if __name__ == "__main__":
-    TARGET.write_text(page(), encoding="utf-8")
+    for name, text in pages().items():
+        (FOLDER / f"{name}.md").write_text(text, encoding="utf-8")

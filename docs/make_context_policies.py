@@ -31,7 +31,7 @@ CACHED, WRITTEN = 0.1, 1.25
 SUMMARY = "The user wants every module read and every failing test repaired. " * 40
 
 HEAD = f"""\
-# Context policies
+# Context management: compaction and summaries
 
 Made by `python docs/make_context_policies.py` from runs that a test repeats; do not edit it by hand.
 

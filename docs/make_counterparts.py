@@ -34,7 +34,7 @@ SUBJECTS = {
 """The heading for the tests of a folder; what stands in others comes last, under `ELSE`."""
 ELSE = "What programs are run and packed with"
 HEAD = """\
-# What it works with
+# Compatibility: what it works with
 
 Programs that others wrote, each connected in a test of its own: which version, and whether it works.
 

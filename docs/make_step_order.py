@@ -11,7 +11,7 @@ from stepengine.machine.protocol import ANYWHERE, CALLS, EFFECTS, STOPPED, YIELD
 TARGET = Path(__file__).with_name("step-order.md")
 
 PAGE = """\
-# The protocol and the order of a run
+# Agent loop: the protocol and the order of a run
 
 Made from the tables in `stepengine/machine/protocol.py` by `python docs/make_step_order.py`, the pictures by
 `python docs/make_diagrams.py`; do not edit them by hand. The

@@ -238,7 +238,8 @@ def test_the_agents_that_are_named_are_the_agents_that_are_shipped() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "SECURITY.md", "docs/bundled.md", "docs/running-agents.md", "docs/versions.md"]
+    "page",
+    ["README.md", "SECURITY.md", "docs/bundled.md", "docs/running-agents.md", "docs/install.md", "docs/versions.md"],
 )
 def test_files_that_are_linked_exist(page: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text(encoding="utf-8")):
@@ -263,8 +264,8 @@ def test_the_extras_that_are_named_are_those_that_exist() -> None:
     from stepengine.cli.commands.doctor import DEVELOPMENT
 
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    versions = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
-    named = re.findall(r"^\| `([\w-]+)`", versions.partition("| extra | what it brings |")[2], re.MULTILINE)
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\| `([\w-]+)`", page.partition("| extra | what it brings |")[2], re.MULTILINE)
 
     assert sorted(set(extras) - {*DEVELOPMENT, "anthropic", "openai", "google"}) == named
 

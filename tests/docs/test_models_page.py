@@ -1,5 +1,5 @@
 """
-`docs/models.md` is so: its blocks run, one after the other, and its commands against a server on this machine.
+The pages about models are so: their blocks run, one after the other, and their commands against a server on this machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,20 @@ from tests.faults.media_server import media_server, running
 
 from .pages import blocks_of, execute, page
 
-NAME = "models.md"
+COMMANDS = "models.md"
+PAGES = (
+    COMMANDS,
+    "clouds.md",
+    "model-settings.md",
+    "thinking.md",
+    "structured-output.md",
+    "multimodal.md",
+    "server-tools.md",
+    "prompt-caching.md",
+    "batches.md",
+    "retries.md",
+    "cost.md",
+)
 SERVER = "http://localhost:8000/v1"
 CAPPED = """
 from stepengine import AgentDefinition, Limits
@@ -29,21 +42,28 @@ agent = AgentDefinition("capped", limits=Limits(max_cost_usd=1))
 """
 
 
-@pytest.mark.spec("requirements:A15", "requirements:G12")
-def test_every_block_of_the_page_runs_after_those_before_it() -> None:
-    names: dict[str, object] = {"__name__": "page"}
-    blocks = [block for block in blocks_of(page(NAME)) if block.kind == "python"]
-    assert len(blocks) > 20
+def names_of(name: str) -> dict[str, Any]:
+    """
+    Run the Python of a page, and return what it leaves.
+    """
+    names: dict[str, Any] = {"__name__": "page"}
+    blocks = [block for block in blocks_of(page(name)) if block.kind == "python"]
+    assert blocks
     for block in blocks:
-        execute(block, NAME, names)
+        execute(block, name, names)
+    return names
+
+
+@pytest.mark.spec("requirements:A15", "requirements:G12")
+@pytest.mark.parametrize("name", PAGES)
+def test_every_block_of_a_page_runs_after_those_before_it(name: str) -> None:
+    assert names_of(name)
 
 
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:A15", "providers:PV53")
 async def test_what_the_page_uploads_is_used_twice_and_deleted(tmp_path: Path) -> None:
-    names: dict[str, Any] = {"__name__": "page"}
-    for block in [block for block in blocks_of(page(NAME)) if block.kind == "python"]:
-        execute(block, NAME, names)
+    names = names_of("multimodal.md")
     (tmp_path / "report.pdf").write_bytes(b"%PDF-1.7")
     async with media_server() as server:
         models = Models({"anthropic": AnthropicProvider("k", server.url)})
@@ -56,9 +76,7 @@ async def test_what_the_page_uploads_is_used_twice_and_deleted(tmp_path: Path) -
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:A15", "providers:PV99")
 async def test_what_the_page_asks_in_batches_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names: dict[str, Any] = {"__name__": "page"}
-    for block in [block for block in blocks_of(page(NAME)) if block.kind == "python"]:
-        execute(block, NAME, names)
+    names = names_of("batches.md")
     # Only what the page waits for is shortened.
     names["Batched"] = lambda provider, file, **_: Batched(provider, file, wait=0, poll=0.01)
     server = BatchServer()
@@ -72,12 +90,15 @@ async def test_what_the_page_asks_in_batches_is_answered(tmp_path: Path, monkeyp
 
 
 @pytest.mark.spec("requirements:A15", "ecosystem:EC125")
-def test_every_command_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_of_these_pages_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GATEWAY_KEY", "a-key-of-the-gateway")
     Path("capped.py").write_text(CAPPED, encoding="utf-8")
-    lines = [line for block in blocks_of(page(NAME)) if block.kind != "python" for line in block.text.splitlines()]
-    assert {"console"} == {block.kind for block in blocks_of(page(NAME)) if block.kind != "python"}
+    shown = [
+        (name, block) for name in PAGES for block in blocks_of(page(name)) if block.kind not in ("python", "{toctree}")
+    ]
+    assert {(COMMANDS, "console")} == {(name, block.kind) for name, block in shown}
+    lines = [line for _, block in shown for line in block.text.splitlines()]
     with serving(server := ChatServer()) as url:
         for line in lines:
             command, *arguments = shlex.split(line.replace(SERVER, url))

@@ -19,8 +19,8 @@ from stepengine.cli.app import app
 
 from .pages import ROOT, public_modules
 
-MADE = {"command-line.md", "benchmarks.md"}
-PAGES = [ROOT / "README.md", *[p for p in sorted((ROOT / "docs").rglob("*.md")) if p.name not in MADE]]
+MADE = "command-line*.md"
+PAGES = [ROOT / "README.md", *[p for p in sorted((ROOT / "docs").rglob("*.md")) if not p.match(MADE)]]
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`]+)`")
 ELSEWHERE = re.compile(r"^\| (?!there).*? \|", re.MULTILINE)

@@ -9,8 +9,6 @@ import importlib
 import importlib.util
 import inspect
 import re
-import subprocess
-import sys
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -39,19 +37,6 @@ def script(name: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """
-    The site, built as CI builds it.
-    """
-    pytest.importorskip("sphinx")
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "-n", "--keep-going", str(DOCS), str(folder)]
-    built = subprocess.run(command, capture_output=True, text=True, check=False, timeout=540)
-    assert (0, "") == (built.returncode, built.stderr)
-    return folder
 
 
 @pytest.mark.deep
@@ -112,6 +97,21 @@ def test_every_page_stands_in_one_toctree_and_in_llms_txt() -> None:
     assert PAGES == sorted([*listed, *rows, "index"])
 
 
+def test_readme_groups_the_pages_as_the_site_does() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = {
+        group: re.findall(r"\]\(docs/([^)#]+)\.md\)", row)
+        for group, row in re.findall(
+            r"^\| ([a-z ]+) \| (.*\]\(docs/.*) \|$", readme.partition("| to | read |")[2], re.MULTILINE
+        )
+    }
+    entries = {caption.lower(): pages for caption, pages in script("make_llms").sections()}
+
+    assert ["begin", "write", "run", "trust", "understand", "look up"] == list(entries) == list(shown)
+    for group, pages in shown.items():
+        assert set(pages) <= set(entries[group]), group
+
+
 def test_pages_that_are_linked_exist() -> None:
     for page in [*(DOCS / f"{name}.md" for name in PAGES), DOCS / "llms.txt"]:
         for target in LINK.findall(
@@ -121,15 +121,24 @@ def test_pages_that_are_linked_exist() -> None:
                 assert (page.parent / target.partition("#")[0]).exists(), (page.name, target)
 
 
-def test_the_page_of_the_command_line_is_what_help_says() -> None:
-    assert script("make_command_line").page() == (DOCS / "reference" / "command-line.md").read_text(encoding="utf-8")
+def test_the_pages_of_the_command_line_are_what_help_says() -> None:
+    made = script("make_command_line").pages()
+
+    assert len(made) > 5
+    assert made == {
+        page.stem: page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("command-line*.md")
+    }
 
 
 def test_variables_of_settings_set_what_the_page_of_the_command_line_says(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = re.findall(r"^\| `([a-z_.<>]+)` \| (`STEPENGINE_[^|]+) \|", script("make_command_line").page(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `([a-z_.<>]+)` \| (`STEPENGINE_[^|]+) \|",
+        script("make_command_line").pages()["command-line"],
+        re.MULTILINE,
+    )
     values = {"a whole number from 1": "7", "a number above 0": "7", "true or false": "true"}
     kinds = {key.name: key for key in KEYS}
 

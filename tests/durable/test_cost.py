@@ -150,7 +150,7 @@ async def test_a_worker_holds_no_more_connections_than_the_page_says(db: str):
                 await worker.operator.result(run)
             ((after,),) = await operator.rows(look)
 
-    page = (ROOT / "docs" / "growing.md").read_text()
+    page = (ROOT / "docs" / "durable-operations.md").read_text()
     assert "a worker holds 11" in page
     # Eight for steps, and one each to listen, for the lock, and to look.
     assert 3 <= after - before <= 12

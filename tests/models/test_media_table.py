@@ -1,4 +1,4 @@
-"""The table of ``docs/models.md``: as what each kind of media goes on each wire, read from encoded bodies."""
+"""The table of ``docs/multimodal.md``: as what each kind of media goes on each wire, read from encoded bodies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stepengine.errors import ModelError
 from tests.models.test_vocabulary_table import MODELS
 from tests.models.wires import provider_of
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "multimodal.md"
 BEGIN, END = "<!-- table of media -->\n", "<!-- end of the table of media -->\n"
 WORD = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
 KINDS = {

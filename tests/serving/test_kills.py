@@ -76,7 +76,9 @@ async def under_load(servers: list[Served], *, clients: int, kills: int, seed: i
                 await asyncio.wait_for(client.see_through(run), 90)
             except TimeoutError:
                 view = (await client.ask("GET", f"/runs/{run}")).json()
-                pytest.fail(f"{agent} does not end: {view}; seen {client.seen[run].events[-3:]}; {servers[0].said()}")
+                pytest.fail(
+                    f"{agent} does not end: {view}; said {client.said[run]}; seen {client.seen[run].events[-3:]}; {servers[0].said()}"
+                )
 
     async with AsyncExitStack() as stack:
         users = [
