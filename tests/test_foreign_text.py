@@ -93,6 +93,7 @@ from stepengine.serving.access import HOST, ORIGIN, _Asked, _entries
 from stepengine.serving.problems import Problem
 from stepengine.serving.reports import _parsed as parsed_report
 from stepengine.serving.routes import StartRun
+from stepengine.serving.webhooks import Topic, Webhooks, _event_in, _id_in, _letter_id, _run_in
 from stepengine.sessions.stores import _messages, _parsed, _read_json
 from stepengine.system.argv import parse_command
 from stepengine.system.connection import _Broken
@@ -510,6 +511,23 @@ def as_headers(text: str) -> None:
     asked.cookies(), asked.bearer(), asked.header("origin"), asked.query()
     with contextlib.suppress(Problem):
         asked.host()
+
+
+SENDER = Topic.model_validate(
+    {"secrets": ["sixteen characters and more", "whsec_MDEyMzQ1Njc4OWFiY2RlZg=="], "run": "/a/b"}
+)
+
+
+def as_signatures(text: str) -> None:
+    standard = {"webhook-id": [text], "webhook-timestamp": ["1"], "webhook-signature": [text]}
+    for headers in ({"stepengine-signature": [text]}, {"stripe-signature": [text]}, standard):
+        assert SENDER.signed(headers, b"{}", 1.0) is None
+
+
+def as_an_event(data: bytes) -> None:
+    with contextlib.suppress(StepEngineError):
+        value = _event_in(data)
+        _run_in(value, SENDER), _letter_id("go", _id_in(value, SENDER, data))
 
 
 def as_a_file(text: str) -> None:
@@ -1586,6 +1604,36 @@ PLACES = (
         lambda data: _entries(data, Path("tokens.json")),
         (*JSON_SHAPES, ofb("{},", '{"format":1,"tokens":[', "{}]}")),
         ("serving/access.py:_entries",),
+    ),
+    Place(
+        "file of webhooks",
+        lambda data: Webhooks.read(data, "webhooks.json"),
+        (*JSON_SHAPES, ofb('{"topics":{"go":{"run":"'), ofb("/a", '{"topics":{"go":{"run":"', '"}}}')),
+        ("serving/webhooks.py:Webhooks.read",),
+    ),
+    Place(
+        "signature of an event",
+        as_signatures,
+        (
+            of("t=1,"),
+            of("v1=a,"),
+            of(",", "t=1"),
+            of("="),
+            of("9", "t=1,v1="),
+            of("v1,a "),
+            of(" "),
+            of("v1,"),
+            of("whsec_"),
+        ),
+        ("serving/webhooks.py:_standard",),
+        most=1 << 16,
+    ),
+    Place(
+        "event of another service",
+        as_an_event,
+        (*JSON_SHAPES, ofb('{"id":"'), ofb("[", '{"id":'), ofb("1,", '{"id":[', "1]}"), ofb('{"a":{"b":')),
+        ("serving/webhooks.py:_event_in",),
+        most=1 << 20,
     ),
     Place(
         "report of an evaluation",

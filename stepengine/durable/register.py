@@ -298,6 +298,12 @@ class Register:
         every = f"select * from ({found}) {NAMES} order by created desc, run desc limit %(limit)s"  # noqa: S608 - of names of ours
         return [_row(row) for row in await self._database.rows(every, given)]
 
+    async def counts(self) -> list[tuple[str, str, int]]:
+        """Return how many registered runs there are of each agent in each state."""
+        every = f"select agent, status, count(*) from (select {COLUMNS} {OF_SOMEBODY}) {NAMES} group by agent, status"  # noqa: S608 - of names of ours
+        found = await self._database.rows(every, {"app": self._app})
+        return [(agent, status, count) for agent, status, count in found]
+
     async def tidy(self) -> None:
         """Keep how runs ended, which a list then need not read of their results, and forget those that were deleted."""
         await self._database.rows(SETTLE, self._app)

@@ -225,6 +225,17 @@ class Engine:
         """
         return self._launcher.catalog.find(agent_id).definition
 
+    def add_observer(self, observer: ObserverLike) -> None:
+        """
+        Show the events of every run that begins from now on to one more observer.
+
+        Args:
+            observer: A function of an event, or an object with ``on_event``.
+        """
+        from stepengine.engine.checking import watcher_of
+
+        self._launcher.watchers = (*self._launcher.watchers, watcher_of(observer))
+
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     @overload

@@ -11,6 +11,8 @@ from __future__ import annotations
 from stepengine.serving.access import Caller, Caps, Guard, Logins, Tokens, check_folder
 from stepengine.serving.application import Application, app
 from stepengine.serving.problems import Problem, problem_of
+from stepengine.serving.showing import sse_line
+from stepengine.serving.webhooks import Webhooks, sign, verify
 
 __all__ = (
     "Application",
@@ -20,7 +22,11 @@ __all__ = (
     "Logins",
     "Problem",
     "Tokens",
+    "Webhooks",
     "app",
     "check_folder",
     "problem_of",
+    "sign",
+    "sse_line",
+    "verify",
 )

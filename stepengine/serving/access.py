@@ -56,11 +56,12 @@ __all__ = (
     "Tokens",
     "caller_of",
     "check_folder",
+    "opened_secret",
 )
 
 logger = logging.getLogger(__name__)
 
-ScopeName: TypeAlias = Literal["read", "run", "answer", "debug", "admin"]
+ScopeName: TypeAlias = Literal["read", "run", "answer", "debug", "metrics", "admin"]
 SCOPES: tuple[ScopeName, ...] = get_args(ScopeName)
 
 
@@ -81,7 +82,7 @@ class Caller:
 
     Attributes:
         name: Whose runs these are, and what an answer's ``by`` says.
-        scopes: What the caller may do: ``read``, ``run``, ``answer``, ``debug``; ``admin`` holds all of them.
+        scopes: What the caller may do: ``read``, ``run``, ``answer``, ``debug``, ``metrics``; ``admin`` holds all of them.
     """
 
     name: str
@@ -276,41 +277,62 @@ class Tokens:
 
     def _read(self) -> tuple[_Entry, ...]:
         with self._reading:
-            try:
-                fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-            except FileNotFoundError:
-                self._seen, self._entries = None, ()
-                return ()
-            except OSError as error:
-                msg = f"{str(self.path)!r} cannot be read as a file of tokens: {error.strerror or type(error).__name__}"
-                raise DefinitionError(msg) from None
-            try:
+            with opened_secret(self.path, "tokens") as fd:
+                if fd is None:
+                    self._seen, self._entries = None, ()
+                    return ()
                 status = os.fstat(fd)
-                self._check(status)
                 seen = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
                 if seen != self._seen:
                     with open(fd, "rb", closefd=False) as file:
                         self._entries = _entries(file.read(MAX_FILE + 1), self.path)
                     self._seen = seen
-            finally:
-                os.close(fd)
             return self._entries
 
-    def _check(self, status: os.stat_result) -> None:
-        """Raise where somebody else may have read or written the file, or may put another one in its place."""
-        if not stat.S_ISREG(status.st_mode):
-            msg = f"{str(self.path)!r} is no regular file; a file of tokens is one"
-            raise DefinitionError(msg)
-        if status.st_uid != os.geteuid():
-            msg = f"{str(self.path)!r} belongs to another user, who could let anybody in; a file of your own would be fine"
-            raise DefinitionError(msg)
-        if status.st_mode & OTHERS:
-            msg = f"{str(self.path)!r} may be read or written by others (mode {stat.S_IMODE(status.st_mode):04o}); `chmod 600` it"
-            raise DefinitionError(msg)
-        folder = self.path.parent.stat()
-        if folder.st_mode & OTHERS_WRITE and not folder.st_mode & stat.S_ISVTX:
-            msg = f"others may write to the folder {str(self.path.parent)!r}, and so replace the tokens in it; `chmod go-w` it"
-            raise DefinitionError(msg)
+
+@contextmanager
+def opened_secret(path: Path, what: str) -> Iterator[int | None]:
+    """
+    Open a file of secrets that nobody else may have read or written, or put there; ``None`` where there is none.
+
+    Args:
+        path: The file.
+        what: What it holds, in words.
+
+    Raises:
+        DefinitionError: for any other file.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        yield None
+        return
+    except OSError as error:
+        msg = f"{str(path)!r} cannot be read as a file of {what}: {error.strerror or type(error).__name__}"
+        raise DefinitionError(msg) from None
+    try:
+        _check_secret(os.fstat(fd), path, what)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _check_secret(status: os.stat_result, path: Path, what: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        msg = f"{str(path)!r} is no regular file; a file of {what} is one"
+        raise DefinitionError(msg)
+    if status.st_uid != os.geteuid():
+        msg = f"{str(path)!r} belongs to another user, who could let anybody in; a file of your own would be fine"
+        raise DefinitionError(msg)
+    if status.st_mode & OTHERS:
+        msg = (
+            f"{str(path)!r} may be read or written by others (mode {stat.S_IMODE(status.st_mode):04o}); `chmod 600` it"
+        )
+        raise DefinitionError(msg)
+    folder = path.parent.stat()
+    if folder.st_mode & OTHERS_WRITE and not folder.st_mode & stat.S_ISVTX:
+        msg = f"others may write to the folder {str(path.parent)!r}, and so replace the {what} in it; `chmod go-w` it"
+        raise DefinitionError(msg)
 
 
 def _digest(token: str) -> bytes:

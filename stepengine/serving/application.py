@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,19 +19,25 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.routing import Route
+    from starlette.types import Receive, Scope, Send
 
     from stepengine.durable import DurableEngine
     from stepengine.engine import Engine
     from stepengine.engine.schedules import Schedule
     from stepengine.serving.access import Authenticate, Caps, Logins
     from stepengine.serving.durable_runs import AnyRuns
+    from stepengine.serving.metrics import Metrics
     from stepengine.serving.openapi import Operation
+    from stepengine.serving.webhooks import Webhooks
     from stepengine.system.workspace import Workspace
 
 __all__ = ("Application", "app")
 
 MOST_LIVE = 64
-OPEN_PATHS = ("/health", "/ready", "/openapi.json")
+OPEN_PATHS = ("/health", "/ready", "/openapi.json", "/hooks/")
+"""Those of webhooks ask for a signature instead of a token."""
+ROUTE = "stepengine.route"
+"""Where in a scope the route that takes a request says its name."""
 
 
 def app(
@@ -51,6 +57,7 @@ def app(
     max_live: int | None = None,
     wait_for_answers: float = 60.0,
     drain: float = GRACE_SECONDS,
+    webhooks: Webhooks | str | Path | None = None,
 ) -> Application:
     """
     Return an ASGI application that starts, shows and keeps runs; `GET /openapi.json` describes what it takes.
@@ -79,20 +86,25 @@ def app(
         wait_for_answers: Seconds that a question is waited for in memory; the run is suspended then, and goes on when it is answered.
             With a ``DurableEngine`` it waits in the database at once, and whoever watches it is kept so long.
         drain: Seconds that runs have to come to their end when the application is stopped; the rest goes on at the next start.
+        webhooks: Which services may send events to runs, and who is told of questions: ``Webhooks``, or the path of their file.
 
     Raises:
         AgentError: when there is no agent of an id in *agents*.
         DefinitionError: without any way to be known, without a place for runs or with two of them, or when others could write
-            *runs* or the tokens, or *reports* is a file.
+            *runs*, or read the tokens or the webhooks, or *reports* is a file.
+        DataError: when the file of webhooks or tokens is none.
         JournalError: when others could write *reports*.
     """
     check_extra()
+    check_extra("prometheus_client")
     # Here, so that what needs no server, such as `stepengine tokens`, goes without the extra.
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
 
+    from stepengine.serving.metrics import Metrics
     from stepengine.serving.reports import Reports
     from stepengine.serving.routes import OPERATIONS
+    from stepengine.serving.webhooks import Posts, Webhooks
 
     kept = _kept(
         engine,
@@ -109,12 +121,21 @@ def app(
     if known is None and authenticate is None and logins is None:
         msg = "serving.app(...) needs tokens=, a file that `stepengine tokens add` wrote, or authenticate=; nobody is let in otherwise"
         raise DefinitionError(msg)
+    hooks = webhooks if isinstance(webhooks, Webhooks) else Webhooks() if webhooks is None else Webhooks.open(webhooks)
+    metrics = Metrics(kept)
+    kept.engine.add_observer(metrics)
+    if hooks.out is not None and not isinstance(kept, Runs):
+        msg = 'the questions of runs in a database are told to nobody yet: leave out "out" of the webhooks, or serve runs of a folder'
+        raise DefinitionError(msg)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         await kept.open()
         try:
-            yield
+            async with AsyncExitStack() as stack:
+                if hooks.out is not None and isinstance(kept, Runs):
+                    await stack.enter_async_context(Posts(kept, hooks.out, delivered=metrics.sent))
+                yield
         finally:
             await kept.close()
             await engine.aclose()
@@ -126,7 +147,7 @@ def app(
     )
     # A server behind a proxy knows neither its name nor whether it is https: a redirect could lead a token into the open.
     served.router.redirect_slashes = False
-    served.state.runs = kept
+    served.state.runs, served.state.webhooks, served.state.metrics = kept, hooks, metrics
     served.state.reports = shown
     return Application(
         served,
@@ -163,6 +184,18 @@ def _kept(
 class Application(Guard):
     """The ASGI application that ``app`` returns: run by a server such as uvicorn, or mounted below a path of another one."""
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, and count it: also one that the guard refuses."""
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        from stepengine.serving.metrics import timed
+
+        served: Starlette = self.app  # type: ignore[assignment]  # what `app` puts there
+        metrics: Metrics = served.state.metrics
+        route: list[str] = []
+        await timed(super().__call__, {**scope, ROUTE: route}, receive, send, metrics=metrics, route=route)
+
     @asynccontextmanager
     async def lifespan(self, _: object = None) -> AsyncIterator[None]:
         """
@@ -185,6 +218,7 @@ def _route(one: Operation) -> Route:
     from starlette.routing import Route
 
     async def answer(request: Request) -> Response:
+        request.scope.get(ROUTE, []).append(one.name)
         try:
             if one.scope is not None:
                 caller_of(request).must(one.scope)

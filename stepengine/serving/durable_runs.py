@@ -552,6 +552,15 @@ class DurableRuns:
         """How many runs this process executes; none where the work is done elsewhere."""
         return self._durable.live
 
+    @property
+    def open_questions(self) -> int:
+        """How many questions wait in the memory of this process: none, a run that asks is suspended at once."""
+        return 0
+
+    async def counts(self) -> list[tuple[str, str, int]]:
+        """Return how many runs that were started here there are of each agent in each state."""
+        return await self._register.counts()
+
 
 AnyRuns: TypeAlias = Runs | DurableRuns
 """What routes work with."""

@@ -42,6 +42,7 @@ CREATE UNIQUE INDEX IF NOT EXISTS served_key ON served (owner, key) WHERE key IS
 CREATE INDEX IF NOT EXISTS served_open ON served (run) WHERE status IN ('started', 'running');
 CREATE INDEX IF NOT EXISTS served_list ON served (owner, created, run);
 CREATE INDEX IF NOT EXISTS served_all ON served (created, run);
+CREATE INDEX IF NOT EXISTS served_counts ON served (agent, status);
 CREATE INDEX IF NOT EXISTS served_sessions ON served (owner, session, created) WHERE session IS NOT NULL;
 CREATE TABLE IF NOT EXISTS served_decided (
     run TEXT NOT NULL, question TEXT NOT NULL, answer TEXT NOT NULL, PRIMARY KEY (run, question)
@@ -193,12 +194,15 @@ class Ledger:
             f"SELECT session, owner, COUNT(*), agent, status, MAX(created) FROM served WHERE {' AND '.join(where)} "  # noqa: S608 - of names of ours
             f"GROUP BY owner, session {behind} ORDER BY MAX(created) DESC, session DESC LIMIT ?"
         )
+        return [SessionRow(*row) for row in self.read(query, (*values, *(before or ()), limit))]
+
+    def read(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of a query."""
         with self._used() as known, known.reading() as database:
-            return [SessionRow(*row) for row in database.execute(query, (*values, *(before or ()), limit))]
+            return list(database.execute(query, values))
 
     def _rows(self, condition: str, values: Sequence[object]) -> list[RunRow]:
-        with self._used() as known, known.reading() as database:
-            return [_row(row) for row in database.execute(f"SELECT {ROW} FROM served {condition}", values)]  # noqa: S608 - of names of ours
+        return [_row(row) for row in self.read(f"SELECT {ROW} FROM served {condition}", values)]  # noqa: S608 - of names of ours
 
     @contextmanager
     def _used(self) -> Iterator[Database]:

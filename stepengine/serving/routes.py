@@ -25,11 +25,13 @@ from stepengine.journal.history import engine_version
 from stepengine.serving.access import caller_of
 from stepengine.serving.durable_runs import AnyRuns
 from stepengine.serving.ledger import OPEN, RunRow, SessionRow
+from stepengine.serving.metrics import OPERATIONS as METRICS
 from stepengine.serving.openapi import Operation, Parameter, document
 from stepengine.serving.problems import Problem, problem_of
 from stepengine.serving.reports import Report, Reports
 from stepengine.serving.runs import Asked, Look
 from stepengine.serving.showing import sse
+from stepengine.serving.webhooks import OPERATIONS as HOOKS
 from stepengine.tooling.spawning import params_schema
 from stepengine.tools.recalling import message_text
 
@@ -910,6 +912,7 @@ OPERATIONS: tuple[Operation, ...] = (
         method="GET", path="/runs/{run}/journal", name="download_journal", scope="debug", handler=download_journal,
         gives={200: "application/x-ndjson"}, refuses=(404,), about="Download the journal of a run.",
     ),
+    *HOOKS,
     Operation(
         method="GET", path="/sessions", name="list_sessions", scope="read", handler=list_sessions, gives={200: SessionList},
         refuses=(422,), parameters=PAGE, about="List your conversations; with the scope admin everybody's.",
@@ -934,6 +937,7 @@ OPERATIONS: tuple[Operation, ...] = (
         method="GET", path="/schedules", name="list_schedules", scope="read", handler=list_schedules, gives={200: ScheduleList},
         about="List when agents are started by themselves.",
     ),
+    *METRICS,
     Operation(method="GET", path="/health", name="health", scope=None, handler=health, gives={200: Health}, about="Say that the server is there."),
     Operation(
         method="GET", path="/ready", name="ready", scope=None, handler=ready, gives={200: Health, 503: Health},

@@ -690,8 +690,15 @@ class Runs:
         """Send a message to what receives on *topic*; errors are those of ``Engine.post``."""
         check_open(row)
         journal = self.journal(row.run)
+        handle = self._live.get(row.run)
         try:
-            is_new = await self.engine.post(self._live.get(row.run) or journal, topic, value, id=id, path=path)
+            try:
+                is_new = await self.engine.post(handle or journal, topic, value, id=id, path=path)
+            except StepEngineError:
+                if handle is None or not handle.done:
+                    raise
+                # It lay down in the meantime, and its mailbox is there all the same.
+                is_new = await self.engine.post(journal, topic, value, id=id, path=path)
         except StepEngineError as error:
             raise _of_request(error, StepEngineError, row, journal, status=409, kind="not_possible") from None
         await self._nudge(row)
@@ -914,6 +921,22 @@ class Runs:
     def live(self) -> int:
         """How many runs are under way in this process."""
         return len(self._live)
+
+    @property
+    def ledger(self) -> Ledger:
+        """What is known of all runs of the place."""
+        return self._ledger
+
+    async def counts(self) -> list[tuple[str, str, int]]:
+        """Return how many runs of the place there are of each agent in each state."""
+        return await asyncio.to_thread(
+            self._ledger.read, "SELECT agent, status, count(*) FROM served GROUP BY agent, status"
+        )
+
+    @property
+    def open_questions(self) -> int:
+        """How many questions of runs that are under way in this process wait for an answer."""
+        return sum([len(handle.questions) for handle in list(self._live.values())])
 
 
 def known_agent(agents: Sequence[str], name: str) -> str:

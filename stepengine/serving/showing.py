@@ -14,7 +14,7 @@ from stepengine.redaction import KNOWN
 if TYPE_CHECKING:
     from stepengine.data.events import Event
 
-__all__ = ("PING_SECONDS", "event_json", "sse")
+__all__ = ("PING_SECONDS", "event_json", "sse", "sse_line")
 
 RETRY = "retry: 2000\n\n"
 PING = ": ping\n\n"
@@ -43,7 +43,14 @@ def event_json(event: Event, *, full: bool = False) -> dict[str, Any]:
     return cleaned
 
 
-def _line(event: Event, *, full: bool) -> str:
+def sse_line(event: Event, *, full: bool = False) -> str:
+    """
+    Return an event as one server-sent event: its id, its type, and its JSON in one line.
+
+    Args:
+        event: The event.
+        full: See ``event_json``.
+    """
     # `EventsDropped` has no id: it must not move the place from which the browser asks next time.
     place = f"id: {event.id}\n" if event.id else ""
     data = json.dumps(event_json(event, full=full), ensure_ascii=False, separators=(",", ":"))
@@ -70,7 +77,7 @@ async def sse(
     """
     yield RETRY
     if first is not None:
-        yield _line(first, full=full)
+        yield sse_line(first, full=full)
     coming: asyncio.Future[Event | None] = asyncio.ensure_future(anext(events, None))
     ending = asyncio.ensure_future(stopping.wait())
     try:
@@ -85,7 +92,7 @@ async def sse(
             if event is None:
                 return
             coming = asyncio.ensure_future(anext(events, None))
-            yield _line(event, full=full)
+            yield sse_line(event, full=full)
     finally:
         ending.cancel()
         coming.cancel()

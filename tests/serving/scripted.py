@@ -169,5 +169,11 @@ if __name__ == "__main__":
         durable = DurableEngine(on=engine, db=place, executor=f"served-{port}", polling=0.1)
         served = app(durable, tokens=tokens, wait_for_answers=float(patience))
     else:
-        served = app(engine, runs=place, tokens=tokens, wait_for_answers=float(patience))
+        served = app(
+            engine,
+            runs=place,
+            tokens=tokens,
+            wait_for_answers=float(patience),
+            webhooks=os.environ.get("WEBHOOKS"),
+        )
     uvicorn.run(served, port=int(port), log_level="warning", timeout_graceful_shutdown=1)

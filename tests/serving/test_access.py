@@ -58,7 +58,7 @@ def test_a_caller_may_what_it_has_a_scope_for_and_who_administrates_may_all(scop
 
 @pytest.mark.parametrize("scopes", [[], ["root"], "read", ["read", "Admin"]])
 def test_a_scope_that_is_none_is_refused_with_those_that_are(scopes: Any) -> None:
-    with pytest.raises(DefinitionError, match="read, run, answer, debug, admin would be fine"):
+    with pytest.raises(DefinitionError, match="read, run, answer, debug, metrics, admin would be fine"):
         Caller("anna", scopes)
 
 

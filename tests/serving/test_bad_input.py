@@ -206,7 +206,7 @@ def requests(draw: Any, operation: Any, document: dict[str, Any], runs: list[str
     path = operation.path
     for part in re.findall(r"\{(\w+)\}", path):
         known = {
-            "run": runs, "agent": ["asker", "quick"], "call": ["c1"], "session": ["s", "a/b"], "report": ["tried/one"],
+            "run": runs, "agent": ["asker", "quick"], "call": ["c1"], "topic": ["go"], "session": ["s", "a/b"], "report": ["tried/one"],
         }[part]  # fmt: skip
         path = path.replace(
             f"{{{part}}}", quote(draw(st.sampled_from(known) if draw(st.integers(0, 4)) else TEXTS), safe="")

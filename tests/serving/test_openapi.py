@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ import jsonschema_rs
 import openapi_spec_validator
 import pytest
 
-from stepengine.serving import app
+from stepengine.serving import Webhooks, app, sign
 from stepengine.serving.access import SCOPES
 from stepengine.serving.routes import OPERATIONS
 
 from .house import AGENTS, House, ended, question_of, started, until, written
 
+SECRET = "sixteen characters and more"
 GENERATOR = "openapi-python-client"
 COUNTERPARTS = (
     ("pypi:openapi-python-client", "0.29.1", "works", "a client that it makes starts, watches and answers a run"),
@@ -38,7 +40,10 @@ NAMES = [one.name for one in OPERATIONS]
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with House(tmp_path_factory.mktemp("house")).open() as opened:
+    webhooks = Webhooks.read(
+        json.dumps({"topics": {"go": {"secrets": [SECRET], "run": "/run"}}}).encode(), "webhooks.json"
+    )
+    with House(tmp_path_factory.mktemp("house"), webhooks=webhooks).open() as opened:
         yield opened
 
 
@@ -110,7 +115,10 @@ def test_an_operation_needs_the_scope_that_the_document_names(operation: Any, tm
         tokens.remove(name)
 
     assert 403 != told["with"].status_code
-    if operation.scope is None:
+    if operation.path.startswith("/hooks/"):
+        # A signature, and nothing else.
+        assert [401, 401, 401] == [told[who].status_code for who in ("with", "without", "nobody")]
+    elif operation.scope is None:
         assert [200, 200] == [told["without"].status_code, told["nobody"].status_code]
     else:
         assert [403, 401] == [told["without"].status_code, told["nobody"].status_code]
@@ -163,6 +171,16 @@ def asked(house: House) -> Iterator[tuple[str, httpx2.Response]]:
         yield ask("resume_run", other)
         yield ask("cancel_run", other)
         yield ask("list_runs", params={"limit": 2})
+        yield ask("show_metrics")
+        third = started(client)
+        question_of(client, third)
+        for name, parts, body in (
+            ("receive_event", ("go",), b"{}"),
+            ("receive_event", ("go",), json.dumps({"run": third}).encode()),
+            ("receive_event_for_run", ("go", third), b"[]"),
+        ):
+            signed = {"stepengine-signature": sign(SECRET, body, int(time.time()))}
+            yield ask(name, *parts, content=body, headers=signed)
 
 
 def asked_beside_runs(house: House) -> Iterator[tuple[str, httpx2.Response]]:
@@ -237,7 +255,10 @@ def test_a_generated_client_starts_watches_and_answers_a_run(
     python = Path(command).resolve().with_name("python")
     (tmp_path / "openapi.json").write_text(json.dumps(document))
     # What it formats the code with would be looked for on PATH; types that it does not know are given as text.
-    config = {"post_hooks": [], "content_type_overrides": {"application/x-ndjson": "text/plain"}}
+    config = {
+        "post_hooks": [],
+        "content_type_overrides": dict.fromkeys(("application/x-ndjson", "application/openmetrics-text"), "text/plain"),
+    }
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     options = ["--path", "openapi.json", "--meta", "none", "--output-path", "made", "--config", "config.yaml"]
     made = subprocess.run(

@@ -77,6 +77,10 @@ def serve(
         int | None, typer.Option(help="Runs under way at a time; default: 64, in PostgreSQL 500.", min=1)
     ] = None,
     drain: Annotated[float, typer.Option(help="Seconds that runs get when it is told to stop.", min=0)] = 10.0,
+    webhooks: Annotated[
+        Path | None,
+        typer.Option(help="Who may send events to runs, and who is told of questions: JSON.", metavar="FILE"),
+    ] = None,
     no_schedules: Annotated[
         bool, typer.Option("--no-schedules", help="Leave the schedules beside the agents to others.")
     ] = False,
@@ -105,6 +109,8 @@ def serve(
     worker`. The server is a worker itself, unless --no-work leaves that to others. Any number of servers and workers
     share a database; each has an --executor of its own, under which it is started again after its end. What is more than
     --max-live waits there instead of being refused. Needs the extra `durable` as well.
+    FILE of --webhooks, which nobody else may read: "topics" holds by topic the secrets of services that send events to
+    runs, at /hooks/TOPIC/RUN; "out" holds the url that is told of questions and ends.
 
     Leaves with:
       0    it was told to stop
@@ -117,6 +123,7 @@ def serve(
       stepengine tokens add web --scopes run,read,answer --file tokens.json
       stepengine serve my_agents.py --tokens tokens.json --runs runs.db
       stepengine serve agents --tokens tokens.json --runs @/run/secrets/db
+      stepengine serve agents --webhooks webhooks.json
       stepengine serve shop.agents:make_engine --tokens tokens.json \
           --host 0.0.0.0 --allow-host shop.example.com
     """
@@ -158,6 +165,7 @@ def serve(
                 roots=[root_of(asked)],
                 reports=reports,
                 drain=drain,
+                webhooks=webhooks,
                 hosts=allow_host or LOOPBACK,
                 cors=cors or (),
             )

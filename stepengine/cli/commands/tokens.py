@@ -49,6 +49,7 @@ def add(
       run     start, fork, cancel and resume them
       answer  answer what they ask, and say something to them
       debug   see what a handler holds: its locals and walks
+      metrics read /metrics: numbers of everybody's runs
       admin   all of this, and what goes beyond a run
 
     Keep the token in a file that agents cannot read. A command that an agent runs as you can read what you can; a sandbox
