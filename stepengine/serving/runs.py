@@ -45,7 +45,6 @@ from stepengine.journal.questions import DOUBT, doubts
 from stepengine.journal.show import ended_of, spending_of, status_of
 from stepengine.journal.sleeping import arrived, index_of, sleeper
 from stepengine.journal.sqlite import SqliteJournal
-from stepengine.journal.watching import follow_events
 from stepengine.runtime.logs import LOGGER
 from stepengine.serving.access import check_folder
 from stepengine.serving.ledger import (
@@ -61,6 +60,7 @@ from stepengine.serving.ledger import (
     waking,
 )
 from stepengine.serving.problems import Problem
+from stepengine.serving.watching import Had, Shared, live_events
 
 if TYPE_CHECKING:
     from stepengine.data.events import Event
@@ -177,6 +177,9 @@ class Runs:
         self._ledger = Ledger(place)
         self._live: dict[str, RunHandle] = {}
         self._rested: OrderedDict[str, RunHandle] = OrderedDict()
+        self._rested_at: dict[str, float] = {}
+        self._went_on: set[str] = set()
+        self._shared = Shared(self.journal)
         self._going_on: dict[str, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._caring: asyncio.Task[Any] | None = None
@@ -231,6 +234,7 @@ class Runs:
         waits = [asyncio.ensure_future(handle.wait()) for handle in self._live.values()]
         if waits:
             await asyncio.wait(waits, timeout=self._drain)
+        self._shared.close()
         # From here on what ends is ended by this, and is under way for whoever comes next.
         for handle in list(self._live.values()):
             await handle.shutdown()
@@ -360,11 +364,19 @@ class Runs:
         """Return the journal of a run."""
         return SqliteJournal(self.place, run) if self._is_database else FileJournal(self.place / f"{run}.jsonl")
 
-    def _hold(self, run: str, handle: RunHandle) -> RunHandle:
-        self._rested.pop(run, None)
+    def _hold(self, run: str, handle: RunHandle, *, went_on: bool = False) -> RunHandle:
+        self._forget(run)
         self._live[run] = handle
+        if went_on:
+            self._went_on.add(run)
         self._spawn(self._watched(run, handle))
         return handle
+
+    def _forget(self, run: str) -> None:
+        """Forget what is known of a run that rests."""
+        self._rested.pop(run, None)
+        self._rested_at.pop(run, None)
+        self._went_on.discard(run)
 
     async def _adopt(self, run: str, agent: str, handle: RunHandle) -> None:
         """Register a run that a schedule started: it belongs to nobody, so that whoever may do everything sees it."""
@@ -385,13 +397,14 @@ class Runs:
         self._live.pop(run, None)
         self._rested[run] = handle
         while len(self._rested) > KEPT:
-            self._rested.popitem(last=False)
+            self._forget(next(iter(self._rested)))
         if result is not None and isinstance(result.error, JournalError):
             error = result.error
         if error is not None:
             await self._failed(run, error)
         elif result is not None and not (self._is_closing and result.status is RunStatus.CANCELLED):
-            await self._write(noting(run, result.status.value, time.time()))
+            self._rested_at[run] = now = time.time()
+            await self._write(noting(run, result.status.value, now))
             await self._look_again(run, result.status)
 
     async def _look_again(self, run: str, status: RunStatus) -> None:
@@ -427,6 +440,7 @@ class Runs:
         swept = time.monotonic()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
+            self._shared.drop_idle()
             try:
                 for row in await asyncio.to_thread(self._due_rows):
                     if not self._has_room():
@@ -523,7 +537,7 @@ class Runs:
             if decided:
                 await self._write(deciding(row.run, decided))
             raise
-        self._hold(row.run, handle)
+        self._hold(row.run, handle, went_on=True)
 
     async def _nudge(self, row: RunRow) -> None:
         """Let a run take in what was posted for it, wherever it is."""
@@ -617,16 +631,35 @@ class Runs:
         """
         Return what shows the events of a run from its first on, or from behind *after*.
 
-        A run of this process is shown live, from where this process went on with it. One that another process has, and one
-        that ended long ago, is shown from its journal: whole texts and no pieces of them.
+        A run of this process is shown live; what it did before this process went on with it, from its journal. So is one that
+        another process has, and one that ended long ago: whole texts and no pieces of them.
+
+        Args:
+            row: The run.
+            after: The id of the last event that the reader has, as ``sse`` gave it, of whatever stream and server.
 
         Raises:
+            LimitExceeded: when the run has 100 readers already.
             StepEngineError: when *after* is no id of an event.
         """
-        handle = self._live.get(row.run) or self._rested.get(row.run)
-        if handle is not None:
-            return handle.events(after=after)
-        return follow_events(self.journal(row.run), after=after, stay=row.status in UNDER_WAY)
+        had, handle = Had.of(after), self._shown_by(row)
+        if handle is None:
+            return self._shared.following(row.run).events(had, stay=row.status in UNDER_WAY)
+        if had.place is not None and had.place.epoch == handle.epoch:
+            return handle.events(after=f"{had.place.epoch}-{had.place.index}")
+        if had.place is None and row.run not in self._went_on:
+            return handle.events()
+        following = self._shared.following(row.run)
+        return (
+            live_events(handle.events(), following, had) if row.run in self._live else following.events(had, stay=False)
+        )
+
+    def _shown_by(self, row: RunRow) -> RunHandle | None:
+        """Return the handle that has the newest events of a run, if that is one of this process."""
+        handle = self._live.get(row.run)
+        # Another server may have gone on with what rests here.
+        is_newest = self._rested_at.get(row.run) == row.changed
+        return handle if handle is not None or not is_newest else self._rested.get(row.run)
 
     # --- saying something ---------------------------------------------------------------------------------------------
 
@@ -783,7 +816,7 @@ class Runs:
         except JournalError as error:
             raise _of_request(error, JournalError, row, source, status=422, kind="no_such_place") from None
         await self._registered(new, None)
-        self._hold(run, handle)
+        self._hold(run, handle, went_on=True)
         return run
 
     async def content(self, row: RunRow) -> bytes:

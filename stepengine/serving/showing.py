@@ -13,6 +13,7 @@ from stepengine.redaction import KNOWN
 
 if TYPE_CHECKING:
     from stepengine.data.events import Event
+    from stepengine.serving.watching import Had
 
 __all__ = ("PING_SECONDS", "event_json", "sse")
 
@@ -43,9 +44,10 @@ def event_json(event: Event, *, full: bool = False) -> dict[str, Any]:
     return cleaned
 
 
-def _line(event: Event, *, full: bool) -> str:
+def _line(event: Event, had: Had, *, full: bool) -> str:
     # `EventsDropped` has no id: it must not move the place from which the browser asks next time.
-    place = f"id: {event.id}\n" if event.id else ""
+    id = had.take(event)
+    place = f"id: {id}\n" if id else ""
     data = json.dumps(event_json(event, full=full), ensure_ascii=False, separators=(",", ":"))
     return f"{place}event: {event.type}\ndata: {data}\n\n"
 
@@ -54,6 +56,7 @@ async def sse(
     events: AsyncGenerator[Event, None],
     first: Event | None,
     *,
+    had: Had,
     full: bool,
     stopping: asyncio.Event,
     ping: float = PING_SECONDS,
@@ -64,13 +67,14 @@ async def sse(
     Args:
         events: What is shown; it is closed when the reader goes.
         first: One that was taken out of it already.
+        had: What the reader has; what it is given is noted in it.
         full: See ``event_json``.
         stopping: When the server is to end: the reader comes back to the next one.
         ping: Seconds.
     """
     yield RETRY
     if first is not None:
-        yield _line(first, full=full)
+        yield _line(first, had, full=full)
     coming: asyncio.Future[Event | None] = asyncio.ensure_future(anext(events, None))
     ending = asyncio.ensure_future(stopping.wait())
     try:
@@ -85,7 +89,7 @@ async def sse(
             if event is None:
                 return
             coming = asyncio.ensure_future(anext(events, None))
-            yield _line(event, full=full)
+            yield _line(event, had, full=full)
     finally:
         ending.cancel()
         coming.cancel()
