@@ -434,7 +434,7 @@ async def watch_run(request: Request) -> Response:
     first = None
     try:
         had, events = Had.of(after), runs.events(row, after)
-        if not runs.is_live(row.run):
+        if not runs.is_under_way(row):
             # A browser that has everything asks again after every end, and only this makes it stop.
             first = await anext(events, None)
             if first is None:

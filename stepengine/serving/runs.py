@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,9 +79,8 @@ KEPT = 100
 """Handles of runs that rest, with their last events: who comes back to one gets them from memory, and else from the journal."""
 LOOKS_KEPT = 200
 LOOK_SECONDS = 1.0
-SWEEP_SECONDS = 5.0
-ELSEWHERE_SECONDS = 10.0
-"""How long a run that another process has is not tried again: each try reads its journal."""
+BEGUN_SECONDS = 2.0
+"""How long a run may be registered and have no journal yet, where another server is about to begin it."""
 DUE_AT_ONCE = 100
 MOST_TRIES = 3
 GRACE_SECONDS = 10.0
@@ -183,7 +183,6 @@ class Runs:
         self._going_on: dict[str, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._caring: asyncio.Task[Any] | None = None
-        self._elsewhere: dict[str, float] = {}
         self._looks: OrderedDict[tuple[str, str, float], Look] = OrderedDict()
         self._acts: list[tuple[Act, asyncio.Future[Any]]] = []
         self._writing: asyncio.Task[None] | None = None
@@ -205,7 +204,7 @@ class Runs:
         await asyncio.to_thread(self._prepare)
         # Before anybody can ask: a run that was killed is under way again when it is looked at. What there is no room for comes
         # when others make some, which may wait for an answer, and to give that the server has to be there.
-        await self._sweep()
+        await self._sweep(at_once=True)
         self._caring = self._spawn(self._care())
         if self._schedules:
             scheduler = Scheduler(self.engine, self._schedules, runs=self.place, tell=self._adopt)
@@ -403,8 +402,10 @@ class Runs:
         if error is not None:
             await self._failed(run, error)
         elif result is not None and not (self._is_closing and result.status is RunStatus.CANCELLED):
-            self._rested_at[run] = now = time.time()
+            now = time.time()
             await self._write(noting(run, result.status.value, now))
+            if self._rested.get(run) is handle:
+                self._rested_at[run] = now
             await self._look_again(run, result.status)
 
     async def _look_again(self, run: str, status: RunStatus) -> None:
@@ -437,7 +438,6 @@ class Runs:
 
     async def _care(self) -> None:
         """Go on with what is due, and with what its process left behind."""
-        swept = time.monotonic()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             self._shared.drop_idle()
@@ -446,9 +446,7 @@ class Runs:
                     if not self._has_room():
                         break
                     await self._go_on(row)
-                if time.monotonic() - swept >= SWEEP_SECONDS:
-                    await self._sweep()
-                    swept = time.monotonic()
+                await self._sweep()
             except StepEngineError as error:
                 LOGGER.error("what is to go on is not known now: %s", error)
             except Exception:  # noqa: BLE001 - nobody waits for this loop, and without it nothing goes on any more
@@ -480,15 +478,22 @@ class Runs:
         self._strangers = strangers
         return rows
 
-    async def _sweep(self) -> None:
+    async def _sweep(self, *, at_once: bool = False) -> None:
         """Go on with what is under way by the ledger, and in nobody's hands, as far as there is room."""
-        rows, now = await asyncio.to_thread(self._ledger.under_way), time.monotonic()
-        self._elsewhere = {run: until for run, until in self._elsewhere.items() if until > now}
-        for row in rows:
+        for row in await asyncio.to_thread(self._left_alone, frozenset(self._live), at_once=at_once):
             if not self._has_room():
                 return
-            if row.run not in self._live and row.run not in self._elsewhere:
+            if row.run not in self._live:
                 await self._go_on(row)
+
+    def _left_alone(self, live: Collection[str], *, at_once: bool) -> list[RunRow]:
+        """Return the runs whose process is gone: nobody has their locks, which is asked before anything of them is read."""
+        others = [run for run in self._ledger.under_way() if run not in live]
+        free = [
+            row for run in others if not self.journal(run).is_held() and (row := self._ledger.find(run)) is not None
+        ]
+        begun = time.time() - (0.0 if at_once else BEGUN_SECONDS)
+        return [row for row in free if row.status == "running" or (row.status == "started" and row.created <= begun)]
 
     def _has_room(self) -> bool:
         return len(self._live) < self.max_live and not self._is_closing
@@ -498,7 +503,7 @@ class Runs:
         try:
             await self._taken_up(row, **options)
         except JournalLocked:
-            self._elsewhere[row.run] = time.monotonic() + ELSEWHERE_SECONDS
+            pass  # another process has it
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one run, the others go on
             await self._failed(row.run, error)
 
@@ -645,20 +650,20 @@ class Runs:
         had, handle = Had.of(after), self._shown_by(row)
         if handle is None:
             return self._shared.following(row.run).events(had, stay=row.status in UNDER_WAY)
-        if had.place is not None and had.place.epoch == handle.epoch:
-            return handle.events(after=f"{had.place.epoch}-{had.place.index}")
-        if had.place is None and row.run not in self._went_on:
-            return handle.events()
+        is_its = had.place is not None and had.place.epoch == handle.epoch
+        after = had.own_id if is_its else None
+        if (is_its and not (had.is_mixed and had.marks)) or (had.place is None and row.run not in self._went_on):
+            return handle.events(after=after)
         following = self._shared.following(row.run)
-        return (
-            live_events(handle.events(), following, had) if row.run in self._live else following.events(had, stay=False)
-        )
+        if row.run in self._live:
+            return live_events(handle.events(after=after), following, had)
+        return following.events(had, stay=False)
 
     def _shown_by(self, row: RunRow) -> RunHandle | None:
         """Return the handle that has the newest events of a run, if that is one of this process."""
-        handle = self._live.get(row.run)
-        # Another server may have gone on with what rests here.
-        is_newest = self._rested_at.get(row.run) == row.changed
+        handle, noted = self._live.get(row.run), self._rested_at.get(row.run, math.inf)
+        # Another server may have gone on with what rests here; of what ended just now the row may be older.
+        is_newest = row.changed < noted or (row.changed == noted and row.status not in UNDER_WAY)
         return handle if handle is not None or not is_newest else self._rested.get(row.run)
 
     # --- saying something ---------------------------------------------------------------------------------------------
@@ -823,9 +828,9 @@ class Runs:
         """Return the journal as it is written."""
         return await asyncio.to_thread(lambda: self.journal(row.run).content())
 
-    def is_live(self, run: str) -> bool:
-        """Return whether this process has a run in hands."""
-        return run in self._live
+    def is_under_way(self, row: RunRow) -> bool:
+        """Return whether something may come of a run, here or in another process, so that who watches it waits."""
+        return row.run in self._live or row.status in UNDER_WAY
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:

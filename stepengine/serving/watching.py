@@ -14,9 +14,21 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from stepengine.data.events import Event, EventsDropped, RunFinished
+from stepengine.data.events import (
+    AgentFinished,
+    Event,
+    EventsDropped,
+    ModelFinished,
+    PerformFinished,
+    RunFinished,
+    StepFinished,
+    ToolFinished,
+    WaitFinished,
+)
+from stepengine.data.state import RunStatus
 from stepengine.errors import StepEngineError
 from stepengine.journal.watching import FIRST_PAUSE, Watch, next_pause
+from stepengine.runtime.effect_events import STOPPED
 from stepengine.runtime.hub import Place, place_of
 from stepengine.runtime.performer import child_path
 
@@ -51,7 +63,8 @@ TOLD = frozenset(
         "run_finished",
     }
 )
-"""What is told live and by the journal alike."""
+"""What is told live and by the journal alike; see ``is_told``."""
+STOPS = frozenset({"cancelled", "crashed", "diverged", "limit", "shutdown", "suspended"})
 MOST_PATHS = 16
 """Open paths that an id names. Of a wider tree the id says its place alone, and another server begins anew and says so."""
 MAX_ID = 2_000
@@ -72,11 +85,14 @@ class Had:
     Args:
         place: The place of the last event in its stream; ``None`` for who has nothing.
         marks: The last event of each path that is still open, of those that every stream tells; ``None`` where that is not known.
+        is_mixed: Whether it has events of another stream, too, so that the place does not say what it has of this one.
     """
 
-    def __init__(self, place: Place | None = None, marks: Mapping[str, Mark] | None = None) -> None:
+    def __init__(self, place: Place | None, marks: Mapping[str, Mark] | None, *, is_mixed: bool = False) -> None:
         self.place = place
         self.marks: dict[str, Mark] | None = None if marks is None else dict(marks)
+        self.is_mixed = is_mixed
+        self._epoch = "" if place is None else place.epoch
 
     @classmethod
     def of(cls, after: str | None) -> Had:
@@ -90,23 +106,32 @@ class Had:
             return cls(None, {})
         place, tilde, told = after[: MAX_ID + 1].partition("~")
         if not tilde:
-            return cls(place_of(after))
+            return cls(place_of(place), None)
+        is_mixed, told = told.startswith("+"), told.removeprefix("+")
         found = dict(map(_marked, told.split(",", MOST_PATHS))) if told else {}
         if len(after) > MAX_ID or None in found:
             msg = f"after={after[:100]!r} is no id of an event; one is such as 5d0c2a17-0"
             raise StepEngineError(msg)
-        return cls(place_of(place), found)  # type: ignore[arg-type]  # `None` was looked for
+        return cls(place_of(place), found, is_mixed=is_mixed)  # type: ignore[arg-type]  # `None` was looked for
+
+    @property
+    def own_id(self) -> str | None:
+        """The id of the last event without what was added to it."""
+        return None if self.place is None else f"{self.place.epoch}-{self.place.index}"
 
     def take(self, event: Event) -> str:
         """Take in that the reader gets an event, and return the id that it gets with it; ``""`` for one that has none."""
         if isinstance(event, EventsDropped):
             # What it missed is not known, unless it begins anew.
             self.marks = {} if event.reason == "epoch" else None
+            self.is_mixed, self._epoch = False, ""
             return ""
+        self.is_mixed |= self._epoch not in ("", event.epoch)
+        self._epoch = event.epoch
         marks = self.marks
         if marks is None or not event.id:
             return event.id
-        if event.type == "agent_finished":
+        if event.type == "agent_finished" and is_told(event):
             below = child_path(event.path, event.seq)
             for path in [one for one in marks if one == below or one.startswith(f"{below}.")]:
                 del marks[path]
@@ -114,11 +139,30 @@ class Had:
             marks[event.path] = event.seq, event.type
         if len(marks) > MOST_PATHS:
             return event.id
-        return f"{event.id}~{','.join([f'{path}:{seq}:{kind}' for path, (seq, kind) in marks.items()])}"
+        return f"{event.id}~{'+' if self.is_mixed else ''}{','.join([f'{path}:{seq}:{kind}' for path, (seq, kind) in marks.items()])}"
+
+
+def is_told(event: Event) -> bool:
+    """Return whether the other stream of the run tells an event, too: none tells what a stop, or a pause, cut off."""
+    match event:
+        case ToolFinished():
+            return event.result.status not in ("cancelled", "pending")
+        case ModelFinished():
+            return event.reply is not None or event.kind not in STOPS
+        case PerformFinished():
+            return event.error != STOPPED
+        case WaitFinished():
+            return event.is_over
+        case AgentFinished() | StepFinished():
+            return event.status is not RunStatus.SUSPENDED
+        case RunFinished():
+            return event.result.status is not RunStatus.SUSPENDED
+        case _:
+            return event.type in TOLD and not getattr(event, "resumed", False)
 
 
 def _moves(event: Event, mark: Mark | None) -> bool:
-    if event.type not in TOLD or getattr(event, "resumed", False):
+    if not is_told(event):
         return False
     # What is begun a second time after a restart stands in the journal where it was begun first.
     return mark is None or event.seq >= mark[0] or not event.type.endswith("_started")
@@ -277,31 +321,32 @@ class Following:
         if self._task is None:
             self._task = asyncio.create_task(self._follow())
         turn = self._turn
-        first, place, marks = await self._begun(had)
-        for event in first:
-            yield event
+        waiting, place, marks = await self._begun(had)
         while True:
+            for event in waiting:
+                yield event
             if turn != self._turn:
                 turn, marks, place = self._turn, {}, min(place, self._kept - 1)
                 yield EventsDropped(count=self._lost, reason="journal")
-            news = self._news
-            for event in await self._behind(place):
-                place = event.index
-                if _is_new(marks, event):
-                    yield event
-            if self._error is not None:
-                raise self._error
-            if turn != self._turn or place + 1 < self._end:
+            news, found = self._news, await self._behind(place)
+            waiting = [event for event in found if _is_new(marks, event)]
+            place += len(found)
+            if waiting or turn != self._turn or place + 1 < self._end:
                 continue
-            if self._watch.is_over(stay=stay):
+            if self._has_ended(stay=stay):
                 return
             await news.wait()
+
+    def _has_ended(self, *, stay: bool) -> bool:
+        if self._error is not None:
+            raise self._error
+        return self._watch.is_over(stay=stay)
 
     async def _begun(self, had: Had) -> tuple[Sequence[Event], int, dict[str, Mark]]:
         """Return what a reader gets first, behind which place it goes on, and what it has that is not there yet."""
         if had.place is None:
             return (), -1, {}
-        if had.place.epoch == self._epoch:
+        if had.place.epoch == self._epoch and not (had.is_mixed and had.marks):
             place = min(had.place.index, self._end - 1)
             # A machine that lost power keeps what was synced.
             missing = had.place.index - place
@@ -444,7 +489,7 @@ async def live_events(
     Give what a reader has not got of a run that goes on in this process: what is recorded, then what is shown live.
 
     Args:
-        events: What is shown live, from the first of it on.
+        events: What is shown live, behind what the reader has of that.
         following: What is recorded.
         had: What the reader has.
     """
@@ -460,7 +505,7 @@ async def live_events(
         keys = {key_of(event) for event in told[-KEYS_KEPT:] if not isinstance(event, RunFinished)}
         del told, past
         async for event in events:
-            if event.type not in TOLD or getattr(event, "resumed", False) or key_of(event) not in keys:
+            if not is_told(event) or key_of(event) not in keys:
                 yield event
     finally:
         await events.aclose()

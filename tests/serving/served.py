@@ -182,14 +182,18 @@ class Seen:
         before, _, number = (self.last or "").partition("~")[0].partition("-")
         if epoch == before and int(index) <= int(number):
             self.problems.append(f"{place} follows {self.last}")
-        if event["type"] not in TOLD or event.get("resumed"):
+        stopped = event["type"] == "wait_finished" and not event["is_over"]
+        if event["type"] not in TOLD or event.get("resumed") or event.get("status") == "suspended" or stopped:
             return
-        # Of what was cut off and may be done again the beginning is shown again.
         key = event["path"], event["seq"], event["type"]
-        if key in self._keys and not event["type"].endswith("_started") and event.get("status") != "suspended":
-            self.problems.append(f"{event['type']} of {event['path']!r} #{event['seq']} came twice; the last id was {self.last}")
-        if event.get("status") != "suspended":
-            self._keys.add(key)
+        if key in self._keys and event["type"].endswith("_started"):
+            # Its result was shown before it was on the disk, and the kill came in between: it is done, and shown, again.
+            self._keys = {one for one in self._keys if one[:2] != key[:2]}
+        if key in self._keys:
+            self.problems.append(
+                f"{event['type']} of {event['path']!r} #{event['seq']} came twice; the last id was {self.last}"
+            )
+        self._keys.add(key)
 
     async def unseen(self, journal: Any) -> set[tuple[str, int, str]]:
         """
