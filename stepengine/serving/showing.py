@@ -21,6 +21,8 @@ RETRY = "retry: 2000\n\n"
 PING = ": ping\n\n"
 PING_SECONDS = 15.0
 """Proxies cut what says nothing, most after 60 s."""
+AT_ONCE = 64
+"""Events that go out together at most."""
 INNER = frozenset({"request", "result", "_clean"})
 """What only a debugger has a use for: what the model was sent, and the whole final state with every message of the run."""
 
@@ -33,23 +35,32 @@ def event_json(event: Event, *, full: bool = False) -> dict[str, Any]:
         event: The event.
         full: Whether what the model was sent and the final state are there, too.
     """
+    cleaned: dict[str, Any] = KNOWN.seen(_told(event, full=full))
+    return cleaned
+
+
+def _told(event: Event, *, full: bool) -> dict[str, Any]:
     told = event.to_json()
     if isinstance(event, RunFinished):
         result = event.result
         told |= {"status": result.status.value, "output": told.get("result", {}).get("output"), "text": result.text}
         told["questions"] = [question.id for question in result.pending_questions]
-    if not full:
-        told = {name: value for name, value in told.items() if name not in INNER}
-    cleaned: dict[str, Any] = KNOWN.seen(told)
-    return cleaned
+    return told if full else {name: value for name, value in told.items() if name not in INNER}
 
 
 def _line(event: Event, had: Had, *, full: bool) -> str:
     # `EventsDropped` has no id: it must not move the place from which the browser asks next time.
     id = had.take(event)
     place = f"id: {id}\n" if id else ""
-    data = json.dumps(event_json(event, full=full), ensure_ascii=False, separators=(",", ":"))
+    told = _told(event, full=full)
+    data = _text(told)
+    if KNOWN.suspicious(data):
+        data = _text(KNOWN.seen(told))
     return f"{place}event: {event.type}\ndata: {data}\n\n"
+
+
+def _text(told: dict[str, Any]) -> str:
+    return json.dumps(told, ensure_ascii=False, separators=(",", ":"))
 
 
 async def sse(
@@ -78,18 +89,23 @@ async def sse(
     coming: asyncio.Future[Event | None] = asyncio.ensure_future(anext(events, None))
     ending = asyncio.ensure_future(stopping.wait())
     try:
-        while True:
-            await asyncio.wait((coming, ending), timeout=ping, return_when=asyncio.FIRST_COMPLETED)
-            if ending.done():
-                return
-            if not coming.done():
-                yield PING
+        while not ending.done():
+            lines: list[str] = []
+            # What is there already goes out at once: a line by itself costs a call of the system, and its reader is behind.
+            while coming.done() and len(lines) < AT_ONCE:
+                event = coming.result()
+                if event is None:
+                    yield "".join(lines)
+                    return
+                lines.append(_line(event, had, full=full))
+                coming = asyncio.ensure_future(anext(events, None))
+                await asyncio.sleep(0)
+            if lines:
+                yield "".join(lines)
                 continue
-            event = coming.result()
-            if event is None:
-                return
-            coming = asyncio.ensure_future(anext(events, None))
-            yield _line(event, had, full=full)
+            await asyncio.wait((coming, ending), timeout=ping, return_when=asyncio.FIRST_COMPLETED)
+            if not (coming.done() or ending.done()):
+                yield PING
     finally:
         ending.cancel()
         coming.cancel()
