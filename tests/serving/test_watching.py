@@ -19,10 +19,12 @@ import pytest
 pytest.importorskip("starlette")
 
 from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, Parallel, Perform, tool
-from stepengine.events import Event
+from stepengine.events import Event, RunStarted
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, follow_events
 from stepengine.journal.watching import Projection
+from stepengine.redaction import GIVEN
 from stepengine.serving import runs, watching
+from stepengine.serving.showing import sse
 from stepengine.serving.watching import Had, Past, Shared, is_told, key_of, live_events
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 
@@ -324,3 +326,41 @@ def test_of_a_run_that_another_server_has_nothing_is_read_until_that_one_has_gon
         until(lambda: client.get(f"/runs/{run}").json()["epoch"])
 
     assert 1 == len(read_by)
+
+
+async def test_events_that_are_there_go_out_together() -> None:
+    shown = [RunStarted(own_id="r", agent_id="a", run_id="r", epoch="00000000", index=number) for number in range(20)]
+
+    async def events() -> Any:
+        for event in shown:
+            yield event
+
+    pieces = [piece async for piece in sse(events(), None, had=Had.of(None), full=False, stopping=asyncio.Event())]
+
+    assert "retry: 2000\n\n" == pieces[0]
+    assert 2 == len(pieces)
+    assert 20 == pieces[1].count("data: ")
+
+
+@pytest.mark.spec("interfaces:IF18")
+@pytest.mark.parametrize(
+    "key", ["shop-0123456789abcdef", 'shop-"01234\\56789', "shop-01234\n56789", "shop-0123é456789"]
+)
+@pytest.mark.parametrize("around", ["{}", "it is {}."])
+async def test_no_event_shows_a_key_that_the_process_knows(key: str, around: str) -> None:
+    async def events() -> Any:
+        yield RunStarted(own_id="r", agent_id="a", prompt=around.format(key), run_id="r", epoch="00000000")
+        yield RunStarted(
+            own_id="r", agent_id="a", params={"list": [key, {key: 1}]}, run_id="r", epoch="00000000", index=1
+        )
+
+    GIVEN.tell(key, "SHOP_KEY")
+    try:
+        pieces = [piece async for piece in sse(events(), None, had=Had.of(None), full=False, stopping=asyncio.Event())]
+    finally:
+        GIVEN.forget()
+
+    told = "".join(pieces)
+    assert 3 == told.count("<redacted:SHOP_KEY>")
+    assert key not in told
+    assert json.dumps(key)[1:-1] not in told
