@@ -10,6 +10,7 @@ environments of the peers first. The times are those of one busy machine; what c
 
 from __future__ import annotations
 
+import abc
 import argparse
 import asyncio
 import json
@@ -106,7 +107,7 @@ async def answer_of(port: int, path: str, headers: Mapping[str, str], body: obje
 # --- the servers ------------------------------------------------------------------------------------------------------
 
 
-class Server:
+class Server(abc.ABC):
     """
     A server under load.
 
@@ -129,29 +130,29 @@ class Server:
             free.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]
 
+    @abc.abstractmethod
     def command(self) -> list[str]:
         """Return what is typed to start it."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def ready_path(self) -> str:
         """Return what is asked to see whether it is there."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     async def start(self, agent: str, number: int) -> Any:
         """Start a run, and return what watches it."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def watch(self, run: Any) -> AsyncIterator[bytes]:
         """Give the lines of a run's events."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def ends(self, line: bytes) -> bool:
         """Return whether a line says that the run has ended well."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def works(self, line: bytes) -> bool:
         """Return whether a line says that the tool was asked for."""
-        raise NotImplementedError
 
     @contextmanager
     def open(self) -> Iterator[subprocess.Popen[bytes]]:
@@ -321,6 +322,17 @@ class Adk(Server):
     def works(self, line: bytes) -> bool:
         """Look for the call."""
         return line.startswith(b"data: ") and b'"functionCall"' in line
+
+
+class AdkInMemory(Adk):
+    """The same with sessions in memory; by default they are in an SQLite file beside each agent."""
+
+    name = "adk api_server, in memory"
+
+    def command(self) -> list[str]:
+        """Return what is typed."""
+        *typed, agents = super().command()
+        return [*typed, "--session_service_uri", "memory://", agents]
 
 
 # --- what is measured -------------------------------------------------------------------------------------------------
@@ -576,7 +588,11 @@ def servers(peers: Peers, only: list[str]) -> list[tuple[type[Server], str]]:
         ("database", OursInDatabase, sys.executable),
     ]
     if peers.place is not None:
-        known += [("langgraph", LangGraph, peers.python("langgraph_server")), ("adk", Adk, peers.python("google_adk"))]
+        known += [
+            ("langgraph", LangGraph, peers.python("langgraph_server")),
+            ("adk", Adk, peers.python("google_adk")),
+            ("adk-memory", AdkInMemory, peers.python("google_adk")),
+        ]
     return [(kind, python) for name, kind, python in known if not only or name in only]
 
 
@@ -617,7 +633,7 @@ def main() -> int:
     parser.add_argument("--rest", type=float, default=IDLE_SECONDS, help="seconds in which idle CPU is measured")
     parser.add_argument(
         "--only",
-        choices=["folder", "database", "langgraph", "adk"],
+        choices=["folder", "database", "langgraph", "adk", "adk-memory"],
         action="append",
         default=[],
         help="may be repeated",

@@ -175,7 +175,7 @@ def test_the_application_of_the_page_loses_no_event_over_reconnects(tmp_path: Pa
     assert ("completed", "Rome, Friday: at eight") == (finished["status"], finished["output"])
     assert whole is not None
     assert [e["id"] for e in whole if e["type"] != "text_delta"] == [e["id"] for e in got if e["type"] != "text_delta"]
-    places = [int(event["id"].partition("-")[2]) for event in got]
+    places = [int(event["id"].partition("~")[0].partition("-")[2]) for event in got]
     assert sorted(set(places)) == places
     # Who comes back when the model call has ended gets none of its pieces any more: what was missed stands in the whole text.
     texts = "".join([event["text"] for event in got if event["type"] == "text_delta"])
