@@ -830,7 +830,7 @@ class Runs:
 
     def is_under_way(self, row: RunRow) -> bool:
         """Return whether something may come of a run, here or in another process, so that who watches it waits."""
-        return row.run in self._live or row.status in UNDER_WAY
+        return row.run in self._live or (row.status in UNDER_WAY and self._shown_by(row) is None)
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:
