@@ -208,7 +208,7 @@ async def test_the_result_of_a_deferred_tool_is_not_lost_when_it_was_given_to_an
 
     assert [202, 202, 422, 409] == [one.status_code for one in (*given, strange)]
     assert str(holder.place) not in "".join([one.text for one in (*given, strange)])
-    check_all(client, holder)
+    await check_all(client, holder)
 
 
 def server_waits(server: Served, run: str) -> bool:
