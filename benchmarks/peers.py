@@ -32,6 +32,7 @@ ENVIRONMENTS = {
     "openai": ["openai==3.52.0"],
     "google": ["google-genai==3.4.0"],
     "vcrpy": ["vcrpy==9.4.2", "httpx2==2.16.2"],
+    "langgraph_server": ["langgraph-cli[inmem]==0.4.40", "langgraph-api==0.16.7", "langgraph==1.2.22"],
     "temporal": ["temporalio[openai-agents]==1.35.0"],
 }
 SDKS = {"anthropic": "anthropic", "openai": "openai", "openai_chat": "openai", "google": "google"}

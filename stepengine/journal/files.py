@@ -25,6 +25,7 @@ from stepengine.journal.places import (
     Reserve,
     check_place,
     close_locked,
+    is_locked,
     lock_file,
     made_folder,
     make_private,
@@ -101,6 +102,10 @@ class FileJournal(Journal):
     def is_there(self) -> bool:
         """Return whether the file exists."""
         return self.path.exists()
+
+    def is_held(self) -> bool:
+        """Return whether the file is locked."""
+        return is_locked(self.path)
 
     def missing(self) -> JournalMissing:
         """Return the error for a file that is not there or empty; it names journals beside it."""

@@ -821,7 +821,9 @@ class JournaledRun:
         elif self.mode.tells_stop(stop, past):
             for message in [one for one in self._cancels.values() if not one.path and stop.kind == "cancelled"]:
                 self._keep_letter(message)
-            self.append(_stopped(stop, self.timing.last))
+            # Whoever follows the run waits for the next process then, and is not told that it ended.
+            kind = "shutdown" if finished.is_left and stop.kind == "cancelled" else stop.kind
+            self.append(_stopped(attrs.evolve(stop, kind=kind), self.timing.last))
         assert self._writer is not None  # noqa: S101 - there is one from start to end
         self._write_kept(self._writer)
         self._writer.commit()

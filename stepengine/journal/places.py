@@ -36,6 +36,7 @@ __all__ = (
     "Reserve",
     "check_place",
     "close_locked",
+    "is_locked",
     "likely",
     "listed",
     "lock_file",
@@ -234,6 +235,30 @@ def lock_file(descriptor: int, path: Path, *, unsafe_no_lock: bool = False) -> N
         raise _locked(path, _owner(descriptor)) from error
     except OSError as error:
         _no_locks(path, error.strerror or str(error), unsafe_no_lock=unsafe_no_lock)
+
+
+def is_locked(path: Path) -> bool:
+    """
+    Return whether somebody has the file at *path* locked; false where there is none, and where there are no locks.
+
+    Raises:
+        JournalError: when it cannot be opened.
+    """
+    descriptor = opened(path)
+    if descriptor is None:
+        return False
+    try:
+        import fcntl
+
+        # Shared: of two who ask at the same time neither takes the other one for an owner.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        return False
+    finally:
+        close_locked(descriptor)
+    return False
 
 
 def close_locked(descriptor: int) -> None:

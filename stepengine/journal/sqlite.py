@@ -24,6 +24,7 @@ from stepengine.journal.mailbox import Mailbox
 from stepengine.journal.places import (
     Reserve,
     check_place,
+    is_locked,
     likely,
     listed,
     lock_file,
@@ -98,6 +99,13 @@ class SqliteJournal(Journal):
     def is_there(self) -> bool:
         """Return whether the file exists and holds the run."""
         return self.path.exists() and (self.run is None or self.run in self.runs(self.run))
+
+    def is_held(self) -> bool:
+        """Return whether the run is locked."""
+        try:
+            return is_locked(_lock_path(self.path, self.path.stat(), self._bound_run()))
+        except FileNotFoundError:
+            return False
 
     def missing(self) -> JournalMissing:
         """Return the error for a run that the file does not hold; it names those that it holds, or files beside it."""
@@ -285,8 +293,7 @@ class SqliteWriter(LineWriter):
         self._is_announced = self._is_under_way = False
         self._reserve: Reserve | None = None
         status = made_database(journal.path)
-        # Named after the file and not after one of its names, so that whoever finds the file finds the lock.
-        self._lock_path = journal.path.with_name(f".{status.st_dev:x}-{status.st_ino:x}.{run}.lock")
+        self._lock_path = _lock_path(journal.path, status, run)
         self._lock = HeldFile(self._lock_path, _locked(self._lock_path, journal.path))
         self._database = Database.at(journal.path, status, seconds=BUSY_SECONDS)
         try:
@@ -450,6 +457,11 @@ def _found(database: Database, run: str) -> tuple[bytes, int]:
     with database.lock, database.writing() as connection:
         connection.execute(SCHEMA)
     return b"", 0
+
+
+def _lock_path(database: Path, status: os.stat_result, run: str) -> Path:
+    # Named after the file and not after one of its names, so that whoever finds the file finds the lock.
+    return database.with_name(f".{status.st_dev:x}-{status.st_ino:x}.{run}.lock")
 
 
 def _locked(path: Path, database: Path) -> int:

@@ -275,6 +275,10 @@ class Journal(abc.ABC):
         """Return whether there is anything to take over; a journal in memory always is."""
         return True
 
+    def is_held(self) -> bool:
+        """Return whether a process writes the run now, without reading anything of it; false where that cannot be told."""
+        return False
+
     def missing(self) -> JournalMissing:
         """Return the error for a run that was looked for and is not there; it says what is."""
         return JournalMissing(f"{self.name} holds no run; {TO_RECORD}")

@@ -67,7 +67,7 @@ from stepengine.runtime.effect_events import ended, finished, started
 from stepengine.runtime.hub import place_of
 from stepengine.runtime.performer import Item, child_path
 
-__all__ = ("FIRST_PAUSE", "LAST_PAUSE", "Projection", "Watch", "follow_events")
+__all__ = ("FIRST_PAUSE", "LAST_PAUSE", "Projection", "Watch", "follow_events", "next_pause")
 
 FIRST_PAUSE = 0.02
 """Seconds until the next look where there was news: a reader is hardly ever further behind than an eye notices."""
@@ -364,6 +364,12 @@ class Projection:
     def _stopped(self, said: Mapping[str, Any]) -> Iterator[Event]:
         if said["kind"] == "suspended":
             return  # what it waits for is shown, and a run that waits has not ended
+        if said["kind"] == "shutdown":
+            # Its process was to end, and leaves it to the next one: as where that was killed, nobody is told of an end.
+            for run in self._runs.values():
+                run.was_left, run.is_open = run.is_open or run.was_left, False
+            self._is_stopped = True
+            return
         error = restored(said["error"]) if "error" in said else None
         status = status_of(Stop(said["kind"], error=error))
         for path in sorted(self._runs, key=lambda path: (-path.count("."), path)):
@@ -372,8 +378,7 @@ class Projection:
             yield from self._step_ended(path, 0, status)
         if status is RunStatus.FAILED and error is not None:
             yield _failed("", error)
-        # A process that is shut down leaves its run to the next one.
-        self._is_stopped, self.is_over = True, said["kind"] != "shutdown"
+        self._is_stopped = self.is_over = True
         yield self._finished(status=status, error=error, spending=self._runs[""].spent)
 
     @property
@@ -481,7 +486,8 @@ async def follow_events(
     for at once (``of`` is 0 where it was more than one). ``RunFinished.result`` has status, output, text, error and spending.
 
     A run that waits has not ended, whether a process holds it or not. One that was stopped has: ``RunFinished`` says so, and where
-    somebody goes on with it, ``RunStarted`` with ``resumed`` follows. A process that was killed leaves no trace.
+    somebody goes on with it, ``RunStarted`` with ``resumed`` follows. One that a process left because that was shut down has not, and
+    nothing says so until somebody goes on. A process that was killed leaves no trace.
 
     Args:
         journal: Any journal; one that is not there yet is waited for.
@@ -511,9 +517,14 @@ async def follow_events(
             yield event
         if watch.is_over(stay=stay):
             return
-        pause = FIRST_PAUSE if events else min(LAST_PAUSE, pause * SLOWER)
+        pause = next_pause(pause, has_news=bool(events))
         if not watch.is_behind:
             await sleep(pause)
+
+
+def next_pause(pause: float, *, has_news: bool) -> float:
+    """Return how many seconds pass until the next look, after *pause* before this one."""
+    return FIRST_PAUSE if has_news else min(LAST_PAUSE, pause * SLOWER)
 
 
 class Watch:

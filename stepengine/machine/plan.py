@@ -182,6 +182,7 @@ class Finished(Ended[Any]):
         limit: The budget that was spent first, if one was; a run without an error may have ended by it all the same.
         pending: The open questions when it is suspended, those of children included.
         began: Whether it got past its ``pre_run`` hooks.
+        is_left: Whether its process was to end, so that somebody is to go on with it, and did not want it to end.
         opening: The messages that it began with: what the user said, and the instructions.
         changes: Of the body of a tool, what it wants changed in the run of its caller, in order.
         computed: Of the body of a tool, what each ``Compute`` of it came to, in order.
@@ -190,6 +191,7 @@ class Finished(Ended[Any]):
     limit: LimitExceeded | None = None
     pending: tuple[Question, ...] = ()
     began: bool = True
+    is_left: bool = False
     opening: tuple[Message, ...] = attrs.field(default=(), repr=False)
     changes: tuple[Any, ...] = ()
     computed: tuple[JsonValue, ...] = ()

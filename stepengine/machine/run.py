@@ -398,6 +398,7 @@ def _finished(run: RunState, ending: _Ending) -> Finished:
         output=ending.output,
         text="" if ending.status is RunStatus.SUSPENDED or run.plan.body is not None else text_of(run),
         error=ending.error,
+        is_left=ending.stop is not None and ending.stop.kind == "shutdown",
         limit=run.budget.reached,
         pending=run.pending,
         began=run.began,

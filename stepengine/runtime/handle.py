@@ -213,7 +213,8 @@ class RunHandle(Generic[Out]):
             answers: Whether the reader will answer questions: as long as such a one reads, a question stays open.
 
         Raises:
-            StepEngineError: when the run has 100 readers already, or *after* is no id of an event of this stream.
+            LimitExceeded: when the run has 100 readers already.
+            StepEngineError: when *after* is no id of an event of this stream.
         """
         self._is_used = True
         subscription = self._tree.hub.subscribe(after)

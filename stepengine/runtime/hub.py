@@ -44,7 +44,7 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.state import RunPhase
 from stepengine.data.transcript import Transcript
-from stepengine.errors import StepEngineError
+from stepengine.errors import LimitExceeded, StepEngineError
 from stepengine.machine.signals import is_callers
 from stepengine.redaction import GIVEN, KNOWN, Trickle
 from stepengine.runtime.logs import LOGGER, write
@@ -487,11 +487,12 @@ class Hub:
             after: The ``id`` of the last event that the subscriber has; what comes after it is what it gets.
 
         Raises:
-            StepEngineError: when the run has 100 subscribers already, or *after* is no id of an event.
+            LimitExceeded: when the run has 100 subscribers already.
+            StepEngineError: when *after* is no id of an event.
         """
         if len(self._subscriptions) >= MAX_SUBSCRIBERS:
             msg = f"this run has {MAX_SUBSCRIBERS} subscribers already; close one, or pass events on from one of them"
-            raise StepEngineError(msg)
+            raise LimitExceeded(msg, kind="readers", limit=MAX_SUBSCRIBERS)
         index = -1 if after is None else self._place(after)
         subscription = Subscription(self)
         if self._ring is not None:

@@ -25,7 +25,7 @@ from stepengine.durable import DatabaseAway, DurableEngine, DurableScheduler, Up
 from stepengine.durable.register import Register, Registered, make_register
 from stepengine.durable.schedules import durable_standings
 from stepengine.engine.scheduler import Standing
-from stepengine.errors import InputError, JournalError, StepEngineError
+from stepengine.errors import InputError, JournalError, LimitExceeded, StepEngineError
 from stepengine.runtime.logs import LOGGER
 from stepengine.serving.ledger import OPEN, RunRow
 from stepengine.serving.problems import Problem
@@ -367,15 +367,19 @@ class DurableRuns:
 
         Raises:
             ReplayDivergence: when the run is of agents that this server does not have.
-            StepEngineError: when *after* is no id of an event of this run, or too many watch it.
+            LimitExceeded: when too many watch it.
+            StepEngineError: when *after* is no id of an event of this run.
         """
         await self._be_submitted(row)
         if self._readers[row.run, row.tries] >= MOST_READERS:
             msg = f"{MOST_READERS} watch this run already; ask again in a moment"
-            raise StepEngineError(msg)
+            raise LimitExceeded(msg, kind="readers", limit=MOST_READERS)
         shared = self._shared(row)
         await shared.place(after)
         return shared.is_over or shared.is_resting
+
+    def reader(self, after: str | None) -> None:
+        """Return nothing: an event's own id says how far a reader has come, at every server."""
 
     async def events(self, row: RunRow, after: str | None) -> AsyncGenerator[Event, None]:
         """

@@ -151,9 +151,11 @@ class Ledger:
         rows = self._rows("WHERE run = ?", (run,))
         return rows[0] if rows else None
 
-    def under_way(self) -> list[RunRow]:
-        """Return the runs that are not known to rest or to have ended: what goes on when its process was killed."""
-        return self._rows("WHERE status IN ('started', 'running') ORDER BY run", ())
+    def under_way(self) -> list[str]:
+        """Return the ids of the runs that are not known to rest or to have ended: what goes on when its process was killed."""
+        with self._used() as known, known.reading() as database:
+            found = database.execute("SELECT run FROM served WHERE status IN ('started', 'running') ORDER BY run")
+            return [run for (run,) in found]
 
     def listed(
         self,

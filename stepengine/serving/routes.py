@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from stepengine.data.codec import plain
 from stepengine.data.json import freeze
 from stepengine.data.questions import Answer, AnswerLike, Question
-from stepengine.errors import AnswerRejected, InputError, StepEngineError
+from stepengine.errors import AnswerRejected, InputError, LimitExceeded, StepEngineError
 from stepengine.journal.history import engine_version
 from stepengine.serving.access import caller_of
 from stepengine.serving.durable_runs import AnyRuns
@@ -558,37 +558,38 @@ async def look_at_run(request: Request) -> Response:
 
 
 async def watch_run(request: Request) -> Response:
-    row, runs = await _row(request), _runs(request)
-    asked = request.query_params.get("full", "0")
-    full = asked == "1"
-    if asked not in ("0", "1"):
-        msg = "full: 0 or 1"
-        raise InputError(msg, issues=(msg,))
-    if full:
-        caller_of(request).must("debug")
+    row, runs, full = await _row(request), _runs(request), _is_full(request)
     after = request.headers.get("last-event-id") or request.query_params.get("after") or None
     headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
     if request.method == "HEAD":
         return Response(headers=headers, media_type=EVENTS)
     first = None
     try:
-        events = runs.events(row, after)
+        had, events = runs.reader(after), runs.events(row, after)
         if await runs.may_be_over(row, after):
             # A browser that has everything asks again after every end, and only this makes it stop.
             first = await anext(events, None)
             if first is None:
                 return Response(status_code=204)
+    except LimitExceeded as error:
+        raise Problem(error.message, status=429, kind="too_many_readers", headers={"retry-after": "5"}) from None
     except StepEngineError as error:
         if type(error) is not StepEngineError:
             raise
-        raise _not_shown(error, after) from None
-    return StreamingResponse(sse(events, first, full=full, stopping=runs.stopping), media_type=EVENTS, headers=headers)
+        raise InputError(error.message, issues=(f"after: {error.message}",)) from None
+    return StreamingResponse(
+        sse(events, first, had=had, full=full, stopping=runs.stopping), media_type=EVENTS, headers=headers
+    )
 
 
-def _not_shown(error: StepEngineError, after: str | None) -> Exception:
-    if after is None:  # then nothing that was sent is wrong: there are as many readers of this run as may be
-        return Problem(error.message, status=429, kind="too_many_readers", headers={"retry-after": "5"})
-    return InputError(error.message, issues=(f"after: {error.message}",))
+def _is_full(request: Request) -> bool:
+    asked = request.query_params.get("full", "0")
+    if asked not in ("0", "1"):
+        msg = "full: 0 or 1"
+        raise InputError(msg, issues=(msg,))
+    if asked == "1":
+        caller_of(request).must("debug")
+    return asked == "1"
 
 
 async def answer_run(request: Request) -> Response:
@@ -860,7 +861,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         method="GET", path="/runs/{run}/events", name="watch_run", scope="read", handler=watch_run, parameters=AFTER,
-        gives={200: EVENTS, 204: None}, refuses=(404, 422),
+        gives={200: EVENTS, 204: None}, refuses=(404, 422, 429),
         about=(
             "Watch a run as server-sent events, from the first one on, or behind the one that the reader has.\n"
             "Each event has an id that the browser brings back by itself. 204 says that there is nothing more."

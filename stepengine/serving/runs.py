@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Coroutine, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -48,7 +49,6 @@ from stepengine.journal.show import ended_of, spending_of, status_of
 from stepengine.journal.sleeping import arrived, index_of, sleeper
 from stepengine.journal.sqlite import SqliteJournal
 from stepengine.journal.undoing import undo
-from stepengine.journal.watching import follow_events
 from stepengine.runtime.logs import LOGGER
 from stepengine.serving.access import check_folder
 from stepengine.serving.ledger import (
@@ -66,6 +66,7 @@ from stepengine.serving.ledger import (
     waking,
 )
 from stepengine.serving.problems import Problem
+from stepengine.serving.watching import Had, Shared, live_events
 
 if TYPE_CHECKING:
     from stepengine.data.events import Event
@@ -86,9 +87,8 @@ KEPT = 100
 """Handles of runs that rest, with their last events: who comes back to one gets them from memory, and else from the journal."""
 LOOKS_KEPT = 200
 LOOK_SECONDS = 1.0
-SWEEP_SECONDS = 5.0
-ELSEWHERE_SECONDS = 10.0
-"""How long a run that another process has is not tried again: each try reads its journal."""
+BEGUN_SECONDS = 2.0
+"""How long a run may be registered and have no journal yet, where another server is about to begin it."""
 DUE_AT_ONCE = 100
 MOST_TRIES = 3
 GRACE_SECONDS = 10.0
@@ -189,10 +189,12 @@ class Runs:
         self._ledger = Ledger(place)
         self._live: dict[str, RunHandle] = {}
         self._rested: OrderedDict[str, RunHandle] = OrderedDict()
+        self._rested_at: dict[str, float] = {}
+        self._went_on: set[str] = set()
+        self._shared = Shared(self.journal)
         self._going_on: dict[str, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._caring: asyncio.Task[Any] | None = None
-        self._elsewhere: dict[str, float] = {}
         self._looks: OrderedDict[tuple[str, str, float], Look] = OrderedDict()
         self._acts: list[tuple[Act, asyncio.Future[Any]]] = []
         self._writing: asyncio.Task[None] | None = None
@@ -214,7 +216,7 @@ class Runs:
         await asyncio.to_thread(self._prepare)
         # Before anybody can ask: a run that was killed is under way again when it is looked at. What there is no room for comes
         # when others make some, which may wait for an answer, and to give that the server has to be there.
-        await self._sweep()
+        await self._sweep(at_once=True)
         self._caring = self._spawn(self._care())
         if self._schedules:
             scheduler = Scheduler(self.engine, self._schedules, runs=self.place, tell=self._adopt)
@@ -243,6 +245,7 @@ class Runs:
         waits = [asyncio.ensure_future(handle.wait()) for handle in self._live.values()]
         if waits:
             await asyncio.wait(waits, timeout=self._drain)
+        self._shared.close()
         # From here on what ends is ended by this, and is under way for whoever comes next.
         for handle in list(self._live.values()):
             await handle.shutdown()
@@ -357,11 +360,19 @@ class Runs:
         """Return the journal of a run."""
         return SqliteJournal(self.place, run) if self._is_database else FileJournal(self.place / f"{run}.jsonl")
 
-    def _hold(self, run: str, handle: RunHandle) -> RunHandle:
-        self._rested.pop(run, None)
+    def _hold(self, run: str, handle: RunHandle, *, went_on: bool = False) -> RunHandle:
+        self._forget(run)
         self._live[run] = handle
+        if went_on:
+            self._went_on.add(run)
         self._spawn(self._watched(run, handle))
         return handle
+
+    def _forget(self, run: str) -> None:
+        """Forget what is known of a run that rests."""
+        self._rested.pop(run, None)
+        self._rested_at.pop(run, None)
+        self._went_on.discard(run)
 
     async def _adopt(self, run: str, agent: str, handle: RunHandle) -> None:
         """Register a run that a schedule started: it belongs to nobody, so that whoever may do everything sees it."""
@@ -382,13 +393,16 @@ class Runs:
         self._live.pop(run, None)
         self._rested[run] = handle
         while len(self._rested) > KEPT:
-            self._rested.popitem(last=False)
+            self._forget(next(iter(self._rested)))
         if result is not None and isinstance(result.error, JournalError):
             error = result.error
         if error is not None:
             await self._failed(run, error)
         elif result is not None and not (self._is_closing and result.status is RunStatus.CANCELLED):
-            await self._write(noting(run, result.status.value, time.time()))
+            now = time.time()
+            await self._write(noting(run, result.status.value, now))
+            if self._rested.get(run) is handle:
+                self._rested_at[run] = now
             await self._look_again(run, result.status)
 
     async def _look_again(self, run: str, status: RunStatus) -> None:
@@ -421,17 +435,15 @@ class Runs:
 
     async def _care(self) -> None:
         """Go on with what is due, and with what its process left behind."""
-        swept = time.monotonic()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
+            self._shared.drop_idle()
             try:
                 for row in await asyncio.to_thread(self._due_rows):
                     if not self._has_room():
                         break
                     await self._go_on(row)
-                if time.monotonic() - swept >= SWEEP_SECONDS:
-                    await self._sweep()
-                    swept = time.monotonic()
+                await self._sweep()
             except StepEngineError as error:
                 LOGGER.error("what is to go on is not known now: %s", error)
             except Exception:  # noqa: BLE001 - nobody waits for this loop, and without it nothing goes on any more
@@ -461,15 +473,22 @@ class Runs:
         self._strangers = strangers
         return rows
 
-    async def _sweep(self) -> None:
+    async def _sweep(self, *, at_once: bool = False) -> None:
         """Go on with what is under way by the ledger, and in nobody's hands, as far as there is room."""
-        rows, now = await asyncio.to_thread(self._ledger.under_way), time.monotonic()
-        self._elsewhere = {run: until for run, until in self._elsewhere.items() if until > now}
-        for row in rows:
+        for row in await asyncio.to_thread(self._left_alone, frozenset(self._live), at_once=at_once):
             if not self._has_room():
                 return
-            if row.run not in self._live and row.run not in self._elsewhere:
+            if row.run not in self._live:
                 await self._go_on(row)
+
+    def _left_alone(self, live: Collection[str], *, at_once: bool) -> list[RunRow]:
+        """Return the runs whose process is gone: nobody has their locks, which is asked before anything of them is read."""
+        others = [run for run in self._ledger.under_way() if run not in live]
+        free = [
+            row for run in others if not self.journal(run).is_held() and (row := self._ledger.find(run)) is not None
+        ]
+        begun = time.time() - (0.0 if at_once else BEGUN_SECONDS)
+        return [row for row in free if row.status == "running" or (row.status == "started" and row.created <= begun)]
 
     def _has_room(self) -> bool:
         return len(self._live) < self.max_live and not self._is_closing
@@ -479,7 +498,7 @@ class Runs:
         try:
             await self._taken_up(row, **options)
         except JournalLocked:
-            self._elsewhere[row.run] = time.monotonic() + ELSEWHERE_SECONDS
+            pass  # another process has it
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one run, the others go on
             await self._failed(row.run, error)
 
@@ -518,7 +537,7 @@ class Runs:
             if decided:
                 await self._write(deciding(row.run, decided))
             raise
-        self._hold(row.run, handle)
+        self._hold(row.run, handle, went_on=True)
 
     async def _nudge(self, row: RunRow) -> None:
         """Let a run take in what was posted for it, wherever it is."""
@@ -627,20 +646,48 @@ class Runs:
         """
         Return what shows the events of a run from its first on, or from behind *after*.
 
-        A run of this process is shown live, from where this process went on with it. One that another process has, and one
-        that ended long ago, is shown from its journal: whole texts and no pieces of them.
+        A run of this process is shown live; what it did before this process went on with it, from its journal. So is one that
+        another process has, and one that ended long ago: whole texts and no pieces of them.
+
+        Args:
+            row: The run.
+            after: The id of the last event that the reader has, as ``sse`` gave it, of whatever stream and server.
 
         Raises:
+            LimitExceeded: when the run has 100 readers already.
             StepEngineError: when *after* is no id of an event.
         """
-        handle = self._live.get(row.run) or self._rested.get(row.run)
-        if handle is not None:
+        had, handle = Had.of(after), self._shown_by(row)
+        if handle is None:
+            return self._shared.following(row.run).events(had, stay=row.status in UNDER_WAY)
+        is_its = had.place is not None and had.place.epoch == handle.epoch
+        after = had.own_id if is_its else None
+        if (is_its and not (had.is_mixed and had.marks)) or (had.place is None and row.run not in self._went_on):
             return handle.events(after=after)
-        return follow_events(self.journal(row.run), after=after, stay=row.status in UNDER_WAY)
+        following = self._shared.following(row.run)
+        if row.run in self._live:
+            return live_events(handle.events(after=after), following, had)
+        return following.events(had, stay=False)
+
+    def _shown_by(self, row: RunRow) -> RunHandle | None:
+        """Return the handle that has the newest events of a run, if that is one of this process."""
+        handle, noted = self._live.get(row.run), self._rested_at.get(row.run, math.inf)
+        # Another server may have gone on with what rests here; of what ended just now the row may be older.
+        is_newest = row.changed < noted or (row.changed == noted and row.status not in UNDER_WAY)
+        return handle if handle is not None or not is_newest else self._rested.get(row.run)
 
     async def may_be_over(self, row: RunRow, after: str | None) -> bool:
-        """Return whether there may be no event behind *after*; a run of this process always has some."""
-        return row.run not in self._live
+        """Return whether there may be no event behind *after*: what is under way, here or in another process, is waited for."""
+        return row.run not in self._live and (row.status not in UNDER_WAY or self._shown_by(row) is not None)
+
+    def reader(self, after: str | None) -> Had:
+        """
+        Return how far a reader has come who brings back the id *after*.
+
+        Raises:
+            StepEngineError: when it is no id of an event.
+        """
+        return Had.of(after)
 
     # --- saying something ---------------------------------------------------------------------------------------------
 
@@ -801,7 +848,7 @@ class Runs:
         except JournalError as error:
             raise _of_request(error, JournalError, row, source, status=422, kind="no_such_place") from None
         await self._registered(new, None)
-        self._hold(run, handle)
+        self._hold(run, handle, went_on=True)
         return run
 
     async def content(self, row: RunRow) -> bytes:

@@ -349,3 +349,28 @@ def test_who_follows_a_run_whose_process_is_killed_and_resumed_sees_what_the_who
         return [told(event) for event in await asyncio.wait_for(reader, 30)]
 
     assert asyncio.run(seen()) == [told(event) for event in asyncio.run(followed(make()))]
+
+
+@pytest.mark.spec("studio:SV3")
+def test_a_run_that_its_process_left_to_the_next_one_has_not_ended_for_who_follows_it():
+    journal = MemoryJournal()
+
+    async def left() -> list[Event]:
+        async with Engine(agents(), models=ScriptedModel([reply] * 20)) as engine:
+            handle = engine.start("reviewer", "Ask.", journal=journal, wait_for_answers=None)
+            while not handle.questions:  # noqa: ASYNC110 - it asks by itself
+                await asyncio.sleep(0.01)
+            await handle.shutdown()
+            return await followed(journal, stay=False)
+
+    async def gone_on() -> list[Event]:
+        async with Engine(agents(), models=ScriptedModel([reply] * 20)) as engine:
+            await engine.resume(journal, answers={"Go on?": "yes"})
+            return await followed(journal)
+
+    before, whole = asyncio.run(left()), asyncio.run(gone_on())
+
+    assert "question_asked" == before[-1].type
+    assert [told(event) for event in before] == [told(event) for event in whole[: len(before)]]
+    assert [True] == [event.resumed for event in whole[len(before) :] if event.type == "run_started"]
+    assert ["run_finished"] == [event.type for event in whole if event.type == "run_finished"]

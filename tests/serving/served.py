@@ -22,13 +22,13 @@ from urllib.parse import quote
 
 import httpx2
 
-from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal
+from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, follow_events
 from stepengine.serving import Tokens
+from stepengine.serving.watching import TOLD
 
 SCRIPTED = Path(__file__).with_name("scripted.py")
 ROOT = SCRIPTED.parents[2]
 ENDED = ("completed", "failed", "cancelled", "max_steps", "truncated", "stranded")
-MAKE_UP = ("text_delta", "thinking_delta", "tool_input_delta", "model_finished")
 UNREACHED = (httpx2.TransportError,)
 
 
@@ -173,45 +173,49 @@ class Seen:
         self.events: list[dict[str, Any]] = []
         self.was_told = False
         self.problems: list[str] = []
-        self._known: dict[str, Any] = {}
-        self._since: set[str] = set()
-        self._told: dict[str, Any] | None = None
+        self._places: dict[str, Any] = {}
+        self._keys: set[tuple[str, int, str]] = set()
 
     def take(self, place: str | None, event: dict[str, Any]) -> None:
         if event["type"] == "events_dropped":
-            self._told, self.was_told = event, True
+            self.was_told = True
+            if event["reason"] == "epoch":
+                # It is shown everything anew.
+                self._places.clear()
+                self._keys.clear()
             return
         assert place is not None, event
-        self._check(place, event)
-        # Whoever comes for the first time after a kill is told by this that there was something before.
-        self.was_told |= bool(event["type"] == "run_started" and not event["path"] and event["resumed"])
-        self.last, self._told = place, None
-        self._known[place] = event
-        self._since.add(place)
+        self._check(place.partition("~")[0], event)
+        self.last = place
         self.events.append(event)
 
     def _check(self, place: str, event: dict[str, Any]) -> None:
+        if place in self._places:
+            self.problems.append(f"{place} came twice: {self._places[place]} and {event}")
+        self._places[place] = event
         epoch, _, index = place.partition("-")
-        before, _, number = (self.last or "").partition("-")
-        told = self._told
-        begins_anew = told is not None and told["reason"] == "epoch"
-        if epoch == before and not begins_anew:
-            expected = int(number) + 1 + (told["count"] if told else 0)
-        else:
-            expected = told["count"] if told else 0
-            if self.last is not None and not begins_anew:
-                self.problems.append(f"{place} follows {self.last}, and nothing was said")
-        # Deltas are shown as one, or not at all once what they make up is shown whole.
-        is_whole = int(index) > expected and event["type"] in MAKE_UP
-        if int(index) != expected and not is_whole:
-            self.problems.append(f"{place} follows {self.last}, told was {told}")
-        if begins_anew:
-            # It came from another epoch and is shown the whole of this one, whatever it saw of that long ago.
-            self._since.clear()
-        if place in self._since:
-            self.problems.append(f"{place} came twice")
-        if self._known.get(place, event) != event:
-            self.problems.append(f"{place} came twice, as two events: {self._known[place]} and {event}")
+        before, _, number = (self.last or "").partition("~")[0].partition("-")
+        if epoch == before and int(index) <= int(number):
+            self.problems.append(f"{place} follows {self.last}")
+        stopped = event["type"] == "wait_finished" and not event["is_over"]
+        if event["type"] not in TOLD or event.get("resumed") or event.get("status") == "suspended" or stopped:
+            return
+        key = event["path"], event["seq"], event["type"]
+        if key in self._keys and event["type"].endswith("_started"):
+            # Its result was shown before it was on the disk, and the kill came in between: it is done, and shown, again.
+            self._keys = {one for one in self._keys if one[:2] != key[:2]}
+        if key in self._keys:
+            self.problems.append(
+                f"{event['type']} of {event['path']!r} #{event['seq']} came twice; the last id was {self.last}"
+            )
+        self._keys.add(key)
+
+    async def unseen(self, journal: Any) -> set[tuple[str, int, str]]:
+        """
+        Return what the journal of a run that has ended tells, and the client was not shown.
+        """
+        told = [(event.path, event.seq, event.type) async for event in follow_events(journal, stay=False)]
+        return {key for key in told if key[2] in TOLD} - self._keys
 
     def finished(self) -> set[tuple[str, int]]:
         """

@@ -695,9 +695,39 @@ def test_one_reader_more_than_a_run_may_have_is_told_to_come_back_later(house: H
             one = stack.enter_context(connected(house, head(house, f"GET /runs/{run}/events")))
             assert one.recv(12).startswith(b"HTTP/1.1 200")
         answer = client.get(f"/runs/{run}/events")
+        epoch = client.get(f"/runs/{run}").json()["epoch"]
+        again = client.get(f"/runs/{run}/events", headers={"last-event-id": f"{epoch}-0"})
 
-    assert (429, "5") == (answer.status_code, answer.headers["retry-after"])
-    assert "urn:stepengine:problem:too_many_readers" == check_refused(house, answer)["type"]
+    for one in (answer, again):
+        assert (429, "5") == (one.status_code, one.headers["retry-after"])
+        assert "urn:stepengine:problem:too_many_readers" == check_refused(house, one)["type"]
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "5d0c2a17-0~",
+        "5d0c2a17-0~:0",
+        "5d0c2a17-0~:x:tool_finished",
+        "5d0c2a17-0~a:0:tool_finished",
+        "5d0c2a17-0~:0:text_delta",
+        f"5d0c2a17-0~:{'9' * 5000}:tool_finished",
+        "5d0c2a17-0~" + ",".join(["3:0:tool_finished"] * 1000),
+        "~",
+        "5d0c2a17-0~,",
+    ],
+)
+def test_an_id_that_no_event_has_is_told_apart_from_one_that_it_could_have(house: House, after: str) -> None:
+    with house.client("anna") as client:
+        run = started(client, "quick")
+        ended(client, run)
+        answer = client.get(f"/runs/{run}/events", headers={"last-event-id": after})
+
+    if after == "5d0c2a17-0~":
+        assert 200 == answer.status_code
+    else:
+        assert 422 == answer.status_code
+        assert "after" in check_refused(house, answer)["issues"][0]
 
 
 @pytest.mark.deep

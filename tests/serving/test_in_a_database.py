@@ -169,7 +169,7 @@ async def test_nothing_is_lost_by_workers_that_are_killed_while_the_servers_do_n
             running[name] = workers(name)
         await using
         for client in clients:
-            check_all(client, servers[0])
+            await check_all(client, servers[0])
             assert len(agents) * 2 == len(client.runs)
 
 
@@ -181,7 +181,7 @@ async def test_nothing_is_lost_under_load_by_two_servers_that_are_killed_fifteen
     users = await under_load(servers, clients=8, kills=15, seed=3)
 
     for client in users:
-        check_all(client, servers[0])
+        await check_all(client, servers[0])
     assert sum(len(client.runs) for client in users) > 40
 
 
@@ -391,7 +391,7 @@ async def test_a_database_that_is_stopped_is_told_and_what_was_under_way_goes_on
             await server.ready(SECONDS)
             await asyncio.wait_for(client.see_through(asking), 60)
             await client.see_through(await client.start("working", 2))
-            check_all(client, server)
+            await check_all(client, server)
         server.stop()
 
     assert [200, *[503] * 6] == [one.status_code for one in told], [one.text for one in told]

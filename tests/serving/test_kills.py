@@ -38,7 +38,7 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Pat
     return lambda place: request.getfixturevalue("db") if place == "postgresql" else tmp_path / place
 
 
-def check_all(client: Client, server: Served) -> None:
+async def check_all(client: Client, server: Served) -> None:
     """
     Check each run of a client: in its journal, in the world, and in what the client saw.
     """
@@ -59,7 +59,7 @@ def check_all(client: Client, server: Served) -> None:
             assert 1 == fired[name] or is_unknown, (where, name, fired[name])
         assert [] == seen.problems, where
         assert view["status"] == seen.events[-1]["status"], where
-        missing = calls - seen.finished()
+        missing = await seen.unseen(server.journal(run))
         assert not missing or seen.was_told, (where, missing)
         for value in client.said[run]:
             assert value in str(view["output"]), (where, value, view["output"])
@@ -124,7 +124,7 @@ async def test_nothing_is_lost_by_a_server_that_is_killed_a_few_times(
     servers.append(Served(tmp_path, where(place), patience=0.3))
 
     for client in await under_load(servers, clients=4, kills=3, seed=7):
-        check_all(client, servers[0])
+        await check_all(client, servers[0])
 
 
 @pytest.mark.spec("studio:SV3")
@@ -144,7 +144,7 @@ async def test_who_is_asked_after_a_kill_whether_a_cut_off_call_happened_decides
         view = await asyncio.wait_for(client.see_through(run), 20)
 
     assert "unknown" == view["output"][0]
-    check_all(client, server)
+    await check_all(client, server)
 
 
 @pytest.mark.spec("studio:SV3")
@@ -167,7 +167,7 @@ async def test_a_run_that_was_answered_after_it_was_suspended_goes_on_when_its_s
         view = await asyncio.wait_for(client.see_through(run), 20)
 
     assert "unknown" == view["output"][-1]
-    check_all(client, server)
+    await check_all(client, server)
 
 
 @pytest.mark.spec("studio:SV3")
@@ -220,7 +220,7 @@ async def test_the_result_of_a_deferred_tool_is_not_lost_when_it_was_given_to_an
 
     assert [202, 202, 422, 409] == [one.status_code for one in (*given, strange)]
     assert str(holder.place) not in "".join([one.text for one in (*given, strange)])
-    check_all(client, holder)
+    await check_all(client, holder)
 
 
 def server_waits(server: Served, run: str) -> bool:
@@ -264,7 +264,7 @@ async def test_of_two_servers_of_one_place_one_is_killed_and_the_other_goes_on(
     servers += [Served(tmp_path, where(place), patience=0.3) for _ in range(2)]
 
     for client in await under_load(servers, clients=6, kills=6, seed=11):
-        check_all(client, servers[0])
+        await check_all(client, servers[0])
 
 
 @pytest.mark.deep
@@ -278,7 +278,7 @@ async def test_nothing_is_lost_under_load_by_servers_that_are_killed_fifty_times
     users = await under_load(servers, clients=20, kills=50, seed=3)
 
     for client in users:
-        check_all(client, servers[0])
+        await check_all(client, servers[0])
     assert sum(len(client.runs) for client in users) > 200
 
 
@@ -299,7 +299,7 @@ async def test_a_server_that_finds_more_under_way_than_it_may_have_is_ready_at_o
         await few.ready(10)
         await asyncio.wait_for(asyncio.gather(*[client.see_through(run) for run in runs]), 40)
 
-    check_all(client, few)
+    await check_all(client, few)
 
 
 # --- being told to stop ----------------------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ async def test_what_ends_while_a_server_that_is_told_to_stop_waits_has_ended_and
         await server.ready()
         await asyncio.wait_for(asyncio.gather(client.see_through(asking), client.see_through(working)), 30)
 
-    check_all(client, server)
+    await check_all(client, server)
     assert ["fired"] * 2 == [client.views[asking]["output"][at] for at in (0, -1)]
 
 
@@ -345,7 +345,7 @@ async def test_what_a_stop_cuts_off_is_in_doubt_at_the_next_start(servers: list[
         view = await asyncio.wait_for(client.see_through(run), 30)
 
     assert "unknown" == view["output"][0]
-    check_all(client, server)
+    await check_all(client, server)
 
 
 # --- what others put there -------------------------------------------------------------------------------------------

@@ -41,6 +41,6 @@ def test_what_was_decided_about_an_effect_in_doubt_counts_once(ledger: Ledger) -
 
     assert again is None
     assert isinstance(other, InputError)
-    assert ["one"] == [row.run for row in ledger.under_way()], "a kill before it goes on loses nothing"
+    assert ["one"] == ledger.under_way(), "a kill before it goes on loses nothing"
     assert [{"doubt:#0": yes}, {}] == ledger.write([taking_up("one"), taking_up("one")])
     ledger.close()

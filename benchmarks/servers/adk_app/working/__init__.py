@@ -1,0 +1,3 @@
+"""An agent; see ``agent``."""
+
+from . import agent as agent
