@@ -45,6 +45,7 @@ def app(
     max_live: int = 64,
     wait_for_answers: float = 60.0,
     drain: float = GRACE_SECONDS,
+    shares: Collection[str] = (),
 ) -> Application:
     """
     Return an ASGI application that starts, shows and keeps runs; `GET /openapi.json` describes what it takes.
@@ -68,6 +69,8 @@ def app(
         max_live: How many runs may be under way in this process; whoever starts one more gets 429.
         wait_for_answers: Seconds that a question is waited for in memory; the run is suspended then, and goes on when it is answered.
         drain: Seconds that runs have to come to their end when the application is stopped; the rest goes on at the next start.
+        shares: The members of ``AgentState.context`` that pages which speak AG-UI are shown and may set; an engine gives its runs what
+            such pages send with ``hooks=stepengine.ag_ui.page_hooks()``.
 
     Raises:
         AgentError: when there is no agent of an id in *agents*.
@@ -111,6 +114,7 @@ def app(
     # A server behind a proxy knows neither its name nor whether it is https: a redirect could lead a token into the open.
     served.router.redirect_slashes = False
     served.state.runs = kept
+    served.state.shares = tuple(shares)
     return Application(
         served,
         tokens=known,

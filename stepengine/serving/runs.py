@@ -12,20 +12,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from stepengine.data import codec
 from stepengine.data.codec import bare, plain
 from stepengine.data.frozen import frozen
 from stepengine.data.questions import Answer, AnswerLike, Question
-from stepengine.data.state import RunResult, RunStatus
+from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.engine.posting import fitting_answers
 from stepengine.engine.scheduler import Scheduler
 from stepengine.errors import (
@@ -42,6 +44,7 @@ from stepengine.journal.files import FileJournal
 from stepengine.journal.finding import database_of
 from stepengine.journal.mailbox import Letter
 from stepengine.journal.questions import DOUBT, doubts
+from stepengine.journal.records import to_text
 from stepengine.journal.show import ended_of, spending_of, status_of
 from stepengine.journal.sleeping import arrived, index_of, sleeper
 from stepengine.journal.sqlite import SqliteJournal
@@ -54,9 +57,12 @@ from stepengine.serving.ledger import (
     Ledger,
     RunRow,
     deciding,
+    leaving,
     noting,
     registering,
     removing,
+    showing,
+    taking_turn,
     taking_up,
     waking,
 )
@@ -71,7 +77,7 @@ if TYPE_CHECKING:
     from stepengine.runtime.handle import RunHandle
     from stepengine.serving.access import Caller
 
-__all__ = ("Asked", "Look", "Runs")
+__all__ = ("Asked", "Look", "Runs", "Turn")
 
 UNDER_WAY = ("started", "running")
 KEPT = 100
@@ -88,6 +94,18 @@ SUSPEND_SECONDS = 2.0
 SUSPENDED_SOON = 0.02
 
 
+@frozen
+class Turn:
+    """
+    The next turn of a conversation.
+
+    Attributes:
+        after: Its last run, as whoever takes the turn knows it; ``None`` where there was none.
+    """
+
+    after: RunRow | None = None
+
+
 @frozen(kw_only=True)
 class Asked:
     """
@@ -99,6 +117,7 @@ class Asked:
         params: A JSON object for the agent's schema.
         metadata: A JSON object for hooks and tools.
         session: The conversation, by the name that its owner gave it.
+        turn: That it is the next turn of the conversation. It goes on from what the last run left, and is suspended as soon as it asks.
     """
 
     agent: str
@@ -106,6 +125,7 @@ class Asked:
     params: Any = None
     metadata: Mapping[str, Any] | None = None
     session: str | None = None
+    turn: Turn | None = None
 
 
 @frozen(kw_only=True)
@@ -186,6 +206,9 @@ class Runs:
         self._writing: asyncio.Task[None] | None = None
         self._strangers: set[str] = set()
         self._nudged: set[str] = set()
+        self._watching: dict[str, asyncio.Task[Any]] = {}
+        self._waking: dict[str, asyncio.Task[Any]] = {}
+        self._whole: set[str] = set()
         self._is_closing = False
         self._stack = contextlib.AsyncExitStack()
 
@@ -289,7 +312,11 @@ class Runs:
         agent = self._agent(asked.agent)
         self._check_room()
         request = {"prompt": asked.prompt, "params": asked.params, "metadata": plain(asked.metadata)}
-        now = time.time()
+        now, before = time.time(), None if asked.turn is None else asked.turn.after
+        if asked.turn is not None:
+            request["turn"] = {"after": None if before is None else before.run}
+            # The newest run of a conversation is the one that was created last, whatever the clocks of two servers say.
+            now = now if before is None else max(now, before.created + 0.001)
         row = RunRow(
             secrets.token_hex(16),
             caller.name,
@@ -304,13 +331,19 @@ class Runs:
         if known is not None:
             return known.run, False
         try:
-            self._begin(row)
+            await self._begin(row)
         except StepEngineError:
             await self._write(removing(row.run))
             raise
         return row.run, True
 
     async def _registered(self, row: RunRow, key: str | None) -> RunRow | None:
+        if "turn" in row.request:
+            try:
+                await self._write(taking_turn(row, row.request["turn"]["after"]))
+            except InputError as error:
+                raise Problem(error.message, status=409, kind="under_way") from error
+            return None
         try:
             known: RunRow | None = await self._write(registering(row, key))
         except InputError as error:
@@ -341,8 +374,12 @@ class Runs:
             return None
         return f"{hashlib.sha256(caller.name.encode()).hexdigest()[:16]}:{session}"
 
-    def _begin(self, row: RunRow) -> RunHandle:
-        request = row.request
+    async def _begin(self, row: RunRow) -> None:
+        request, options = row.request, dict[str, Any]()
+        turn = request.get("turn")
+        if turn is not None and turn["after"] is not None:
+            before = await asyncio.to_thread(self._ledger.find, turn["after"])
+            options["previous"] = None if before is None else await self.state(before)
         handle = self.engine.start(
             row.agent,
             request["prompt"],
@@ -352,9 +389,15 @@ class Runs:
             session_id=row.session,
             user_id=row.owner or None,
             journal=self.journal(row.run),
-            wait_for_answers=self._patience,
+            wait_for_answers=self._patience_of(row),
+            **options,
         )
-        return self._hold(row.run, handle)
+        self._whole.add(row.run)
+        self._hold(row.run, handle)
+
+    def _patience_of(self, row: RunRow) -> float:
+        """Return how long a question is waited for in memory: a page is asked at the end of its run, and so at once."""
+        return 0.0 if "turn" in row.request else self._patience
 
     def journal(self, run: str) -> Journal:
         """Return the journal of a run."""
@@ -363,7 +406,8 @@ class Runs:
     def _hold(self, run: str, handle: RunHandle) -> RunHandle:
         self._rested.pop(run, None)
         self._live[run] = handle
-        self._spawn(self._watched(run, handle))
+        self._watching[run] = task = self._spawn(self._watched(run, handle))
+        task.add_done_callback(lambda _: self._watching.get(run) is task and self._watching.pop(run))
         return handle
 
     async def _adopt(self, run: str, agent: str, handle: RunHandle) -> None:
@@ -385,12 +429,15 @@ class Runs:
         self._live.pop(run, None)
         self._rested[run] = handle
         while len(self._rested) > KEPT:
-            self._rested.popitem(last=False)
+            self._whole.discard(self._rested.popitem(last=False)[0])
         if result is not None and isinstance(result.error, JournalError):
             error = result.error
         if error is not None:
             await self._failed(run, error)
         elif result is not None and not (self._is_closing and result.status is RunStatus.CANCELLED):
+            if handle.session_id is not None:
+                left = await asyncio.to_thread(lambda: to_text(codec.to_json(result.state)))
+                await self._write(leaving(handle.session_id, run, result.status.value, left))
             await self._write(noting(run, result.status.value, time.time()))
             await self._look_again(run, result.status)
 
@@ -500,7 +547,7 @@ class Runs:
                 except JournalMissing:
                     if row.status != "started":
                         raise
-                    self._begin(row)
+                    await self._begin(row)
                     return
                 if ended is not None:
                     await self._write(noting(row.run, ended, time.time()))
@@ -512,7 +559,7 @@ class Runs:
 
     async def _resumed(self, row: RunRow, journal: Journal, options: Mapping[str, Any]) -> None:
         decided: dict[str, Answer] = await self._write(taking_up(row.run))
-        asked: dict[str, Any] = {"in_doubt": "ask", "wait_for_answers": self._patience, **options}
+        asked: dict[str, Any] = {"in_doubt": "ask", "wait_for_answers": self._patience_of(row), **options}
         if decided:
             open_ = await asyncio.to_thread(lambda: {question.id for question in doubts(journal.history())})
             asked["answers"] = {question: answer for question, answer in decided.items() if question in open_}
@@ -523,6 +570,7 @@ class Runs:
             if decided:
                 await self._write(deciding(row.run, decided))
             raise
+        self._whole.discard(row.run)
         self._hold(row.run, handle)
 
     async def _nudge(self, row: RunRow) -> None:
@@ -538,7 +586,8 @@ class Runs:
         # Where another process has it, that one looks by itself, and this finds its lock.
         await asyncio.to_thread(arrived, self.journal(row.run))
         if row.status in OPEN:
-            self._spawn(self._go_on(row))
+            self._waking[row.run] = task = self._spawn(self._go_on(row))
+            task.add_done_callback(lambda _: self._waking.get(row.run) is task and self._waking.pop(row.run))
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
@@ -630,22 +679,33 @@ class Runs:
 
     # --- saying something ---------------------------------------------------------------------------------------------
 
-    async def answer(self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike]) -> None:
+    async def answer(
+        self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike], *, by: str | None = None, say: str = ""
+    ) -> None:
         """
         Answer open questions, all or none of them.
+
+        Args:
+            caller: Who answers.
+            row: The run.
+            answers: By the ids of their questions.
+            by: Who answers in the name of *caller*: a tool of a page.
+            say: What is said beside: the run's next model call sees it.
 
         Raises:
             AnswerRejected: when one is not open, or is not answered by that.
             Problem: when *caller* may not answer so.
         """
         self._check_open(row)
-        given = _checked(caller, answers, await self._open_questions(row, answers))
+        given = _checked(caller, answers, await self._open_questions(row, answers), by)
         letters = [
             # By the id two people are told apart who answer one question at the same time.
             Letter(kind="answer", topic=question, value=bare(answer), id=f"{question}@{row.changed}")
             for question, answer in given.items()
             if not question.startswith(DOUBT)
         ]
+        if say:
+            letters.append(Letter(kind="input", value=say, id=f"{min(given)}@{row.changed}"))
         # No letters: a run that is killed while it does something again would find them again, and do it once more.
         decided = {question: answer for question, answer in given.items() if question.startswith(DOUBT)}
         try:
@@ -735,6 +795,74 @@ class Runs:
         if row.status not in OPEN:
             msg = f"the run {row.run} has ended ({row.status}), and takes nothing any more"
             raise Problem(msg, status=409, kind="ended", members={"run_status": row.status})
+
+    # --- conversations ------------------------------------------------------------------------------------------------
+
+    async def newest(self, caller: Caller, session: str) -> RunRow | None:
+        """Return the last run of a conversation of *caller*, by the name that *caller* gave it, as soon as its end is noted."""
+        look = partial(self._ledger.newest, caller.name, self._session(caller, session))
+        row = await asyncio.to_thread(look)
+        handle = None if row is None else self._live.get(row.run)
+        if row is not None and (handle.done if handle is not None else row.status in UNDER_WAY):
+            await self.noted(row.run)
+            row = await asyncio.to_thread(look)
+        return row
+
+    async def noted(self, run: str) -> None:
+        """Wait until it is on the disk how a run of this process ended; to be called when its end was seen."""
+        task = self._watching.get(run)
+        if task is not None:
+            await asyncio.wait((task,))
+
+    async def state(self, row: RunRow) -> AgentState:
+        """
+        Return what a run left that rests.
+
+        Raises:
+            JournalError: when its journal cannot be read.
+            ReplayDivergence: when its process was killed as it ended, and its agent does something else by now.
+        """
+        kept = None if row.session is None else await asyncio.to_thread(self._ledger.left, row)
+        if kept is not None:
+            return await asyncio.to_thread(lambda: codec.from_json(json.loads(kept)))
+        return (await self.engine.replay(self.journal(row.run), on_divergence="keep")).state
+
+    async def result(self, row: RunRow) -> RunResult:
+        """Return how a run ended that rests; errors are those of ``state``."""
+        state = await self.state(row)
+        return await asyncio.to_thread(_result, self.journal(row.run).history, row, state)
+
+    async def show(self, run: str, message: str, place: str) -> None:
+        """Keep that the newest message which shows a run on a page is *message*, and begins behind the event *place*."""
+        await self._write(showing(run, message, place))
+
+    async def shown(self, run: str) -> tuple[str, str] | None:
+        """Return what ``show`` kept."""
+        return await asyncio.to_thread(self._ledger.shown, run)
+
+    def whole(self, run: str) -> RunHandle | None:
+        """Return what shows all events of a run, pieces of texts as well; ``None`` where it did not begin in this process, or long ago."""
+        return (self._live.get(run) or self._rested.get(run)) if run in self._whole else None
+
+    async def rests(self, run: str) -> bool:
+        """Return whether nothing more comes of a run by itself."""
+        row = await asyncio.to_thread(self._ledger.find, run)
+        return row is None or (row.status not in UNDER_WAY and run not in self._live)
+
+    async def answer_turn(
+        self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike], *, by: str | None = None, say: str = ""
+    ) -> RunHandle | None:
+        """
+        Answer a run that rests, and return the handle with which it goes on; ``None`` where another process, or nobody, goes on.
+
+        Arguments and errors are those of ``answer``.
+        """
+        before = self._rested.get(row.run)
+        await self.answer(caller, row, answers, by=by, say=say)
+        if row.run in self._waking:
+            await asyncio.wait((self._waking[row.run],))
+        handle = self._live.get(row.run) or self._rested.get(row.run)
+        return None if handle is before else handle
 
     # --- going back ---------------------------------------------------------------------------------------------------
 
@@ -826,6 +954,28 @@ def _ended(journal: Journal) -> str | None:
     return RunStatus.CANCELLED.value if was_cancelled else None
 
 
+def _result(history: Callable[[], History], row: RunRow, state: AgentState) -> RunResult:
+    """Return how a run ended that rests, and left *state*, as its journal has it."""
+    found = history()
+    ended = ended_of(found)
+    if row.status == "stranded":
+        return RunResult(status=RunStatus.FAILED, state=state, error=StepEngineError(row.error))
+    if ended is None:
+        # How a run ended that was stopped stands in no result of it; while it can go on, neither does its end.
+        status = RunStatus.SUSPENDED if row.status in OPEN else RunStatus(row.status)
+        waits = tuple(found.waits()) if row.status in OPEN else ()
+        more: dict[str, Any] = {"pending_questions": state.pending, "waits_for": waits}
+        return RunResult(status=status, state=state, spending=spending_of(found), **more)
+    return RunResult(
+        status=ended.status,
+        output=ended.output,
+        text=ended.text,
+        error=ended.error,
+        spending=ended.spending,
+        state=state,
+    )
+
+
 def _status(row: RunRow, history: History) -> str:
     if history.is_complete:
         return status_of(history)
@@ -844,9 +994,11 @@ def _of_request(
     return Problem(error.message.replace(journal.name, f"run {row.run}"), status=status, kind=kind)
 
 
-def _checked(caller: Caller, answers: Mapping[str, AnswerLike], open_: Mapping[str, Question]) -> dict[str, Answer]:
+def _checked(
+    caller: Caller, answers: Mapping[str, AnswerLike], open_: Mapping[str, Question], by: str | None = None
+) -> dict[str, Answer]:
     """Return the answers as those of *caller*; raise unless every one of them fits an open question, and *caller* may say so."""
-    given = fitting_answers(answers, open_, by=caller.name)
+    given = fitting_answers(answers, open_, by=by or caller.name)
     needs_admin = any(one.remember == "always" or one.edited_input is not None for one in given.values())
     if needs_admin and not caller.may("admin"):
         msg = "to allow something for good, or to change what is run, the scope `admin` is needed; nothing was taken"
