@@ -599,6 +599,10 @@ class Runs:
             Problem: when there is none of that id, or it is somebody else's, which is not told apart.
         """
         row = await asyncio.to_thread(self._ledger.find, run)
+        if row is not None and row.status in UNDER_WAY and run in self._watching and run not in self._live:
+            # Its end was seen, and is not on the disk yet: whoever asks now is not told that it is under way.
+            await self.noted(run)
+            row = await asyncio.to_thread(self._ledger.find, run)
         if row is None or not (row.owner == caller.name or caller.may("admin")):
             msg = f"there is no run {run[:200]!r}"
             raise Problem(msg, status=404, kind="no_such_run")

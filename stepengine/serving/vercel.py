@@ -39,8 +39,8 @@ class ChatTurn(BaseModel):
 
 
 async def take_turn(request: Request) -> Response:
-    agent, version = agent_of(request), _version(request)
     body = checked_as(ChatTurn, plain(await json_of(request)))
+    agent, version = agent_of(request), _version(request)
     answers = answers_of(body.messages)
     prompt = "" if answers else prompt_of(body.messages, trigger=body.trigger, message_id=body.messageId)
     chat = await Conversation.of(request, body.id)

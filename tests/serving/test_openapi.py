@@ -164,6 +164,12 @@ def asked(house: House) -> Iterator[tuple[str, httpx2.Response]]:
         yield ask("resume_run", other)
         yield ask("cancel_run", other)
         yield ask("list_runs", params={"limit": 2})
+        said = {"role": "user", "id": "m", "content": "Rome", "parts": [{"type": "text", "text": "Rome"}]}
+        yield ask("run_agent", "asker", json={"threadId": "t", "runId": "r", "messages": [said]})
+        yield ask("come_back_to_thread", "asker", json={"threadId": "t", "runId": "r", "messages": []})
+        yield ask("take_chat_turn", "asker", json={"id": "c", "messages": [said]})
+        yield ask("come_back_to_chat", "asker", "c")
+        yield ask("come_back_to_chat", "asker", "nobody's")
 
 
 @pytest.mark.spec("studio:SV1")
