@@ -74,7 +74,9 @@ class Painter:
 async def talking(painter: Painter, packages: Path, folder: Path, **more: Any) -> AsyncIterator[Script]:
     async with (
         served(folder, painter.engine, shares=["colours"]) as (url, headers),
-        running("ag_ui_client.mjs", packages, url=f"{url}/ag-ui/painter", thread="t 1", headers=headers, **more) as page,
+        running(
+            "ag_ui_client.mjs", packages, url=f"{url}/ag-ui/painter", thread="t 1", headers=headers, **more
+        ) as page,
     ):
         yield page
 
