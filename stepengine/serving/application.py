@@ -81,6 +81,7 @@ def app(
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
 
+    from stepengine.serving.mcp import Door
     from stepengine.serving.routes import OPERATIONS
 
     kept = Runs(
@@ -104,6 +105,7 @@ def app(
             yield
         finally:
             await kept.close()
+            await served.state.mcp.close()
             await engine.aclose()
 
     served = Starlette(
@@ -114,6 +116,7 @@ def app(
     # A server behind a proxy knows neither its name nor whether it is https: a redirect could lead a token into the open.
     served.router.redirect_slashes = False
     served.state.runs = kept
+    served.state.mcp = Door(kept)
     served.state.shares = tuple(shares)
     return Application(
         served,

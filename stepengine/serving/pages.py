@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from stepengine.serving.access import Caller
     from stepengine.serving.ledger import RunRow
 
-__all__ = ("Conversation", "Taken", "agent_of", "paced")
+__all__ = ("Conversation", "Taken", "agent_of", "followed", "noted", "paced")
 
+UNDER_WAY = ("started", "running")
 MAX_NAME = 200
 """Characters of the name of a conversation, as of a session's."""
 PING = ": ping\n\n"
@@ -160,7 +161,7 @@ class Conversation:
                 msg = "nothing is asked here any more; nothing was taken"
                 raise AnswerRejected(msg)
             asked = Asked(
-                agent=agent, prompt=prompt, metadata=metadata, session=self.name, turn=Turn(self.last)
+                agent=agent, prompt=prompt, metadata=metadata, session=self.name, turn=Turn(self.last), is_patient=False
             )  # fmt: skip
             run, _ = await self.runs.start(self.caller, asked)
             return Taken(run, self.shown(run))
@@ -181,8 +182,8 @@ class Conversation:
         place = await asyncio.to_thread(_place, Watch(self.runs.journal(last.run)))
         handle = await self.runs.answer_turn(self.caller, last, given, by=by, say=say)
         if handle is None:
-            return Taken(last.run, self._followed(last.run, place), place)
-        return Taken(last.run, self._noted(last.run, handle.events()), place)
+            return Taken(last.run, followed(self.runs, self.caller, last.run, place), place)
+        return Taken(last.run, noted(self.runs, last.run, handle.events()), place)
 
     def shown(self, run: str, after: str | None = None) -> AsyncGenerator[Event, None]:
         """
@@ -191,37 +192,38 @@ class Conversation:
         Where the run began in this process texts come in pieces, else whole.
         """
         handle = self.runs.whole(run) if after is None else None
-        return self._followed(run, after) if handle is None else self._noted(run, handle.events())
+        return (
+            followed(self.runs, self.caller, run, after) if handle is None else noted(self.runs, run, handle.events())
+        )
 
-    async def _noted(self, run: str, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-        """Give events; the end of the run when it is on the disk, so that whoever has seen it may take the next turn."""
-        try:
-            async for event in events:
-                if isinstance(event, RunFinished) and not event.path:
-                    await self.runs.noted(run)
+
+async def followed(runs: Runs, caller: Caller, run: str, after: str | None) -> AsyncGenerator[Event, None]:
+    """Give the events of a run by its journal, until it rests, and then how it does."""
+    watch, pause = Watch(runs.journal(run), after), FIRST_PAUSE
+    while True:
+        rests = await runs.rests(run)  # first: what was written before that is read by now
+        events = await asyncio.to_thread(watch.look)
+        for event in events:
+            # Whoever goes on with a run that was stopped shows no other one.
+            if not isinstance(event, RunFinished) or event.path:
                 yield event
-        finally:
-            await events.aclose()
-
-    async def _followed(self, run: str, after: str | None) -> AsyncGenerator[Event, None]:
-        """Give the events of a run by its journal, until it rests, and then how it does."""
-        watch, pause = Watch(self.runs.journal(run), after), FIRST_PAUSE
-        while True:
-            rests = await self.runs.rests(run)  # first: what was written before that is read by now
-            events = await asyncio.to_thread(watch.look)
-            for event in events:
-                # Whoever goes on with a run that was stopped shows no other one.
-                if not isinstance(event, RunFinished) or event.path:
-                    yield event
-            if rests and not watch.is_behind:
-                break
-            pause = FIRST_PAUSE if events else min(LAST_PAUSE, pause * SLOWER)
-            await asyncio.sleep(0 if watch.is_behind else pause)
-        row = await self.runs.find(self.caller, run)
-        yield RunFinished(result=await self.runs.result(row), run_id=run)
+        if rests and not watch.is_behind:
+            break
+        pause = FIRST_PAUSE if events else min(LAST_PAUSE, pause * SLOWER)
+        await asyncio.sleep(0 if watch.is_behind else pause)
+    row = await runs.find(caller, run)
+    yield RunFinished(result=await runs.result(row), run_id=run)
 
 
-UNDER_WAY = ("started", "running")
+async def noted(runs: Runs, run: str, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+    """Give events; the end of the run when it is on the disk, so that whoever has seen it may take the next turn."""
+    try:
+        async for event in events:
+            if isinstance(event, RunFinished) and not event.path:
+                await runs.noted(run)
+            yield event
+    finally:
+        await events.aclose()
 
 
 def _place(watch: Watch) -> str | None:

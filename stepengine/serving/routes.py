@@ -25,6 +25,7 @@ from stepengine.serving.access import caller_of
 from stepengine.serving.ag_ui import OPERATIONS as AG_UI
 from stepengine.serving.bodies import body_of as _body
 from stepengine.serving.ledger import OPEN, RunRow
+from stepengine.serving.mcp import OPERATIONS as MCP
 from stepengine.serving.openapi import Operation, Parameter, document
 from stepengine.serving.problems import Problem, problem_of
 from stepengine.serving.runs import Asked, Look, Runs
@@ -616,6 +617,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     *AG_UI,
     *VERCEL,
+    *MCP,
     Operation(
         method="GET", path="/schedules", name="list_schedules", scope="read", handler=list_schedules, gives={200: ScheduleList},
         about="List when agents are started by themselves.",

@@ -117,7 +117,8 @@ class Asked:
         params: A JSON object for the agent's schema.
         metadata: A JSON object for hooks and tools.
         session: The conversation, by the name that its owner gave it.
-        turn: That it is the next turn of the conversation. It goes on from what the last run left, and is suspended as soon as it asks.
+        turn: That it is the next turn of the conversation, and goes on from what the last run left.
+        is_patient: Whether a question waits in memory for a while, before the run is suspended.
     """
 
     agent: str
@@ -126,6 +127,7 @@ class Asked:
     metadata: Mapping[str, Any] | None = None
     session: str | None = None
     turn: Turn | None = None
+    is_patient: bool = True
 
 
 @frozen(kw_only=True)
@@ -313,6 +315,8 @@ class Runs:
         self._check_room()
         request = {"prompt": asked.prompt, "params": asked.params, "metadata": plain(asked.metadata)}
         now, before = time.time(), None if asked.turn is None else asked.turn.after
+        if not asked.is_patient:
+            request["is_patient"] = False
         if asked.turn is not None:
             request["turn"] = {"after": None if before is None else before.run}
             # The newest run of a conversation is the one that was created last, whatever the clocks of two servers say.
@@ -396,8 +400,8 @@ class Runs:
         self._hold(row.run, handle)
 
     def _patience_of(self, row: RunRow) -> float:
-        """Return how long a question is waited for in memory: a page is asked at the end of its run, and so at once."""
-        return 0.0 if "turn" in row.request else self._patience
+        """Return how long a question is waited for in memory."""
+        return self._patience if row.request.get("is_patient", True) else 0.0
 
     def journal(self, run: str) -> Journal:
         """Return the journal of a run."""
