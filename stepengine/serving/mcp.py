@@ -54,9 +54,9 @@ class Door:
         self._answer: Callable[..., Awaitable[None]] | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def opened(self) -> Callable[..., Awaitable[None]]:
         """
-        Answer a request.
+        Return what answers ASGI requests: ``answer(scope, receive, send, owner=...)``.
 
         Raises:
             Problem: where agents cannot be offered so, or the server is about to end.
@@ -67,7 +67,7 @@ class Door:
         if self._answer is None or self._runs.stopping.is_set():
             msg = "the server is about to stop; ask again in a moment"
             raise Problem(msg, status=503, kind="stopping", headers={"retry-after": "5"})
-        await self._answer(scope, receive, send, owner=caller_of(scope).name)
+        return self._answer
 
     async def _open(self) -> None:
         if find_spec("mcp") is None:
@@ -139,7 +139,7 @@ class Runner:
         return await self._ended(caller, row.run, events, _nothing)
 
     async def _ended(self, caller: Caller, run: str, events: AsyncGenerator[Event, None], tell: Tell) -> RunResult:
-        """Return how a run ends; end it where its client takes its call back."""
+        """Return how a run ends; end it where the client takes its call back."""
         result: RunResult | None = None
         try:
             async for event in events:
@@ -206,21 +206,23 @@ def _in_words() -> Any:
 class _Passed(Response):
     """An answer that something else gives."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, answer: Callable[..., Awaitable[None]]) -> None:
         super().__init__()
-        self._door = door
+        self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._door.pass_on(scope, receive, send)
+        await self._answer(scope, receive, send, owner=caller_of(scope).name)
 
 
 async def pass_on(request: Request) -> Response:
-    return _Passed(request.app.state.mcp)
+    door: Door = request.app.state.mcp
+    return _Passed(await door.opened())
 
 
 ABOUT = (
     "{}, for clients of MCP over streamable HTTP.\n"
-    "Each agent is a tool, and each call a run of its caller. 501 says that the server was installed without the extra mcp."
+    "Each agent is a tool, and each call a run of its caller. What the protocol refuses is an error of JSON-RPC. 501 says that the server "
+    "was installed without the extra mcp."
 )
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
