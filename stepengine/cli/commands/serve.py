@@ -67,6 +67,10 @@ def serve(
     ] = None,
     max_live: Annotated[int, typer.Option(help="Runs that may be under way at a time.", min=1)] = 64,
     drain: Annotated[float, typer.Option(help="Seconds that runs get when it is told to stop.", min=0)] = 10.0,
+    share: Annotated[
+        list[str] | None,
+        typer.Option(help="A member of an agent's context that pages see and set; may be repeated.", metavar="NAME"),
+    ] = None,
     no_schedules: Annotated[
         bool, typer.Option("--no-schedules", help="Leave the schedules beside the agents to others.")
     ] = False,
@@ -75,7 +79,8 @@ def serve(
     Serve runs over HTTP until told to stop.
 
     Clients start runs, watch them as server-sent events, answer what they ask, say something, cancel, go back. All that can
-    be asked stands in /openapi.json. Each request brings a token; a run belongs to whoever started it. Without --tokens
+    be asked stands in /openapi.json. Pages that speak AG-UI go to /ag-ui/AGENT, those with the AI SDK to /vercel/AGENT, and
+    clients of MCP find the agents as tools at /mcp. Each request brings a token; a run belongs to whoever started it. Without --tokens
     there is one token, which is shown at the start and ends with the server.
 
     MODULE names agents as for `stepengine worker`: `agents = [...]` or `agent = ...`, and beside them, where they are
@@ -118,6 +123,7 @@ def serve(
                 schedules=() if no_schedules else schedules,
                 max_live=max_live,
                 drain=drain,
+                shares=share or (),
                 hosts=allow_host or LOOPBACK,
                 cors=cors or (),
             )
@@ -134,15 +140,18 @@ def _engine(module: str, options: Options) -> tuple[Engine, Sequence[Schedule]]:
     Raises:
         UsageProblem: when there is none.
     """
+    from stepengine.ag_ui import page_hooks
     from stepengine.engine import Engine
 
     name, colon, function = module.rpartition(":")
     if colon and function.isidentifier() and not Path(module).exists():
         return _made(name, function), ()
     offered = offered_by(module)
+    # What a page of AG-UI sends beside words: its tools, context and state.
+    agents = [attrs.evolve(agent, hooks=agent.hooks + page_hooks()) for agent in offered.agents]
     if offered.tools or offered.models is not None or offered.options:
-        return Engine(offered.agents, offered.tools, offered.models, **offered.options), offered.schedules
-    first, *others = offered.agents
+        return Engine(agents, offered.tools, offered.models, **offered.options), offered.schedules
+    first, *others = agents
     file = module if Path(module).is_file() else ""
     bench = bench_for(
         attrs.evolve(options, agent=file), first, others=others, is_new=True, asks_nobody=True, headless=False
