@@ -15,7 +15,7 @@ from stepengine.serving.problems import Problem
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-__all__ = ("body_of", "checked_as", "json_of")
+__all__ = ("body_of", "checked_as", "json_of", "strict_json")
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -33,9 +33,19 @@ async def json_of(request: Request) -> Any:
         # A form of another site's page may send any of the other kinds without asking first.
         msg = f"a body is application/json, not {kind[:100] or 'without a type'!r}"
         raise Problem(msg, status=415, kind="no_json")
+    return strict_json(await request.body())
+
+
+def strict_json(data: bytes) -> Any:
+    """
+    Return JSON, which cannot be changed.
+
+    Raises:
+        InputError: for what is no JSON, or none that two readers would understand alike.
+    """
     try:
         # What the next reader of the same bytes may take for something else is refused: a name that is there twice, NaN.
-        read = jiter.from_json(await request.body(), allow_inf_nan=False, catch_duplicate_keys=True)
+        read = jiter.from_json(data, allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:
         msg = f"the body cannot be used: {error}"
         raise InputError(msg, issues=(msg,)) from None
