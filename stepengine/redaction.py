@@ -106,7 +106,11 @@ PLACEHOLDER = re.compile(rf"{REDACTED.pattern}|<(?:home|cwd|tmp|host|user)>")
 _BEFORE, _AFTER = r"(?<![A-Za-z0-9+/_-])", r"(?![A-Za-z0-9+/_-])"
 # A lookbehind that holds every character of the body lets a search begin once in each run, so that none is read twice.
 SHAPES = (
-    ("provider-key", rf"{_BEFORE}[spr]k-(?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{{16,}}{_AFTER}"),
+    # Words with hyphens between them have no digit; nor has one of 1,500 tokens of ours, which are known by their length.
+    (
+        "provider-key",
+        rf"{_BEFORE}[spr]k-(?:(?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{{16,}}|stepengine-[A-Za-z0-9_-]{{43}}){_AFTER}",
+    ),
     ("groq-key", rf"{_BEFORE}gsk_[A-Za-z0-9]{{20,}}{_AFTER}"),
     ("xai-key", rf"{_BEFORE}xai-[A-Za-z0-9]{{20,}}{_AFTER}"),
     ("cerebras-key", rf"{_BEFORE}csk-[A-Za-z0-9]{{20,}}{_AFTER}"),

@@ -10,7 +10,9 @@ import html
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
+from stepengine.data.frozen import frozen
 from stepengine.judging.evaluating import Sample
 from stepengine.judging.improving import Improvement
 from stepengine.judging.scoring import PASS, Pair, Row, Scores
@@ -124,14 +126,25 @@ def _many(number: int, what: str) -> str:
 # --- as a page --------------------------------------------------------------------------------------------------------
 
 
-def page_of(scores: Scores, gates: Sequence[str], clean: Callable[[str], str]) -> str:
+@frozen
+class _Link:
+    """A text that leads to a file of the same folder."""
+
+    text: str
+    file: str
+
+
+def page_of(
+    scores: Scores, gates: Sequence[str], clean: Callable[[str], str], pages: Mapping[str, str] | None = None
+) -> str:
     """
-    Return the report as HTML: no script, no link, nothing from elsewhere, and every text escaped.
+    Return the report as HTML: no script, nothing from elsewhere, every text escaped, and no link but to the pages of the runs.
 
     Args:
         scores: What the evaluation says.
         gates: What was said of each gate.
         clean: Takes out of a text what must not be shown.
+        pages: Files of pages by the journals whose runs they show, both from the folder of the results on.
     """
 
     def put(text: object) -> str:
@@ -141,7 +154,10 @@ def page_of(scores: Scores, gates: Sequence[str], clean: Callable[[str], str]) -
     parts = [
         *_summary(scores, gates, put),
         *([f"<p><strong>{put(f'partial: {outcome.stopped}')}</strong></p>"] if outcome.stopped else []),
-        *[_table(caption, names, rows, put) for caption, names, rows in (*_tables(scores), *_samples(scores))],
+        *[
+            _table(caption, names, rows, put)
+            for caption, names, rows in (*_tables(scores), *_samples(scores, pages or {}))
+        ],
     ]
     return _page(outcome.evaluation.name, parts, put)
 
@@ -192,7 +208,7 @@ def page_of_improvement(made: Improvement, parts: Mapping[str, object], clean: C
         f"<p><strong>{put(made.told())}</strong></p>", f"<p>{put(found['why'])}; spent ${put(made.spent)}</p>",
         *([] if not changed else [_table("What is changed", ("part", "before", "after"), changed, put)]),
         *([] if not made.diff else [f"<pre><code>{put(made.diff)}</code></pre>"]),
-        *([] if scores is None else [*_summary(scores, (), put), *[_table(*table, put) for table in (*_tables(scores), *_samples(scores))]]),
+        *([] if scores is None else [*_summary(scores, (), put), *[_table(*table, put) for table in (*_tables(scores), *_samples(scores, {}))]]),
         _table("Versions that were tried", names, versions, put),
     ]  # fmt: skip
     return _page("improvement", told, put)
@@ -227,13 +243,26 @@ def _between(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None else f"{low:.2f} to {high:.2f}"
 
 
-def _samples(scores: Scores) -> Iterator[Table]:
-    rows = []
+def _samples(scores: Scores, pages: Mapping[str, str]) -> Iterator[Table]:
+    rows: list[Sequence[object]] = []
     for s in scores.outcome.samples:
         said = "; ".join([f"{name}: {x.reason or x.state}" for name, x in s.scores.items() if x.passed is not True])
         passed = "unknown" if s.passed is None else "yes" if s.passed else "no"
         cost = "unknown" if s.cost is None else f"${s.cost}"
-        rows.append((s.case, s.side, s.n, s.status, passed, said, cost, s.steps, s.reused, s.journal))
+        rows.append(
+            (
+                s.case,
+                s.side,
+                s.n,
+                s.status,
+                passed,
+                said,
+                cost,
+                s.steps,
+                s.reused,
+                _Link(s.journal, pages.get(s.journal, "")),
+            )
+        )
     yield "Samples", ("case", "side", "n", "status", "passed", "why not", "cost", "steps", "from", "journal"), rows
 
 
@@ -244,4 +273,8 @@ def _table(caption: str, names: Sequence[str], rows: Sequence[Sequence[object]],
 
 
 def _cell(value: object, put: Callable[[object], str]) -> str:
+    if isinstance(value, _Link):
+        # The dot keeps a name with a colon from being read as a scheme.
+        shown = f'<a href="./{html.escape(quote(value.file))}">{put(value.text)}</a>' if value.file else put(value.text)
+        return f"<td>{shown}</td>"
     return f'<td class="number">{put(value)}</td>' if isinstance(value, int) else f"<td>{put(value)}</td>"

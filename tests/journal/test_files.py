@@ -882,7 +882,8 @@ counts = {"tried": 0, "owned": 0, "doubled": 0}
 until = time.monotonic() + float(seconds)
 
 def race():
-    while time.monotonic() < until:
+    # So many times, however slow the disk is; whoever is never let in gives up in the end.
+    while counts["owned"] < 80 and time.monotonic() < until:
         journal = FileJournal(path, sync="write") if kind == "file" else SqliteJournal(path, "one")
         counts["tried"] += 1
         try:
@@ -914,7 +915,7 @@ def test_of_processes_and_threads_that_race_for_a_journal_one_at_a_time_has_it(t
     """
     Whoever has it makes a file that nobody else may find there.
     """
-    command = [sys.executable, "-c", RACER, kind, str(tmp_path / "runs"), str(tmp_path / "inside"), "5"]
+    command = [sys.executable, "-c", RACER, kind, str(tmp_path / "runs"), str(tmp_path / "inside"), "60"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
     racers = [subprocess.Popen(command, **pipes) for _ in range(3)]
@@ -923,7 +924,7 @@ def test_of_processes_and_threads_that_race_for_a_journal_one_at_a_time_has_it(t
         for racer in racers:
             racer.stdin.write("go\n")
             racer.stdin.flush()
-        said = [racer.communicate(timeout=60)[0] for racer in racers]
+        said = [racer.communicate(timeout=120)[0] for racer in racers]
     finally:
         for racer in racers:
             racer.kill()

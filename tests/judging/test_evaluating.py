@@ -7,8 +7,10 @@ from __future__ import annotations
 import json
 import re
 from decimal import Decimal
+from html import unescape
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -578,6 +580,24 @@ def test_the_report_is_one_page_that_escapes_what_it_is_told_and_holds_no_secret
     assert "<script" not in page
     assert key not in page + told
     assert "default-src 'none'" in page
+
+
+@pytest.mark.spec("judging:JG13")
+def test_the_report_leads_to_a_page_of_each_run_beside_its_journal(folder: Any) -> None:
+    key = "sk-ant-" + "api03-" + "Zx9" * 20
+    folder.write("looking.py", LOOKER.replace('return f"shelf {shelf}"', f"return {key!r}"))
+
+    folder.type("eval", "looking.py", "--out", "a", "--html", "-q")
+    samples = [sample for case in results("a")["cases"] for sample in case["samples"]]
+    links = re.findall(r'<a href="([^"]*)">([^<]*)</a>', Path("a/report.html").read_text())
+
+    assert [unescape(text) for _, text in links] == [sample["journal"] for sample in samples]
+    for href, journal in links:
+        file = Path("a", unquote(unescape(href)))
+        assert file == Path("a", unescape(journal)).with_suffix(".html")
+        page = file.read_text()
+        assert page.startswith("<!doctype html>")
+        assert key not in page
 
 
 @pytest.mark.spec("judging:JG12", "judging:JG60")

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -177,6 +179,182 @@ def test_nothing_hostile_runs_loads_or_becomes_a_node(page: Any, scheme: str) ->
         assert "javascript:alert(1)" in seen
         assert "\\u202egnp.exe" in seen
         assert not set("\u202e\u2066\x1b\x07\x00") & set(seen)
+
+
+REPORT = """\
+# What I found
+
+The *parser* is **slow**, see `parse()` and `` a `tick` ``:
+
+1. it reads twice
+   - once for `tokens`
+   - once for ***errors***
+2. it copies
+
+```python
+def parse(text):
+    return *text*  # **not** emphasis
+```
+
+| file | ms |
+|---|---|
+| a.py | 12 |
+
+2 * 3 * 4 = 24, snake_case_name, \\*as is\\*, **open
+"""
+
+
+def shape(node: str) -> str:
+    """
+    An expression that tells the elements of a node that are of Markdown, each with its text.
+    """
+    return f"[...{node}.querySelectorAll('em,strong,code,li,pre,.title')].map(n => [n.tagName.toLowerCase(), n.textContent])"
+
+
+@pytest.mark.spec("judging:JG45", "judging:JG46", "judging:JG47")
+def test_what_a_model_writes_in_markdown_is_formatted_and_m_shows_it_as_it_is_written(page: Any) -> None:
+    journal = read_all(2, lambda number: said(REPORT, tool_call("read_file", {"path": "a.py"})))
+    chromium = page(render_run(journal), "#step=1&tab=reply")
+    settled(chromium)
+    seen = chromium.run(shape("document.querySelector('#panel .md')"))
+
+    assert ["p", "What I found"] == seen[0]
+    assert [["em", "parser"], ["strong", "slow"], ["code", "parse()"], ["code", "a `tick`"]] == seen[1:5]
+    assert ["li", "it reads twiceonce for tokensonce for errors"] == seen[5]
+    assert [["li", "once for tokens"], ["code", "tokens"], ["li", "once for errors"]] == seen[6:9]
+    assert [["em", "errors"], ["strong", "errors"], ["li", "it copies"]] == seen[9:12]
+    assert ["pre", "def parse(text):\n    return *text*  # **not** emphasis"] == seen[12]
+    assert ["pre", "| file | ms |\n|---|---|\n| a.py | 12 |"] == seen[13]
+    assert 14 == len(seen)
+    assert text_of(chromium, "#panel .md").endswith("2 * 3 * 4 = 24, snake_case_name, *as is*, **open")
+
+    chromium.press("m")
+    settled(chromium)
+    assert REPORT == text_of(chromium, "#panel pre.prose")
+    chromium.press("m")
+    settled(chromium)
+    assert seen == chromium.run(shape("document.querySelector('#panel .md')"))
+
+
+@pytest.mark.spec("judging:JG45")
+def test_markdown_is_read_as_another_projects_reader_reads_it_and_no_word_is_lost(page: Any) -> None:
+    """
+    The other one is markdown-it; what the page leaves alone, links and the like, is switched off there.
+    """
+    from markdown_it import MarkdownIt
+
+    other = MarkdownIt("commonmark", {"breaks": True}).disable(
+        [
+            "link",
+            "image",
+            "autolink",
+            "html_inline",
+            "html_block",
+            "blockquote",
+            "hr",
+            "lheading",
+            "reference",
+            "code",
+            "entity",
+        ]
+    )
+    texts = [written(random.Random(seed)) for seed in range(120)]
+    replies = iter(texts)
+    journal = read_all(
+        len(texts) + 1, lambda number: said(next(replies), tool_call("read_file", {"path": "a"}), number=number)
+    )
+    chromium = page(render_run(journal), "#step=1&tab=reply")
+    for text in texts:
+        settled(chromium)
+        node = "(document.querySelector('#panel .md') || document.querySelector('#panel pre.prose'))"
+        ours = chromium.run(shape(node))
+        words = re.findall(r"\w", str(chromium.run(f"{node}.textContent")))
+        chromium.press("j")
+
+        theirs = chromium.run(
+            f"(() => {{ const d = new DOMParser().parseFromString({json.dumps(other.render(text))}, 'text/html');"
+            "d.querySelectorAll('pre').forEach(p => { p.textContent = p.textContent; });"
+            "d.querySelectorAll('h2').forEach(h => {"
+            " const p = d.createElement('p'); p.className = 'title'; p.append(...h.childNodes); h.replaceWith(p); });"
+            f"return {shape('d.body')}; }})()"
+        )
+        # Where lines end differs: what matters is what is in what.
+        assert [[tag, "".join(inner.split())] for tag, inner in theirs] == [
+            [tag, "".join(inner.split())] for tag, inner in ours
+        ], text
+        assert "".join(re.findall(r"\w", re.sub(r"(?m)^ *\d+\.|^```\w+", "", text))) == "".join(words), text
+
+
+def written(chance: random.Random) -> str:
+    """
+    Return what a model may write: paragraphs, lists in lists, code, emphasis in emphasis, and signs that mean nothing.
+    """
+
+    def words() -> str:
+        pieces = []
+        for _ in range(chance.randint(1, 5)):
+            word = chance.choice(["step", "file", "Größe", "x", "v2"])
+            kind = chance.randint(0, 9)
+            pieces.append(
+                [
+                    f"*{word}*",
+                    f"**{word} {word}**",
+                    f"`{word} *x*`",
+                    f"**{word} *in* it**",
+                    f"{word} * 2",
+                    f"a_{word}_b",
+                ][kind]
+                if kind < 6
+                else word
+            )
+        return " ".join(pieces)
+
+    blocks = []
+    for _ in range(chance.randint(1, 5)):
+        kind = chance.randint(0, 3)
+        if kind == 0:
+            blocks.append("\n".join([words() for _ in range(chance.randint(1, 3))]))
+        elif kind == 1:
+            sign, inner = chance.choice([("-", "  "), ("*", "  "), ("1.", "   ")])
+            lines = []
+            for _ in range(chance.randint(1, 4)):
+                lines.append(f"{sign} {words()}")
+                lines += [f"{inner}- {words()}" for _ in range(chance.choice([0, 0, 2]))]
+            blocks.append("\n".join(lines))
+        elif kind == 2:
+            blocks.append("```python\n" + "\n".join([f"  {words()}" for _ in range(2)]) + "\n```")
+        else:
+            blocks.append(f"## {words()}")
+        blocks.append("")
+        if kind == 1:
+            blocks.append("and then\n")
+    return "\n".join(blocks)
+
+
+@pytest.mark.spec("judging:JG45")
+@pytest.mark.parametrize(
+    "sign", ["*", "**", "_", "`", "`` ` ", "* a *b ", "**a *b_ ", "- ", "  - ", "```\n", "|", "\\", "1. a\n"]
+)
+def test_signs_without_end_stop_no_page(page: Any, sign: str) -> None:
+    text = sign * (19_000 // len(sign))
+    shuffled = list(text)
+    random.Random(1).shuffle(shuffled)
+    replies = iter([text, "".join(shuffled)])
+    journal = read_all(3, lambda number: said(next(replies), tool_call("read_file", {"path": "a"}), number=number))
+    chromium = page(render_run(journal), "#step=1&tab=reply")
+
+    for step in ("1", "2"):
+        chromium.run(f"location.hash = '#step={step}&tab=reply'")
+        settled(chromium)
+        slowest = chromium.run(
+            "(() => { const from = performance.now(); document.querySelector('#tabs [aria-selected=true]').click();"
+            " return performance.now() - from; })()"
+        )
+        deepest = chromium.run(
+            "(() => { const deep = n => n.children.length ? 1 + Math.max(...[...n.children].map(deep)) : 0; return deep(document.querySelector('#panel')); })()"
+        )
+        assert slowest < 20_000
+        assert deepest < 40
 
 
 @pytest.mark.spec("judging:JG46")

@@ -363,7 +363,7 @@ async def test_a_run_that_is_stopped_ends_its_program_at_once() -> None:
         result = await handle.result()
 
     assert RunStatus.CANCELLED is result.status
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 @pytest.mark.spec("programs:PG25")

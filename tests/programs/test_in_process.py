@@ -368,7 +368,7 @@ async def test_a_run_that_is_stopped_ends_its_program() -> None:
         result = await handle.result()
 
     assert RunStatus.CANCELLED is result.status
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("program ")]
 
 

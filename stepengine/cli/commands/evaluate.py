@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -37,7 +38,7 @@ from stepengine.cli.screen.render import dumps, say, visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.frozen import frozen
-from stepengine.errors import DataError
+from stepengine.errors import DataError, JournalError
 
 if TYPE_CHECKING:
     from stepengine.engine import Engine
@@ -103,7 +104,9 @@ def evaluate(
         list[str] | None, typer.Option(help="What has to hold; may be given several times.", metavar="EXPR")
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave working copies where they are.")] = False,
-    html: Annotated[bool, typer.Option("--html", help="Write report.html beside the results.")] = False,
+    html: Annotated[
+        bool, typer.Option("--html", help="Write report.html, and a page of each run that it leads to.")
+    ] = False,
     yes: Yes = False,
 ) -> Exit:
     """
@@ -316,9 +319,26 @@ def _write(scores: Scores, folder: Path, found: Sequence[tuple[GateOfScores, str
     if asked.html:
         redactor = cleaner()
         page = page_of(
-            scores, [_said(gate, problem) for gate, problem in found], lambda text: visible(redactor.text(text))
+            scores,
+            [_said(gate, problem) for gate, problem in found],
+            lambda text: visible(redactor.text(text)),
+            _write_pages(scores, folder),
         )
         _replace(folder / "report.html", page)
+
+
+def _write_pages(scores: Scores, folder: Path) -> dict[str, str]:
+    """Write the page of each run beside its journal, and return their files by the journals."""
+    from stepengine.judging import render_run
+
+    written: dict[str, str] = {}
+    for sample in scores.outcome.samples:
+        journal = folder / sample.journal
+        # A run that ended before its first record has none; one that is damaged is named by the report as it is.
+        with contextlib.suppress(JournalError):
+            _replace(journal.with_suffix(".html"), render_run(journal))
+            written[sample.journal] = Path(sample.journal).with_suffix(".html").as_posix()
+    return written
 
 
 def _replace(path: Path, text: str) -> None:

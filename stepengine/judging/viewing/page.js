@@ -4,7 +4,7 @@
  * textContent. Nothing is stored, nothing is loaded, but for a run under way, which is asked for at the page's own address.
  */
 (() => {
-  const ROW = 30, OVER = 8, MOST = 190, CHUNK = 50, LONG = 6000, SLICE = 8, MARKS = 100, BOUND = 1e6, LANE = 20, LANES = 200, LINES = 150, NEAR = 6, FEW = 5;
+  const ROW = 30, OVER = 8, MOST = 190, CHUNK = 50, LONG = 6000, SLICE = 8, MARKS = 100, BOUND = 1e6, LANE = 20, LANES = 200, LINES = 150, NEAR = 6, FEW = 5, PROSE = 20000, DEEP = 8;
   const TABS = ["request", "reply", "thinking", "calls", "diff", "handler", "raw"];
   const TITLES = { request: "Request", reply: "Reply", thinking: "Thinking", calls: "Calls", diff: "State diff", handler: "Handler", raw: "Raw" };
   const BUCKETS = ["input", "output", "from cache", "to cache", "thinking"];
@@ -13,6 +13,7 @@
 
   let data = null, views = [], items = [], shown = [], place = new Map();
   let picked = -1, tab = "reply", side = 0, agent = -1, unfolded = new Set();
+  let asWritten = false;
   let query = "", hits = [], hitSet = new Set(), at = -1, turn = 0, searching = false;
 
   // --- making nodes ---------------------------------------------------------------------------------------------------
@@ -55,6 +56,129 @@
     const more = button(`Show all ${count(text.length)} characters`, () => { node.replaceChildren(marked(text)); more.remove(); }, "more");
     box.append(node, more);
     return box;
+  }
+
+  /*
+   * What people and models say, in a closed part of Markdown: headings, paragraphs, lists, code, emphasis. No links, pictures or HTML,
+   * which would be ways in and out of the page; they stay text, and so does whatever else there is. A line break stays one, since a
+   * model that begins a new line means it.
+   */
+  function prose(text) {
+    if (asWritten || text.length > PROSE) return pre(text, "prose");
+    const made = blocks(text.split("\n"));
+    if (!made.querySelector("ul, ol, pre, code, em, strong, .title")) return pre(text, "prose");
+    // What is searched for may stand across a mark that is not shown: whoever looks for it has to see it.
+    if (query.length > 1 && text.toLowerCase().includes(query) && !made.querySelector("mark")) return pre(text, "prose");
+    return made;
+  }
+
+  const FENCE = /^ {0,3}(```+|~~~+)/, TITLE = /^ {0,3}#{1,6} +(?=\S)/, ITEM = /^( *)([-*+]|\d{1,9}[.)]) +(?=\S)/;
+
+  function blocks(lines) {
+    const box = el("div", "md");
+    let lists = [], run = [];
+    const inside = () => lists.length ? lists[lists.length - 1].item : box;
+    function ended() {
+      if (run.length) inside().append(el("p", "", spans(run.join("\n"))));
+      run = [];
+    }
+    for (let n = 0; n < lines.length; n++) {
+      const line = lines[n], fence = FENCE.exec(line), item = ITEM.exec(line), indent = line.length - line.trimStart().length;
+      if (line.trim() && !item && lists.length && (indent === 0 && (!run.length || fence || TITLE.test(line)))) { ended(); lists = []; }
+      if (fence) {
+        ended();
+        const mark = fence[1], body = [];
+        for (n++; n < lines.length && !(lines[n].trim().startsWith(mark) && !lines[n].trim().slice(mark.length).replaceAll(mark[0], "")); n++) body.push(lines[n]);
+        inside().append(pre(body.join("\n"), "code"));
+      } else if (line.startsWith("|")) {
+        // Tables keep their columns.
+        ended();
+        const body = [];
+        for (; n < lines.length && lines[n].startsWith("|"); n++) body.push(lines[n]);
+        n--;
+        inside().append(pre(body.join("\n"), "code"));
+      } else if (item) {
+        ended();
+        beginItem(box, lists, item);
+        run.push(line.slice(item[0].length));
+      } else if (!line.trim()) ended();
+      else if (TITLE.test(line)) {
+        ended();
+        inside().append(el("p", "title", spans(line.replace(TITLE, ""))));
+      } else run.push(lists.length ? line.trimStart() : line);
+    }
+    ended();
+    return box;
+  }
+
+  /* Begin an item in the list that it belongs to by its indent, and leave those that are deeper. */
+  function beginItem(box, lists, [, indent, sign]) {
+    const ordered = /\d/.test(sign), deep = indent.length;
+    while (lists.length && (lists[lists.length - 1].deep > deep + 1 || lists.length > DEEP)) lists.pop();
+    const last = lists[lists.length - 1];
+    if (!last || deep > last.deep + 1 || last.ordered !== ordered) {
+      if (last && deep <= last.deep + 1) lists.pop();
+      const list = el(ordered ? "ol" : "ul", "");
+      if (ordered && parseInt(sign, 10) !== 1) list.start = parseInt(sign, 10);
+      (lists.length ? lists[lists.length - 1].item : box).append(list);
+      lists.push({ list, deep, ordered, item: null });
+    }
+    const own = lists[lists.length - 1];
+    own.item = el("li", "");
+    own.list.append(own.item);
+  }
+
+  const SPANS = /\\[!-/:-@[-`{-~]|`+|\*{1,3}|_{1,3}/g;
+
+  /* Code and emphasis. Each sign is looked at once: one that has no partner stays what it is. */
+  function spans(text) {
+    const top = { node: document.createDocumentFragment(), sign: "" }, open = [top], closed = lastRuns(text);
+    let from = 0, plain = "";
+    const add = (node) => open[open.length - 1].node.append(node);
+    const flush = () => { if (plain) add(marked(plain)); plain = ""; };
+    SPANS.lastIndex = 0;
+    for (let found; (found = SPANS.exec(text));) {
+      const sign = found[0], at = found.index, after = at + sign.length;
+      plain += text.slice(from, at);
+      from = after;
+      if (sign[0] === "\\") plain += sign[1];
+      else if (sign[0] === "`") {
+        const end = closed.get(sign.length) > at ? ending(text, sign, after) : -1;
+        if (end < 0) { plain += sign; continue; }
+        flush();
+        add(el("code", "", marked(text.slice(after, end).replace(/^ (?=.*\S)(.*) $/s, "$1"))));
+        from = SPANS.lastIndex = end + sign.length;
+      } else {
+        const before = text[at - 1] || " ", next = text[after] || " ", inWord = sign[0] === "_" || sign.length > 2;
+        const partner = /\s/.test(before) || (inWord && /\w/.test(next)) ? -1 : open.findLastIndex((each) => each.sign === sign);
+        flush();
+        if (partner > 0) {
+          for (const each of open.splice(partner + 1)) open[partner].node.append(each.sign, ...each.node.childNodes);
+          const { node } = open.pop();
+          const inner = el(sign.length === 1 ? "em" : "strong", "", ...node.childNodes);
+          add(sign.length === 3 ? el("em", "", inner) : inner);
+        } else if (/\s/.test(next) || (inWord && /\w/.test(before)) || open.length > DEEP) plain += sign;
+        else open.push({ node: document.createDocumentFragment(), sign });
+      }
+    }
+    plain += text.slice(from);
+    flush();
+    for (const each of open.splice(1)) top.node.append(each.sign, ...each.node.childNodes);
+    return top.node;
+  }
+
+  /* Where the last run of so many backticks is: without that each one without a partner would be looked for to the end. */
+  function lastRuns(text) {
+    const known = new Map();
+    for (const found of text.matchAll(/`+/g)) known.set(found[0].length, found.index);
+    return known;
+  }
+
+  function ending(text, sign, from) {
+    const runs = /`+/g;
+    runs.lastIndex = from;
+    for (let found; (found = runs.exec(text));) if (found[0].length === sign.length) return found.index;
+    return -1;
   }
 
   /* Some of many nodes, and a button for some more. */
@@ -643,9 +767,9 @@
 
   /* Prose is for what people and models say; what tools give keeps its columns. */
   function shownPart(part, kind = "prose") {
-    if ("text" in part) return pre(part.text, kind);
-    if ("thinking" in part) return el("div", "", el("span", "tag", "thinking"), pre(part.thinking || "(hidden by the provider)", "prose"));
-    if ("refusal" in part) return el("div", "", el("span", "tag bad", "refusal"), pre(part.refusal, "prose"));
+    if ("text" in part) return kind === "prose" ? prose(part.text) : pre(part.text, kind);
+    if ("thinking" in part) return el("div", "", el("span", "tag", "thinking"), prose(part.thinking || "(hidden by the provider)"));
+    if ("refusal" in part) return el("div", "", el("span", "tag bad", "refusal"), prose(part.refusal));
     if ("unreadable" in part) return el("div", "", el("span", "tag bad", `call of ${part.call} that could not be read: ${part.why}`), pre(part.unreadable));
     if ("call" in part) return el("div", "", el("span", "tag", `call ${part.call}`), members(part.input));
     if ("json" in part) return typeof part.json === "string" ? pre(part.json) : members(part.json);
@@ -713,13 +837,13 @@
       if (row.settings !== undefined || row.choice !== undefined) box.append(opener("Settings", () => members({ ...(row.settings === undefined ? {} : text(row.settings)), ...(row.choice === undefined ? {} : { tool_choice: text(row.choice) }) })));
       if (row.system !== undefined) {
         const changed = last >= 0 && view.steps[last].system !== row.system;
-        box.append(opener(`System prompt, ${plural(flat(row.system).length, "character")}${changed ? ", changed since the last step" : ""}`, () => pre(flat(row.system), "prose")));
+        box.append(opener(`System prompt, ${plural(flat(row.system).length, "character")}${changed ? ", changed since the last step" : ""}`, () => prose(flat(row.system))));
       }
       if (row.tools !== undefined) {
         const tools = text(row.tools);
         box.append(opener(`${plural(tools.length, "tool")}: ${oneLine(tools.map((t) => t.name).join(", "))}`, () => {
           const inner = el("div", "");
-          several(inner, tools, (each) => block([el("span", "call", each.name)], [pre(each.description, "prose"), members(each.input_schema)]));
+          several(inner, tools, (each) => block([el("span", "call", each.name)], [prose(each.description), members(each.input_schema)]));
           return inner;
         }));
       }
@@ -763,7 +887,7 @@
     thinking(box, view, number) {
       const row = view.steps[number], list = row.reply === undefined ? [] : text(row.reply).filter((p) => "thinking" in p);
       if (!list.length) box.append(none("No thinking was recorded with this step."));
-      several(box, list, (part) => block([el("span", "name", "thinking")], [pre(part.thinking || "(hidden by the provider)", "prose")]));
+      several(box, list, (part) => block([el("span", "name", "thinking")], [prose(part.thinking || "(hidden by the provider)")]));
     },
     calls(box, view, number) {
       const row = view.steps[number];
@@ -1367,7 +1491,7 @@
     ["j", "next step", () => move(1)], ["k", "previous step", () => move(-1)],
     ["J", "next agent", () => otherAgent(1)], ["K", "previous agent", () => otherAgent(-1)],
     ["/", "search", () => $("search").focus()], ["n", "next hit", () => hit(1)], ["N", "previous hit", () => hit(-1)],
-    ["e", "next error", nextError], ["t", "light, dark, as the system", theme], ["y", "copy the fork command", copy], ["?", "these keys", help],
+    ["e", "next error", nextError], ["m", "text as it is written, or formatted", () => { asWritten = !asWritten; announce(asWritten ? "text as it is written" : "text formatted"); if (picked >= 0) detail(); }], ["t", "light, dark, as the system", theme], ["y", "copy the fork command", copy], ["?", "these keys", help],
   ];
 
   function theme() {
