@@ -244,6 +244,44 @@ async def test_a_conversation_goes_on_where_the_process_was_killed_before_it_kep
 
 
 @pytest.mark.spec("studio:SV11")
+async def test_a_conversation_goes_on_with_the_end_of_a_run_where_only_its_question_was_kept(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "runs")
+    async with paging(tmp_path, Painter()) as page:
+        asked = await page.say("Paint.")
+        ledger.write([lambda database: database.execute("CREATE TABLE before AS SELECT * FROM served_left").fetchall()])
+        await page.say(resume=resolved(interrupts(asked)[0], True))
+    ledger.write([lambda database: database.execute("INSERT OR REPLACE INTO served_left SELECT * FROM before")])
+    ledger.close()
+    async with paging(tmp_path, Painter()) as page:
+        seen = await page.connect()
+
+    (snapshot,) = [event for event in seen if event["type"] == "MESSAGES_SNAPSHOT"]
+    assert "The door is red now. You said ['Paint.']." == snapshot["messages"][-1]["content"]
+    assert [] == interrupts(seen)
+
+
+@pytest.mark.spec("studio:SV11")
+async def test_an_answer_to_a_question_of_another_run_answers_no_question_of_the_same_name(tmp_path: Path) -> None:
+    async with paging(tmp_path, Painter()) as page:
+        (first,) = interrupts(await page.say("Paint.", thread="one"))
+        (second,) = interrupts(await page.say("Paint.", thread="two"))
+        wrong = run_input("", "two", resume=resolved(first, True))
+        told_ag_ui = await page.client.post("/ag-ui/painter", json=wrong)
+        part = {
+            "type": "dynamic-tool",
+            "state": "approval-responded",
+            "approval": {"id": first["id"], "approved": True},
+        }
+        answer = {"id": "two", "messages": [{"id": "m", "role": "assistant", "parts": [part]}]}
+        told_vercel = await page.client.post("/vercel/painter", json=answer)
+        again = interrupts(await page.connect(thread="two"))
+
+    assert first["id"].partition(":")[2] == second["id"].partition(":")[2]
+    assert [(409, "answer_rejected")] * 2 == [refused(told_ag_ui), refused(told_vercel)]
+    assert [second] == again
+
+
+@pytest.mark.spec("studio:SV11")
 async def test_a_question_of_a_handler_is_answered_after_a_restart_and_the_next_one_is_asked(tmp_path: Path) -> None:
     async with paging(tmp_path, Painter()) as page:
         (first,) = interrupts(await page.say("Door", agent="asker"))
