@@ -59,6 +59,8 @@ def installed(folder: Path) -> Iterator[dict[str, str]]:
     }
     yield {
         **kept,
+        # This checkout, also where another one is what the environment has installed.
+        "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
         "PYTHONPYCACHEPREFIX": str(folder / "compiled"),
         "HOME": str(folder),
         "STEPENGINE_STATE_DIR": str(folder / "state"),

@@ -5,7 +5,7 @@ The errors of stepengine, filed by whose fault they are: exception classes and n
 
   StepEngineError
     AgentError           the author's: DefinitionError, InputError, HandlerError, BadYield, ToolNotAvailable, ToolInputError,
-                         OutputMissing, PerformError, ChildError, RaceLost
+                         OutputMissing, PerformError, ChildError, ExternalAgentError, RaceLost
     ModelError           the provider's: UnknownModel, MissingKey, TruncatedReply, ContextOverflow
     ToolError            a tool's: PermissionDenied, PathOutsideRoot, BlockedAddress, ToolServerError
     WorkspaceLost        where tools run cannot be reached
@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 
 __all__ = (
     "AgentError", "AnswerRejected", "BadYield", "BlockedAddress", "ChildError", "ContextOverflow", "DataError",
-    "DefinitionError", "HandlerError", "InputError", "JournalCorrupt", "JournalError", "JournalLocked",
+    "DefinitionError", "ExternalAgentError", "HandlerError", "InputError", "JournalCorrupt", "JournalError", "JournalLocked",
     "JournalMissing", "JournalVersion", "JournalWriteFailed", "LimitExceeded", "LimitReached", "MissingKey",
     "ModelError", "OutputMissing", "PathOutsideRoot", "PerformError", "PermissionDenied", "RaceLost", "ReplayDivergence",
     "SessionConflict", "SessionError", "StepEngineError", "ToolError", "ToolInputError", "ToolNotAvailable", "ToolServerError", "TranscriptError",
@@ -205,6 +205,23 @@ class ChildError(AgentError):
         self.agent_id = agent_id
         self.status = status
         self.result = result
+
+
+class ExternalAgentError(AgentError):
+    """
+    The program of an external agent could not be led to its answer.
+
+    Attributes:
+        kind: ``"start"`` when it did not start, ``"protocol"`` when it does not speak the protocol or another version of it,
+            ``"auth_required"`` when it wants to be signed in first, ``"session"`` when it could not go on with a session,
+            ``"ended"`` when it ended in the middle, ``"failed"`` when it answered with an error, ``"time"`` when it did not answer.
+    """
+
+    fields = ("kind",)
+
+    def __init__(self, message: str = "", *, kind: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class RaceLost(AgentError):

@@ -33,7 +33,7 @@ import attrs
 import pytest
 
 import stepengine
-from stepengine.acp.serving import _message_in
+from stepengine.acp.serving import read_message
 from stepengine.acp.updates import _fenced
 from stepengine.ag_ui import input_of
 from stepengine.cli.commands.fork import _edit
@@ -94,6 +94,7 @@ from stepengine.redaction import Redactor, Trickle, json_in, redactor_for
 from stepengine.serving.access import HOST, ORIGIN, _Asked, _entries
 from stepengine.serving.bodies import checked_as, strict_json
 from stepengine.serving.problems import Problem
+from stepengine.serving.reports import _parsed as parsed_report
 from stepengine.serving.routes import StartRun
 from stepengine.sessions.stores import _messages, _parsed, _read_json
 from stepengine.system.argv import parse_command
@@ -824,7 +825,7 @@ PLACES = (
     ),
     Place(
         "line of an editor",
-        _message_in,
+        read_message,
         (
             ofb("["),
             ofb('{"a":'),
@@ -834,7 +835,7 @@ PLACES = (
             ofb(" "),
             ofb('{"id":1,"result":["', "", '"]}'),
         ),
-        ("acp/serving.py:_message_in",),
+        ("acp/serving.py:read_message",),
     ),
     Place(
         "text that an editor shows as a block",
@@ -1602,6 +1603,13 @@ PLACES = (
         ("serving/access.py:_entries",),
     ),
     Place(
+        "report of an evaluation",
+        parsed_report,
+        (*JSON_SHAPES, ofb('{"id":"a"},', '{"format":"stepengine.eval/1","name":"a","cases":[', '{"id":"a"}]}')),
+        ("serving/reports.py:_parsed",),
+        most=64 << 20,
+    ),
+    Place(
         "headers of a request",
         lambda text: (HOST.fullmatch(text), ORIGIN.fullmatch(f"https://{text}"), as_headers(text)),
         (
@@ -1635,7 +1643,7 @@ APART: dict[str, str] = {
     "serving/runs.py:Runs.state": "what a server of ours has written",
     "serving/problems.py:WORD": "the name of a class of ours",
     "serving/routes.py:_cursor": "JSON and base64 that were just made",
-    "serving/routes.py:_place": "at most 500 characters of a parameter",
+    "serving/routes.py:_place": "at most 2,000 characters of a parameter",
     "cli/perform.py:_tell_waits": "a command that this program made",
     "programs/strangers.py:_begin": "how values of a field are built, as our own reader of schema classes writes it",
     "programs/strangers.py:_key": "at most 1,000 characters of an error; literals alone are read",
@@ -1738,6 +1746,12 @@ APART: dict[str, str] = {
     "acp/prompts.py:_kept_blocks": "JSON of a capped size, in a folder that was made for its owner alone",
     "acp/servers.py:_name_of": "at most 28 characters",
     "acp/updates.py:_shown_result": "bytes of a capped size",
+    "acp/workplace.py:BorrowedFiles._content": "UTF-8 of at most 4 MiB of a file of the workspace",
+    "acp/workplace.py:BorrowedTerminals.output": "UTF-8 of at most 1 MiB that a command printed",
+    "acp/program.py:Program._check": "at most 64 bytes that a process of this one wrote",
+    "acp/program.py:Program._watch": "at most 64 bytes that a process of this one wrote",
+    "acp/program.py:Program.receive": "the first 200 bytes of a line, decoded for a message; the line itself is read by read_message",
+    "acp/program.py:Program.why_ended": "the last 8,192 bytes of what a program printed, decoded for a message",
     "acp/kept.py:ID": "a name of a fixed length",
     "acp/kept.py:_read": "JSON of a capped size, in a folder that was made for its owner alone",
     "mcp/names.py:ODD": "one character at a time",
@@ -1832,7 +1846,7 @@ APART: dict[str, str] = {
     "tooling/conversion.py:IMAGES": "the first bytes",
     "tooling/definition.py:NAME": "at most 64 characters",
     "tooling/signatures.py:HEADER": "docstrings of the author",
-    "tooling/conversion.py:TEXTS": "UTF-8 that was just made",
+    "tooling/conversion.py:_texts": "UTF-8 that was just made",
     "system/connection.py:Connection._message": "UTF-8 of at most 2,000 bytes",
     "system/whole_files.py:NAME": "names of the package's own temporary files",
     "system/whole_files.py:umask": "the kernel's status of this process",

@@ -20,7 +20,7 @@ from stepengine.acp.agent import EditorAgent, MakeEngine
 from stepengine.acp.servers import McpMaker
 from stepengine.errors import DefinitionError
 
-__all__ = ("serve", "take_stdout")
+__all__ = ("read_message", "serve", "take_stdout")
 
 KNOWN_PROMPTS = 1_000
 OUR_OWN = {"session/delete": "_session/delete"}
@@ -122,7 +122,7 @@ class _Messages(asyncio.StreamReader):
             if self._is_part or not line.strip():
                 self._is_part = False
                 return line
-            message = _message_in(line)
+            message = read_message(line)
             if message is None:
                 self.answers.write(NO_MESSAGE)
             elif line := self._as_routed(message, line):
@@ -148,7 +148,8 @@ class _Messages(asyncio.StreamReader):
         return json.dumps(cancel).encode() + b"\n"
 
 
-def _message_in(line: bytes) -> dict[str, Any] | None:
+def read_message(line: bytes) -> dict[str, Any] | None:
+    """Return the message that a line is; ``None`` where it is none."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):

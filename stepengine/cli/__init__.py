@@ -7,6 +7,7 @@ embeds stepengine would need. Typer and rich are loaded when a command starts.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -31,15 +32,37 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line and leave with its exit code; ``stepengine --help`` lists the codes."""
+    gc.disable()
     try:
         with loading():
-            from stepengine.cli.app import app
             from stepengine.cli.exits import finished
+            from stepengine.cli.listing import answers
 
-        finished(app)
+            command = answers(sys.argv[1:]) or _parsed()
+        finished(command)
     except KeyboardInterrupt:
         print("stepengine: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
+    finally:
+        gc.enable()
+
+
+def collect() -> None:
+    """
+    Let the collector of cycles look at what is made from now on, as a command begins.
+
+    Of what was loaded before nothing becomes garbage. While it is loaded, looking through all of it again and again takes a
+    tenth of the time until something happens.
+    """
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
+
+
+def _parsed() -> Callable[[], object]:
+    from stepengine.cli.app import app
+
+    return app
 
 
 @contextmanager

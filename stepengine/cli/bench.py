@@ -251,9 +251,6 @@ def models_of(options: Options, homeless: Iterable[str] = ()) -> Models | Provid
     Raises:
         UsageProblem: when that is no address, or a key is named without it.
     """
-    from stepengine.models import OpenAIChatProvider
-    from stepengine.models.presets import PRESETS
-
     models = registry_of(options.settings)
     if not options.base_url:
         if options.api_key_env:
@@ -263,6 +260,9 @@ def models_of(options: Options, homeless: Iterable[str] = ()) -> Models | Provid
     if not options.base_url.startswith(("http://", "https://")):
         msg = f"--base-url is {options.base_url!r}; it is an address such as http://localhost:11434/v1"
         raise UsageProblem(msg)
+    from stepengine.models import OpenAIChatProvider
+    from stepengine.models.presets import PRESETS
+
     served = _served(options)
     # `openai/...` is also how such servers name open-weight models, so it is not taken for a prefix.
     prefix = (served or ("",))[0].partition("/")[0]
@@ -276,8 +276,10 @@ def models_of(options: Options, homeless: Iterable[str] = ()) -> Models | Provid
 
 def _homeless(options: Options, agents: Iterable[AgentDefinition]) -> frozenset[str]:
     """Return the models that agents name and no provider has, where there is a server that may have them."""
+    if not options.base_url:
+        return frozenset()
     registry, found = registry_of(options.settings), set[str]()
-    for model in [agent.model for agent in agents if agent.model] if options.base_url else ():
+    for model in [agent.model for agent in agents if agent.model]:
         try:
             registry.parse(model)
         except UnknownModel:

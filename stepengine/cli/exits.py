@@ -8,10 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from enum import IntEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
-
-import typer
 
 from stepengine.data.visible import visible
 from stepengine.errors import (
@@ -101,6 +98,8 @@ def leave(code: Exit) -> None:
         typer.Exit: unless all is well.
     """
     if code is not Exit.COMPLETED:
+        import typer
+
         raise typer.Exit(int(code))
 
 
@@ -131,6 +130,8 @@ def finished(app: Callable[[], object]) -> None:
 
 
 def _refused(error: OSError) -> Exit:
+    from pathlib import Path
+
     try:
         Path.cwd()
     except OSError:

@@ -59,6 +59,8 @@ __all__ = (
 RUNS, EDITORS, HISTORY = "runs", "editors", "chat-history.jsonl"
 """What stands in the state folder: recorded runs, sessions of editors, what was said in chats."""
 STEM = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
+OWN = ("json", "jsonl", "jsonl.mail")
+"""How the files of a run end; what it was before it was extended stands beside them."""
 USER = re.compile("//[^/@]*@")
 """What an address may hold beside the place: a name and a password."""
 OTHERS = 0o077
@@ -637,37 +639,46 @@ def _prune(folder: Path, keep_runs: int, keep_bytes: int) -> None:
     descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         lock_file(descriptor, folder / ".lock", unsafe_no_lock=True)
-        _prune_alone(keep_runs, keep_bytes)
+        _prune_alone(folder, keep_runs, keep_bytes)
     except JournalError:
         pass  # another process is at it
     finally:
         close_locked(descriptor)
 
 
-def _prune_alone(keep_runs: int, keep_bytes: int) -> None:
+def _prune_alone(folder: Path, keep_runs: int, keep_bytes: int) -> None:
+    files = _files(folder)
+    # Before every run: where all that lies there may stay, no companion is read.
+    if len(files) <= keep_runs and sum([sum(of.values()) for of in files.values()]) <= keep_bytes:
+        return
     known = entries()
     alive = {e.text("forked_from", "stem") for e in known if not e.is_ended}
     ended = sorted([e for e in known if e.is_ended and e.stem not in alive], key=lambda e: e.text("updated"))
-    sizes = {entry.stem: sum(_size(path) for path in _files(entry)) for entry in ended}
+    sizes = {entry.stem: sum(files.get(entry.stem, {}).values()) for entry in ended}
     count, size = len(ended), sum(sizes.values())
     for entry in ended:
         if count <= keep_runs and size <= keep_bytes:
             return
         with entry.locked() as is_free:
             if is_free:
-                for path in _files(entry):
-                    path.unlink(missing_ok=True)
+                for name in {f"{entry.stem}.json", *files.get(entry.stem, ())}:
+                    (folder / name).unlink(missing_ok=True)
                 count, size = count - 1, size - sizes[entry.stem]
 
 
-def _files(entry: Entry) -> list[Path]:
-    """Return what is removed with a run; a journal that was put elsewhere stays."""
-    own = [entry.folder / f"{entry.stem}{suffix}" for suffix in (".jsonl", ".jsonl.mail", ".json")]
-    return [*entry.folder.glob(f"{entry.stem}.before-*.jsonl"), *own]
+def _files(folder: Path) -> dict[str, dict[str, int]]:
+    """Return what is removed with each run, by its name, with the bytes of each file; a journal that was put elsewhere stays."""
+    found: dict[str, dict[str, int]] = {}
+    with os.scandir(folder) as listed:
+        for file in listed:
+            stem, _, kind = file.name.partition(".")
+            if STEM.fullmatch(stem) and (kind in OWN or (kind.startswith("before-") and kind.endswith(".jsonl"))):
+                found.setdefault(stem, {})[file.name] = _size(file)
+    return found
 
 
-def _size(path: Path) -> int:
+def _size(file: os.DirEntry[str]) -> int:
     try:
-        return path.stat().st_size
+        return file.stat().st_size
     except OSError:
         return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 __all__ = ("did_you_mean",)
 
@@ -21,5 +20,7 @@ def did_you_mean(word: str, known: Iterable[str], *, alike: float = 0.6, otherwi
         alike: How near a known word has to be, from 0 to 1, to be named.
         otherwise: What is returned where none is that near.
     """
+    from difflib import get_close_matches  # noqa: PLC0415 - only a message about a mistake needs it
+
     near = get_close_matches(word[:LONGEST], list(known), n=1, cutoff=alike)
     return f"; did you mean {near[0]!r}?" if near else otherwise

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
-from difflib import get_close_matches
 from functools import wraps
 from typing import Any, TypeAlias, TypeVar
 
@@ -76,6 +75,8 @@ def named_fields(cls: type[T]) -> type[T]:
         try:
             init(self, *args, **kwargs)
         except TypeError:
+            from difflib import get_close_matches  # noqa: PLC0415 - only a message about a mistake needs it
+
             fields = [field.alias for field in attrs.fields(made) if field.init]
             unknown = next((name for name in kwargs if name not in fields), None)
             if unknown is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from inspect import isgenerator
 from typing import Any, Generic, Literal, Never, Protocol, TypeAlias
@@ -319,6 +318,8 @@ def _input_schema(value: Any) -> InputSchema | None:
 
 def _meant(name: str, known: Sequence[str]) -> str:
     """Return what was probably meant by a field that there is not; ``""`` when nothing is like it."""
+    from difflib import get_close_matches  # noqa: PLC0415 - only a message about a mistake needs it
+
     ours = CAPITAL.sub("_", name).lower()
     return ELSEWHERE.get(ours) or next(iter(get_close_matches(ours, known, n=1, cutoff=NEAR)), "")
 

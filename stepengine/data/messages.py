@@ -8,6 +8,7 @@ that ``Transcript.memo`` fills, so that encoded blocks travel with the message t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, overload
 
 import attrs
@@ -16,6 +17,7 @@ from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze, freeze_object, mended, text_of
 from stepengine.data.makers import maker_of
 from stepengine.data.thoughts import parted
+from stepengine.data.usage import Usage
 from stepengine.errors import DataError
 
 if TYPE_CHECKING:
@@ -397,6 +399,8 @@ class ToolResult:
         tool_name: The tool that was called; set by the machine.
         tool_call_id: The call that this answers; set by the machine.
         credits_used: Credits that the tool reports, never money.
+        usage: Tokens of models that the tool had called, as far as it was told; ``None`` for one that calls none.
+        cost: What these cost in US dollars; beside a *usage*, ``None`` says that it is unknown.
         side_effects: What it did to the world.
         change: What the tool wants changed in its run, such as ``Change(context={...})``; made once, when the call has
             run, so that the next call and every hook see it.
@@ -411,6 +415,8 @@ class ToolResult:
     side_effects: tuple[SideEffect, ...] = attrs.field(default=(), converter=tuple_of, kw_only=True)
     change: Change | None = attrs.field(default=None, kw_only=True)
     structured: JsonValue = attrs.field(default=None, converter=freeze, kw_only=True)
+    usage: Usage | None = attrs.field(default=None, kw_only=True)
+    cost: Decimal | None = attrs.field(default=None, kw_only=True)
 
     text = _Text()
 

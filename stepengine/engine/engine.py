@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
@@ -36,6 +35,7 @@ from stepengine.errors import InputError
 from stepengine.models.pricing import cost_of
 
 if TYPE_CHECKING:
+    import asyncio
     from types import TracebackType
 
     from stepengine.data.events import Event
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from stepengine.data.tools import ToolLike
     from stepengine.data.yields import StepResult
     from stepengine.engine.run import EngineRun
+    from stepengine.engine.session_turns import Sessions
     from stepengine.engine.stepping import Stepper, Tape
     from stepengine.journal import JournalLike
     from stepengine.journal.journaled_run import JournaledRun
@@ -209,6 +210,11 @@ class Engine:
     def agents(self) -> tuple[AgentDefinition, ...]:
         """Every known agent definition."""
         return self._launcher.catalog.definitions
+
+    @property
+    def sessions(self) -> Sessions | None:
+        """Where conversations are kept between runs; ``None`` where each run is alone."""
+        return self._launcher.sessions
 
     def agent(self, agent_id: str) -> AgentDefinition:
         """
@@ -708,6 +714,8 @@ class Engine:
 
         Runs that have not ended after ten seconds, or whose event loop stands still, are named in a ``ResourceWarning``.
         """
+        import asyncio
+
         from stepengine.engine.run import until_ended, warn_of
 
         if _loop_here() is None:  # under trio, where nothing of this engine runs in the loop that waits
@@ -767,6 +775,8 @@ class Engine:
 
 def _loop_here() -> asyncio.AbstractEventLoop | None:
     """Return the event loop that runs in this thread, if one does."""
+    import asyncio
+
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

@@ -4,7 +4,6 @@ What an engine says where its event loop is not.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 
 from stepengine.errors import StepEngineError
@@ -19,6 +18,8 @@ def need_loop(what: str, instead: str = "") -> None:
     Raises:
         StepEngineError: when no event loop runs here, or trio's; it names *instead*, which needs none.
     """
+    import asyncio
+
     refuse_trio(what, instead)
     try:
         asyncio.get_running_loop()

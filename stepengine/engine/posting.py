@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -13,9 +13,9 @@ from stepengine.data.codec import bare
 from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem, answered
 from stepengine.data.yields import a_topic
 from stepengine.engine.handles import named
-from stepengine.errors import AnswerRejected, JournalMissing, StepEngineError
+from stepengine.errors import AnswerRejected, JournalMissing, StepEngineError, ToolError
 from stepengine.runtime.handle import RunHandle
-from stepengine.runtime.mail import Message
+from stepengine.runtime.mail import Message, result_message
 from stepengine.runtime.tree import RunTree
 
 if TYPE_CHECKING:
@@ -24,10 +24,19 @@ if TYPE_CHECKING:
     from stepengine.journal.history import History
     from stepengine.journal.mailbox import Letter
 
-__all__ = ("answer_journal", "cancel_journal", "fitting_answers", "post", "post_to_journal", "tell_journal")
+__all__ = (
+    "answer_journal",
+    "cancel_journal",
+    "fitting_answers",
+    "post",
+    "post_to_journal",
+    "result_to_journal",
+    "tell_journal",
+)
 
 
 SHOWN = 200
+LISTED = 20
 
 
 async def post(
@@ -133,6 +142,47 @@ def tell_journal(journal: JournalLike, text: str, *, id: str | None = None) -> b
     return _sent(found, [Letter(kind="input", value=text, id=id or secrets.token_hex(16))])
 
 
+def result_to_journal(journal: JournalLike, call_id: str, result: object, *, path: str | None = None) -> bool:
+    """
+    Put what came of a call of a deferred tool into the mailbox of a journal, and let its run be due; waits for the disk.
+
+    Args:
+        journal: The journal.
+        call_id: The id of the call.
+        result: A text or JSON.
+        path: The path of the run that made the call; needed only where calls of several runs of the tree have that id.
+
+    Returns:
+        Whether it is new: ``False`` when the same was sent before.
+
+    Raises:
+        ToolError: when there is no such call that has no result yet, or several are.
+        InputError: when it is over 1 MiB, or the call was given another result.
+        JournalError: as ``Engine.post``.
+        StepEngineError: when the run has ended.
+    """
+    from stepengine.journal import as_journal
+    from stepengine.journal.mailbox import Letter
+
+    found: Journal = as_journal(journal)
+    message = result_message(_call_of(_open(found), call_id, path), result)
+    letter = Letter(kind="result", value=message.value, id=message.id, path=message.path, topic=message.topic)
+    return _sent(found, [letter])
+
+
+def _call_of(history: History, call_id: str, path: str | None) -> tuple[str, int]:
+    """Return the place of a call whose body has returned, and that the record has no result of."""
+    calls = [(a, i) for a, i in history.open.items() if a in history.waiting and not history.has_ended(a[0])]
+    waiting = {a: str(history.form(i)["tool_call_id"]) for a, i in calls}
+    found = [a for a, name in waiting.items() if name == call_id and path in (None, a[0])]
+    if len(found) != 1:
+        listed = ", ".join([f"{name[:SHOWN]!r} at path {a[0]!r}" for a, name in list(waiting.items())[:LISTED]])
+        what = "waits for its result" if not found else "is one call: several wait, and a path says which"
+        msg = f"no call {call_id[:SHOWN]!r} {what}; waiting are: {listed or 'none'}"
+        raise ToolError(msg)
+    return found[0]
+
+
 def cancel_journal(journal: JournalLike, reason: str = "") -> None:
     """
     Put a cancel into the mailbox of a journal: whoever has its run ends it, or whoever goes on with it; waits for the disk.
@@ -161,11 +211,12 @@ def _open(journal: Journal, path: str = "") -> History:
     return history
 
 
-def _sent(journal: Journal, letters: Iterable[Letter]) -> bool:
+def _sent(journal: Journal, letters: Sequence[Letter]) -> bool:
     from stepengine.journal.sleeping import arrived
 
     box = journal.mailbox()
     is_new = [box.post(letter) for letter in letters]
     # Also where it was there already: who posted it first may have been killed in between.
-    arrived(journal)
+    for kind in {letter.kind for letter in letters}:
+        arrived(journal, kind)
     return all(is_new)

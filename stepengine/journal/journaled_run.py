@@ -133,7 +133,7 @@ class JournaledRun:
         self._place = 0
         self._looking = asyncio.Lock()
         self._known: set[str] = set()
-        self._came, self._early = list[Letter](), list[Letter]()
+        self._came, self._early, self.results_sent = list[Letter](), list[Letter](), set[Address]()
         self._first: list[Message] = []
         self._begun: set[Address] = set()
         self._cancels: dict[str, Message] = {}
@@ -489,7 +489,7 @@ class JournaledRun:
         box = self._mailbox()
         if box is None:
             return message.id not in self._known
-        letter = Letter(kind="message", value=message.value, id=message.id, path=message.path, topic=message.topic)
+        letter = Letter(kind=message.kind, value=message.value, id=message.id, path=message.path, topic=message.topic)
         try:
             return box.post(letter)
         except JournalMissing:
@@ -521,7 +521,12 @@ class JournaledRun:
         waiting = {key: question for key, (_, question) in history.open_questions().items()}
         asked = {q.id for i in history.intents.values() if i.type == "Ask" for q in questions_of(history.form(i))}
         for letter in letters:
-            if letter.id in self._known or letter.kind != "answer":
+            if letter.kind == "result":
+                # Its call is over where it has a result; the others have theirs as soon as they wait.
+                if (place := (letter.path, int(letter.topic))) not in history.results:
+                    self.results_sent.add(place)
+                    self._came.append(letter)
+            elif letter.id in self._known or letter.kind != "answer":
                 self._came.append(letter)
             elif letter.topic in waiting:
                 self._take_answer(letter, waiting[letter.topic], asks_again=asks_again)
@@ -548,24 +553,29 @@ class JournaledRun:
         """Write down what was posted, and return what is to be done with it; each letter only once."""
         found = []
         for letter in self._of_runs(letters):
-            if letter.id in self._known:
-                continue
             message = Message(letter.id, letter.path, letter.topic, letter.value, letter.kind)
-            if letter.kind == "message":
-                self.keep(message)
-            elif letter.kind == "input":
-                self._keep_letter(message)
-            elif letter.kind == "answer":
-                if letter.topic in self._left_open:
-                    self._keep_answer(letter)
-                    continue
-            elif letter.id in self._cancels:
-                continue
-            else:
-                # Written down when it has come to its end: a crash before that is not to lose it.
-                self._cancels[letter.id] = message
-            found.append(message)
+            if letter.id not in self._known and self._is_to_be_done(letter, message):
+                found.append(message)
         return found
+
+    def _is_to_be_done(self, letter: Letter, message: Message) -> bool:
+        """Write down what was posted; return whether something is to be done with it beside."""
+        match letter.kind:
+            case "message":
+                self.keep(message)
+            case "input":
+                self._keep_letter(message)
+            case "answer" if letter.topic in self._left_open:
+                self._keep_answer(letter)
+                return False
+            case "cancel":
+                # Written down when it has come to its end: a crash before that is not to lose it.
+                is_new = letter.id not in self._cancels
+                self._cancels[letter.id] = message
+                return is_new
+            case _:
+                pass
+        return True
 
     def _of_runs(self, letters: Sequence[Letter]) -> Iterator[Letter]:
         """Give the letters to runs that are there; the others wait until these begin."""

@@ -72,7 +72,7 @@ __all__ = (
     "mailbox_of",
 )
 
-LetterKind: TypeAlias = Literal["message", "answer", "cancel", "input"]
+LetterKind: TypeAlias = Literal["message", "answer", "cancel", "input", "result"]
 
 KINDS = frozenset(get_args(LetterKind))
 MAIL = ".mail"
@@ -84,6 +84,7 @@ MAX_LINE = 2 * MAX_VALUE
 """The longest letter in bytes, as it is stored."""
 MAX_NAME = 200
 MAX_PATH = 1_000
+MAX_DIGITS = 15
 TOPIC = frozenset(string.ascii_letters + string.digits + "_-.:/")
 SECONDS = 5.0
 PAUSE = 0.001
@@ -105,13 +106,14 @@ class Letter:
 
     Attributes:
         kind: ``"message"`` for whoever receives on a topic, ``"answer"`` to a question, ``"cancel"`` to end the run, ``"input"``
-            for a text that its next model call sees.
-        value: JSON of at most 1 MiB. Of a message anything; of an answer a bool, a text, or the stored form of an ``Answer``;
-            of the others a text: the reason, or what is said.
+            for a text that its next model call sees, ``"result"`` for what came of a call of a deferred tool.
+        value: JSON of at most 1 MiB. Of a message and a result anything; of an answer a bool, a text, or the stored form of an
+            ``Answer``; of the others a text: the reason, or what is said.
         id: 1 to 200 printable characters, once in a mailbox: whoever is not sure that a letter arrived posts it again with the
             same id. Made up by default.
         path: Which run of the tree it is for, such as ``"3.2"``; ``""`` (default) for the root.
-        topic: Of a message 1 to 200 ASCII letters, digits and ``_ - . : /``; of an answer the question's id; else empty.
+        topic: Of a message 1 to 200 ASCII letters, digits and ``_ - . : /``; of an answer the question's id; of a result the
+            number of the call among the effects of its run, such as ``"3"``; else empty.
         sent: When; now by default. Kept in UTC.
 
     Raises:
@@ -165,6 +167,9 @@ def _problem_of_topic(letter: Letter) -> str:
             return (
                 f"the topic of an answer is the id of its question, 1 to {MAX_NAME} printable characters, not {given}"
             )
+    elif letter.kind == "result":
+        if type(topic) is not str or not topic.isascii() or not topic.isdecimal() or len(topic) > MAX_DIGITS:
+            return f"the topic of a result is the number of its call, such as '3', not {given}"
     elif topic != "":
         return f"a letter of the kind {letter.kind!r} has no topic, and {given} was given"
     return ""

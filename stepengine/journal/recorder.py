@@ -456,7 +456,8 @@ class Recorder:
         assert run.past is not None  # noqa: S101 - it says what was begun
         if run.mode.copies:
             self._copy_begun(item, run.past.history)
-        is_waiting = address in run.past.history.waiting and is_deferred(item)
+        # Whoever sent its result knows that it happened.
+        is_waiting = is_deferred(item) and (address in run.past.history.waiting or address in run.results_sent)
         if is_waiting and f"{DOUBT}{shown_address(*address)}" not in run.decisions:
             return await self._live(item._replace(has_begun=True), io, [], again=True)
         if type(item.effect) in WAITS:

@@ -20,6 +20,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, assert_never
 
+import attrs
+
 from stepengine.data.codec import plain
 from stepengine.data.json import JsonDict, canonical, thaw
 from stepengine.data.messages import (
@@ -43,10 +45,10 @@ from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import Failure
 from stepengine.data.questions import Answer, Question
 from stepengine.data.state import ChildResult, RunResult
-from stepengine.data.usage import Spending, Usage, add_cost
+from stepengine.data.usage import Spending, Usage, known_costs
 from stepengine.data.visible import visible
 from stepengine.journal.encoding import restored
-from stepengine.journal.history import History
+from stepengine.journal.history import History, parent_of
 from stepengine.journal.programs import program_of
 from stepengine.journal.records import ROOT, Intent, Result, shown_address
 from stepengine.journal.store import Journal, MemoryJournal
@@ -190,16 +192,46 @@ def spending_of(history: History) -> Spending:
     ended = ended_of(history)
     if ended is not None:
         return ended.spending
-    usage = Usage()
-    cost: Decimal | None = Decimal(0)
-    for address, result in history.results.items():
-        value = getattr(history.outcome(result), "value", None) if address != ROOT else None
-        if isinstance(value, ModelReply):
-            usage, cost = usage + (value.usage or Usage()), add_cost(cost, value.cost)
-    for address, begun in history.begun.items():
-        if address not in history.results:
-            usage, cost = usage + begun.usage, add_cost(cost, begun.cost)
-    return Spending(usage=usage, cost=cost)
+    spent = Spending()
+    agents: dict[str, str] = {}
+    for address, intent in history.intents.items():
+        if intent.type != "CallModel":
+            continue
+        path = address[0]
+        if path not in agents:
+            agents[path] = _agent_at(history, path)
+        result = history.results.get(address)
+        reply = None if result is None else getattr(history.outcome(result), "value", None)
+        if isinstance(reply, ModelReply):
+            usage = attrs.evolve(reply.usage or Usage(at_least=True), requests=1)
+            spent += _spent_by(agents[path], reply.model or history.model(intent), usage, reply.cost)
+        elif result is None and address in history.begun:
+            begun = history.begun[address]
+            spent += _spent_by(agents[path], history.model(intent), begun.usage, begun.cost)
+    return spent
+
+
+def _spent_by(agent: str, model: str, usage: Usage, cost: Decimal | None) -> Spending:
+    by_agent, by_model = {agent: usage}, {model: usage}
+    return Spending(
+        usage=usage,
+        cost=cost,
+        by_agent=by_agent,
+        by_model=by_model,
+        agent_costs=known_costs(by_agent, {agent: cost}),
+        model_costs=known_costs(by_model, {model: cost}),
+    )
+
+
+def _agent_at(history: History, path: str) -> str:
+    """Return the agent of the run at a path; the body of a tool is its caller's."""
+    while path:
+        above = parent_of(path)
+        form = history.form(history.intents[above])
+        if form["type"] == "Spawn":
+            return str(form["agent_id"])
+        path = above[0]
+    return str(history.root["agent_id"])
 
 
 class _Path:

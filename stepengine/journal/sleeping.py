@@ -26,6 +26,7 @@ from stepengine.journal.waking import MAX_NAME, WAKING, Sleeping, WakeIndex
 
 if TYPE_CHECKING:
     from stepengine.journal.history import History
+    from stepengine.journal.mailbox import Letter, LetterKind
     from stepengine.journal.store import Journal
 
 __all__ = (
@@ -152,8 +153,16 @@ def first_unread(journal: Journal, history: History, early: Collection[str] = ()
     letters = box.read()[0] if box.changed(0) else []
     known, open_ = history.kept_ids() if letters else set(), history.open_questions() if letters else {}
     known -= _received_next(history, history.waits()) if letters else set()
-    new = [one for one in letters if one.id not in {*known, *early} and (one.kind != "answer" or one.topic in open_)]
+    gone = {*known, *early}
+    new = [one for one in letters if one.id not in gone and _is_wanted(one, history, open_)]
     return min([one.sent for one in new], default=None)
+
+
+def _is_wanted(letter: Letter, history: History, open_questions: Collection[str]) -> bool:
+    """Return whether a letter can do anything yet: what answers or ends something that is over stands in no record."""
+    if letter.kind == "answer":
+        return letter.topic in open_questions
+    return letter.kind != "result" or (letter.path, int(letter.topic)) in history.open
 
 
 def _received_next(history: History, waits: Sequence[Waits]) -> set[str]:
@@ -162,13 +171,13 @@ def _received_next(history: History, waits: Sequence[Waits]) -> set[str]:
     return {one["id"] for one in history.unread_messages() if (one["path"], one["topic"]) in topics}
 
 
-def arrived(journal: Journal) -> None:
-    """Let the run of a journal be due when it waits for the message that was put into its mailbox."""
+def arrived(journal: Journal, kind: LetterKind = "message") -> None:
+    """Let the run of a journal be due when it waits for the letter that was put into its mailbox."""
     bed = bed_of(journal)
     # Where there is no index of a folder yet, whoever makes it looks into the mailboxes.
     if bed is not None and (not bed.place.is_dir() or (bed.place / WAKING).exists()):
         with bed.index() as index:
-            index.post_arrived(bed.run)
+            index.post_arrived(bed.run, kind)
 
 
 def sleeping(name: str, waits: Sequence[Waits], agent_id: str) -> Sleeping | None:

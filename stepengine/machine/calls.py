@@ -999,6 +999,8 @@ class Call(Member):
         self.result = named(result, self.asked)
         if result.credits_used:
             self.run.spent.count_credits(result.credits_used)
+        if result.usage is not None:
+            self.run.spent.count(self.asked.tool_name, result.usage, result.cost, 0)
         if result.change is not None:
             # Here and nowhere else: the next call and every hook see it, and nothing later makes it a second time.
             self.run.apply(result.change, self.asked.tool_name)
@@ -1105,6 +1107,8 @@ def named(result: ToolResult, call: ToolCallPart) -> ToolResult:
         side_effects=result.side_effects,
         change=result.change,
         structured=result.structured,
+        usage=result.usage,
+        cost=result.cost,
     )
 
 

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
         ToolCallStarted,
     )
     from stepengine.data.server_tools import CodeExecution, FileSearch, Programs, ServerTool, UrlContext, WebSearch
-    from stepengine.models._reading import Timeouts
     from stepengine.models.anthropic import AnthropicProvider
-    from stepengine.models.base import BatchMember, ModelInfo, ModelRef, Provider, ProviderSettings
+    from stepengine.models.base import BatchMember, ModelInfo, ModelRef, Provider, ProviderSettings, Timeouts
     from stepengine.models.batches import Batched
     from stepengine.models.clouds import (
         AnthropicAwsProvider,
@@ -70,7 +69,6 @@ else:
                 "UrlContext",
                 "WebSearch",
             ),
-            "stepengine.models._reading": ("Timeouts",),
             "stepengine.models.anthropic": ("AnthropicProvider",),
             "stepengine.models.base": (
                 "BatchMember",
@@ -78,6 +76,7 @@ else:
                 "ModelRef",
                 "Provider",
                 "ProviderSettings",
+                "Timeouts",
             ),
             "stepengine.models.batches": ("Batched",),
             "stepengine.models.clouds": (

@@ -34,7 +34,6 @@ from stepengine.models._reading import (
     Accumulator,
     Exchange,
     ReplyReader,
-    Timeouts,
     held,
     late,
     pieces_of,
@@ -46,7 +45,7 @@ from stepengine.models._sdks import Sdk
 from stepengine.models._settings import told, warn_of
 from stepengine.models._stopping import telling_use
 from stepengine.models._wire import all_headers, extra_headers
-from stepengine.models.base import Provider, deltas_of
+from stepengine.models.base import Provider, Timeouts, deltas_of
 from stepengine.models.keys import (
     WITHHELD,
     Credentials,

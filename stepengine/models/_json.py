@@ -4,7 +4,6 @@ JSON from providers: one strict reader for bodies, events and tool arguments.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -142,6 +141,8 @@ def call_part(name: str, raw: object, provider_data: Mapping[str, object]) -> To
     data = JsonDict(freeze(provider_data))
     text = raw if isinstance(raw, str) else "" if raw is None else _as_text(raw)
     if len(text) > MAX_ARGUMENTS:
+        import hashlib
+
         digest = hashlib.sha256(utf8(text)).hexdigest()
         error = f"the arguments are too large: {len(text)} characters, at most {MAX_ARGUMENTS} are read"
         return ToolCallPart("", name, raw_input=f"sha256:{digest}", input_error=error, provider_data=data)

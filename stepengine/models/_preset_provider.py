@@ -21,9 +21,8 @@ from stepengine.models._access import (
     only_one_of,
 )
 from stepengine.models._http import NO_KEY, HttpProvider
-from stepengine.models._reading import Timeouts
 from stepengine.models._sdks import OPENAI
-from stepengine.models.base import BatchMember, ProviderSettings
+from stepengine.models.base import BatchMember, ProviderSettings, Timeouts
 from stepengine.models.keys import Credentials, Secret, base_url_for, first_set, printable
 from stepengine.models.presets import preset_of
 

@@ -30,13 +30,13 @@ from stepengine.models._failures import (
 from stepengine.models._json import read_json
 from stepengine.models._reply import MOST_UNREAD, with_unread
 from stepengine.models._sse import SSEParser
+from stepengine.models.base import Timeouts
 from stepengine.models.keys import printable
 
 __all__ = (
     "Accumulator",
     "Exchange",
     "ReplyReader",
-    "Timeouts",
     "drained",
     "held",
     "pieces_of",
@@ -51,28 +51,6 @@ DRAIN_SECONDS = 0.25
 DRAIN_BYTES = 64 * 1024
 logger = logging.getLogger("stepengine.models")
 T = TypeVar("T")
-
-
-@frozen(kw_only=True)
-class Timeouts:
-    """
-    Seconds that a model call may take.
-
-    They are measured here and not by the HTTP library, which takes every keep-alive for progress.
-
-    Attributes:
-        connect: Until a connection stands.
-        first_byte: From sending a request for a stream until the first byte of its body.
-        idle: Between two bytes of a stream.
-        silence: Between two events that say something; keep-alive comments and pings do not count.
-        total: The whole call; of a stream, the time without an event that says something, from sending the request.
-    """
-
-    connect: float = 10.0
-    first_byte: float = 120.0
-    idle: float = 60.0
-    silence: float = 300.0
-    total: float = 600.0
 
 
 class Accumulator(ABC):

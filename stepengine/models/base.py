@@ -37,7 +37,29 @@ from stepengine.data.models import (
 from stepengine.errors import ModelError
 from stepengine.models.keys import Secret, account_of, first_set
 
-__all__ = ("BatchMember", "ModelInfo", "ModelRef", "Provider", "ProviderSettings", "deltas_of")
+__all__ = ("BatchMember", "ModelInfo", "ModelRef", "Provider", "ProviderSettings", "Timeouts", "deltas_of")
+
+
+@frozen(kw_only=True)
+class Timeouts:
+    """
+    Seconds that a model call may take.
+
+    They are measured here and not by the HTTP library, which takes every keep-alive for progress.
+
+    Attributes:
+        connect: Until a connection stands.
+        first_byte: From sending a request for a stream until the first byte of its body.
+        idle: Between two bytes of a stream.
+        silence: Between two events that say something; keep-alive comments and pings do not count.
+        total: The whole call; of a stream, the time without an event that says something, from sending the request.
+    """
+
+    connect: float = 10.0
+    first_byte: float = 120.0
+    idle: float = 60.0
+    silence: float = 300.0
+    total: float = 600.0
 
 
 @frozen

@@ -36,7 +36,7 @@ from stepengine.models._access import (
 )
 from stepengine.models._failures import FORCED_THINKING, GRAMMAR, Call, body_failure, transport_failure
 from stepengine.models._http import NO_KEY, Body, HttpProvider, warn_once
-from stepengine.models._reading import Exchange, Timeouts
+from stepengine.models._reading import Exchange
 from stepengine.models._schemas import optional_in
 from stepengine.models._thinking import CANNOT, Asked, effort_of
 from stepengine.models._wire import ToolsCache
@@ -50,7 +50,7 @@ from stepengine.models.anthropic.request import (
     thinking_of,
     thinks_anyway,
 )
-from stepengine.models.base import BatchMember, ModelInfo, Provider, ProviderSettings
+from stepengine.models.base import BatchMember, ModelInfo, Provider, ProviderSettings, Timeouts
 from stepengine.models.bedrock_converse import request as converse
 from stepengine.models.bedrock_converse.families import family_of as family_of_converse
 from stepengine.models.bedrock_converse.families import maker_of

@@ -7,13 +7,15 @@ from the services' documents and from recorded traffic; no service was called to
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
 
 from stepengine.data.frozen import frozen
-from stepengine.models._reading import Timeouts
-from stepengine.models._thinking import Form
+from stepengine.models.base import Timeouts
+
+if TYPE_CHECKING:
+    from stepengine.models._thinking import Form
 
 __all__ = ("OPENAI", "PRESETS", "Preset", "preset_of")
 

@@ -8,7 +8,6 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from stepengine.data.json import freeze, thaw
@@ -166,6 +165,8 @@ def nearest_names(model: str) -> tuple[str, ...]:
     provider, _, name = model.partition("/")
     listed = PRICE_LISTS.get(provider, provider)
     known = [m.id for p in get_snapshot().providers if p.id == listed for m in p.models]
+    from difflib import get_close_matches
+
     return tuple([n for n in get_close_matches(name, known, n=4) if n != name][:3])
 
 

@@ -24,7 +24,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.data.yields import a_topic
 from stepengine.errors import StepEngineError
 from stepengine.runtime.logs import LOGGER
-from stepengine.runtime.mail import Message
+from stepengine.runtime.mail import Message, result_message
 from stepengine.runtime.performer import Item
 from stepengine.runtime.tree import RunTree
 
@@ -319,6 +319,33 @@ class RunHandle(Generic[Out]):
         is_new = mail.post(message)
         if is_new:
             self._in_loop(mail.arrive, message)
+        return is_new
+
+    def post_tool_result(self, tool_call_id: str, result: object, *, path: str | None = None) -> bool:
+        """
+        Give a call of a deferred tool its result, once and for all.
+
+        As ``send_tool_result``, but of a run that is recorded the result is on the disk, in the mailbox beside the journal, when this
+        returns: whoever goes on with the run has it, too.
+
+        Args:
+            tool_call_id: The call's id, as ``ToolStarted`` has it.
+            result: A text or JSON.
+            path: The path of the run that made the call, as for ``send_tool_result``.
+
+        Returns:
+            Whether it is new: ``False`` when the same was sent before.
+
+        Raises:
+            ToolError: when no call with that id waits for its result.
+            DataError: for what is no JSON.
+            InputError: when it is over 1 MiB, or the call was given another result.
+            JournalError: when it cannot be kept.
+        """
+        place = self._tree.deferred.place(tool_call_id, path)
+        message = result_message(place, result)
+        is_new = self._tree.mail.post(message)
+        self._in_loop(self._tree.steer, message)
         return is_new
 
     async def fetch_mail(self) -> None:

@@ -21,9 +21,9 @@ from stepengine.errors import StepEngineError
 from stepengine.runtime.performer import Item
 from stepengine.tooling.schemas import JsonSchema
 
-__all__ = ("Mail", "Message", "MessageKind", "PostBox", "answer_in", "message_in", "misfit_of")
+__all__ = ("Mail", "Message", "MessageKind", "PostBox", "answer_in", "message_in", "misfit_of", "result_message")
 
-MessageKind: TypeAlias = Literal["message", "answer", "cancel", "input"]
+MessageKind: TypeAlias = Literal["message", "answer", "cancel", "input", "result"]
 
 POLL = 0.25
 """Seconds until the first look into a post box while a run waits for what somebody else's process may send."""
@@ -39,9 +39,10 @@ class Message:
     Attributes:
         id: Its id, unique among those of the tree.
         path: The path of the run that it is for; ``""`` for the root.
-        topic: The topic; ``""`` for what a parent says to its child; of an answer the id of the question.
-        value: What it says, JSON; of an answer what answers, of the others a text.
-        kind: Whether somebody receives it, it answers a question, ends the run, or is said to it.
+        topic: The topic; ``""`` for what a parent says to its child; of an answer the id of the question, of a result the
+            number of the call.
+        value: What it says, JSON; of an answer what answers, of a result what came of the call, of the others a text.
+        kind: Whether somebody receives it, it answers a question, ends the run, is said to it, or is what came of a call.
     """
 
     id: str
@@ -49,6 +50,12 @@ class Message:
     topic: str
     value: JsonValue = attrs.field(default=None, converter=freeze)
     kind: MessageKind = "message"
+
+
+def result_message(place: tuple[str, int], result: object) -> Message:
+    """Return what tells the call at a place what came of it: by its id each call has one result."""
+    path, seq = place
+    return Message(f"result:{path}#{seq}", path, str(seq), result, "result")
 
 
 def answer_in(value: JsonValue) -> AnswerLike:

@@ -333,7 +333,10 @@ class Innermost:
                 if not delivered.done():
                     await io.waits(item)
             deferred.waits(item)
-            return await delivered
+            if delivered.done():
+                return delivered.result()
+            with self._tree.mail.watched():
+                return await delivered
         finally:
             deferred.forget(item)
 
@@ -869,16 +872,21 @@ class Deferred:
     """The calls of one run tree whose results come from outside."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, str], asyncio.Future[ToolResult]] = {}
+        self._open: dict[tuple[str, str], tuple[int, asyncio.Future[ToolResult]]] = {}
         self._waiting: set[tuple[str, str]] = set()
+        self._early: dict[tuple[str, int], object] = {}
+        self._settled: set[tuple[str, int]] = set()
 
     def expect(self, item: Item) -> asyncio.Future[ToolResult]:
         """Take the result of a call from now on, and return what waits for it; it may come before the body has returned."""
         key = item.path, cast("CallTool", item.effect).tool_call_id
         known = self._open.get(key)
         if known is None:
-            known = self._open[key] = asyncio.get_running_loop().create_future()
-        return known
+            known = self._open[key] = item.effect.seq, asyncio.get_running_loop().create_future()
+            place = item.path, item.effect.seq
+            if place in self._early:
+                self.settle(place, self._early.pop(place))
+        return known[1]
 
     def waits(self, item: Item) -> None:
         """Take note that the body of a call has returned, so that nothing of it is under way here."""
@@ -901,7 +909,35 @@ class Deferred:
         Raises:
             ToolError: when no call with that id waits, or those of several runs do and *path* does not say which.
         """
-        waiting = {key: future for key, future in list(self._open.items()) if not future.done()}
+        future = self._found(call_id, path)[1]
+        future.get_loop().call_soon_threadsafe(_deliver, future, as_result(result))
+
+    def place(self, call_id: str, path: str | None = None) -> tuple[str, int]:
+        """
+        Return which effect a call is that waits: the path of its run, and its number there; may be called from any thread.
+
+        Raises:
+            ToolError: as ``deliver``.
+        """
+        return self._found(call_id, path)[0]
+
+    def settle(self, place: tuple[str, int], result: object) -> None:
+        """
+        Give the effect at a place its result, now or as soon as it waits, and only once; in the event loop of the tree.
+
+        A letter may be there before its call is, where a run goes on, and may be read more than once.
+        """
+        if place in self._settled:
+            return
+        waiting = [future for key, (seq, future) in self._open.items() if (key[0], seq) == place]
+        if not waiting:
+            self._early[place] = result
+            return
+        self._settled.add(place)
+        _deliver(waiting[0], as_result(result))
+
+    def _found(self, call_id: str, path: str | None) -> tuple[tuple[str, int], asyncio.Future[ToolResult]]:
+        waiting = {key: entry for key, entry in list(self._open.items()) if not entry[1].done()}
         found = [key for key in waiting if key[1] == call_id and path in (None, key[0])]
         if len(found) != 1:
             listed = ", ".join([f"{key[1]!r} at path {key[0]!r}" for key in waiting])
@@ -909,8 +945,8 @@ class Deferred:
             what = "waits for its result" if not found else "is one call: several wait, and path= says which"
             msg = f"no call {which} {what}; waiting are: {listed or 'none'}"
             raise ToolError(msg)
-        future = waiting[found[0]]
-        future.get_loop().call_soon_threadsafe(_deliver, future, as_result(result))
+        seq, future = waiting[found[0]]
+        return (found[0][0], seq), future
 
 
 def _deliver(future: asyncio.Future[ToolResult], result: ToolResult) -> None:

@@ -19,6 +19,7 @@ from stepengine.data.ceilings import ceiling_of
 from stepengine.data.effects import Spawn
 from stepengine.data.events import Event, PhaseChanged, RunFailed
 from stepengine.data.frozen import frozen
+from stepengine.data.json import thaw
 from stepengine.data.makers import changer_of
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Begun, Failure, Outcome, Stop
@@ -444,6 +445,8 @@ class RunTree:
                 self.interrupt(GRACE)
             case "answer":
                 self._answer(message)
+            case "result":
+                self.deferred.settle((message.path, int(message.topic)), thaw(message.value))
             case "message":
                 pass
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from stepengine.engine.schedules import Schedule
     from stepengine.serving.access import Authenticate, Caps, Logins
     from stepengine.serving.openapi import Operation
+    from stepengine.system.workspace import Workspace
 
 __all__ = ("Application", "app")
 
@@ -39,6 +40,8 @@ def app(
     logins: Logins | None = None,
     agents: Iterable[str] | None = None,
     schedules: Iterable[Schedule] = (),
+    roots: Iterable[str | Path | Workspace] = (),
+    reports: str | Path | None = None,
     hosts: Collection[str] = LOOPBACK,
     cors: Collection[str] = (),
     caps: Caps | None = None,
@@ -63,6 +66,8 @@ def app(
         logins: One-time links for browsers.
         agents: The ids of the agents that may be started; by default all of the engine.
         schedules: When agents are started by themselves; who has the scope ``admin`` sees these runs.
+        roots: The folders that ``file_tools`` of its agents were given: what runs wrote there an admin may undo.
+        reports: The folder in which `stepengine eval` writes, such as ``"evals"``: who may read sees its reports.
         hosts: Names under which the server is reached; loopback's by default.
         cors: Origins of other pages that may call with a token.
         caps: How much a client may send, and how often.
@@ -74,7 +79,8 @@ def app(
 
     Raises:
         AgentError: when there is no agent of an id in *agents*.
-        DefinitionError: without any way to be known, or when others could write *runs* or the tokens.
+        DefinitionError: without any way to be known, or when others could write *runs* or the tokens, or *reports* is a file.
+        JournalError: when others could write *reports*.
     """
     check_extra()
     # Here, so that what needs no server, such as `stepengine tokens`, goes without the extra.
@@ -82,6 +88,7 @@ def app(
     from starlette.exceptions import HTTPException
 
     from stepengine.serving.mcp import Door
+    from stepengine.serving.reports import Reports
     from stepengine.serving.routes import OPERATIONS
 
     kept = Runs(
@@ -91,8 +98,10 @@ def app(
         max_live=max_live,
         wait_for_answers=wait_for_answers,
         schedules=schedules,
+        roots=roots,
         drain=drain,
     )
+    shown = None if reports is None else Reports(reports)
     known = tokens if isinstance(tokens, Tokens) or tokens is None else Tokens.open(tokens)
     if known is None and authenticate is None and logins is None:
         msg = "serving.app(...) needs tokens=, a file that `stepengine tokens add` wrote, or authenticate=; nobody is let in otherwise"
@@ -118,6 +127,7 @@ def app(
     served.state.runs = kept
     served.state.mcp = Door(kept)
     served.state.shares = tuple(shares)
+    served.state.reports = shown
     return Application(
         served,
         tokens=known,
@@ -162,7 +172,9 @@ def _route(one: Operation) -> Route:
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets a document
             return problem_of(error).response()
 
-    return Route(one.path, answer, methods=[one.method], name=one.name)
+    # What these are called may hold slashes.
+    path = one.path.replace("{session}", "{session:path}").replace("{report}", "{report:path}")
+    return Route(path, answer, methods=[one.method], name=one.name)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from stepengine.data.questions import Answer
 
-__all__ = ("OPEN", "Ledger", "RunRow")
+__all__ = ("OPEN", "Ledger", "RunRow", "SessionRow")
 
 FILE = ".serving.db"
 DAY = 24 * 60 * 60
@@ -42,10 +42,10 @@ CREATE UNIQUE INDEX IF NOT EXISTS served_key ON served (owner, key) WHERE key IS
 CREATE INDEX IF NOT EXISTS served_open ON served (run) WHERE status IN ('started', 'running');
 CREATE INDEX IF NOT EXISTS served_list ON served (owner, created, run);
 CREATE INDEX IF NOT EXISTS served_all ON served (created, run);
-CREATE INDEX IF NOT EXISTS served_session ON served (session, owner, created, run) WHERE session IS NOT NULL;
 CREATE TABLE IF NOT EXISTS served_left (session TEXT PRIMARY KEY, run TEXT NOT NULL, status TEXT NOT NULL, state TEXT NOT NULL)
     WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS served_shown (run TEXT PRIMARY KEY, message TEXT NOT NULL, place TEXT NOT NULL) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS served_sessions ON served (owner, session, created) WHERE session IS NOT NULL;
 CREATE TABLE IF NOT EXISTS served_decided (
     run TEXT NOT NULL, question TEXT NOT NULL, answer TEXT NOT NULL, PRIMARY KEY (run, question)
 ) WITHOUT ROWID
@@ -55,6 +55,7 @@ ROW = "run, owner, agent, status, created, changed, request, session, tries, err
 # Whoever dies behind this leaves a run that somebody goes on with: what is suspended waits for a letter or a time. When it changed
 # stays as it is, since by that answers to one question are told apart.
 UNDER_WAY = "UPDATE served SET status = 'running' WHERE run = ? AND status = 'suspended'"
+UNENDED = "SELECT run FROM served WHERE session = ? AND status IN ('started', 'running', 'suspended') LIMIT 1"
 Made = TypeVar("Made")
 Act = Callable[["sqlite3.Connection"], Any]
 
@@ -88,6 +89,28 @@ class RunRow:
     session: str | None = None
     tries: int = 0
     error: str = ""
+
+
+@frozen
+class SessionRow:
+    """
+    A conversation of runs that a server started.
+
+    Attributes:
+        session: Its id, as the runs have it.
+        owner: Whose it is.
+        runs: How many runs there were in it.
+        agent: The agent of the last one.
+        status: How that stands.
+        changed: When that was asked for, in seconds since 1970.
+    """
+
+    session: str
+    owner: str
+    runs: int
+    agent: str
+    status: str
+    changed: float
 
 
 class Ledger:
@@ -166,10 +189,11 @@ class Ledger:
         statuses: Sequence[str],
         before: tuple[float, str] | None,
         limit: int,
+        session: str | None = None,
     ) -> list[RunRow]:
         """Return runs, newest first: those of *owner* (``None`` for everybody's) that come behind the place *before*."""
         where, values = ["1"], list[object]()
-        for column, value in (("owner", owner), ("agent", agent)):
+        for column, value in (("owner", owner), ("agent", agent), ("session", session)):
             if value is not None:
                 where.append(f"{column} = ?")
                 values.append(value)
@@ -180,6 +204,24 @@ class Ledger:
             where.append("(created, run) < (?, ?)")
             values += before
         return self._rows(f"WHERE {' AND '.join(where)} ORDER BY created DESC, run DESC LIMIT ?", (*values, limit))
+
+    def sessions(
+        self, *, owner: str | None, before: tuple[float, str] | None, limit: int, session: str | None = None
+    ) -> list[SessionRow]:
+        """Return conversations, those with the newest runs first: of *owner* (``None`` for everybody's), behind the place *before*."""
+        where, values = ["session IS NOT NULL"], list[object]()
+        for column, value in (("owner", owner), ("session", session)):
+            if value is not None:
+                where.append(f"{column} = ?")
+                values.append(value)
+        behind = "" if before is None else "HAVING (MAX(created), session) < (?, ?)"
+        # Beside one MAX SQLite gives the other columns of the row that it is of.
+        query = (
+            f"SELECT session, owner, COUNT(*), agent, status, MAX(created) FROM served WHERE {' AND '.join(where)} "  # noqa: S608 - of names of ours
+            f"GROUP BY owner, session {behind} ORDER BY MAX(created) DESC, session DESC LIMIT ?"
+        )
+        with self._used() as known, known.reading() as database:
+            return [SessionRow(*row) for row in database.execute(query, (*values, *(before or ()), limit))]
 
     def _rows(self, condition: str, values: Sequence[object]) -> list[RunRow]:
         with self._used() as known, known.reading() as database:
@@ -334,6 +376,22 @@ def taking_up(run: str) -> Act:
         return found
 
     return take
+
+
+def forgetting(session: str) -> Act:
+    """
+    Return what lets the runs of a conversation stand alone; they stay.
+
+    It raises ``InputError`` while one of them has not ended.
+    """
+
+    def forget(database: sqlite3.Connection) -> None:
+        if database.execute(UNENDED, (session,)).fetchone() is not None:
+            msg = "a run of this conversation has not ended"
+            raise InputError(msg)
+        database.execute("UPDATE served SET session = NULL WHERE session = ?", (session,))
+
+    return forget
 
 
 def removing(run: str) -> Act:

@@ -9,8 +9,9 @@ import contextlib
 import inspect
 import json
 import math
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -24,25 +25,36 @@ from stepengine.journal.history import engine_version
 from stepengine.serving.access import caller_of
 from stepengine.serving.ag_ui import OPERATIONS as AG_UI
 from stepengine.serving.bodies import body_of as _body
-from stepengine.serving.ledger import OPEN, RunRow
+from stepengine.serving.ledger import OPEN, RunRow, SessionRow
 from stepengine.serving.mcp import OPERATIONS as MCP
 from stepengine.serving.openapi import Operation, Parameter, document
 from stepengine.serving.problems import Problem, problem_of
+from stepengine.serving.reports import Report, Reports
 from stepengine.serving.runs import Asked, Look, Runs
 from stepengine.serving.showing import sse
 from stepengine.serving.vercel import OPERATIONS as VERCEL
 from stepengine.tooling.spawning import params_schema
+from stepengine.tools.recalling import message_text
 
 if TYPE_CHECKING:
+    from decimal import Decimal
+
     from starlette.requests import Request
 
     from stepengine.data.definition import AgentDefinition
+    from stepengine.data.messages import Message
+    from stepengine.data.usage import Usage
 
 __all__ = ("OPERATIONS",)
 
 MOST_LISTED = 100
 MAX_KEY = 255
+MAX_CURSOR = 2_000
 MAX_TEXT = 256 * 1024
+MOST_SAID = 200
+"""Messages of a conversation that are shown."""
+MOST_CHARS = 20_000
+"""Characters of each of them."""
 STATUSES = (*OPEN, "completed", "failed", "cancelled", "max_steps", "truncated", "stranded")
 
 
@@ -117,6 +129,14 @@ class ForkRun(_Body):
     allow_repeat: Annotated[bool, Field(description="Also where effects that changed the world may happen again.")] = (
         False
     )
+
+
+class UndoRun(_Body):
+    """How much of what a run wrote is taken back."""
+
+    at: Annotated[int | str, Field(description="The last effect whose writes stay; by default none do.")] = -1
+    dry_run: Annotated[bool, Field(description="Only say what would be done.")] = False
+    partial: Annotated[bool, Field(description="Leave files that were changed since, and bring back the rest.")] = False
 
 
 # --- what comes back --------------------------------------------------------------------------------------------------
@@ -204,7 +224,7 @@ class RunList(_View):
 
 
 class Accepted(_View):
-    """What was said to a run was taken, and is on the disk; the result of a deferred tool is with the process that has the run."""
+    """What was said to a run was taken, and is on the disk."""
 
     run_id: str
 
@@ -213,6 +233,95 @@ class Posted(Accepted):
     """A message is on the disk."""
 
     is_new: Annotated[bool, Field(description="False where one with its id was there before.")]
+
+
+class LeftFile(_View):
+    """A file that was left as it is."""
+
+    path: str
+    why: str
+
+
+class UndoneView(_View):
+    """What was undone; paths are relative to the folder that the run's tools write in."""
+
+    restored: Annotated[list[str], Field(description="Files that hold again what they held before.")]
+    removed: Annotated[list[str], Field(description="Files and folders that the run had made.")]
+    created: Annotated[list[str], Field(description="Files that the run had deleted.")]
+    unchanged: Annotated[list[str], Field(description="Files that were as before already.")]
+    left: list[LeftFile]
+    unknown: Annotated[list[str], Field(description="Calls of which nobody knows whether they happened.")]
+    others: Annotated[list[str], Field(description="What else changed the world, and keeps nothing to undo it by.")]
+    dry_run: bool
+
+
+class Spent(_View):
+    """Tokens and money."""
+
+    usage: dict[str, Any]
+    cost_usd: Annotated[str | None, Field(description="Null where a price is not known.")]
+
+
+class CostView(Spent):
+    """What a run and its children spent so far."""
+
+    run_id: str
+    by_agent: dict[str, Spent]
+    by_model: dict[str, Spent]
+
+
+class SessionSummary(_View):
+    """A conversation in a list."""
+
+    session_id: str
+    owner: str
+    agent: Annotated[str, Field(description="That of the last run.")]
+    status: Annotated[str, Field(description="How the last run stands.")]
+    runs: int
+    changed: Annotated[str, Field(description="When the last run was asked for.")]
+
+
+class SessionList(_View):
+    """Conversations, those with the newest runs first."""
+
+    sessions: list[SessionSummary]
+    next: Annotated[str | None, Field(description="What ?cursor= takes for those that follow.")]
+
+
+class SaidView(_View):
+    """A message of a conversation."""
+
+    role: str
+    text: str
+
+
+class SessionView(SessionSummary):
+    """A conversation; GET /runs?session= lists its runs."""
+
+    turns: Annotated[int | None, Field(description="Null where the server keeps no conversations, as what follows is.")]
+    usage: dict[str, Any] | None
+    messages: Annotated[list[SaidView] | None, Field(description="The last ones, oldest first.")]
+    left_out: Annotated[int | None, Field(description="Messages before those that are shown.")]
+
+
+class ReportSummary(_View):
+    """A report in a list."""
+
+    id: str
+    name: str
+    created: str
+    sides: list[str]
+    cases: int
+    n: Annotated[int, Field(description="Samples of each case.")]
+    spent: Annotated[str, Field(description="US dollars.")]
+    stopped: Annotated[str, Field(description="Why it is partial; empty when it is not.")]
+
+
+class ReportList(_View):
+    """Reports of evaluations, newest first."""
+
+    reports: list[ReportSummary]
+    next: Annotated[str | None, Field(description="What ?cursor= takes for those that follow.")]
 
 
 class ScheduleView(_View):
@@ -242,6 +351,8 @@ class Health(_View):
 
 
 # --- reading requests -------------------------------------------------------------------------------------------------
+
+Item = TypeVar("Item")
 
 
 def _runs(request: Request) -> Runs:
@@ -320,37 +431,59 @@ def _started(request: Request, run: str, *, is_new: bool) -> Response:
 async def list_runs(request: Request) -> Response:
     given = request.query_params
     statuses = tuple([word for word in given.get("status", "").split(",") if word])
-    unknown = [word for word in statuses if word not in STATUSES]
-    limit = given.get("limit", "20")
-    if unknown or not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MOST_LISTED):
-        wrong = f"status: one of {', '.join(STATUSES)}" if unknown else f"limit: 1 to {MOST_LISTED}"
-        raise InputError(wrong, issues=(wrong,))
+    if any(word not in STATUSES for word in statuses):
+        msg = f"status: one of {', '.join(STATUSES)}"
+        raise _unusable(msg)
     found = await _runs(request).listed(
         caller_of(request),
         agent=given.get("agent"),
         statuses=statuses,
         before=_place(given.get("cursor")),
-        limit=int(limit) + 1,
+        limit=_limit(request) + 1,
+        owner=given.get("owner"),
+        session=given.get("session"),
     )
-    shown = found[: int(limit)]
-    following = _cursor(shown[-1]) if len(found) > len(shown) else None
+    shown, following = _page(found, _limit(request), lambda row: (row.created, row.run))
     return _json(RunList(runs=[RunSummary(**_summary(row)) for row in shown], next=following))
 
 
-def _cursor(row: RunRow) -> str:
-    return base64.urlsafe_b64encode(json.dumps([row.created, row.run]).encode()).decode()
+# --- lists that go on -------------------------------------------------------------------------------------------------
+
+
+def _unusable(wrong: str) -> InputError:
+    return InputError(wrong, issues=(wrong,))
+
+
+def _limit(request: Request) -> int:
+    limit = request.query_params.get("limit", "20")
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MOST_LISTED):
+        msg = f"limit: 1 to {MOST_LISTED}"
+        raise _unusable(msg)
+    return int(limit)
+
+
+def _page(
+    found: Sequence[Item], limit: int, place: Callable[[Item], tuple[float, str]]
+) -> tuple[list[Item], str | None]:
+    """Return what is shown of what was found, which may be one more than that, and the cursor of what follows."""
+    shown = list(found[:limit])
+    return shown, _cursor(*place(shown[-1])) if len(found) > limit else None
+
+
+def _cursor(at: float, name: str) -> str:
+    return base64.urlsafe_b64encode(json.dumps([at, name], ensure_ascii=False).encode()).decode()
 
 
 def _place(cursor: str | None) -> tuple[float, str] | None:
     if not cursor:
         return None
     with contextlib.suppress(ValueError, TypeError, binascii.Error, RecursionError):
-        created, run = json.loads(base64.b64decode(cursor[:500].encode(), altchars=b"-_", validate=True))
+        created, run = json.loads(base64.b64decode(cursor[:MAX_CURSOR].encode(), altchars=b"-_", validate=True))
         # A number of many digits is no float, and half of a pair of surrogates no text for a database.
-        if isinstance(created, float) and math.isfinite(created) and isinstance(run, str) and run.isascii():
+        if isinstance(created, float) and math.isfinite(created) and isinstance(run, str) and run.encode():
             return created, run
     msg = "cursor: what `next` of an earlier list said"
-    raise InputError(msg, issues=(msg,))
+    raise _unusable(msg)
 
 
 def _summary(row: RunRow) -> dict[str, Any]:
@@ -469,7 +602,7 @@ async def say_to_run(request: Request) -> Response:
 
 async def give_tool_result(request: Request) -> Response:
     row, body = await _row(request), await _body(request, ToolResultBody)
-    _runs(request).give_result(row, request.path_params["call"], body.result, body.path)
+    await _runs(request).give_result(row, request.path_params["call"], body.result, body.path)
     return _json(Accepted(run_id=row.run), 202)
 
 
@@ -488,7 +621,7 @@ async def resume_run(request: Request) -> Response:
 async def fork_run(request: Request) -> Response:
     row, caller, body = await _row(request), caller_of(request), await _body(request, ForkRun)
     has_edit = "edit" in body.model_fields_set
-    if has_edit:
+    if has_edit or body.allow_repeat:
         caller.must("admin")
     run = await _runs(request).fork(
         caller, row, at=body.at, edit=body.edit, has_edit=has_edit, allow_repeat=body.allow_repeat
@@ -496,10 +629,130 @@ async def fork_run(request: Request) -> Response:
     return _started(request, run, is_new=True)
 
 
+async def undo_run(request: Request) -> Response:
+    row, body = await _row(request), await _body(request, UndoRun, may_be_empty=True)
+    done = await _runs(request).undo(row, at=body.at, dry_run=body.dry_run, partial=body.partial)
+    return _json(
+        UndoneView(
+            restored=list(done.restored),
+            removed=list(done.removed),
+            created=list(done.created),
+            unchanged=list(done.unchanged),
+            left=[LeftFile(path=path, why=why) for path, why in done.left],
+            unknown=list(done.unknown),
+            others=list(done.others),
+            dry_run=done.dry_run,
+        )
+    )
+
+
+async def cost_of_run(request: Request) -> Response:
+    row = await _row(request)
+    spent = await _runs(request).spending(row)
+    of_agents, of_models = spent.cost_by_agent, spent.cost_by_model
+    return _json(
+        CostView(
+            run_id=row.run,
+            **_spent(spent.usage, spent.cost),
+            by_agent={name: Spent(**_spent(usage, of_agents[name])) for name, usage in spent.by_agent.items()},
+            by_model={name: Spent(**_spent(usage, of_models[name])) for name, usage in spent.by_model.items()},
+        )
+    )
+
+
+def _spent(usage: Usage, cost: Decimal | None) -> dict[str, Any]:
+    told = {**plain(usage), "total_tokens": usage.total_tokens}
+    return {"usage": told, "cost_usd": None if cost is None else str(cost)}
+
+
 async def download_journal(request: Request) -> Response:
     row = await _row(request)
     headers = {"content-disposition": f'attachment; filename="{row.run}.jsonl"'}
     return Response(await _runs(request).content(row), media_type="application/x-ndjson", headers=headers)
+
+
+# --- conversations ----------------------------------------------------------------------------------------------------
+
+
+def _session(row: SessionRow) -> dict[str, Any]:
+    return {
+        "session_id": row.session.partition(":")[2],
+        "owner": row.owner,
+        "agent": row.agent,
+        "status": "running" if row.status == "started" else row.status,
+        "runs": row.runs,
+        "changed": datetime.fromtimestamp(row.changed, UTC).isoformat(),
+    }
+
+
+async def list_sessions(request: Request) -> Response:
+    given, limit = request.query_params, _limit(request)
+    before = _place(given.get("cursor"))
+    found = await _runs(request).sessions(caller_of(request), owner=given.get("owner"), before=before, limit=limit + 1)
+    shown, following = _page(found, limit, lambda row: (row.changed, row.session))
+    return _json(SessionList(sessions=[SessionSummary(**_session(row)) for row in shown], next=following))
+
+
+async def look_at_session(request: Request) -> Response:
+    name, owner = request.path_params["session"], request.query_params.get("owner")
+    row, kept = await _runs(request).session(caller_of(request), name, owner=owner)
+    said = None if kept is None else list(kept.messages)
+    last = None if said is None else [_said(one) for one in said[-MOST_SAID:]]
+    return _json(
+        SessionView(
+            **_session(row),
+            turns=None if kept is None else kept.turns,
+            usage=None if kept is None else plain(kept.usage),
+            messages=last,
+            left_out=None if said is None or last is None else len(said) - len(last),
+        )
+    )
+
+
+def _said(message: Message) -> SaidView:
+    text = message_text(message)
+    shown = text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}..."
+    return SaidView(role=message.role, text=shown)
+
+
+async def delete_session(request: Request) -> Response:
+    name, owner = request.path_params["session"], request.query_params.get("owner")
+    await _runs(request).forget_session(caller_of(request), name, owner=owner)
+    return Response(status_code=204)
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------
+
+
+async def list_reports(request: Request) -> Response:
+    reports: Reports | None = request.app.state.reports
+    limit, before = _limit(request), _place(request.query_params.get("cursor"))
+    found = [] if reports is None else await asyncio.to_thread(reports.listed, before, limit + 1)
+    shown, following = _page(found, limit, lambda one: (one[0].changed, one[0].id))
+    return _json(ReportList(reports=[_report(report) for _, report in shown], next=following))
+
+
+def _report(report: Report) -> ReportSummary:
+    return ReportSummary(
+        id=report.id,
+        name=report.name,
+        created=report.created,
+        sides=[side.name for side in report.sides],
+        cases=len(report.cases),
+        n=report.n,
+        spent=report.spent,
+        stopped=report.stopped,
+    )
+
+
+async def look_at_report(request: Request) -> Response:
+    reports: Reports | None = request.app.state.reports
+    name = request.path_params["report"]
+    found = None if reports is None else await asyncio.to_thread(reports.find, name)
+    if found is None:
+        msg = f"there is no report {name[:200]!r}"
+        raise Problem(msg, status=404, kind="no_such_report")
+    return _json(found)
 
 
 # --- beside runs ------------------------------------------------------------------------------------------------------
@@ -544,6 +797,12 @@ AFTER = (
     Parameter("full", "With 1 also what the model was sent and the final state; needs the scope debug.", int),
 )
 EVENTS = "text/event-stream"
+OWNER = Parameter("owner", "Somebody else's; needs the scope admin.")
+PAGE = (
+    OWNER,
+    Parameter("cursor", "What `next` of the last answer said."),
+    Parameter("limit", f"At most so many, 1 to {MOST_LISTED}; 20 by default.", int),
+)
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="GET", path="/agents", name="list_agents", scope="read", handler=list_agents, gives={200: AgentList},
@@ -564,8 +823,8 @@ OPERATIONS: tuple[Operation, ...] = (
         parameters=(
             Parameter("agent", "Only those of an agent."),
             Parameter("status", "Only those of these states, with commas between them."),
-            Parameter("cursor", "What `next` of the last answer said."),
-            Parameter("limit", f"At most so many, 1 to {MOST_LISTED}; 20 by default.", int),
+            Parameter("session", "Only those of a conversation, by its id."),
+            *PAGE,
         ),
         about="List your runs, newest first; with the scope admin everybody's.",
     ),
@@ -609,7 +868,19 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="POST", path="/runs/{run}/fork", name="fork_run", scope="run", handler=fork_run, body=ForkRun,
         gives={202: StartedRun}, refuses=(404, 409, 415, 429, 503),
-        about="Go on from the middle of a run as another one.\nAnother outcome (`edit`) needs the scope admin.",
+        about="Go on from the middle of a run as another one.\nAnother outcome (`edit`), and what may happen again (`allow_repeat`), need the scope admin.",
+    ),
+    Operation(
+        method="POST", path="/runs/{run}/undo", name="undo_run", scope="admin", handler=undo_run, body=UndoRun, gives={200: UndoneView},
+        refuses=(404, 409, 415),
+        about=(
+            "Bring the files that a run wrote back to what they were: all of them or none.\n"
+            "Where one was changed since, nothing is done, and the files are named. What programs did is not undone."
+        ),
+    ),
+    Operation(
+        method="GET", path="/runs/{run}/cost", name="cost_of_run", scope="read", handler=cost_of_run, gives={200: CostView},
+        refuses=(404,), about="Say what a run and its children spent so far, by agent and by model.",
     ),
     Operation(
         method="GET", path="/runs/{run}/journal", name="download_journal", scope="debug", handler=download_journal,
@@ -618,6 +889,26 @@ OPERATIONS: tuple[Operation, ...] = (
     *AG_UI,
     *VERCEL,
     *MCP,
+    Operation(
+        method="GET", path="/sessions", name="list_sessions", scope="read", handler=list_sessions, gives={200: SessionList},
+        refuses=(422,), parameters=PAGE, about="List your conversations; with the scope admin everybody's.",
+    ),
+    Operation(
+        method="GET", path="/sessions/{session}", name="look_at_session", scope="read", handler=look_at_session,
+        gives={200: SessionView}, refuses=(404, 409), parameters=(OWNER,), about="Look at a conversation: what was said in it last.",
+    ),
+    Operation(
+        method="DELETE", path="/sessions/{session}", name="delete_session", scope="run", handler=delete_session, gives={204: None},
+        refuses=(404, 409), parameters=(OWNER,), about="Forget what was said in a conversation; its runs stay.",
+    ),
+    Operation(
+        method="GET", path="/reports", name="list_reports", scope="read", handler=list_reports, gives={200: ReportList},
+        refuses=(422,), parameters=PAGE[1:], about="List the reports of evaluations, newest first.",
+    ),
+    Operation(
+        method="GET", path="/reports/{report}", name="look_at_report", scope="read", handler=look_at_report, gives={200: Report},
+        refuses=(404,), about="Look at a report: its cases, with the ids of their runs.\nThe id may hold slashes.",
+    ),
     Operation(
         method="GET", path="/schedules", name="list_schedules", scope="read", handler=list_schedules, gives={200: ScheduleList},
         about="List when agents are started by themselves.",

@@ -28,11 +28,12 @@ from stepengine.data.codec import bare, plain
 from stepengine.data.frozen import frozen
 from stepengine.data.questions import Answer, AnswerLike, Question
 from stepengine.data.state import AgentState, RunResult, RunStatus
-from stepengine.engine.posting import fitting_answers
+from stepengine.data.usage import Spending
+from stepengine.engine.posting import fitting_answers, result_to_journal
 from stepengine.engine.scheduler import Scheduler
 from stepengine.errors import (
-    AgentError,
     AnswerRejected,
+    DefinitionError,
     InputError,
     JournalError,
     JournalLocked,
@@ -48,6 +49,7 @@ from stepengine.journal.records import to_text
 from stepengine.journal.show import ended_of, spending_of, status_of
 from stepengine.journal.sleeping import arrived, index_of, sleeper
 from stepengine.journal.sqlite import SqliteJournal
+from stepengine.journal.undoing import undo
 from stepengine.journal.watching import follow_events
 from stepengine.runtime.logs import LOGGER
 from stepengine.serving.access import check_folder
@@ -56,7 +58,9 @@ from stepengine.serving.ledger import (
     Act,
     Ledger,
     RunRow,
+    SessionRow,
     deciding,
+    forgetting,
     leaving,
     noting,
     registering,
@@ -74,8 +78,11 @@ if TYPE_CHECKING:
     from stepengine.engine.schedules import Schedule
     from stepengine.journal.history import History
     from stepengine.journal.store import Journal
+    from stepengine.journal.undoing import Undone
     from stepengine.runtime.handle import RunHandle
     from stepengine.serving.access import Caller
+    from stepengine.sessions import Session
+    from stepengine.system.workspace import Workspace
 
 __all__ = ("Asked", "Look", "Runs", "Turn")
 
@@ -92,6 +99,7 @@ MOST_TRIES = 3
 GRACE_SECONDS = 10.0
 SUSPEND_SECONDS = 2.0
 SUSPENDED_SOON = 0.02
+MOST_OPEN = 100
 
 
 @frozen
@@ -171,6 +179,7 @@ class Runs:
         max_live: How many runs may be under way in this process.
         wait_for_answers: Seconds that a question waits in memory before the run is suspended, which costs nothing any more.
         schedules: When agents are started by themselves.
+        roots: The folders that the tools of its agents write in; what runs wrote there can be undone.
         drain: Seconds that runs under way have to come to their end when the server is told to stop.
     """
 
@@ -183,6 +192,7 @@ class Runs:
         max_live: int = 64,
         wait_for_answers: float = 60.0,
         schedules: Iterable[Schedule] = (),
+        roots: Iterable[str | Path | Workspace] = (),
         drain: float = GRACE_SECONDS,
     ) -> None:
         self.engine = engine
@@ -195,6 +205,7 @@ class Runs:
         self.agents = tuple(known if agents is None else [engine.agent(agent).id for agent in agents])
         self._patience = wait_for_answers
         self._schedules = tuple(schedules)
+        self._roots = tuple(roots)
         self._drain = drain
         self._ledger = Ledger(place)
         self._live: dict[str, RunHandle] = {}
@@ -312,6 +323,12 @@ class Runs:
             Problem: when there is no such agent, too many runs are under way, or the key stands for another request.
         """
         agent = self._agent(asked.agent)
+        if asked.session is not None and self.engine.sessions is not None and not caller.may("answer"):
+            msg = (
+                "what is said in a conversation may answer what the run before it asked, so that the scope 'answer' is needed "
+                "beside 'run'; leave `session_id` out, or use another token"
+            )
+            raise Problem(msg, status=403, kind="scope_missing", members={"scope": "answer"})
         self._check_room()
         request = {"prompt": asked.prompt, "params": asked.params, "metadata": plain(asked.metadata)}
         now, before = time.time(), None if asked.turn is None else asked.turn.after
@@ -355,14 +372,11 @@ class Runs:
         return known
 
     def _agent(self, name: str) -> str:
-        try:
-            found = self.engine.agent(name).id
-        except AgentError:
-            found = ""
-        if found not in self.agents:
+        # Not by what the engine would make of it, which takes paths and other spellings, too.
+        if name not in self.agents:
             msg = f"there is no agent {name[:200]!r} here; there are: {', '.join(sorted(self.agents)) or 'none'}"
             raise InputError(msg, issues=(f"agent: {msg}",))
-        return found
+        return name
 
     def _check_room(self) -> None:
         if self._is_closing:
@@ -374,9 +388,10 @@ class Runs:
 
     def _session(self, caller: Caller, session: str | None) -> str | None:
         """Return the id under which a conversation of *caller* is kept: nobody reaches another one's by its name."""
-        if session is None:
-            return None
-        return f"{hashlib.sha256(caller.name.encode()).hexdigest()[:16]}:{session}"
+        if session is not None and not session.isprintable():
+            msg = "the name of a conversation has printable characters alone, so that it can stand in an address"
+            raise InputError(msg, issues=(f"session_id: {msg}",))
+        return None if session is None else session_key(caller.name, session)
 
     async def _begin(self, row: RunRow) -> None:
         request, options = row.request, dict[str, Any]()
@@ -620,10 +635,28 @@ class Runs:
         statuses: Sequence[str],
         before: tuple[float, str] | None,
         limit: int,
+        owner: str | None = None,
+        session: str | None = None,
     ) -> list[RunRow]:
-        """Return the runs of *caller*, those of everybody for an admin, newest first."""
-        owner = None if caller.may("admin") else caller.name
-        look = partial(self._ledger.listed, owner=owner, agent=agent, statuses=statuses, before=before, limit=limit)
+        """
+        Return the runs of *caller*, those of everybody for an admin, newest first.
+
+        *owner* leaves only somebody's, which an admin may ask for, *session* only those of a conversation.
+
+        Raises:
+            Problem: when *owner* is somebody else.
+        """
+        whose = _owner(caller, owner)
+        is_everybodys = owner is None and session is None and caller.may("admin")
+        look = partial(
+            self._ledger.listed,
+            owner=None if is_everybodys else whose,
+            agent=agent,
+            statuses=statuses,
+            before=before,
+            limit=limit,
+            session=None if session is None else session_key(whose, session),
+        )
         return await asyncio.to_thread(look)
 
     async def look(self, row: RunRow) -> Look:
@@ -764,22 +797,24 @@ class Runs:
         if await self._sent(row, Letter(kind="cancel", value=reason, id=f"cancel@{row.changed}")) is None:
             self._live[row.run].interrupt()
 
-    def give_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
+    async def give_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
         """
-        Give a call of a deferred tool its result.
+        Give a call of a deferred tool its result, whoever has the run.
 
         Raises:
-            Problem: when no such call waits here: it waits in the memory of the process that has the run.
+            InputError: when the call was given another result, or it is too long.
+            Problem: when no such call waits.
         """
         self._check_open(row)
-        handle = self._live.get(row.run)
-        if handle is None:
-            msg = f"the run {row.run} is not under way in this server, so no call of it waits here for a result"
-            raise Problem(msg, status=409, kind="not_under_way")
+        handle, journal = self._live.get(row.run), self.journal(row.run)
+        give = partial(result_to_journal, journal) if handle is None else handle.post_tool_result
         try:
-            handle.send_tool_result(call_id, result, path=path)
+            await asyncio.to_thread(give, call_id, result, path=path)
         except ToolError as error:
             raise Problem(error.message, status=409, kind="no_such_call") from error
+        except StepEngineError as error:
+            raise _of_request(error, StepEngineError, row, journal, status=409, kind="not_possible") from None
+        await self._nudge(row)
 
     async def _sent(self, row: RunRow, letter: Letter) -> Letter | None:
         """Post a letter and return it; ``None`` for a run of this process that has done nothing yet, so that it has no mailbox."""
@@ -926,6 +961,111 @@ class Runs:
         """Return the journal as it is written."""
         return await asyncio.to_thread(lambda: self.journal(row.run).content())
 
+    async def undo(self, row: RunRow, *, at: int | str = -1, dry_run: bool = False, partial: bool = False) -> Undone:
+        """
+        Bring the files that a run wrote back to what they were: all of them or none, unless *partial* says so.
+
+        Args:
+            row: The run; it is not under way.
+            at: The last effect whose writes stay; by default none.
+            dry_run: Only say what would be done.
+            partial: Leave the files that cannot be brought back.
+
+        Raises:
+            Problem: when the run is under way, there is no such place, or this server has no folder to undo in.
+            UndoRefused: when a file cannot be brought back; nothing was changed.
+        """
+        if not self._roots:
+            msg = "this server was told of no folder that runs write in, so nothing can be undone here"
+            raise Problem(msg, status=409, kind="no_folder")
+        if row.run in self._live:
+            msg = f"the run {row.run} is under way; what it wrote is undone when it rests"
+            raise Problem(msg, status=409, kind="under_way")
+        journal = self.journal(row.run)
+        options: dict[str, Any] = {"at": at, "dry_run": dry_run, "partial": partial}
+        try:
+            return await asyncio.to_thread(undo, journal, self._roots, **options)
+        except JournalError as error:
+            raise _of_request(error, JournalError, row, journal, status=422, kind="no_such_place") from None
+        except DefinitionError as error:
+            LOGGER.error("the folders that runs write in cannot be used: %s", error.message)
+            msg = "the folders that runs write in cannot be used"
+            raise Problem(msg, status=503, kind="no_folder") from error
+
+    async def spending(self, row: RunRow) -> Spending:
+        """Return what a run spent so far, as far as that is recorded."""
+        journal = self.journal(row.run)
+        try:
+            return await asyncio.to_thread(lambda: spending_of(journal.history()))
+        except JournalMissing:
+            return Spending()
+
+    # --- conversations ------------------------------------------------------------------------------------------------
+
+    async def sessions(
+        self, caller: Caller, *, owner: str | None, before: tuple[float, str] | None, limit: int
+    ) -> list[SessionRow]:
+        """
+        Return the conversations of *caller*, those of everybody for an admin, with the newest runs first.
+
+        Raises:
+            Problem: when *owner* is somebody else, and *caller* no admin.
+        """
+        whose = None if owner is None and caller.may("admin") else _owner(caller, owner)
+        return await asyncio.to_thread(partial(self._ledger.sessions, owner=whose, before=before, limit=limit))
+
+    async def session(self, caller: Caller, session: str, *, owner: str | None) -> tuple[SessionRow, Session | None]:
+        """
+        Return a conversation of *caller*, or for an admin of *owner*, and what the engine keeps of it, if it does.
+
+        Raises:
+            Problem: when there is none.
+        """
+        whose = _owner(caller, owner)
+        key = session_key(whose, session)
+        look = partial(self._ledger.sessions, owner=whose, before=None, limit=1, session=key)
+        found = await asyncio.to_thread(look)
+        if not found:
+            msg = f"there is no session {session[:200]!r}"
+            raise Problem(msg, status=404, kind="no_such_session")
+        kept = self.engine.sessions
+        return found[0], None if kept is None else await kept.load(key)
+
+    async def forget_session(self, caller: Caller, session: str, *, owner: str | None) -> None:
+        """
+        Forget what was said in a conversation; its runs stay.
+
+        Raises:
+            Problem: when there is none, one of its runs has not ended, or the engine keeps none, or cannot forget it.
+        """
+        row, _ = await self.session(caller, session, owner=owner)
+        await self._over(row.session)
+        kept = self.engine.sessions
+        if kept is None or not await kept.delete(row.session):
+            msg = "what was said in this conversation is kept nowhere, or where nothing is deleted"
+            raise Problem(msg, status=409, kind="not_possible")
+        try:
+            await self._write(forgetting(row.session))
+        except InputError as error:
+            raise _unended() from error
+
+    async def _over(self, session: str) -> None:
+        """
+        Wait until it stands in the ledger that the runs of a conversation have ended, for those that just have.
+
+        Raises:
+            Problem: when one of them has not.
+        """
+        every = partial(
+            self._ledger.listed, owner=None, agent=None, statuses=OPEN, before=None, limit=MOST_OPEN, session=session
+        )
+        until = time.monotonic() + SUSPEND_SECONDS
+        while rows := await asyncio.to_thread(every):
+            states = [(await self.look(row)).status for row in rows]
+            if time.monotonic() > until or any(state in OPEN for state in states):
+                raise _unended()
+            await asyncio.sleep(SUSPENDED_SOON)
+
     def is_live(self, run: str) -> bool:
         """Return whether this process has a run in hands."""
         return run in self._live
@@ -939,6 +1079,24 @@ class Runs:
     def live(self) -> int:
         """How many runs are under way in this process."""
         return len(self._live)
+
+
+def session_key(owner: str, session: str) -> str:
+    """Return the id under which a conversation of *owner* is kept: nobody reaches another one's by its name."""
+    return f"{hashlib.sha256(owner.encode()).hexdigest()[:16]}:{session}"
+
+
+def _owner(caller: Caller, owner: str | None) -> str:
+    """Return whose things are asked for: those of *caller*, unless an admin names somebody."""
+    if owner is None or owner == caller.name:
+        return caller.name
+    caller.must("admin")
+    return owner
+
+
+def _unended() -> Problem:
+    msg = "a run of this conversation has not ended; answer what it asks, or cancel it, first"
+    return Problem(msg, status=409, kind="under_way")
 
 
 def _ended(journal: Journal) -> str | None:
@@ -997,9 +1155,10 @@ def _of_request(
     error: StepEngineError, own: type[StepEngineError], row: RunRow, journal: Journal, *, status: int, kind: str
 ) -> Exception:
     """Return what is told of an error: one of *own*, and none of its children, says that a run cannot do what was asked."""
-    if type(error) is not own:
-        return error
-    return Problem(error.message.replace(journal.name, f"run {row.run}"), status=status, kind=kind)
+    told = error.message.replace(journal.name, f"run {row.run}")
+    if isinstance(error, InputError):
+        return InputError(told, issues=(told,))
+    return Problem(told, status=status, kind=kind) if type(error) is own else error
 
 
 def _checked(
@@ -1007,8 +1166,14 @@ def _checked(
 ) -> dict[str, Answer]:
     """Return the answers as those of *caller*; raise unless every one of them fits an open question, and *caller* may say so."""
     given = fitting_answers(answers, open_, by=by or caller.name)
-    needs_admin = any(one.remember == "always" or one.edited_input is not None for one in given.values())
+    needs_admin = any(
+        one.remember == "always" or one.edited_input is not None or (question.startswith(DOUBT) and one.agrees)
+        for question, one in given.items()
+    )
     if needs_admin and not caller.may("admin"):
-        msg = "to allow something for good, or to change what is run, the scope `admin` is needed; nothing was taken"
+        msg = (
+            "to allow something for good, to change what is run, or to do again what may have happened, the scope `admin` is "
+            "needed; nothing was taken"
+        )
         raise Problem(msg, status=403, kind="scope_missing", members={"scope": "admin"})
     return given

@@ -114,6 +114,25 @@ class AnyStore:
             await self._done(self.store.save_state, session_id, kept)
         return session
 
+    async def delete(self, session_id: str) -> bool:
+        """
+        Forget a session, and the journals that the store keeps of its runs; return whether the store can.
+
+        Raises:
+            SessionError: when the store fails.
+        """
+        method = getattr(self.store, "delete", None)
+        if not callable(method):
+            return False
+        try:
+            await self._done(method, session_id)
+        except StepEngineError:
+            raise
+        except Exception as error:
+            msg = f"the session {session_id!r} could not be deleted: {type(error).__name__}: {error}"
+            raise SessionError(msg) from error
+        return True
+
     async def _done(self, method: Callable[..., Any], *arguments: Any) -> Any:
         if getattr(self.store, "blocking", False):
             value = await asyncio.to_thread(method, *arguments)

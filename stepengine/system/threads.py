@@ -8,15 +8,17 @@ Threads are daemons and end when they have had nothing to do for a while.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import contextvars
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from stepengine.system.after_fork import renewed
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ("CANCELLED", "CancelSignal", "Settable", "ThreadPool")
 
@@ -145,6 +147,8 @@ class ThreadPool:
         On cancellation *signal* is set and the body is waited for; a body that goes on is abandoned and its thread's
         name is added to *leaked*. The caller's context variables are visible to the body.
         """
+        import asyncio
+
         job = _Job(name, body, asyncio.get_running_loop())
         if signal is not None:
             job.context.run(CANCELLED.set, signal)
@@ -168,6 +172,8 @@ class ThreadPool:
 
         For what nobody can cancel: it costs a third of the turns of the loop that ``run`` does.
         """
+        import asyncio
+
         self._submit(_Job(name, body, asyncio.get_running_loop(), tells))
 
     def _submit(self, job: _Job) -> None:
@@ -191,6 +197,8 @@ class ThreadPool:
             return True
 
     async def _let_end(self, job: _Job, leaked: list[str] | None) -> None:
+        import asyncio
+
         with job.lock:
             if job.done:
                 return

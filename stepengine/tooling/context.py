@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import threading
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from contextlib import suppress
@@ -155,6 +153,12 @@ def _ignore(_: Event) -> None:
     """Drop an event."""
 
 
+async def _paused(seconds: float) -> None:
+    import asyncio
+
+    await asyncio.sleep(seconds)
+
+
 @frozen(kw_only=True, eq=False)
 class ToolContext:
     """
@@ -210,7 +214,7 @@ class ToolContext:
     _leaked: list[str] | None = attrs.field(default=None, repr=False)
     _scope: CallScope = attrs.field(factory=CallScope, repr=False)
     _belongings: Callable[[], Belongings] | None = attrs.field(default=None, repr=False)
-    _sleep: Callable[[float], Awaitable[None]] = attrs.field(default=asyncio.sleep, repr=False)
+    _sleep: Callable[[float], Awaitable[None]] = attrs.field(default=_paused, repr=False)
     _keep_write: Callable[[FileWrite], None] | None = attrs.field(default=None, repr=False)
 
     @classmethod
@@ -232,6 +236,8 @@ class ToolContext:
         It stays the same when the call is repeated: by ``retries``, or by a resume after a crash. So whoever charges or
         sends passes it on, and the other side does it once.
         """
+        import hashlib
+
         told = canonical([self.run_id, self.address, self.input])
         return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()
 

@@ -6,7 +6,6 @@ The caps of what a model is shown stand here, too.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import functools
 import re
@@ -15,7 +14,6 @@ from decimal import Decimal
 from enum import Enum
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 import attrs
 
@@ -33,7 +31,6 @@ from stepengine.data.messages import (
     quick_text,
 )
 from stepengine.errors import DataError, DefinitionError, ToolError
-from stepengine.redaction import KNOWN
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -177,6 +174,8 @@ def error_text(error: BaseException) -> str:
 
 def told(text: str) -> str:
     """Return the first 4,000 characters of what an error says, without secrets that the process knows."""
+    from stepengine.redaction import KNOWN
+
     return cut_end(KNOWN.beginning(text, ERROR_CHARS), ERROR_CHARS)
 
 
@@ -185,12 +184,16 @@ def cut_end(text: str, limit: int) -> str:
     return clean(text[: limit - 1] + "…" if len(text) > limit else text)
 
 
-TEXTS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
-    ((dt.datetime, dt.date, dt.time), lambda v: v.isoformat()),
-    (dt.timedelta, lambda v: v.total_seconds()),
-    ((Decimal, UUID), str),
-    (PurePath, lambda v: str(v).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")),
-)
+@functools.cache
+def _texts() -> tuple[tuple[Any, Callable[[Any], Any]], ...]:
+    from uuid import UUID
+
+    return (
+        ((dt.datetime, dt.date, dt.time), lambda v: v.isoformat()),
+        (dt.timedelta, lambda v: v.total_seconds()),
+        ((Decimal, UUID), str),
+        (PurePath, lambda v: str(v).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")),
+    )
 
 
 def encode(value: object) -> Any:
@@ -215,7 +218,7 @@ class _Encoder:
             return value
         if isinstance(value, Enum):
             return self.encode(value.value, path)
-        for kinds, text in TEXTS:
+        for kinds, text in _texts():
             if isinstance(value, kinds):
                 return text(value)
         if isinstance(value, str | int | float):
@@ -233,6 +236,8 @@ class _Encoder:
             self._open.discard(id(value))
 
     def _members(self, value: Any, path: str) -> Any:
+        import dataclasses
+
         if isinstance(value, Mapping):
             return {_key(k, path): self.encode(v, f"{path}.{_key(k, path)}") for k, v in value.items()}
         if isinstance(value, list | tuple):
@@ -259,7 +264,7 @@ def _key(key: object, path: str) -> str:
         return str.__str__(key)
     if isinstance(key, int) and not isinstance(key, bool):
         return int.__repr__(key)
-    for kinds, text in TEXTS:
+    for kinds, text in _texts():
         if isinstance(key, kinds):
             return str(text(key))
     msg = f"a key at {path} is a {type(key).__name__}; JSON keys are strings"

@@ -8,10 +8,8 @@ or call failed, what may have happened.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import math
-import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +24,7 @@ from stepengine.tooling.leftovers import OWNER, Checks, Mark, end_tasks
 from stepengine.tooling.signatures import Body
 from stepengine.tooling.worker import OnLoop, context_for_thread
 
+# asyncio is imported where something runs: loading it takes as long as all that `from stepengine import tool` needs beside it.
 if TYPE_CHECKING:
     from stepengine.tooling.definition import Tool
 
@@ -97,6 +96,8 @@ def _log(tool_name: str, raised: Raised, ctx: ToolContext, tries: int) -> None:
 
     A ``ToolError`` is how a tool says no: its message is the whole story, so its traceback is for those who look closely.
     """
+    import traceback
+
     trace = "".join(traceback.format_exception(raised.error))
     again = f"; it is tried {tries} more times" if tries else ""
     message = f"tool {tool_name!r} raised {type(raised.error).__name__}{again}"
@@ -107,7 +108,7 @@ def _log(tool_name: str, raised: Raised, ctx: ToolContext, tries: int) -> None:
 def _failure(tool_name: str, raised: Raised) -> ToolResult:
     if raised.timeout is not None:
         return ToolResult.error(timed_out(tool_name, raised.timeout))
-    if isinstance(raised.error, asyncio.CancelledError):  # and nobody cancelled the call
+    if _is_cancellation(raised.error):  # and nobody cancelled the call
         text = f"tool {tool_name!r} failed: what it waited for was cancelled, so its outcome is unknown"
         said = error_text(raised.error) if str(raised.error) else text
         return ToolResult.error(said, side_effects=(SideEffect(CUT_OFF, tool_name),))
@@ -135,8 +136,16 @@ def _caught(bound: Callable[[], object]) -> Any:
         return bound()
     except (Exception, GeneratorExit) as error:  # noqa: BLE001  (a body may raise anything)
         return Raised(error)
-    except asyncio.CancelledError as error:  # nobody can cancel synchronous code, so it is the body's own
-        return Raised(error)
+    except BaseException as error:
+        if _is_cancellation(error):  # nobody can cancel synchronous code, so it is the body's own
+            return Raised(error)
+        raise
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    import asyncio
+
+    return isinstance(error, asyncio.CancelledError)
 
 
 def _outcome(
@@ -155,6 +164,8 @@ def _outcome(
 
 async def _on_loop(work: Callable[[], Awaitable[object]], limit: float | None) -> Any:
     """Await *work* and return its value or what it raised."""
+    import asyncio
+
     clock = asyncio.timeout(None)
     try:
         async with clock:
@@ -181,6 +192,8 @@ async def _with_thread(
     tool: Tool, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides, limit: float | None
 ) -> Any:
     """Run what is synchronous in a thread: all of it in one go when nothing has to run on the loop."""
+    import asyncio
+
     body, name = tool.body, tool.spec.name
     loop = OnLoop(asyncio.get_running_loop())
     pool = ctx.threads or ThreadPool(1)
@@ -241,6 +254,8 @@ async def _here(make: Callable[[], object]) -> Any:
 
 async def _on_no_loop(work: Callable[[], Awaitable[object]]) -> Any:
     """Await *work* in a thread, where nothing can be cancelled."""
+    import asyncio
+
     try:
         return await work()
     except (Exception, GeneratorExit, asyncio.CancelledError) as error:  # noqa: BLE001  (a body may raise anything)

@@ -8,15 +8,17 @@ behind and nothing needs to be searched.
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import weakref
 from contextvars import Context, ContextVar, Token
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from stepengine.system.threads import CANCEL_GRACE_SECONDS
 from stepengine.tooling.context import ToolContext
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ("Checks", "Mark", "end_tasks")
 
@@ -61,6 +63,8 @@ class Mark:
         owner = self._owner()
         if owner is None:
             return []
+        import asyncio
+
         here = asyncio.current_task()
         return [t for t in asyncio.all_tasks() if t is not here and _context(t).get(OWNER) is owner]
 
@@ -75,6 +79,8 @@ def _context(task: asyncio.Task[Any]) -> Context:
 
 async def end_tasks(tasks: list[asyncio.Task[Any]], tool_name: str, ctx: ToolContext) -> None:
     """Cancel tasks, wait a little for their end, and name them in an event."""
+    import asyncio
+
     from stepengine.data.events import Warned
 
     for task in tasks:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from stepengine.data.hooks import RunLogger
 from stepengine.tooling.context import CallSignal, ToolContext
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ("OnLoop", "context_for_thread")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.starts import AGENT, CODES, beside_the_sdks, weights
+from stepengine.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNT = """
@@ -31,6 +33,16 @@ HEAVY = (
     "genai_prices",
     "sqlite3",
 )
+UNASKED = (
+    "stepengine.models.anthropic",
+    "stepengine.models.clouds",
+    "stepengine.models.openai_chat",
+    "stepengine.models._reading",
+    "stepengine.tools.web",
+)
+"""What only a model that is asked needs, or the web."""
+OF_THE_LOOP = ("asyncio", "logging", "socket", "ssl", "subprocess")
+"""asyncio, and what it brings: a third of what the import took while it was loaded with it."""
 
 
 def loaded(code: str, *arguments: str) -> tuple[list[str], int]:
@@ -52,24 +64,25 @@ def of_ours(names: list[str]) -> set[str]:
 @pytest.mark.spec("performance:Q13")
 def test_the_usable_import_builds_no_floor_that_only_a_run_needs() -> None:
     """
-    Neither the machine nor the runtime, no permissions, sessions or journals, no adapter of a provider.
+    Neither the machine nor the runtime, no permissions, sessions or journals, no adapter of a provider, no event loop.
     """
     names, classes = loaded(CODES["usable import"])
 
-    assert [] == [name for name in HEAVY if name in names]
-    assert {"data", "engine", "errors", "models", "redaction", "system", "tooling"} == {
-        n.split(".")[1] for n in of_ours(names)
-    }
+    assert [] == [name for name in (*HEAVY, *OF_THE_LOOP) if name in names]
+    assert {"data", "engine", "errors", "models", "system", "tooling"} == {n.split(".")[1] for n in of_ours(names)}
     assert "stepengine.data.events" not in names
-    assert len([name for name in names if name.startswith("stepengine")]) <= 56
-    assert classes <= 82
+    assert len([name for name in names if name.startswith("stepengine")]) <= 54
+    assert classes <= 74
 
 
 @pytest.mark.spec("performance:Q13")
 @pytest.mark.parametrize("typed", ["--help", "--version", ""])
-def test_the_list_of_commands_loads_nothing_of_the_engine(typed: str) -> None:
+def test_the_list_of_commands_loads_nothing_of_the_engine_and_no_parser(typed: str) -> None:
     names, classes = loaded("from stepengine.cli import main; main()", *typed.split())
 
+    unwanted = HEAVY if typed == "--version" else (*HEAVY, *OF_THE_LOOP)  # what reads versions brings sockets
+
+    assert [] == [name for name in unwanted if name in names]
     assert {"stepengine.cli", "stepengine.data", "stepengine.errors"} == of_ours(names)
     assert 0 == classes
 
@@ -91,12 +104,46 @@ def test_a_run_loads_no_adapter_and_no_sdk_that_it_does_not_ask(
     names, _ = loaded("from stepengine.cli import main; main()", "run", str(tmp_path / "mine.py"), "--quiet")
 
     assert [] == [name for name in ("anthropic", "openai", "google.genai", "genai_prices", "sqlite3") if name in names]
-    assert [] == [
-        n
-        for n in names
-        if n.startswith(("stepengine.models.anthropic", "stepengine.models.clouds", "stepengine.tools.web"))
-    ]
+    assert [] == [n for n in names if n.startswith(UNASKED)]
     assert "stepengine.judging" not in of_ours(names)
+
+
+COLLECTS = """
+import gc
+from stepengine import AgentDefinition
+
+def handle_steps(ctx):
+    return [gc.isenabled(), gc.get_freeze_count() > 10_000]
+    yield
+
+agent = AgentDefinition("collecting", handle_steps=handle_steps)
+"""
+
+
+@pytest.mark.spec("performance:Q13")
+def test_what_a_command_loads_is_not_looked_through_again_and_what_it_makes_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / "mine.py").write_text(COLLECTS)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "stepengine", "run", str(tmp_path / "mine.py"), "--quiet"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+
+    assert [True, True] == json.loads(done.stdout)
+
+
+def test_the_collector_is_back_when_the_command_line_was_called_in_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["stepengine", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+
+    assert gc.isenabled()
 
 
 @pytest.mark.spec("performance:Q14")

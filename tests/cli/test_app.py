@@ -8,6 +8,7 @@ import functools
 import inspect
 import io
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -22,7 +23,8 @@ from typer.testing import CliRunner, Result
 
 from stepengine import load_agent
 from stepengine.cli import bench, main
-from stepengine.cli.app import GROUPS, UNDER, app
+from stepengine.cli.app import app
+from stepengine.cli.listing import GROUPS, UNDER
 from stepengine.testing import ScriptedModel, failure, text, tool_call
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,6 +112,44 @@ def test_every_command_stands_in_its_group_with_a_description_that_fits_at_80_co
         first = [(inspect.getdoc(each.load()) or "").partition("\n")[0] for each in commands.values()]
 
         assert [f" {name:{widest}}  {text}" for name, text in zip(commands, first, strict=True)] == listed
+
+
+@pytest.mark.spec("ecosystem:EC140")
+@pytest.mark.parametrize("width", [40, 60, 79, 200])
+def test_the_list_keeps_every_word_and_its_frames_in_any_width(width: int) -> None:
+    page = command("--help", env={"COLUMNS": str(width)}).stdout
+    framed = [line for line in page.splitlines() if line[:1] in set("\u256d\u2502\u2570")]
+    words = " ".join(line.strip("\u2502").strip() for line in framed).split()
+
+    assert {width} == {len(line) for line in framed}
+    for commands in GROUPS.values():
+        for name, each in commands.items():
+            assert {name, *each.text.split()} <= set(words)
+
+
+def listed(**variables: str) -> str:
+    """
+    Return what the command says to its pipe.
+    """
+    return subprocess.run(
+        [sys.executable, "-m", "stepengine", "--help"],
+        env={**os.environ, **variables},
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
+    ).stdout
+
+
+@pytest.mark.spec("ecosystem:EC140")
+def test_the_list_is_the_same_for_the_parser_and_without_it_and_plain_where_nobody_sees_colours() -> None:
+    page = listed(COLUMNS="80")
+
+    assert command("--help", env={"COLUMNS": "80"}).stdout.strip() == page.strip()
+    assert "\x1b[" not in page
+    assert "\x1b[1;36mdemo" in listed(FORCE_COLOR="1", NO_COLOR="")
+    assert "\x1b[" not in listed(FORCE_COLOR="1", NO_COLOR="1")
+    assert page == re.sub(r"\x1b\[[0-9;]*m", "", listed(COLUMNS="80", FORCE_COLOR="1", NO_COLOR="", TERM="xterm"))
+    assert [] == [line for line in listed(PYTHONIOENCODING="ascii").splitlines() if not line.isascii()]
 
 
 HELPS = {
@@ -634,6 +674,7 @@ def test_ctrl_c_while_the_command_line_is_still_loaded_is_a_line_and_its_exit_co
                 raise KeyboardInterrupt
 
     monkeypatch.delitem(sys.modules, "stepengine.cli.app")
+    monkeypatch.setattr(sys, "argv", ["stepengine", "runs"])
     monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
     with pytest.raises(SystemExit) as end:
         main()

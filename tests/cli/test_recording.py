@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from stepengine.cli import recording
 from stepengine.cli.app import app
 from stepengine.cli.recording import entries, runs_folder
 from stepengine.engine.trust import trust
@@ -267,6 +268,17 @@ def test_the_oldest_ended_runs_go_and_what_can_be_gone_on_with_stays() -> None:
     assert {waiting, newest} == {entry.stem for entry in entries()}
     left = {f"{stem}{suffix}" for stem in (waiting, newest) for suffix in (".json", ".jsonl")}
     assert {".lock", f"{waiting}.jsonl.mail", *left} == {path.name for path in runs().iterdir()}
+
+
+def test_a_run_reads_no_other_recorded_run_as_long_as_all_of_them_may_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = done("first")
+    read: list[str] = []
+    known = recording._read
+    monkeypatch.setattr(recording, "_read", lambda folder, stem: read.append(stem) or known(folder, stem))
+    command("run", "done", "second", "-q")
+
+    assert first not in read
+    assert first in {entry.stem for entry in entries()}
 
 
 def test_the_tools_of_a_run_do_not_show_recorded_runs(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

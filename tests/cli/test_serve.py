@@ -153,6 +153,8 @@ def test_a_page_sets_what_is_shared_and_gives_context_and_nothing_else(folder: P
         (["shop.py", "--runs", "everybodys"], "others may write to"),
         (["shop.py", "--runs", "shop.py"], "'shop.py' cannot be a folder of runs: File exists"),
         (["shop.py", "--runs", "shop.py/runs.db"], "cannot be a folder of runs"),
+        (["shop.py", "--reports", "shop.py"], "reports='shop.py' is no folder"),
+        (["shop.py", "--reports", "everybodys"], "others may write to"),
         (["shop.py", "--allow-host", "a/b"], "hosts= holds 'a/b'"),
         (["shop.py", "--cors", "*"], "cors= holds '*'"),
         (["shop.py", "--port", "70000"], "--port"),
@@ -208,6 +210,43 @@ def test_it_shows_a_token_that_holds_serves_and_leaves_with_0_when_it_is_told_to
     assert 0 == code, said
     assert "Traceback" not in said
     assert (folder / "runs" / f"{run}.jsonl").exists()
+
+
+WRITER = """
+from stepengine import AgentDefinition, ToolCall
+
+def writes(ctx):
+    result = yield from ToolCall("write_file", {"path": "plan.txt", "content": ctx.prompt})
+    return result.text
+
+agent = AgentDefinition("asker", tools=["write_file"], handle_steps=writes)
+"""
+
+
+@pytest.mark.spec("studio:SV2")
+def test_what_its_tools_wrote_is_undone_in_their_folder_and_reports_are_shown(folder: Path) -> None:
+    (folder / "writer.py").write_text(WRITER)
+    (folder / "work").mkdir()
+    report = folder / "evals" / "nightly"
+    report.mkdir(parents=True)
+    (report / "results.json").write_text('{"format": "stepengine.eval/1", "name": "nightly"}')
+    arguments = ["writer.py", "--port", "0", "--write", "--cwd", "work", "--reports", "evals"]
+    with serving(folder, *arguments) as process:
+        url, token = told(process)
+        with httpx2.Client(base_url=url, headers={"authorization": f"Bearer {token}"}, timeout=SECONDS) as client:
+            run = client.post("/runs", json={"agent": "asker", "prompt": "Rome"}).json()["run_id"]
+            until = time.monotonic() + SECONDS
+            while (stands := client.get(f"/runs/{run}").json())["status"] in ("running", "suspended"):
+                assert time.monotonic() < until, stands
+                time.sleep(0.02)
+            wrote = (folder / "work" / "plan.txt").read_text()
+            undone = client.post(f"/runs/{run}/undo")
+            reports = client.get("/reports").json()["reports"]
+
+    assert ("completed", "Rome") == (stands["status"], wrote), stands
+    assert ["plan.txt"] == undone.json()["removed"], undone.text
+    assert not (folder / "work" / "plan.txt").exists()
+    assert ["nightly"] == [one["id"] for one in reports]
 
 
 def test_what_waits_when_it_is_killed_is_there_at_the_next_start_under_the_same_token(folder: Path) -> None:

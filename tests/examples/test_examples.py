@@ -18,7 +18,15 @@ from tests.offline import ROOT, ran
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 OPTIONS = {"live.py": ["--offline"]}
-READ = {"bot_webhook.py", "chaos.py", "complete_setup.py", "console.py", "nightly_triage.py", "programs.py"}
+READ = {
+    "bot_webhook.py",
+    "chaos.py",
+    "complete_setup.py",
+    "console.py",
+    "nightly_triage.py",
+    "programs.py",
+    "three_coders.py",
+}
 """Those that a test of their own runs, which reads what they print."""
 
 
@@ -55,6 +63,7 @@ def test_the_list_of_examples_has_each_with_its_first_sentences() -> None:
         ("map_reduce.py", ["map_agents("]),
         ("best_of_n.py", ["best_of(", "judge="]),
         ("pruning_hook.py", ["Change(view="]),
+        ("three_coders.py", ["ExternalAgent(", "Parallel(", "replay_sync("]),
     ],
 )
 def test_there_are_the_examples_that_were_asked_for(name: str, shown: list[str]) -> None:
@@ -183,6 +192,16 @@ def test_the_program_of_a_model_waits_for_a_person_and_asks_no_shop_twice(tmp_pa
         "The cheapest kettle is on its way.",
         "2 requests to the model, 21 calls of tools",
     ] == printed
+
+
+@pytest.mark.spec("interfaces:IF120")
+def test_the_best_of_three_coders_is_the_one_whose_tests_pass(tmp_path: Path) -> None:
+    """
+    Three programs are led, and a replay without them says the same.
+    """
+    printed = ran(ROOT / "examples" / "three_coders.py", tmp_path).splitlines()
+
+    assert ["the best: bob, with 3 of 3 tests", "replayed without them: bob"] == printed
 
 
 @pytest.mark.spec("reliability:K19")

@@ -279,7 +279,7 @@ def test_a_letter_is_frozen_and_has_an_id_and_a_time_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"kind": "mail", "value": ""}, "a letter is one of message, answer, cancel, input, not 'mail'"),
+        ({"kind": "mail", "value": ""}, "a letter is one of message, answer, cancel, input, result, not 'mail'"),
         ({"kind": ["message"], "value": ""}, "a letter is one of .* not 'list'"),
         ({"kind": "message"}, "a topic has 1 to 200 ASCII letters"),
         ({"kind": "message", "topic": "a b"}, "a topic has 1 to 200 ASCII letters"),
@@ -308,6 +308,8 @@ def test_a_letter_is_frozen_and_has_an_id_and_a_time_of_its_own() -> None:
         ({"kind": "answer", "topic": "q1", "value": {"type": "Answer", "text": 7}}, "an answer is a bool"),
         ({"kind": "cancel"}, "the value of a letter of the kind 'cancel' is a text"),
         ({"kind": "cancel", "value": "x", "topic": "t"}, "a letter of the kind 'cancel' has no topic"),
+        ({"kind": "result", "value": 1}, "the topic of a result is the number of its call"),
+        ({"kind": "result", "topic": "q1", "value": 1}, "the topic of a result is the number of its call"),
         ({"kind": "input", "value": True}, "the value of a letter of the kind 'input' is a text"),
     ],
 )

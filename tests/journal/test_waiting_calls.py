@@ -19,9 +19,13 @@ from typer.testing import CliRunner
 
 from stepengine import AgentCall, AgentDefinition, Engine, RunHandle, RunResult, ToolCall, load_agent, tool
 from stepengine.cli.app import app
-from stepengine.errors import AnswerRejected, ToolError, UnknownOutcome
+from stepengine.engine.posting import result_to_journal
+from stepengine.errors import AnswerRejected, InputError, ToolError, UnknownOutcome
 from stepengine.journal import FileJournal, Journal, MemoryJournal
+from stepengine.journal.mailbox import Letter
 from stepengine.journal.questions import doubts, waiting_calls
+from stepengine.journal.sleeping import first_unread
+from stepengine.runtime.mail import result_message
 from stepengine.runtime.performing import Deferred
 
 SECONDS = 30
@@ -369,3 +373,86 @@ async def test_a_result_for_a_call_that_has_one_is_refused_after_a_restart_as_be
             handle.send_tool_result("c0", "again")
 
     assert [*RESULTS.values()] == result.output
+
+
+# --- results that were sent to whoever has the run ------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:E27", "studio:SV3")
+async def test_a_result_that_was_put_beside_the_journal_is_taken_by_whoever_goes_on_and_by_nobody_twice() -> None:
+    whole = await recorded()
+    tried = 0
+    for at in range(3, len(whole.lines())):
+        journal = cut(whole, at)
+        history = journal.history()
+        waiting = [a for a in history.open if a in history.waiting]
+        if not waiting:
+            continue
+        tried += 1
+        form = history.form(history.intents[waiting[0]])
+        city, call = form["input"]["city"], form["tool_call_id"]
+        with pytest.raises(ToolError, match="no call 'nothing' waits"):
+            result_to_journal(journal, "nothing", "x")
+        assert [True, False] == [result_to_journal(journal, call, f"by letter: {city}") for _ in range(2)]
+        with pytest.raises(InputError, match="another letter"):
+            result_to_journal(journal, call, "something else")
+        assert first_unread(journal, journal.history())
+        BEGUN.clear()
+        async with Engine([AGENT]) as engine:
+            handle = await engine.start_resume(journal)
+            async with asyncio.timeout(SECONDS):
+                async for event in handle.events():
+                    if event.type == "tool_started" and event.input["city"] != city:
+                        handle.send_tool_result(event.tool_call_id, RESULTS[event.input["city"]], path=event.path)
+                output = (await handle.result()).output
+
+        assert {**RESULTS, city: f"by letter: {city}"} == dict(zip(RESULTS, output, strict=True))
+        assert city not in BEGUN
+        assert first_unread(journal, journal.history()) is None
+
+    assert 3 <= tried
+
+
+async def test_a_result_that_came_before_the_body_had_returned_settles_that_the_call_happened() -> None:
+    whole = await recorded()
+    at = next(n for n, line in enumerate(whole.lines()) if json.loads(line).get("input", {}).get("type") == "Waits")
+    journal = cut(whole, at)
+    place = next(a for a, i in journal.history().open.items() if i.type == "CallTool")
+    assert ["doubt:#0"] == [one.id for one in doubts(journal.history())]
+    message = result_message(place, "it was booked")
+    journal.mailbox().post(
+        Letter(kind="result", id=message.id, path=message.path, topic=message.topic, value=message.value)
+    )
+
+    async with Engine([AGENT]) as engine:
+        handle = await engine.start_resume(journal)
+        async with asyncio.timeout(SECONDS):
+            async for event in handle.events():
+                if event.type == "tool_started" and event.input["city"] != "Rome":
+                    handle.send_tool_result(event.tool_call_id, "later", path=event.path)
+            result = await handle.result()
+
+    assert ["it was booked", "later", "later"] == result.output
+    assert 1 == BEGUN.count("Rome")
+
+
+async def test_a_result_that_is_posted_to_a_handle_is_beside_the_journal_when_that_returns() -> None:
+    journal = MemoryJournal()
+    async with asyncio.timeout(SECONDS), Engine([AGENT]) as engine:
+        handle = engine.start("clerk", journal=journal)
+        async for event in handle.events():
+            if event.type == "tool_started":
+                city = event.input["city"]
+                assert handle.post_tool_result(event.tool_call_id, RESULTS[city], path=event.path)
+                assert RESULTS[city] == journal.mailbox().read()[0][-1].value
+        assert [*RESULTS.values()] == (await handle.result()).output
+        with pytest.raises(ToolError):
+            handle.post_tool_result("nothing", "x")
+
+
+@pytest.mark.parametrize(
+    ("topic", "value"), [("", 1), ("#1", 1), ("-1", 1), ("1.5", 1), ("\u0663", 1), ("9" * 16, 1), (3, 1), ("1", {1, 2})]
+)
+def test_a_letter_with_a_result_names_the_number_of_a_call(topic: Any, value: Any) -> None:
+    with pytest.raises(InputError):
+        Letter(kind="result", topic=topic, value=value)

@@ -4,6 +4,7 @@ A server of a few agents in a thread of the test, over real connections: one age
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
 import threading
@@ -16,8 +17,12 @@ from typing import Any
 
 import httpx2
 
-from stepengine import AgentDefinition, Ask, Engine, InputSchema, Receive, ToolContext, call, tool
+from stepengine import STEP, AgentDefinition, Ask, Engine, InputSchema, Receive, ToolCall, ToolContext, call, tool
+from stepengine.journal import FileJournal
 from stepengine.serving import Tokens, app
+from stepengine.sessions import MemorySessions
+from stepengine.testing import ScriptedModel
+from stepengine.tools import file_tools
 
 SECONDS = 20.0
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -58,10 +63,17 @@ def ends(ctx: Any) -> Any:
     return {"prompt": ctx.prompt, "params": ctx.params}
 
 
+def writes(ctx: Any) -> Any:
+    yield from ToolCall("write_file", {"path": "plan.txt", "instructions": "Write it down.", "content": ctx.prompt})
+    yield STEP
+    return "written"
+
+
 AGENTS = [
     AgentDefinition("asker", handle_steps=asks),
     AgentDefinition("listener", handle_steps=listens),
     AgentDefinition("talker", handle_steps=talks),
+    AgentDefinition("writer", model="anthropic/claude-sonnet-4-5", tools=["write_file"], handle_steps=writes),
     AgentDefinition("booker", tools=[book], handle_steps=books),
     AgentDefinition(
         "quick",
@@ -79,6 +91,7 @@ class House:
 
     Attributes:
         folder: Where its runs and tokens lie.
+        work: Where its agents write.
         url: Where it is reached.
         tokens: Tokens by the name of who has them; that of *old* has expired.
     """
@@ -96,6 +109,15 @@ class House:
         }
         self.options = options
         self.url = ""
+
+    def engine(self) -> Engine:
+        self.work.mkdir(exist_ok=True)
+        tools = file_tools(self.work, write=True)
+        return Engine(AGENTS, tools, ScriptedModel(lambda _: "It is done."), sessions=MemorySessions())
+
+    @property
+    def work(self) -> Path:
+        return self.folder / "work"
 
     @property
     def port(self) -> int:
@@ -119,8 +141,9 @@ class House:
         """
         import uvicorn
 
-        engine = Engine(AGENTS)
-        served = app(engine, runs=self.folder / "runs", tokens=self.folder / "tokens.json", drain=0.1, **self.options)
+        engine = self.engine()
+        places = {"runs": self.folder / "runs", "roots": [self.work], "reports": self.folder / "evals"}
+        served = app(engine, tokens=self.folder / "tokens.json", drain=0.1, **{**places, **self.options})
         config = uvicorn.Config(served, port=0, log_level="warning", lifespan="on", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run)
@@ -190,3 +213,31 @@ def events(client: httpx2.Client, run: str, **params: Any) -> list[dict[str, Any
     with client.stream("GET", f"/runs/{run}/events", params=params) as answer:
         assert 200 == answer.status_code
         return [json.loads(line.removeprefix("data: ")) for line in answer.iter_lines() if line.startswith("data: ")]
+
+
+def written(house: House, name: str = "tried/one") -> Path:
+    """
+    Write a report of an evaluation, as `stepengine eval` does, and return its folder.
+    """
+    folder = house.folder / "evals" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    journal = FileJournal(folder / "rome" / "base-1.jsonl")
+    if not journal.is_there():
+        journal.path.parent.mkdir(exist_ok=True)
+        asyncio.run(evaluated(journal))
+    sample = {
+        "side": "base", "n": 1, "journal": "rome/base-1.jsonl", "status": "completed", "passed": True, "cost": "0.5", "tokens": 7,
+        "scores": {"fits": {"score": 1.0, "passed": True, "reason": "", "state": "passed"}}, "steps": 1, "seconds": 0.1, "reused": "new",
+    }  # fmt: skip
+    told = {
+        "format": "stepengine.eval/1", "name": "tried", "seed": 1, "n": 1, "sides": [{"name": "base", "agent": "quick", "models": []}],
+        "checks": ["fits"], "cases": [{"id": "rome", "tags": [], "group": None, "samples": [sample]}], "summary": [{"mean": float("nan")}],
+        "pairs": [], "ratios": [], "spent": "0.5", "stopped": "", "created": "2026-11-20T10:00:00+00:00",
+    }  # fmt: skip
+    (folder / "results.json").write_text(json.dumps(told))
+    return folder
+
+
+async def evaluated(journal: FileJournal) -> None:
+    async with Engine([one for one in AGENTS if one.id == "quick"]) as engine:
+        await engine.run("quick", journal=journal)

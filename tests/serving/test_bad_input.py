@@ -207,7 +207,9 @@ def bodies(draw: Any, operation: Any, document: dict[str, Any]) -> bytes:
 def requests(draw: Any, operation: Any, document: dict[str, Any], runs: list[str]) -> dict[str, Any]:
     path = operation.path
     for part in re.findall(r"\{(\w+)\}", path):
-        known = {"run": runs, "agent": ["asker", "quick"], "call": ["c1"], "chat": ["c", "nobody's"]}[part]
+        known = {
+            "run": runs, "agent": ["asker", "quick"], "call": ["c1"], "chat": ["c", "nobody's"], "session": ["s", "a/b"], "report": ["tried/one"],
+        }[part]  # fmt: skip
         path = path.replace(
             f"{{{part}}}", quote(draw(st.sampled_from(known) if draw(st.integers(0, 4)) else TEXTS), safe="")
         )
@@ -286,7 +288,7 @@ def test_a_run_of_somebody_else_cannot_be_told_from_one_that_is_not_there(
             path = operation.path.replace("{run}", run).replace("{call}", "c1").replace("{agent}", "asker")
             headers = {"content-type": JSON, "last-event-id": "00000000-0"}
             answer = client.request(operation.method, path, content=data, headers=headers)
-            if operation.scope == "debug":
+            if operation.scope in ("debug", "admin"):
                 assert 403 == answer.status_code
             else:
                 assert 404 == answer.status_code
@@ -317,6 +319,7 @@ def test_whoever_has_no_token_that_holds_reaches_nothing(house: House, beside: s
         [("authorization", f"Bearer {good}"), ("authorization", f"Bearer {good}")],
     ]  # fmt: skip
     path = operation.path.replace("{run}", beside).replace("{call}", "c1").replace("{agent}", "asker")
+    path = path.replace("{session}", "s").replace("{report}", "tried/one")
     with house.client(None) as client:
         before = house.files()
         for headers in wrong:
@@ -363,6 +366,7 @@ FINE = {
     "give_tool_result": {"result": 7777},
     "cancel_run": {"reason": "enough"},
     "fork_run": {"at": 0, "edit": 7777},
+    "undo_run": {"at": 0, "dry_run": True},
     "run_agent": {"threadId": "t", "runId": "r", "messages": [{"id": "m", "role": "user", "content": "x"}], "forwardedProps": {"a": 7777}},
     "come_back_to_thread": {"threadId": "t", "runId": "r", "messages": [], "forwardedProps": {"a": 7777}},
     "take_chat_turn": {"id": "c", "messages": [{"role": "user", "parts": [{"type": "text", "text": "x"}], "a": 7777}]},
@@ -374,7 +378,7 @@ FINE = {
 def test_what_is_no_json_or_not_one_json_is_refused_with_where_and_why(
     house: House, operation: Any, broken: str
 ) -> None:
-    if (operation.name, broken) == ("cancel_run", "nothing"):
+    if broken == "nothing" and operation.name in ("cancel_run", "undo_run"):
         return  # is what most clients send
     content = BREAKS[broken](json.dumps(FINE[operation.name], separators=(",", ":")).encode())
     with house.client("root") as client:
@@ -396,7 +400,7 @@ def test_bodies_that_are_broken_here_are_fine_otherwise(house: House) -> None:
                 until(lambda run=run: client.get(f"/runs/{run}").json()["phase"] == "executing_tool")
             path = operation.path.replace("{run}", run).replace("{call}", "c1").replace("{agent}", "asker")
             answer = client.request(operation.method, path, json=FINE[operation.name])
-            assert answer.status_code in (200, 202, 409) or operation.name == "fork_run", answer.text
+            assert answer.status_code in (200, 202, 409) or operation.name in ("fork_run", "undo_run"), answer.text
 
 
 @pytest.mark.parametrize("at", [-3, 7, 10**18, 10**30, "x", "#9", "4.1#0", "", "\0", "../0", True, 0.5, None])
@@ -432,6 +436,7 @@ def test_what_does_not_fit_now_is_a_conflict_that_the_document_names(house: Hous
             "post_message": client.post(f"/runs/{done}/messages", json={"topic": "go"}),
             "say_to_run": client.post(f"/runs/{done}/input", json={"text": "x"}),
             "resume_run": client.post(f"/runs/{done}/resume"),
+            "undo_run": client.post(f"/runs/{booked}/undo"),
         }
 
     said = {one["operationId"]: one["responses"] for ways in document["paths"].values() for one in ways.values()}
@@ -506,12 +511,54 @@ QUERIES = {
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in QUERIES.items() for value in values])
 def test_a_parameter_that_cannot_be_used_is_refused_with_its_name(house: House, name: str, value: str) -> None:
+    lists = ["/runs"] if name == "status" else ["/runs", "/sessions", "/reports"]
     with house.client() as client:
-        answer = client.get("/runs", params={name: value})
+        for path in lists:
+            answer = client.get(path, params={name: value})
 
-    told = check_refused(house, answer)
+            told = check_refused(house, answer)
+            assert 422 == answer.status_code
+            assert told["issues"][0].startswith(f"{name}: ")
+
+
+@pytest.mark.spec("studio:SV4")
+@pytest.mark.parametrize(("method", "path"), [("GET", "/runs"), ("GET", "/sessions"), ("GET", "/sessions/s"), ("DELETE", "/sessions/s")])  # fmt: skip
+def test_what_belongs_to_somebody_else_is_asked_for_by_an_admin_alone(house: House, method: str, path: str) -> None:
+    with house.client("bob") as bob, house.client("anna") as anna, house.client("root") as root:
+        if "s" not in [one["session_id"] for one in bob.get("/sessions").json()["sessions"]]:
+            body = {"agent": "quick", "session_id": "s"}
+            ended(bob, bob.post("/runs", json=body).json()["run_id"])
+        for owner in ("bob", "nobody", "root", "\0", "a" * 5_000):
+            told = anna.request(method, path, params={"owner": owner})
+            assert 403 == told.status_code
+            check_refused(house, told)
+        own = anna.request(method, path, params={"owner": "anna"})
+        assert (404 if path == "/sessions/s" else 200) == own.status_code
+        assert root.request(method, path, params={"owner": "bob"}).status_code in (200, 204)
+        assert root.request(method, path, params={"owner": "nobody"}).status_code in (200, 404)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "x", "%00", "..%2f..%2fetc%2fpasswd", "../tokens.json", "tried", "tried/one/", "/tried/one", "tried//one", "tried/../tried/one",
+     "a" * 5_000, "%ff%fe", "\u202e", "tried/one/results.json", "'; DROP TABLE served; --"],
+)  # fmt: skip
+@pytest.mark.parametrize("list_", ["sessions", "reports"])
+def test_a_conversation_or_report_that_is_none_is_not_found(house: House, list_: str, name: str) -> None:
+    with house.client("root") as client:
+        answer = client.get(f"{house.url}/{list_}/{name}")
+        assert 404 == answer.status_code
+        check_refused(house, answer)
+
+
+@pytest.mark.parametrize("at", [-3, 7, 10**18, 10**30, "x", "#9", "4.1#0", "", "\0", "../0", True, 0.5, None])
+def test_an_undo_from_a_place_that_is_none_is_refused_and_names_no_file(house: House, at: Any) -> None:
+    with house.client("root") as client:
+        run = RUNS.get("ended") or RUNS.setdefault("ended", str(ended(client, started(client, "quick"))["run_id"]))
+        answer = client.post(f"/runs/{run}/undo", json={"at": at})
+
     assert 422 == answer.status_code
-    assert told["issues"][0].startswith(f"{name}: ")
+    check_refused(house, answer)
 
 
 @pytest.mark.parametrize(

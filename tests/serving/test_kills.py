@@ -78,7 +78,9 @@ async def under_load(servers: list[Served], *, clients: int, kills: int, seed: i
                 await asyncio.wait_for(client.see_through(run), 90)
             except TimeoutError:
                 view = (await client.ask("GET", f"/runs/{run}")).json()
-                pytest.fail(f"{agent} does not end: {view}; seen {client.seen[run].events[-3:]}; {servers[0].said()}")
+                pytest.fail(
+                    f"{agent} does not end: {view}; said {client.said[run]}; seen {client.seen[run].events[-3:]}; {servers[0].said()}"
+                )
 
     async with AsyncExitStack() as stack:
         users = [
@@ -215,6 +217,43 @@ async def test_a_page_whose_server_was_killed_comes_back_to_its_run_and_is_asked
 
     assert ["unknown", "large", "three", "fired"] == seen[-1]["result"]
     assert [("completed", "t")] == [(one["status"], one["session_id"]) for one in listed]
+
+
+@pytest.mark.parametrize("place", ["runs", "runs.db"])
+@pytest.mark.spec("studio:SV3", "interfaces:IF16")
+async def test_the_result_of_a_deferred_tool_is_not_lost_when_it_was_given_to_another_server_than_the_one_that_is_killed(
+    servers: list[Served], tmp_path: Path, place: str
+) -> None:
+    holder, other = (Served(tmp_path, tmp_path / place) for _ in range(2))
+    servers += [holder, other]
+    for server in servers:
+        server.start()
+        await server.ready()
+    async with holder.client("anna") as client:
+        run = await client.start("ordering", 1)
+        await client.until(run, lambda _: server_waits(holder, run))
+        call = next(iter(holder.journal(run).history().waiting))
+        name = holder.journal(run).history().form(holder.journal(run).history().intents[call])["tool_call_id"]
+        holder.signal(signal.SIGSTOP)
+        client.urls = [other.url]
+        path = f"/runs/{run}/tool-results/{name}"
+        given = [
+            await client.ask("POST", path, {"result": value}) for value in (f"{run}-result", f"{run}-result", "another")
+        ]
+        strange = await client.ask("POST", f"/runs/{run}/tool-results/nothing", {"result": 1})
+        holder.kill()
+        holder.start()
+        await holder.ready()
+        client.said[run].append(f"{run}-result")
+        await asyncio.wait_for(client.see_through(run), 30)
+
+    assert [202, 202, 422, 409] == [one.status_code for one in (*given, strange)]
+    assert str(holder.place) not in "".join([one.text for one in (*given, strange)])
+    check_all(client, holder)
+
+
+def server_waits(server: Served, run: str) -> bool:
+    return bool(server.journal(run).is_there() and server.journal(run).history().waiting)
 
 
 @pytest.mark.spec("studio:SV3")

@@ -18,12 +18,11 @@ import jsonschema_rs
 import openapi_spec_validator
 import pytest
 
-from stepengine import Engine
 from stepengine.serving import app
 from stepengine.serving.access import SCOPES
 from stepengine.serving.routes import OPERATIONS
 
-from .house import AGENTS, House, ended, question_of, started, until
+from .house import AGENTS, House, ended, question_of, started, until, written
 
 GENERATOR = "openapi-python-client"
 COUNTERPARTS = (
@@ -191,12 +190,31 @@ def asked_by_pages(client: httpx2.Client, ask: Any) -> Iterator[tuple[str, httpx
     yield ask("end_mcp_session", headers=session)
 
 
+def asked_beside_runs(house: House) -> Iterator[tuple[str, httpx2.Response]]:
+    """
+    Ask for conversations, reports, and what becomes of a run that wrote something.
+    """
+    with house.client("root") as client:
+        written(house)
+        yield "list_reports", client.get("/reports")
+        yield "look_at_report", client.get("/reports/tried/one")
+        ended(client, client.post("/runs", json={"agent": "quick", "session_id": "s"}).json()["run_id"])
+        yield "list_sessions", client.get("/sessions", params={"limit": 1})
+        yield "look_at_session", client.get("/sessions/s")
+        yield "delete_session", client.delete("/sessions/s")
+        wrote = started(client, "writer", "Rome")
+        ended(client, wrote)
+        yield "cost_of_run", client.get(f"/runs/{wrote}/cost")
+        yield "undo_run", client.post(f"/runs/{wrote}/undo", json={"dry_run": True})
+        yield "undo_run", client.post(f"/runs/{wrote}/undo")
+
+
 @pytest.mark.spec("studio:SV1")
 def test_every_operation_answers_with_a_status_and_a_body_that_the_document_names(
     house: House, document: dict[str, Any], tmp_path: Path
 ) -> None:
     seen: dict[str, set[int]] = {name: set() for name in NAMES}
-    for name, answer in asked(house):
+    for name, answer in (*asked(house), *asked_beside_runs(house)):
         check_answer(document, name, answer)
         seen[name].add(answer.status_code)
 
@@ -208,8 +226,8 @@ def test_every_operation_answers_with_a_status_and_a_body_that_the_document_name
 async def test_what_is_not_open_yet_says_that_it_is_not_ready_as_the_document_has_it(
     tmp_path: Path, document: dict[str, Any]
 ) -> None:
-    async with Engine(AGENTS) as engine:
-        house = House(tmp_path)
+    house = House(tmp_path)
+    async with house.engine() as engine:
         served = app(engine, runs=tmp_path / "runs", tokens=house.folder / "tokens.json")
         transport = httpx2.ASGITransport(app=served)
         async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
@@ -263,7 +281,7 @@ def test_a_generated_client_starts_watches_and_answers_a_run(
     assert 0 == told.returncode, told.stderr
     said = json.loads(told.stdout)
 
-    assert ["asker", "booker", "listener", "quick", "talker"] == sorted(said["agents"])
+    assert ["asker", "booker", "listener", "quick", "talker", "writer"] == sorted(said["agents"])
     assert "On which day?" == said["question"]
     assert ["run_started", "question_asked", "answer_received", "run_finished"] == [
         kind for kind in said["events"] if kind != "phase_changed"

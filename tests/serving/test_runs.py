@@ -22,9 +22,10 @@ from starlette.testclient import TestClient
 from stepengine import STEP, AgentDefinition, Ask, Engine, Receive, Sleep, ToolContext, call, tool
 from stepengine.journal import FileJournal
 from stepengine.serving import Caller, Tokens, app
+from stepengine.serving.ledger import Ledger
 from stepengine.testing import ScriptedModel
 
-from .house import House, ended, question_of, started
+from .house import House, ended, question_of, started, until
 
 DONE: list[str] = []
 
@@ -319,16 +320,69 @@ def test_a_fork_goes_on_from_the_middle_as_a_run_of_its_own(server: Server) -> N
         question = server.look(path, until="suspended")["questions"][0]["id"]
         server.ask("POST", f"{path}/answers", {"answers": {question: "Friday"}})
         server.look(path, until="completed")
-        status, made = server.ask("POST", f"{path}/fork", {"at": 0, "allow_repeat": True})
+        again = {"at": 0, "allow_repeat": True}
+        refused = server.ask("POST", f"{path}/fork", again)
+        status, made = server.ask("POST", f"{path}/fork", again, of="root")
         assert 202 == status, made
         fork = f"/runs/{made['run_id']}"
-        ended = server.look(fork, until="completed")
+        ended = server.look(fork, until="completed", of="root")
         no_place = server.ask("POST", f"{path}/fork", {"at": 99})[0]
 
+    assert (403, "admin") == (refused[0], refused[1]["scope"])
     assert fork != path
     assert "deployed to Rome on Friday" == ended["output"]
     assert ["Rome on Friday", "Rome on Friday"] == DONE
     assert 400 <= no_place < 500
+
+
+@pytest.mark.spec("studio:SV4", "interfaces:IF13")
+@pytest.mark.parametrize("agent", ["../sleeping", "./sleeping", "sleep_ing", "Sleeping", " sleeping", "sleeping@1", ""])
+def test_only_what_the_list_of_agents_says_is_the_name_of_one(tmp_path: Path, agent: str) -> None:
+    server = Server(tmp_path)
+    engine = Engine([*AGENTS, AgentDefinition("sleep-ing", handle_steps=sleeping)])
+    with TestClient(app(engine, tokens=server.tokens, runs=tmp_path / "runs"), base_url="http://localhost") as client:
+        server.client = client
+        status, said = server.ask("POST", "/runs", {"agent": agent})
+        listed = server.ask("GET", "/runs")[1]["runs"]
+
+    assert 422 == status
+    assert said["issues"][0].startswith("agent: ")
+    assert [] == listed
+
+
+@pytest.mark.spec("studio:SV4")
+def test_what_is_cut_off_is_done_again_only_when_an_admin_says_so(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    DONE.clear()
+    with server.running():
+        path = server.start("asking", "Rome")
+        question = server.look(path, until="suspended")["questions"][0]["id"]
+        server.ask("POST", f"{path}/answers", {"answers": {question: "Friday"}})
+        server.look(path, until="completed")
+    run = path.rpartition("/")[2]
+    journal = tmp_path / "runs" / f"{run}.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    cut = next(n for n, line in enumerate(lines) if b'"tool_name":"deploy"' in line)
+    journal.write_bytes(b"".join(lines[: cut + 1]))
+    ledger = Ledger(tmp_path / "runs")
+    ledger.write([lambda database: database.execute("UPDATE served SET status = 'suspended'")])
+    ledger.close()
+    yes = [True, "yes", {"selected": ["yes"]}, {"text": "yes"}, {"remember": "session"}]
+    with server.running():
+        resumed = server.ask("POST", f"{path}/resume")[0]
+        doubt = server.look(path, until="suspended")["questions"][0]["id"]
+        said = [server.ask("POST", f"{path}/answers", {"answers": {doubt: answer}})[0] for answer in yes]
+        odd = server.ask("POST", f"{path}/answers", {"answers": {doubt: "maybe"}})[0]
+        before = list(DONE)
+        agreed = server.ask("POST", f"{path}/answers", {"answers": {doubt: "yes"}}, of="root")[0]
+        done = server.look(path, until="completed")
+
+    assert (202, "doubt:") == (resumed, doubt[:6])
+    assert {403, 409} >= set(said)
+    assert [403, 403] == said[:2]
+    assert 409 == odd
+    assert (["Rome on Friday"], ["Rome on Friday"] * 2) == (before, DONE)
+    assert (202, "deployed to Rome on Friday") == (agreed, done["output"])
 
 
 def test_conversations_of_two_callers_who_name_them_alike_are_two(tmp_path: Path) -> None:
@@ -362,6 +416,24 @@ def test_conversations_of_two_callers_who_name_them_alike_are_two(tmp_path: Path
             assert ("completed", "1") == (told["status"], told["session_id"]), told
 
     assert seen[0] == seen[1] < seen[2]
+
+
+@pytest.mark.spec("studio:SV4")
+def test_who_may_not_answer_says_nothing_in_a_conversation_where_what_is_said_may_be_an_answer(tmp_path: Path) -> None:
+    from stepengine.sessions import MemorySessions
+
+    tokens = Tokens.open(tmp_path / "tokens.json")
+    headers = {"authorization": f"Bearer {tokens.add('ann', ['run', 'read'])}"}
+    told = []
+    for number, sessions in enumerate((MemorySessions(), None)):
+        engine = Engine(AGENTS, models=ScriptedModel(["Well."]), sessions=sessions)
+        served = app(engine, runs=tmp_path / str(number), tokens=tokens)
+        with TestClient(served, base_url="http://localhost") as client:
+            for session in ("1", None):
+                body = {"agent": "sleeping", "prompt": "yes", "session_id": session}
+                told.append(client.post("/runs", json=body, headers=headers).status_code)
+
+    assert [403, 202, 202, 202] == told
 
 
 def test_users_of_an_application_come_in_by_its_own_check(tmp_path: Path) -> None:
@@ -421,6 +493,29 @@ def test_two_servers_of_one_place_pass_on_what_is_said(tmp_path: Path) -> None:
     assert "deployed to Rome on Friday" == told["output"]
     assert ["Rome on Friday"] == DONE
     assert "event: run_finished" in events
+
+
+@pytest.mark.spec("studio:SV3", "interfaces:IF16")
+def test_the_result_of_a_deferred_tool_reaches_the_server_that_has_the_run_from_another_one(tmp_path: Path) -> None:
+    tokens = Tokens.open(tmp_path / "tokens.json")
+    headers = {"authorization": f"Bearer {tokens.add('ann', SCOPES)}"}
+    made = [
+        app(Engine(AGENTS, models=ScriptedModel(["Well."] * 9)), runs=tmp_path / "runs", tokens=tokens, drain=0)
+        for _ in range(2)
+    ]
+    with (
+        TestClient(made[0], base_url="http://localhost", headers=headers) as one,
+        TestClient(made[1], base_url="http://localhost", headers=headers) as two,
+    ):
+        run = one.post("/runs", json={"agent": "talking"}).json()["run_id"]
+        journal = FileJournal(tmp_path / "runs" / f"{run}.jsonl")
+        until(lambda: journal.is_there() and journal.history().waiting)
+        given = two.post(f"/runs/{run}/tool-results/c1", json={"result": "from afar"})
+        ended = until(lambda: next((v for v in [two.get(f"/runs/{run}").json()] if v["status"] == "completed"), None))
+        late = one.post(f"/runs/{run}/tool-results/c1", json={"result": "from afar"})
+
+    assert (202, 409) == (given.status_code, late.status_code), given.text
+    assert "from afar" == ended["output"]
 
 
 def test_runs_that_are_started_at_once_are_registered_at_once(tmp_path: Path) -> None:

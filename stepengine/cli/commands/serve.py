@@ -16,6 +16,7 @@ import attrs
 import typer
 
 from stepengine.cli.bench import bench_for
+from stepengine.cli.commands.undo import root_of
 from stepengine.cli.commands.worker import offered_by
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.options import Model, Options, with_options
@@ -65,6 +66,9 @@ def serve(
         list[str] | None,
         typer.Option(help="Pages of this origin may call it with a token; may be repeated.", metavar="ORIGIN"),
     ] = None,
+    reports: Annotated[
+        Path | None, typer.Option(help="Show the reports of evaluations in this folder.", metavar="FOLDER")
+    ] = None,
     max_live: Annotated[int, typer.Option(help="Runs that may be under way at a time.", min=1)] = 64,
     drain: Annotated[float, typer.Option(help="Seconds that runs get when it is told to stop.", min=0)] = 10.0,
     share: Annotated[
@@ -113,7 +117,8 @@ def serve(
             "reach it with --allow-host NAME"
         )
         raise UsageProblem(msg)
-    engine, schedules = _engine(module, attrs.evolve(options, model=model, quiet=True).in_force())
+    asked = attrs.evolve(options, model=model, quiet=True).in_force()
+    engine, schedules = _engine(module, asked)
     with _tokens(tokens) as (file, token):
         try:
             served = app(
@@ -121,6 +126,8 @@ def serve(
                 runs=runs,
                 tokens=file,
                 schedules=() if no_schedules else schedules,
+                roots=[root_of(asked)],
+                reports=reports,
                 max_live=max_live,
                 drain=drain,
                 shares=share or (),

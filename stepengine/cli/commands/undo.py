@@ -16,7 +16,7 @@ from stepengine.errors import DefinitionError, JournalError, UndoRefused, Worksp
 if TYPE_CHECKING:
     from stepengine.system.workspace import Workspace
 
-__all__ = ("undo",)
+__all__ = ("root_of", "undo")
 
 
 def undo(
@@ -65,7 +65,7 @@ def undo(
     try:
         done = undo(
             journal_at(options.journal),
-            _root(options) if cwd is None else cwd,
+            root_of(options) if cwd is None else cwd,
             at=at,
             dry_run=dry_run,
             partial=partial,
@@ -82,8 +82,8 @@ def undo(
     return Exit.COMPLETED
 
 
-def _root(options: Options) -> Path | Workspace:
-    """Return what the tools of a recorded run wrote to: a folder of this machine, or where it worked."""
+def root_of(options: Options) -> Path | Workspace:
+    """Return what the tools of a run write to: a folder of this machine, or the place where it works."""
     if not options.workspace:
         return options.cwd
     from stepengine.system.workspace import Workspace

@@ -17,7 +17,7 @@ from stepengine.errors import ModelError
 from stepengine.models._http import NO_KEY, Body, HttpProvider, warn_once
 from stepengine.models._json import count_of, object_at
 from stepengine.models._programs import programs_of
-from stepengine.models._reading import Exchange, Timeouts
+from stepengine.models._reading import Exchange
 from stepengine.models._schemas import optional_in
 from stepengine.models._sdks import ANTHROPIC
 from stepengine.models._thinking import CANNOT
@@ -45,7 +45,7 @@ from stepengine.models.anthropic.request import (
     ways_of,
 )
 from stepengine.models.anthropic.stream import AnthropicAccumulator
-from stepengine.models.base import BatchMember, ModelInfo, ProviderSettings
+from stepengine.models.base import BatchMember, ModelInfo, ProviderSettings, Timeouts
 from stepengine.models.keys import Credentials, Secret
 
 __all__ = ("AnthropicProvider",)

@@ -11,11 +11,11 @@ from stepengine.errors import ModelError
 from stepengine.models._failures import Call, body_failure, transport_failure
 from stepengine.models._http import NO_KEY, Body, HttpProvider, warn_once
 from stepengine.models._json import count_of
-from stepengine.models._reading import Accumulator, Timeouts
+from stepengine.models._reading import Accumulator
 from stepengine.models._sdks import GOOGLE
 from stepengine.models._thinking import asked_of_gemini
 from stepengine.models._wire import ToolsCache, tool_choice_of
-from stepengine.models.base import BatchMember, ModelInfo, ProviderSettings
+from stepengine.models.base import BatchMember, ModelInfo, ProviderSettings, Timeouts
 from stepengine.models.google import sending
 from stepengine.models.google.decode import GoogleAccumulator
 from stepengine.models.google.encode import generation_of

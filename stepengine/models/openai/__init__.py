@@ -12,11 +12,11 @@ from stepengine.models._access import TokenSource
 from stepengine.models._http import Body, warn_once
 from stepengine.models._preset_provider import PresetProvider
 from stepengine.models._programs import programs_of
-from stepengine.models._reading import Timeouts
 from stepengine.models._reply import cut_at_stops
 from stepengine.models._schemas import unpromised
 from stepengine.models._thinking import asked_of_responses
 from stepengine.models._wire import ToolsCache
+from stepengine.models.base import Timeouts
 from stepengine.models.keys import Secret
 from stepengine.models.openai.decode import ResponsesAccumulator
 from stepengine.models.openai.request import TOOL_SEARCH, encode, encode_count, encode_tool, said_by, searches_here

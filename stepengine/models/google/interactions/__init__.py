@@ -7,9 +7,8 @@ from typing import Any
 
 from stepengine.data.models import ModelRequest
 from stepengine.models._http import Body, warn_once
-from stepengine.models._reading import Timeouts
 from stepengine.models._wire import ToolsCache
-from stepengine.models.base import BatchMember, Provider
+from stepengine.models.base import BatchMember, Provider, Timeouts
 from stepengine.models.google import GoogleProvider, sending
 from stepengine.models.google.interactions.decode import InteractionsAccumulator
 from stepengine.models.google.interactions.request import asked_of, encode, encode_tool, said_by

@@ -1,0 +1,929 @@
+"""
+Leading another agent: its program is spoken with as an editor would, and it stands where an agent of ours stands.
+
+What lives here: what its handler yields, and what becomes of what the program says. A turn is one call of a tool, so that journals,
+replay, cancelling and doubt after a crash are those of every tool; what the program wants to be allowed is a call of a tool, too,
+which rules and people judge as any other.
+
+What must not: processes, which are ``program``'s, and any import of the protocol's package before a program is started: a replay
+needs neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import os
+import shlex
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextvars import Context
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+import attrs
+
+from stepengine.acp.program import Program, environment_of
+from stepengine.acp.workplace import BorrowedFiles, BorrowedTerminals, command_of
+from stepengine.data.definition import AgentDefinition, InputSchema
+from stepengine.data.events import (
+    Event,
+    TextCompleted,
+    TextDelta,
+    ThinkingDelta,
+    TodosChanged,
+    ToolFinished,
+    ToolStarted,
+)
+from stepengine.data.frozen import frozen
+from stepengine.data.hooks import Change, StepContext
+from stepengine.data.json import JsonDict, canonical, mended
+from stepengine.data.messages import ToolResult
+from stepengine.data.tools import ToolAnnotations
+from stepengine.data.usage import Usage
+from stepengine.data.yields import Parallel, ToolCall
+from stepengine.errors import DefinitionError, ExternalAgentError, StepEngineError, ToolError
+from stepengine.runtime.logs import LOGGER
+from stepengine.system.guard import GUARD
+from stepengine.system.workspace import Workspace
+from stepengine.tooling.context import ToolContext
+from stepengine.tooling.definition import Tool, ToolPreview
+
+if TYPE_CHECKING:
+    from acp.connection import Connection
+
+__all__ = ("ExternalAgent", "ExternalReply")
+
+Files = Literal["write", "read", "none"]
+
+VERSION = 1
+"""The version of the protocol that is spoken."""
+AUTH_REQUIRED = -32000
+START_SECONDS = 60.0
+CANCEL_SECONDS = 3.0
+"""How long a program may take to end a turn that was cancelled, before it is ended itself."""
+SESSION = "external_session"
+"""Where a run keeps the session, so that a run with ``previous=`` goes on with it."""
+READ_BYTES = 4 * 1024 * 1024
+ENTRY_CHARS = 20_000
+RECORD_CHARS = 2_000_000
+"""How much of what a program says in one turn is kept; the rest is left out, and said so."""
+ENTRIES = 5_000
+OPEN_ASKS = 100
+SHOWN_CHARS = 2_000
+NAME_CHARS = 56
+KINDS: Mapping[str, str] = {
+    "read": "read",
+    "search": "read",
+    "edit": "write",
+    "delete": "write",
+    "move": "write",
+    "execute": "execute",
+    "fetch": "network",
+}
+"""What the protocol calls a kind of tool call, and the category by which our rules know it."""
+ALLOWED = ("allow_once", "allow_always")
+DENIED = ("reject_once", "reject_always")
+LEFT_OUT = "the rest of this turn was left out"
+
+
+class ExternalReply(TypedDict):
+    """
+    What an external agent gives.
+
+    Attributes:
+        text: What it said.
+        session: Its own id of the conversation, to go on with it: ``AgentCall(agent, "And now?", {"session": session})``.
+        stop_reason: Why it stopped, in the protocol's words: ``"end_turn"``, ``"max_tokens"``, ``"max_turn_requests"``,
+            ``"refusal"`` or ``"cancelled"``.
+    """
+
+    text: str
+    session: str
+    stop_reason: str
+
+
+@frozen(kw_only=True)
+class _Led:
+    """How a program is led."""
+
+    id: str
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    names: tuple[str, ...]
+    workspace: Workspace | None
+    files: Files
+    terminals: bool
+    mode: str
+    start_seconds: float
+
+
+class ExternalAgent(AgentDefinition[ExternalReply]):
+    """
+    An agent that another program is: one that speaks the Agent Client Protocol over its stdin and stdout.
+
+    It stands where any agent stands: ``AgentCall``, ``Parallel``, ``spawn_agents``, ``Start``, ``engine.run``. A call starts the
+    program, gives it the prompt in a session, and ends it with everything that it started. The turn is one recorded effect, with what
+    the program said beside its result, so that a replay needs no such program; each time that it asks for permission is another one,
+    judged by the engine's policy and its people as a call of ``ID_edit``, ``ID_execute``, ``ID_read``, ``ID_fetch`` or ``ID_other``,
+    of the categories ``"write"``, ``"execute"``, ``"read"``, ``"network"`` and ``""``. Without a policy everything is allowed, as for
+    tools. Its params are ``{"session": ...}``, to go on with an earlier reply's session, which the program must be able to load.
+
+    It needs the extra ``acp``.
+
+    Args:
+        id: The agent's id, at most 56 characters.
+        command: The program and its arguments; no shell reads them.
+        description: What other agents are shown.
+        env: Variables that the program sees beside ``PATH``, ``HOME``, ``USER``, ``SHELL``, ``TERM``, ``TMPDIR``, ``TZ`` and the
+            locale: a list of names of this process's variables, such as ``["ANTHROPIC_API_KEY"]``, or a mapping to values.
+        workspace: The folder of its sessions; the engine's workspace by default. It must be a folder of this machine.
+        files: What the program may ask us to do with files of the workspace: ``"write"`` and read them, ``"read"`` them or
+            ``"none"``. What it does to files by itself is not bound by that, or by anything of ours.
+        terminals: Whether it may have us run commands in the workspace, without any of our keys. Each that it was not just allowed
+            is a call of ``ID_execute``; all of them end with the turn.
+        mode: The mode that a new session is set to, by the program's own name for it; ``""`` leaves it as it is.
+        start_seconds: How long the program may take until a session is open.
+        timeout: How many seconds a turn may take; ``None`` for as long as it takes.
+        **fields: Other fields of ``AgentDefinition``, such as ``display_name``, ``hooks`` and ``limits``.
+
+    Raises:
+        DefinitionError: for a command that is none, or another option that cannot be used.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        id: str,
+        *,
+        command: Sequence[str] | None = None,
+        description: str = "",
+        env: Mapping[str, str] | Sequence[str] = (),
+        workspace: str | os.PathLike[str] | Workspace | None = None,
+        files: Files = "write",
+        terminals: bool = False,
+        mode: str = "",
+        start_seconds: float = START_SECONDS,
+        timeout: float | None = None,
+        **fields: Any,
+    ) -> None:
+        if command is not None:
+            _check(id, command, env, files, start_seconds)
+            names, values = ((), dict(env)) if isinstance(env, Mapping) else (tuple(env), {})
+            place = workspace if isinstance(workspace, Workspace) or workspace is None else Workspace(Path(workspace))
+            led = _Led(
+                id=id, command=tuple(command), env=values, names=names, workspace=place,
+                files=files, terminals=bool(terminals), mode=mode, start_seconds=start_seconds,
+            )  # fmt: skip
+            fields = {
+                "input_schema": InputSchema(prompt="What to do.", params=PARAMS),
+                **fields,
+                "tools": [_turn_tool(led, timeout), *[_permission_tool(id, kind) for kind in (*ASKED, OTHER)]],
+                "handle_steps": _handler(id),
+            }
+        elif "handle_steps" not in fields:  # `attrs.evolve` makes one of its fields
+            msg = f"agent {id!r}: an ExternalAgent needs its program, such as command=['claude-agent-acp']"
+            raise DefinitionError(msg)
+        super().__init__(id, description=description, **fields)
+
+
+PARAMS: Mapping[str, object] = {
+    "type": "object",
+    "properties": {"session": {"type": "string", "description": "The session of an earlier reply, to go on with it."}},
+    "additionalProperties": False,
+}
+OTHER = "other"
+ASKED: Mapping[str, str] = {"read": "read", "edit": "write", "execute": "execute", "fetch": "network"}
+"""What permission is asked for, and its category."""
+
+
+def _check(id: object, command: object, env: object, files: object, start_seconds: float) -> None:
+    problem = ""
+    words = command if isinstance(command, list | tuple) else ()
+    if not words or not all(isinstance(word, str) and word and "\0" not in word for word in words):
+        problem = f"command is a list of words such as ['npx', 'some-agent', '--acp'], not {command!r}"
+    elif isinstance(env, str) or not all(isinstance(name, str) and name and "=" not in name for name in env):  # type: ignore[attr-defined]
+        problem = f"env is a list of names of variables, or a mapping from names to values, not {env!r}"
+    elif files not in ("write", "read", "none"):
+        problem = f"files is 'write', 'read' or 'none', not {files!r}"
+    elif not start_seconds > 0:
+        problem = f"start_seconds is more than 0, not {start_seconds!r}"
+    elif not isinstance(id, str) or len(id) > NAME_CHARS:
+        problem = f"the id of an external agent has at most {NAME_CHARS} characters: names of tools are made of it"
+    if problem:
+        msg = f"agent {id!r}: {problem}"
+        raise DefinitionError(msg)
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+def _handler(name: str) -> Callable[[StepContext], Generator[Any, Any, ExternalReply]]:
+    def handle_steps(ctx: StepContext) -> Generator[Any, Any, ExternalReply]:
+        given = ctx.params if isinstance(ctx.params, Mapping) else {}
+        session = given.get("session") or ctx.agent_state.context.get(SESSION) or ""
+        wanted: dict[str, Any] = {"prompt": ctx.prompt, "session": session}
+        while True:
+            said = (yield ToolCall(name, wanted, include_tool_call=False)).tool_result
+            data = said.data if isinstance(said.data, Mapping) else {}
+            if said.is_error or "error" in data:
+                raise _as_error(said.text if said.is_error else data["error"])
+            if "asks" not in data:
+                break
+            asks = data["asks"]
+            calls = [ToolCall(f"{name}_{ask['kind']}", ask["input"], include_tool_call=False) for ask in asks]
+            decided = (yield Parallel(*calls)).value
+            answers = [
+                {"id": ask["id"], "allowed": not one.is_error, "input": ask["input"]}
+                for ask, one in zip(asks, decided, strict=True)
+            ]
+            wanted = {"answers": answers, "session": data["session"]}
+        if data["text"]:
+            # Never as `StepText`: that would carry out what looks like a call in it.
+            message = {"role": "assistant", "content": data["text"]}
+            yield ToolCall("add_message", message, include_tool_call=False)
+        return ExternalReply(text=data["text"], session=data["session"], stop_reason=data["stop_reason"])
+
+    return handle_steps
+
+
+def _as_error(told: Any) -> ExternalAgentError:
+    if isinstance(told, Mapping):
+        return ExternalAgentError(str(told.get("message", "")), kind=str(told.get("kind", "")))
+    return ExternalAgentError(str(told), kind="failed")
+
+
+def _permission_tool(name: str, kind: str) -> Tool[Any, Any]:
+    """Return the tool whose call stands for something that the program does if it may; what it is was done by nobody yet."""
+    text: Mapping[str, object] = {"type": "string"}
+    members = {
+        "title": text,
+        "paths": {"type": "array", "items": text},
+        "command": {"anyOf": [text, {"type": "array", "items": text}]},
+        "url": text,
+        "details": text,
+    }
+    schema = {"type": "object", "properties": members, "required": ["title"], "additionalProperties": False}
+    about = "do something" if kind == OTHER else kind
+    return Tool(
+        f"{name}_{kind}",
+        f"Asks whether the agent {name} may {about}.",
+        schema,
+        _allowed,
+        category=ASKED.get(kind, ""),
+        annotations=ToolAnnotations(idempotent=True, read_only=kind == "read"),
+        in_thread=False,
+        preview=_previewed,
+    )
+
+
+def _allowed(_: JsonDict) -> dict[str, object]:
+    return {"allowed": True}
+
+
+def _previewed(given: JsonDict) -> ToolPreview:
+    details = {key: value for key, value in given.items() if key != "title"}
+    return ToolPreview(str(given.get("title", "")), details)
+
+
+# --- a turn -----------------------------------------------------------------------------------------------------------
+
+
+def _turn_tool(led: _Led, timeout: float | None) -> Tool[Any, Any]:
+    schema = {
+        "type": "object",
+        "properties": {
+            "prompt": {"type": "string"},
+            "session": {"type": "string"},
+            "answers": {"type": "array", "items": {"type": "object"}},
+        },
+        "additionalProperties": False,
+    }
+
+    async def run(ctx: ToolContext, given: JsonDict) -> ToolResult:
+        key = ("external agent", led.id)
+        talk = ctx.of_run(key, lambda: _Talk(led)) if ctx.is_of_run else _Talk(led)
+        return await talk.turn(ctx, given)
+
+    return Tool(
+        led.id,
+        f"Has the agent {led.id} do something, and gives what it said.",
+        schema,
+        run,
+        category="execute",
+        annotations=ToolAnnotations(destructive=True, open_world=True),
+        # The author gave the command; what it does then asks for itself.
+        requires_permission=False,
+        timeout=math.inf if timeout is None else timeout,
+    )
+
+
+class _Talk:
+    """What one run has with the program: it is ended with the turn, or with the run where that ends first."""
+
+    def __init__(self, led: _Led) -> None:
+        self._led = led
+        self._program: Program | None = None
+        self._connection: Connection | None = None
+        self._session = ""
+        self._prompting: asyncio.Future[Any] | None = None
+        self._asks: dict[int, _Ask] = {}
+        self._told = 0
+        self._asked = asyncio.Event()
+        self._given: dict[str, bool] = {}
+        self.said = _Said()
+        self._files: BorrowedFiles | None = None
+        self._terminals: BorrowedTerminals | None = None
+        self._granted: set[str] = set()
+        self._methods: Sequence[str] = ()
+
+    async def turn(self, ctx: ToolContext, given: JsonDict) -> ToolResult:
+        """Prompt, or answer what was asked for, and return what was said until the end of the turn or the next question."""
+        try:
+            try:
+                await self._go_on(ctx, given)
+                return await self._until_told(ctx)
+            except ExternalAgentError as error:
+                await self._close()
+                return ToolResult.json({"error": {"message": mended(error.message), "kind": error.kind}})
+        except BaseException:
+            await _to_the_end(self._give_up())
+            raise
+
+    async def _go_on(self, ctx: ToolContext, given: Mapping[str, Any]) -> None:
+        answers = given.get("answers")
+        self.said.begin(ctx)
+        if answers is None:
+            await self._begin(ctx, given.get("session") or "", given.get("prompt") or "")
+        elif self._prompting is not None:
+            for answer in answers:
+                ask = self._asks.pop(answer["id"], None)
+                if ask is not None and not ask.answer.done():
+                    ask.answer.set_result(answer["allowed"])
+        else:
+            # The run was suspended, and the program with it.
+            self._given = {canonical(answer["input"]): answer["allowed"] for answer in answers}
+            await self._begin(ctx, given["session"], _resumed(answers))
+
+    async def _begin(self, ctx: ToolContext, session: str, prompt: str) -> None:
+        folder = self._folder(ctx)
+        # What is begun here outlives the call where the program waits for a permission, so it is in no context of a call; the
+        # files that the call may touch are those of the turn.
+        apart = Context()
+        apart.run(GUARD.set, GUARD.get())
+        try:
+            async with asyncio.timeout(self._led.start_seconds):
+                await asyncio.create_task(self._open(session, folder), context=apart)
+        except TimeoutError:
+            msg = f"the program of {self._led.id!r} had no session open within {self._led.start_seconds:g} s"
+            raise ExternalAgentError(msg, kind="time") from None
+        self.said.is_live = True
+        asked = {"sessionId": self._session, "prompt": [{"type": "text", "text": prompt}]}
+        self._prompting = asyncio.create_task(self._request("session/prompt", asked), context=apart)
+
+    def _folder(self, ctx: ToolContext) -> Path:
+        place = self._led.workspace or ctx.workspace
+        if place is None:
+            msg = f"{self._led.id!r} needs a folder to work in: ExternalAgent(workspace=...), or that of the engine"
+            raise ExternalAgentError(msg, kind="start")
+        if place.here is None:
+            msg = f"{self._led.id!r} runs on this machine, and the workspace {place.name} is no folder of it"
+            raise ExternalAgentError(msg, kind="start")
+        return place.here.resolve()
+
+    async def _open(self, session: str, folder: Path) -> None:
+        """Start the program, and open a session."""
+        try:
+            from acp.connection import Connection
+        except ImportError:
+            msg = "external agents need the package agent-client-protocol: pip install 'stepengine[acp]'"
+            raise ExternalAgentError(msg, kind="start") from None
+        led = self._led
+        self._files = BorrowedFiles(folder, led.files)
+        self._terminals = BorrowedTerminals(folder) if led.terminals else None
+        env = environment_of(led.names) | dict(led.env)
+        self._program = await Program.start(led.command, env, folder)
+        self._connection = Connection(self._heard, self._program)
+        can = await self._initialize()
+        self._session = await self._in_session(session, str(folder), can)
+
+    async def _initialize(self) -> Mapping[str, Any]:
+        fs = {"readTextFile": self._led.files != "none", "writeTextFile": self._led.files == "write"}
+        answer = await self._request(
+            "initialize",
+            {
+                "protocolVersion": VERSION,
+                "clientCapabilities": {"fs": fs, "terminal": self._led.terminals},
+                "clientInfo": {"name": "stepengine", "version": "1"},
+            },
+        )
+        version = answer.get("protocolVersion")
+        if version != VERSION:
+            msg = (
+                f"the program of {self._led.id!r} speaks version {version!r:.40} of the protocol; here it is {VERSION}"
+            )
+            raise ExternalAgentError(msg, kind="protocol")
+        methods = answer.get("authMethods")
+        self._methods = [_text(one.get("name")) for one in _dicts(methods)]
+        return _dict(answer.get("agentCapabilities"))
+
+    async def _in_session(self, session: str, cwd: str, can: Mapping[str, Any]) -> str:
+        where = {"cwd": cwd, "mcpServers": []}
+        if session:
+            resumes = "resume" in _dict(can.get("sessionCapabilities"))
+            if not (resumes or can.get("loadSession")):
+                msg = f"the program of {self._led.id!r} cannot go on with a session; a call without one begins anew"
+                raise ExternalAgentError(msg, kind="session")
+            await self._request(
+                "session/resume" if resumes else "session/load", {"sessionId": session, **where}, kind="session"
+            )
+            return session
+        answer = await self._request("session/new", where)
+        made = answer.get("sessionId")
+        if not isinstance(made, str) or not made:
+            msg = f"the program of {self._led.id!r} gave no id of a session"
+            raise ExternalAgentError(msg, kind="protocol")
+        if self._led.mode:
+            await self._request("session/set_mode", {"sessionId": made, "modeId": self._led.mode})
+        return mended(made)
+
+    async def _request(self, method: str, params: Mapping[str, Any], *, kind: str = "failed") -> Mapping[str, Any]:
+        """
+        Ask the program for something.
+
+        Raises:
+            ExternalAgentError: when it answers with an error, ends, or answers nonsense.
+        """
+        from acp import RequestError
+
+        connection, program = self._connection, self._program
+        assert connection is not None  # noqa: S101 - whoever asks has opened it
+        assert program is not None  # noqa: S101
+        try:
+            answer = await connection.send_request(method, dict(params))
+        except RequestError as error:
+            raise self._refused(method, error, kind) from None
+        except (ConnectionError, RuntimeError, OSError):
+            why = await program.why_ended()
+            msg = f"the program of {self._led.id!r} did not answer {method}: {why}"
+            raise ExternalAgentError(mended(msg), kind="protocol" if program.problem else "ended") from None
+        if answer is None:
+            return {}
+        if not isinstance(answer, Mapping):
+            msg = f"the program of {self._led.id!r} answered {method} with no object"
+            raise ExternalAgentError(msg, kind="protocol")
+        return answer
+
+    def _refused(self, method: str, error: Any, kind: str) -> ExternalAgentError:
+        if error.code == AUTH_REQUIRED:
+            ways = f"; it offers: {', '.join(filter(None, self._methods))}" if self._methods else ""
+            msg = f"{self._led.id!r} wants to be signed in before {method}: {_text(str(error))}{ways}"
+            return ExternalAgentError(mended(msg), kind="auth_required")
+        details = f" ({_compact(error.data)})" if error.data is not None else ""
+        msg = f"{self._led.id!r} answered {method} with an error: {_text(str(error))}{details}"
+        return ExternalAgentError(mended(msg), kind=kind)
+
+    async def _until_told(self, ctx: ToolContext) -> ToolResult:
+        """Wait until the turn ends, or the program asks for something that it may not do by itself."""
+        prompting = self._prompting
+        assert prompting is not None  # noqa: S101
+        asked = asyncio.ensure_future(self._asked.wait())
+        try:
+            await asyncio.wait((prompting, asked), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
+        if not prompting.done():
+            self._asked.clear()
+            asks = [{"id": ask.id, "kind": ask.kind, "input": ask.input} for ask in self._asks.values() if ask.is_open]
+            return self.said.so_far(self._session, asks)
+        answer = prompting.result()
+        await self._close()
+        return self.said.all(self._session, answer)
+
+    # --- what the program asks for ------------------------------------------------------------------------------------
+
+    async def _heard(self, method: str, params: Any, is_notification: bool) -> Any:  # noqa: FBT001 - the package calls it so
+        from acp import RequestError
+
+        given = _dict(params)
+        if method == "session/update":
+            self.said.take(_dict(given.get("update")))
+            return None
+        if is_notification:
+            return None
+        doing: Callable[[Mapping[str, Any]], Any] | None = {
+            "session/request_permission": self._permission,
+            "fs/read_text_file": self._read,
+            "fs/write_text_file": self._write,
+        }.get(method)
+        if self._terminals is not None and method.startswith("terminal/"):
+            doing = self._create if method == "terminal/create" else self._doing_in(self._terminals).get(method)
+        if doing is None:
+            raise RequestError.method_not_found(mended(method)[:SHOWN_CHARS])
+        try:
+            return await doing(given)
+        except (StepEngineError, OSError) as error:
+            raise RequestError(-32602, str(error)) from None
+
+    async def _permission(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        call = _dict(given.get("toolCall"))
+        options = {str(one.get("kind")): one.get("optionId") for one in reversed(_dicts(given.get("options")))}
+        told = {**self.said.known(call.get("toolCallId")), **{k: v for k, v in call.items() if v is not None}}
+        asked = _asked_input(told)
+        allowed = await self._ask(_kind(told.get("kind")), asked)
+        if allowed and isinstance(command := asked.get("command"), str | list):
+            # Once, so that nobody is asked twice about a command that we are told to run next.
+            self._granted.add(command if isinstance(command, str) else shlex.join(command))
+        chosen = next((options[kind] for kind in (ALLOWED if allowed else DENIED) if kind in options), None)
+        if allowed is None or chosen is None:
+            return {"outcome": {"outcome": "cancelled"}}
+        return {"outcome": {"outcome": "selected", "optionId": chosen}}
+
+    async def _ask(self, kind: str, input: dict[str, Any]) -> bool | None:
+        """Return whether something may be done; ``None`` when nobody will say."""
+        known = self._given.pop(canonical(input), None)
+        if known is not None:
+            return known
+        if not self.said.is_live or len(self._asks) >= OPEN_ASKS:
+            return None
+        self._told += 1
+        ask = _Ask(self._told, kind, input, asyncio.get_running_loop().create_future())
+        self._asks[ask.id] = ask
+        self._asked.set()
+        return await ask.answer
+
+    @staticmethod
+    def _doing_in(terminals: BorrowedTerminals) -> Mapping[str, Callable[[Mapping[str, Any]], Any]]:
+        return {
+            "terminal/output": terminals.output,
+            "terminal/wait_for_exit": terminals.wait,
+            "terminal/kill": terminals.kill,
+            "terminal/release": terminals.release,
+        }
+
+    async def _create(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Run a command, if it may: a program need not have asked for it before."""
+        words = command_of(given)
+        line = shlex.join(words)
+        if line not in self._granted:
+            asked = {"title": f"Run {line}"[:SHOWN_CHARS], "command": words}
+            if not await self._ask("execute", asked):
+                msg = "the command was not allowed"
+                raise ToolError(msg)
+        self._granted.discard(line)
+        assert self._terminals is not None  # noqa: S101 - else nobody comes here
+        return await self._terminals.create(given)
+
+    async def _read(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._files is not None  # noqa: S101
+        text = await self._files.read(given)
+        return {"content": text}
+
+    async def _write(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._files is not None  # noqa: S101
+        await self._files.write(self.said.ctx, given)
+        return {}
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    async def _give_up(self) -> None:
+        """Tell the program that its turn is cancelled, give it a moment, and end it."""
+        prompting, connection = self._prompting, self._connection
+        if prompting is not None and not prompting.done() and connection is not None:
+            with contextlib.suppress(Exception):
+                await connection.send_notification("session/cancel", {"sessionId": self._session})
+            for ask in self._asks.values():
+                if not ask.answer.done():
+                    ask.answer.set_result(None)
+            await asyncio.wait((prompting,), timeout=CANCEL_SECONDS)
+        await self._close()
+
+    async def aclose(self) -> list[str]:
+        """End the program with its run; say so where it was in the middle of something."""
+        is_open = self._prompting is not None and not self._prompting.done()
+        await self._give_up()
+        return [f"the program of {self._led.id!r} was ended, which waited for a permission"] if is_open else []
+
+    async def _close(self) -> None:
+        program, connection, prompting = self._program, self._connection, self._prompting
+        self._program = self._connection = self._prompting = None
+        self._granted.clear()
+        self._asks.clear()
+        self.said.finish()
+        if connection is not None:
+            with contextlib.suppress(Exception):
+                await connection.close()
+        if self._terminals is not None:
+            await self._terminals.aclose()
+        if program is not None:
+            await program.close()
+        if prompting is not None:
+            prompting.cancel()
+            await asyncio.gather(prompting, return_exceptions=True)
+
+
+@attrs.define(eq=False)
+class _Ask:
+    """Something that the program wants to be allowed."""
+
+    id: int
+    kind: str
+    input: dict[str, Any]
+    answer: asyncio.Future[bool | None]
+
+    @property
+    def is_open(self) -> bool:
+        return not self.answer.done()
+
+
+def _resumed(answers: Sequence[Mapping[str, Any]]) -> str:
+    said = [
+        f"- {'allowed' if one['allowed'] else 'denied'}: {_dict(one.get('input')).get('title', '')}" for one in answers
+    ]
+    return "\n".join(["You were stopped while you waited for a permission. Go on from there. It was decided:", *said])
+
+
+def _kind(kind: object) -> str:
+    """Return under which of our tools a kind of tool call is asked for."""
+    category = KINDS.get(kind, "") if isinstance(kind, str) else ""
+    return next((name for name, one in ASKED.items() if one == category), OTHER)
+
+
+PATHS = ("path", "file_path", "abs_path", "filePath")
+COMMAND, URL = ("command", "cmd", "argv"), ("url",)
+
+
+def _asked_input(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what rules and people are shown of a tool call: texts alone, of a capped size."""
+    raw = _dict(call.get("rawInput"))
+    found = [_text(one.get("path")) for one in _dicts(call.get("locations"))]
+    paths = [*found, *[_text(raw[name]) for name in PATHS if isinstance(raw.get(name), str)]]
+    made: dict[str, Any] = {"title": _text(call.get("title")) or "Something that it does not name"}
+    if paths := list(dict.fromkeys(filter(None, paths)))[:100]:
+        made["paths"] = paths
+    if (command := next((raw[name] for name in COMMAND if raw.get(name)), None)) is not None:
+        is_words = isinstance(command, list) and all(isinstance(word, str) for word in command)
+        made["command"] = [mended(word)[:ENTRY_CHARS] for word in command] if is_words else _text(command, ENTRY_CHARS)
+    if isinstance(raw.get("url"), str):
+        made["url"] = _text(raw["url"])
+    if details := _content(call.get("content")) or (_compact(raw) if raw else ""):
+        made["details"] = details[:ENTRY_CHARS]
+    return made
+
+
+# --- what it says -----------------------------------------------------------------------------------------------------
+
+
+class _Said:
+    """What a program says in a turn, shown as it comes and kept."""
+
+    def __init__(self) -> None:
+        self.ctx = ToolContext()
+        self.is_live = False
+        self._text: list[str] = []
+        self._completed = 0
+        self._record: list[dict[str, Any]] = []
+        self._tools: dict[str, dict[str, Any]] = {}
+        self._shown: set[str] = set()
+        self._left = RECORD_CHARS
+        self._cost: Decimal | None = None
+        self._before: Decimal | None = None
+
+    def begin(self, ctx: ToolContext) -> None:
+        """Be heard as the call of *ctx* from now on."""
+        self.ctx = ctx
+        self._completed = len(self._text)
+
+    def _complete(self) -> None:
+        """Show the whole of what was said in this call."""
+        if text := "".join(self._text[self._completed :]):
+            self._emit(TextCompleted(text=text))
+
+    def finish(self) -> None:
+        """Show the end of what had no end."""
+        for call in list(self._shown):
+            self._ended(call, self._tools[call], "cancelled")
+
+    def take(self, update: Mapping[str, Any]) -> None:
+        """Take in what the program said."""
+        match update.get("sessionUpdate"):
+            case "usage_update":
+                self._spent(_dict(update.get("cost")))
+            case _ if not self.is_live:
+                pass  # what was said in an earlier turn, and is told again when its session is loaded
+            case "agent_message_chunk":
+                self._more("text", _text(_dict(update.get("content")).get("text"), self._left))
+            case "agent_thought_chunk":
+                self._more("thought", _text(_dict(update.get("content")).get("text"), self._left))
+            case "tool_call" | "tool_call_update":
+                self._tool(update)
+            case "plan":
+                self._plan(_dicts(update.get("entries")))
+            case _:
+                pass
+
+    def _spent(self, cost: Mapping[str, Any]) -> None:
+        """Note what the session has cost so far; only dollars are counted."""
+        with contextlib.suppress(InvalidOperation, ValueError, TypeError):
+            amount = Decimal(str(cost["amount"])) if cost.get("currency") == "USD" else None
+            if amount is not None and amount.is_finite() and amount >= 0:
+                if not self.is_live:
+                    self._before = amount
+                self._cost = amount
+
+    def _emit(self, event: Event) -> None:
+        self.ctx.emit(event)
+
+    def _more(self, kind: str, text: str) -> None:
+        if not text or not self._has_room(len(text)):
+            return
+        if kind == "text":
+            self._text.append(text)
+            self._emit(TextDelta(text=text))
+        else:
+            self._emit(ThinkingDelta(text=text))
+        if self._record and kind in self._record[-1]:
+            self._record[-1][kind].append(text)
+        else:
+            self._record.append({kind: [text]})
+
+    def _has_room(self, chars: int) -> bool:
+        if self._left <= 0:
+            return False
+        self._left -= chars
+        if self._left <= 0 or len(self._record) >= ENTRIES:
+            self._left = 0
+            self._record.append({"note": LEFT_OUT})
+        return True
+
+    def known(self, call: object) -> Mapping[str, Any]:
+        """Return what was said of a tool call before."""
+        found = self._tools.get(call) if isinstance(call, str) else None
+        return {} if found is None else {key: value for key, value in found["raw"].items() if value is not None}
+
+    def _tool(self, update: Mapping[str, Any]) -> None:
+        call = _text(update.get("toolCallId"))
+        if not call:
+            return
+        entry = self._tools.get(call)
+        if entry is None:
+            if not self._has_room(1):
+                return
+            # The id stays, though the turn may go on in another call of ours.
+            shown = f"{self.ctx.tool_call_id}/{call[:200]}"
+            entry = self._tools[call] = {"tool": "", "kind": "other", "status": "pending", "raw": {}, "id": shown}
+        if not any(entry is one for one in self._record[-OPEN_ASKS:]):
+            self._record.append(entry)
+        raw = entry["raw"]
+        raw.update(
+            {key: update[key] for key in ("title", "kind", "locations", "rawInput") if update.get(key) is not None}
+        )
+        entry["tool"] = _text(raw.get("title")) or entry["tool"]
+        entry["kind"] = _text(raw.get("kind"), 40) or "other"
+        entry["status"] = _text(update.get("status"), 40) or entry["status"]
+        output = _content(update.get("content"))
+        if output and self._has_room(len(output)):
+            entry["output"] = output
+        self._show(call, entry)
+
+    def _show(self, call: str, entry: dict[str, Any]) -> None:
+        if call not in self._shown and "ended" not in entry:
+            self._shown.add(call)
+            given = {key: value for key, value in _asked_input(entry["raw"]).items() if key != "details"}
+            category = KINDS.get(entry["kind"], "")
+            name = entry["kind"] or "other"
+            self._emit(
+                ToolStarted(tool_name=name, tool_call_id=entry["id"], input=given, source="external", category=category)
+            )
+        if entry["status"] in ("completed", "failed"):
+            self._ended(call, entry, "ok" if entry["status"] == "completed" else "error")
+
+    def _ended(self, call: str, entry: dict[str, Any], status: Any) -> None:
+        if call not in self._shown:
+            return
+        self._shown.discard(call)
+        entry["ended"] = True
+        name = entry["kind"] or "other"
+        result = ToolResult.text(entry.get("output", ""), status=status, tool_name=name, tool_call_id=entry["id"])
+        self._emit(ToolFinished(tool_name=name, tool_call_id=entry["id"], result=result))
+
+    def _plan(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        plan: list[dict[str, Any]] = [
+            {"task": _text(one.get("content")), "completed": one.get("status") == "completed"} for one in entries[:200]
+        ]
+        if self._has_room(sum(len(one["task"]) for one in plan) + 1):
+            self._record.append({"plan": plan})
+            self._emit(TodosChanged(todos=plan))
+
+    # --- results ------------------------------------------------------------------------------------------------------
+
+    def so_far(self, session: str, asks: Sequence[Mapping[str, Any]]) -> ToolResult:
+        """Return what was said until the program asked for something."""
+        self._complete()
+        data: Any = {"asks": list(asks), "session": session, "transcript": self._taken()}
+        return ToolResult.json(data)
+
+    def all(self, session: str, answer: Mapping[str, Any]) -> ToolResult:
+        """Return what was said until the end of a turn."""
+        self._complete()
+        text = "".join(self._text)
+        reason = _text(answer.get("stopReason"), 100) or "end_turn"
+        data: Any = {"text": text, "session": session, "stop_reason": reason, "transcript": self._taken()}
+        usage, cost = _usage(answer.get("usage")), self._spent_now()
+        if usage is None and cost is not None:
+            usage = Usage(at_least=True)
+        return ToolResult.json(data, usage=usage, cost=cost, change=Change(context=JsonDict({SESSION: session})))
+
+    def _taken(self) -> list[dict[str, Any]]:
+        """Return what was kept since it was taken last."""
+        record, self._record = self._record, []
+        made = []
+        for entry in record:
+            shown = {
+                key: "".join(value) if isinstance(value, list) and key != "plan" else value
+                for key, value in entry.items()
+            }
+            if "raw" in entry:
+                given = _asked_input(entry["raw"])
+                shown = {key: shown[key] for key in ("tool", "kind", "status", "output") if key in shown}
+                shown |= {key: given[key] for key in ("paths", "command", "url") if key in given}
+            made.append(shown)
+        return made
+
+    def _spent_now(self) -> Decimal | None:
+        if self._cost is None:
+            return None
+        return max(Decimal(0), self._cost - (self._before or Decimal(0)))
+
+
+def _usage(told: object) -> Usage | None:
+    """Return the tokens of a turn, where the program told of them."""
+    given = _dict(told)
+    if not given:
+        return None
+
+    def tokens(name: str) -> int:
+        value = given.get(name)
+        return value if type(value) is int and 0 <= value < 2**53 else 0
+
+    return Usage(
+        input_tokens=tokens("inputTokens"),
+        output_tokens=tokens("outputTokens"),
+        cache_read_tokens=tokens("cachedReadTokens"),
+        cache_write_tokens=tokens("cachedWriteTokens"),
+        reasoning_tokens=tokens("thoughtTokens"),
+    )
+
+
+def _dict(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _dicts(value: object) -> list[Mapping[str, Any]]:
+    return [one for one in value[:1_000] if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _text(value: object, most: int = SHOWN_CHARS) -> str:
+    return mended(value)[:most] if isinstance(value, str) else ""
+
+
+def _compact(value: object) -> str:
+    try:
+        return mended(json.dumps(value, ensure_ascii=False, default=str))[:SHOWN_CHARS]
+    except (ValueError, RecursionError):
+        return ""
+
+
+def _content(content: object) -> str:
+    """Return the texts and differences of a tool call's content."""
+    said: list[str] = []
+    for one in _dicts(content):
+        match one.get("type"):
+            case "content":
+                said.append(_text(_dict(one.get("content")).get("text"), ENTRY_CHARS))
+            case "diff":
+                said.append(_difference(one))
+            case _:
+                pass
+    return "\n".join(filter(None, said))[:ENTRY_CHARS]
+
+
+def _difference(given: Mapping[str, Any]) -> str:
+    from stepengine.tools.files.edits import unified_diff
+
+    old, new = given.get("oldText"), given.get("newText")
+    before = _text(old, READ_BYTES) if isinstance(old, str) else None
+    return unified_diff(before, _text(new, READ_BYTES), _text(given.get("path")).lstrip("/"))
+
+
+async def _to_the_end(work: Any) -> None:
+    """Wait for something that has to be done, however often this task is cancelled."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait((task,))
+    if not task.cancelled() and (error := task.exception()) is not None:
+        LOGGER.warning("a program could not be ended: %s", error)

@@ -1,0 +1,253 @@
+"""
+What the program of another agent may ask us to do in the workspace: to read and write files, and to run commands.
+
+What must not be here: whether a command may run, which rules and people have decided before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from stepengine.acp.program import environment_of
+from stepengine.data.json import JsonDict, mended
+from stepengine.data.visible import visible
+from stepengine.errors import PathOutsideRoot, ToolError
+from stepengine.system.environment import MARKER, find_program
+from stepengine.tooling.context import ToolContext
+
+if TYPE_CHECKING:
+    from stepengine.tools.shell.process import Process
+
+__all__ = ("BorrowedFiles", "BorrowedTerminals", "command_of")
+
+READ_BYTES = 4 * 1024 * 1024
+ERROR_CHARS = 2_000
+OUTPUT_BYTES = 1024 * 1024
+OPEN = 20
+"""How many commands of one turn there may be at a time, ended ones that were not given back among them."""
+
+
+def text_of(value: object, most: int) -> str:
+    """Return what a program said where a text is wanted, of so many characters."""
+    return mended(value)[:most] if isinstance(value, str) else ""
+
+
+def command_of(given: Mapping[str, Any]) -> list[str]:
+    """
+    Return the words of the command that a program wants to run.
+
+    Raises:
+        ToolError: where they are none.
+    """
+    command, more = given.get("command"), given.get("args") or []
+    words = [command, *more] if isinstance(more, list) else []
+    if not words or not command or not all(isinstance(word, str) and "\0" not in word for word in words):
+        msg = "command is the name of a program, and args are the texts that it is given"
+        raise ToolError(msg)
+    return [mended(word) for word in words]
+
+
+class BorrowedFiles:
+    """The files of the workspace, as the program may ask for them: those that our own tools would touch, and no others."""
+
+    def __init__(self, folder: Path, may: str) -> None:
+        self._folder = folder
+        self._may = may
+        self._tools: dict[str, Any] | None = None
+
+    async def read(self, given: Mapping[str, Any]) -> str:
+        """Return the text of a file, or some lines of it."""
+        if self._may == "none":
+            msg = "files are not read here"
+            raise ToolError(msg)
+        text = await asyncio.to_thread(self._content, text_of(given.get("path"), 4_096))
+        line, limit = given.get("line"), given.get("limit")
+        if type(line) is not int and type(limit) is not int:
+            return text
+        first = max(1, line) - 1 if type(line) is int else 0
+        lines = text.splitlines(keepends=True)[first:]
+        return "".join(lines[: max(0, limit)] if type(limit) is int else lines)
+
+    def _content(self, path: str) -> str:
+        from stepengine.system import calls
+        from stepengine.system.path_policy import Policy
+        from stepengine.system.root import Root
+        from stepengine.system.text import read_capped
+
+        root = Root(self._folder, Policy())
+        try:
+            opened = root.open_file(path)
+            try:
+                data = read_capped(opened.fd, READ_BYTES)
+            finally:
+                calls.close(opened.fd)
+        finally:
+            root.close()
+        if data is None:
+            msg = f"{path!r} has more than {READ_BYTES:,} bytes"
+            raise ToolError(msg)
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError:
+            msg = f"{path!r} is no text in UTF-8"
+            raise ToolError(msg) from None
+
+    async def write(self, ctx: ToolContext, given: Mapping[str, Any]) -> None:
+        """Write a file, as our own tool does: whole or not at all, never a protected one, and so that it can be undone."""
+        content = given.get("content")
+        if self._may != "write" or not isinstance(content, str):
+            msg = "files are not written here" if self._may != "write" else "content is the text of the file"
+            raise ToolError(msg)
+        if self._tools is None:
+            from stepengine.tools import file_tools
+
+            self._tools = {tool.spec.name: tool for tool in file_tools(self._folder, write=True)}
+        tool = self._tools["write_file"]
+        path = text_of(given.get("path"), 4_096)
+        valid = tool.binding().validate(JsonDict({"path": path, "content": mended(content)}))
+        # Without what the run has seen: the program changes files by itself, too.
+        result = await tool.execute(valid.arguments, attrs.evolve(ctx, tool_name="write_file", belongings=None))
+        if result.is_error:
+            raise ToolError(visible(result.text)[:ERROR_CHARS])
+
+
+@attrs.define(eq=False)
+class _Terminal:
+    """A command, and the end of what it printed."""
+
+    process: Process
+    kept: int
+    output: bytes = b""
+    is_cut: bool = False
+    ended: tuple[int | None, str | None] | None = None
+
+    def hear(self, data: bytes) -> None:
+        """Take what was printed."""
+        self.output += data
+        if len(self.output) > self.kept:
+            self.output, self.is_cut = self.output[-self.kept :] if self.kept else b"", True
+
+
+class BorrowedTerminals:
+    """The commands that a program had us run; all of them end with the turn."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ids = itertools.count(1)
+        self._open: dict[str, _Terminal] = {}
+
+    async def create(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Start a command in the workspace; it sees none of our keys."""
+        from stepengine.tools.shell.process import Start, start
+
+        words = command_of(given)
+        if len(self._open) >= OPEN:
+            msg = f"there are {OPEN} terminals already; give back those that are done"
+            raise ToolError(msg)
+        folder = self._place(given.get("cwd"))
+        env = environment_of(()) | {MARKER: secrets.token_hex(16)} | _variables(given.get("env"))
+        program = find_program(words[0], env.get("PATH", os.defpath), ())
+        if program is None:
+            msg = f"there is no program {words[0]!r:.200}"
+            raise ToolError(msg)
+        limit = given.get("outputByteLimit")
+        kept = min(limit, OUTPUT_BYTES) if type(limit) is int and limit >= 0 else OUTPUT_BYTES
+        heard: list[_Terminal] = []
+        early: list[bytes] = []
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            process = await start(
+                Start(
+                    program=program,
+                    argv=tuple(words),
+                    env=env,
+                    folder=opened,
+                    sink=lambda data: heard[0].hear(data) if heard else early.append(data),
+                )
+            )
+        finally:
+            os.close(opened)
+        made = _Terminal(process, kept)
+        for data in early:
+            made.hear(data)
+        heard.append(made)
+        name = f"t{next(self._ids)}"
+        self._open[name] = made
+        return {"terminalId": name}
+
+    def _place(self, cwd: object) -> Path:
+        if cwd is None:
+            return self._folder
+        place = Path(os.path.realpath(self._folder / text_of(cwd, 4_096)))
+        if not place.is_relative_to(self._folder):
+            msg = "commands run in the workspace alone"
+            raise PathOutsideRoot(msg)
+        return place
+
+    def _found(self, given: Mapping[str, Any]) -> _Terminal:
+        found = self._open.get(text_of(given.get("terminalId"), 100))
+        if found is None:
+            msg = "there is no such terminal"
+            raise ToolError(msg)
+        return found
+
+    async def output(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a command printed so far, and how it ended."""
+        found = self._found(given)
+        found.process.drain()
+        ended = _ending(found)
+        said = {"output": found.output.decode("utf-8", "replace"), "truncated": found.is_cut}
+        return said if ended is None else {**said, "exitStatus": ended}
+
+    async def wait(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Wait for the end of a command."""
+        found = self._found(given)
+        await found.process.wait(None)
+        return _ending(found) or {"exitCode": None, "signal": None}
+
+    async def kill(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """End a command; what it printed can still be asked for."""
+        await _end(self._found(given))
+        return {}
+
+    async def release(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """End a command, and forget it."""
+        found = self._found(given)
+        self._open.pop(text_of(given.get("terminalId"), 100), None)
+        await _end(found)
+        return {}
+
+    async def aclose(self) -> None:
+        """End all commands."""
+        left, self._open = list(self._open.values()), {}
+        await asyncio.gather(*[_end(one) for one in left])
+
+
+def _variables(given: object) -> dict[str, str]:
+    pairs = given[:1_000] if isinstance(given, list) else []
+    made = {one.get("name"): one.get("value") for one in pairs if isinstance(one, dict)}
+    return {
+        name: value
+        for name, value in made.items()
+        if isinstance(name, str) and isinstance(value, str) and name and "=" not in name and "\0" not in name + value
+    }
+
+
+def _ending(found: _Terminal) -> dict[str, Any] | None:
+    how = found.process.ending()
+    ended = found.ended or (None if how is None else (how.code, how.signal))
+    return None if ended is None else {"exitCode": ended[0], "signal": ended[1]}
+
+
+async def _end(found: _Terminal) -> None:
+    if found.ended is None:
+        how = await found.process.end()
+        found.ended = how.code, how.signal

@@ -1,0 +1,309 @@
+"""
+Every command in its group, and what ``stepengine``, ``stepengine --help`` and ``stepengine --version`` show.
+
+None of the three needs the parser of commands, or rich: a list that is known beforehand is drawn here, in the frames that the
+help of a command has. So typer is not loaded for it, which takes most of the time of a short command.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import NamedTuple
+
+from stepengine.cli import loading
+from stepengine.cli.exits import EXIT_CODES, Exit
+
+__all__ = ("FIRST", "GROUPS", "LISTED", "OVERVIEW", "UNDER", "Listed", "answers", "page", "version")
+
+OVERVIEW = r"""
+Run programmatic LLM agents: Python generators decide, the engine performs.
+
+Start here (no key, no network):
+  stepengine demo
+  stepengine init my-agent
+  stepengine agents
+  stepengine models
+  stepengine run code_searcher \
+      --params '{"search_queries": [{"pattern": "def main"}]}'
+
+Every run is recorded. Look at it, go on with it, repeat it:
+  stepengine run ./agents/mine.py "Go"
+  stepengine chat
+  stepengine runs
+  stepengine show --last
+  stepengine view --last --open
+  stepengine resume --last --answer q3=yes
+  stepengine replay --last
+"""
+
+FIRST = """\
+Agents as Python generators: they decide, the engine performs.
+
+  stepengine demo                    watch one work; no key, no network
+  stepengine init my-agent           a project: agent, tests, a recorded run
+  stepengine doctor                  which models and tools work here
+  stepengine run AGENT "Do this"     run one; `stepengine agents` lists them
+  stepengine chat                    talk with one; it asks before it acts
+  stepengine show --last             every run is recorded: look at it,
+  stepengine resume --last           go on with it, or `replay` it for nothing
+  stepengine --help                  all commands; COMMAND --help for one"""
+"""What is shown to somebody who types no command: how a day begins."""
+
+
+class Listed(NamedTuple):
+    """
+    A command as the list shows it; its module is loaded when it is called, or its own help is asked for.
+
+    Attributes:
+        place: Its module below ``stepengine.cli``, and its function.
+        text: The first line of that function's docstring.
+    """
+
+    place: str
+    text: str
+
+    def load(self) -> Callable[..., Exit]:
+        """Return the function."""
+        module, _, name = self.place.partition(":")
+        with loading():
+            function: Callable[..., Exit] = getattr(import_module(f"stepengine.cli.{module}"), name)
+        return function
+
+
+GROUPS = {
+    "Begin": {
+        "demo": Listed("commands.demo:demo", "Watch an agent edit a small project, without a key."),
+        "init": Listed("commands.init:init", "Make a project: an agent, its tests, a recorded run, and CI."),
+        "agents": Listed("commands.agents:agents", "List the agents that can be run."),
+        "tools": Listed("commands.tools:tools", "List the bundled tools, and what they take and give."),
+        "models": Listed("commands.models:models", "List the providers of models, and whether their keys are set."),
+        "doctor": Listed("commands.doctor:doctor", "Say what is here, what is missing, and how to repair it."),
+    },
+    "Every day": {
+        "run": Listed("commands.run:run", "Run an agent, and print its output."),
+        "chat": Listed("commands.chat:chat", "Talk with an agent: watch it work, decide what it may do."),
+        "runs": Listed("commands.runs:runs", "List the recorded runs of this folder."),
+        "show": Listed("commands.show:show", "Show a run step by step."),
+        "view": Listed("commands.view:view", "Write a run as one page for a browser."),
+        "resume": Listed("commands.resume:resume", "Go on with a run: answer it, or pick it up after a crash."),
+        "replay": Listed("commands.replay:replay", "Repeat a run from its record, without model and network."),
+        "debug": Listed("commands.debug:debug", "Stand at any step of a recorded run, and go both ways."),
+        "undo": Listed("commands.undo:undo", "Bring back the files that a run wrote."),
+        "wake": Listed("commands.wake:wake", "Go on with runs that sleep, when their time has come."),
+        "post": Listed("commands.post:post", "Send a message to a run: what its Receive on TOPIC gets."),
+        "schedules": Listed(
+            "commands.schedules:schedules", "List when agents are started by themselves: next and last."
+        ),
+    },
+    "Test and compare": {
+        "test": Listed("commands.test:suite", "Replay runs against the present code, as a test suite."),
+        "ready": Listed("commands.ready:ready", "Say which waiting runs go on with the present code."),
+        "diff": Listed("commands.diff:diff", "Show what two runs did differently."),
+        "extend": Listed("commands.extend:extend", "Record a run again where its agent was changed."),
+        "fork": Listed("commands.fork:fork", "Go on from the middle of a run, in a new journal."),
+        "eval": Listed("commands.evaluate:evaluate", "Say how good agents are at a set of tasks, with intervals."),
+        "improve": Listed("commands.improve:improve", "Search for a better version of an agent, and prove it."),
+        "impact": Listed("commands.impact:impact", "Say what a change of an agent does to recorded runs."),
+        "blame": Listed("commands.blame:blame", "Find the step at which a failed run lost its chance."),
+        "pin": Listed("commands.pin:pin", "Turn a run that failed into a test that fails until repaired."),
+        "price": Listed("commands.price:price", "Say what recorded runs would have cost with other models."),
+        "chaos": Listed("commands.chaos:chaos", "Run an agent in worlds where models, tools and processes fail."),
+    },
+    "Models, editors and other programs": {
+        "ask": Listed("commands.ask:ask", "Call a model once, and print its reply while it comes."),
+        "acp": Listed("commands.acp:acp", "Serve an agent to an editor; the editor starts this command."),
+        "serve": Listed("commands.serve:serve", "Serve runs over HTTP until told to stop."),
+    },
+    "Journals, keys and settings": {
+        "check": Listed("commands.check:check", "Check journals: are they whole, and free of keys?"),
+        "verify": Listed("commands.verify:verify", "Tell whether a signed journal is as it was written."),
+        "seal": Listed("commands.seal:seal", "Make a journal valid again after it was edited by hand."),
+        "repair": Listed("commands.repair:repair", "Keep the sound start of a damaged journal in a new file."),
+        "scan": Listed("commands.scan:scan", "Look for keys and tokens in files of any kind."),
+        "scrub": Listed("commands.scrub:scrub", "Copy a journal without what looks like a secret."),
+        "policy": Listed("commands.policy:policy", "Check a policy, and try it on recorded runs."),
+        "trust": Listed("trusting:trust", "Let commands run the agent files of a folder."),
+        "config": Listed("commands.config:config", "Show every setting, its value and where it came from."),
+        "version": Listed("listing:version", "Print the version."),
+    },
+    "Deploy": {
+        "worker": Listed("commands.worker:worker", "Run durable runs from a database until told to stop."),
+        "submit": Listed("commands.deployment:submit", "Order a durable run, and print its id."),
+        "status": Listed("commands.deployment:status", "Show a deployment: runs, workers alive and dead, releases."),
+        "answer": Listed("commands.deployment:answer", "Answer what a run asks that somebody else has in hands."),
+        "say": Listed("commands.deployment:say_to", "Say something to a run that somebody else has in hands."),
+        "cancel": Listed("commands.deployment:cancel", "Cancel a run that somebody else has in hands."),
+        "retry": Listed("commands.deployment:retry", "Let a durable run that stopped go on after its last record."),
+        "takeover": Listed("commands.deployment:takeover", "Give the runs of a dead worker to the living."),
+        "export": Listed("commands.moving:export", "Write a durable run into an ordinary journal file."),
+        "import": Listed("commands.moving:import_", "Let a run of a journal file go on as a durable run."),
+        "gc": Listed("commands.deployment:collect", "Delete durable runs that ended long ago."),
+        "migrate": Listed("commands.deployment:migrate", "Make and update the tables of durable runs."),
+    },
+}
+"""Every command, by its group and its name; those that are needed first and most stand first."""
+UNDER = {
+    "mcp": (
+        "Models, editors and other programs",
+        "Agents as tools for MCP clients, and a look at MCP servers.",
+        {
+            "serve": Listed("commands.mcp:serve", "Offer agents as the tools of an MCP server."),
+            "inspect": Listed("commands.mcp:inspect_server", "Show what an MCP server offers."),
+        },
+    ),
+    "release": (
+        "Deploy",
+        "Let durable runs go on with another version of their agents.",
+        {
+            "move": Listed("commands.moving:move", "Let runs of one release go on with another."),
+        },
+    ),
+    "tokens": (
+        "Deploy",
+        "Say who may use a server of runs: tokens, and what each allows.",
+        {
+            "add": Listed("commands.tokens:add", "Make a token, and print it: it is shown this one time."),
+            "list": Listed("commands.tokens:listed", "List who has a token, and for what."),
+            "remove": Listed("commands.tokens:remove", "Remove a token: whoever has it is let in no more."),
+        },
+    ),
+    "package": (
+        "Begin",
+        "Agents as packages: check one before you share it, agree to one.",
+        {
+            "check": Listed("commands.package:check", "Check what somebody who installs a package of agents meets."),
+            "agree": Listed("commands.package:agree", "Agree to what the agents of an installed package want."),
+        },
+    ),
+}
+"""Commands of two words: their group, what the first word stands for, and the commands by their second word."""
+LISTED = {
+    name: (group, listed)
+    for group, commands in GROUPS.items()
+    for name, listed in [
+        *commands.items(),
+        *[(first, Listed("", text)) for first, (of, text, _) in UNDER.items() if of == group],
+    ]
+}
+"""What the list shows, by name and in its order: the group, and the command or what a first word stands for."""
+OPTIONS = {"--version": "Print the version and exit.", "--help": "Show this message and exit."}
+
+BOLD, DIM, NAME = "1", "2", "1;36"
+"""How a terminal is told to write headings, frames, and the names of commands."""
+NARROWEST = 20
+"""Columns that a description has at least; a terminal that has fewer breaks its lines itself."""
+DIGITS = 5
+"""Of a number of columns that is taken for one."""
+COLUMN = max(map(len, [*OPTIONS, *LISTED]))
+
+
+def version() -> Exit:
+    """Print the version."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        print(f"stepengine {installed('stepengine')}")
+    except PackageNotFoundError:
+        print("stepengine (not installed: run from its source folder)")
+    return Exit.COMPLETED
+
+
+def answers(words: list[str]) -> Callable[[], object] | None:
+    """Return what answers *words* without any command being loaded; ``None`` where that takes the parser."""
+    match words:
+        case []:
+            return lambda: print(FIRST)
+        case ["--help"]:
+            return lambda: print(page(), end="")
+        case ["--version"]:
+            return version
+        case _:
+            return None
+
+
+def page() -> str:
+    """Return the list of commands for standard output: in its width, and in colours where it is a terminal that shows them."""
+    return "\n".join(_Page(_width(), _shows_colours(), _shows_frames()).lines()) + "\n"
+
+
+def _width() -> int:
+    told = os.environ.get("COLUMNS", "")
+    if told.isascii() and told.isdigit() and len(told) <= DIGITS and int(told):
+        return int(told)
+    for stream in (0, 1, 2):
+        try:
+            return os.get_terminal_size(stream).columns or 80
+        except OSError:  # no terminal
+            continue
+    return 80
+
+
+def _shows_colours() -> bool:
+    told = os.environ.get
+    if told("NO_COLOR") or told("TERM") in {"dumb", "unknown"}:
+        return False
+    return bool(told("FORCE_COLOR")) or sys.stdout.isatty()
+
+
+def _shows_frames() -> bool:
+    try:
+        "\u256d".encode(sys.stdout.encoding or "ascii")
+    except (LookupError, UnicodeError):
+        return False
+    return True
+
+
+class _Page(NamedTuple):
+    """Draws the list."""
+
+    width: int
+    has_colours: bool
+    has_frames: bool
+
+    def lines(self) -> Iterator[str]:
+        yield from ("", f" {self._told('Usage:', BOLD)} stepengine [OPTIONS] COMMAND [ARGS]...", "")
+        yield from self._prose(OVERVIEW.strip())
+        yield ""
+        yield from self._panel("Options", OPTIONS)
+        for group in GROUPS:
+            yield from self._panel(group, {name: each.text for name, (of, each) in LISTED.items() if of == group})
+        yield ""
+        yield from self._prose(EXIT_CODES)
+        yield ""
+
+    def _prose(self, text: str) -> Iterator[str]:
+        """Give sentences in lines of the width; indented lines as they are, and what stands above them as a heading."""
+        lines = text.split("\n")
+        for line, after in zip(lines, [*lines[1:], ""], strict=True):
+            if line.startswith(" "):
+                yield f" {line}"
+            else:
+                style = BOLD if after.startswith(" ") else ""
+                yield from [f" {self._told(part, style)}".rstrip() for part in _broken(line, self.width - 2)]
+
+    def _panel(self, title: str, rows: dict[str, str]) -> Iterator[str]:
+        corner, across, end, side, foot, last = "\u256d\u2500\u256e\u2502\u2570\u256f" if self.has_frames else "+-+|++"
+        inside = max(self.width - 4 - COLUMN - 2, NARROWEST)
+        over = inside + COLUMN + 2 - len(title) - 1
+        yield self._told(f"{corner}{across} {title} {across * over}{end}", DIM)
+        bar = self._told(side, DIM)
+        for name, text in rows.items():
+            for count, part in enumerate(_broken(text, inside)):
+                shown = self._told(f"{'' if count else name:{COLUMN}}", NAME)
+                yield f"{bar} {shown}  {part:{inside}} {bar}"
+        yield self._told(f"{foot}{across * (inside + COLUMN + 4)}{last}", DIM)
+
+    def _told(self, text: str, style: str) -> str:
+        return f"\x1b[{style}m{text}\x1b[0m" if self.has_colours and style and text else text
+
+
+def _broken(text: str, width: int) -> list[str]:
+    if len(text) <= width:
+        return [text]
+    from textwrap import wrap
+
+    return wrap(text, max(width, NARROWEST))

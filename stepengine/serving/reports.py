@@ -1,0 +1,207 @@
+"""
+``Reports``: the reports of evaluations in a folder, as `stepengine eval` writes them.
+
+What must not live here: routes. What stands in the folder is only read, and what is no report is not shown.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jiter
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from stepengine.data.frozen import frozen
+from stepengine.errors import DefinitionError, StepEngineError
+from stepengine.journal.files import FileJournal
+from stepengine.judging.scoring import FORMAT
+from stepengine.serving.access import check_folder
+
+__all__ = ("Report", "ReportPlace", "Reports")
+
+logger = logging.getLogger(__name__)
+
+FILE = "results.json"
+MAX_BYTES = 64 * 1024 * 1024
+MAX_DEPTH = 4
+MAX_FOLDERS = 10_000
+MAX_SAMPLES = 100_000
+
+
+class _Part(BaseModel):
+    # A newer version may write more.
+    model_config = ConfigDict(extra="ignore")
+
+
+class Sample(_Part):
+    """A run of a case."""
+
+    side: str
+    n: int
+    status: str
+    passed: bool | None = None
+    scores: dict[str, dict[str, Any]] = {}
+    cost: str | None = None
+    tokens: int = 0
+    steps: int = 0
+    seconds: float | None = None
+    reused: str = "new"
+    journal: str = ""
+    run_id: str | None = Field(default=None, description="The id of the run that its journal holds.")
+
+
+class Case(_Part):
+    """A case of an evaluation."""
+
+    id: str
+    tags: list[str] = []
+    group: str | None = None
+    samples: list[Sample] = []
+
+
+class Side(_Part):
+    """What was tried."""
+
+    name: str
+    agent: str = ""
+    models: list[str] = []
+
+
+class Report(_Part):
+    """The report of an evaluation."""
+
+    id: str = ""
+    name: str
+    created: str = ""
+    seed: int = 0
+    n: int = 0
+    sides: list[Side] = []
+    checks: list[str] = []
+    spent: str = ""
+    stopped: str = ""
+    cases: list[Case] = []
+    summary: list[dict[str, Any]] = []
+    pairs: list[dict[str, Any]] = []
+    ratios: list[dict[str, Any]] = []
+
+
+@frozen
+class ReportPlace:
+    """
+    Where a report lies.
+
+    Attributes:
+        id: The path of its folder below that of all reports.
+        changed: When it was written, in seconds since 1970.
+        file: Its file.
+    """
+
+    id: str
+    changed: float
+    file: Path
+
+
+class Reports:
+    """
+    The reports below a folder.
+
+    Args:
+        folder: The folder, such as ``evals``; it may be made later.
+
+    Raises:
+        DefinitionError: for a file.
+        JournalError: when others could write to the folder.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        if self._folder.exists():
+            if not self._folder.is_dir():
+                msg = f"reports={str(folder)!r} is no folder; the one in which `stepengine eval` writes, such as 'evals', would be fine"
+                raise DefinitionError(msg)
+            check_folder(self._folder)
+
+    def listed(self, before: tuple[float, str] | None, limit: int) -> list[tuple[ReportPlace, Report]]:
+        """Return reports, newest first, that come behind a place; their cases have no run ids."""
+        found: list[tuple[ReportPlace, Report]] = []
+        for place in sorted(self._places(), key=lambda one: (one.changed, one.id), reverse=True):
+            if before is not None and (place.changed, place.id) >= before:
+                continue
+            report = _read(place)
+            if report is not None:
+                found.append((place, report))
+            if len(found) >= limit:
+                break
+        return found
+
+    def find(self, report_id: str) -> Report | None:
+        """Return a report by its id, with the ids of its runs; ``None`` where there is none."""
+        place = next((one for one in self._places() if one.id == report_id), None)
+        report = None if place is None else _read(place)
+        if place is None or report is None:
+            return None
+        samples = [sample for case in report.cases for sample in case.samples]
+        for sample in samples[:MAX_SAMPLES]:
+            sample.run_id = _run_of(place.file.parent, sample.journal)
+        return report
+
+    def _places(self) -> Iterator[ReportPlace]:
+        """Give each folder that has a report; links lead nowhere, so that nothing from elsewhere is shown."""
+        folders: list[tuple[Path, int]] = [(self._folder, 0)]
+        for seen, (folder, depth) in enumerate(folders):
+            if seen >= MAX_FOLDERS:
+                logger.warning("there are more than %d folders of reports; the others are not looked at", MAX_FOLDERS)
+                return
+            try:
+                with os.scandir(folder) as entries:
+                    inside = list(entries)
+            except OSError:
+                continue
+            own = next((one for one in inside if one.name == FILE and one.is_file(follow_symlinks=False)), None)
+            if own is None:
+                below = [Path(one.path) for one in inside if one.is_dir(follow_symlinks=False)]
+                folders += [(one, depth + 1) for one in sorted(below)] if depth < MAX_DEPTH else []
+                continue
+            name = folder.relative_to(self._folder).as_posix() if depth else folder.absolute().name
+            yield ReportPlace(name, own.stat(follow_symlinks=False).st_mtime, Path(own.path))
+
+
+def _read(place: ReportPlace) -> Report | None:
+    """Return the report of a place; ``None`` for what is none, such as the results of something else."""
+    try:
+        descriptor = os.open(place.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            data = file.read(MAX_BYTES + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+        report = _parsed(data)
+    except (OSError, ValidationError, ValueError) as error:
+        logger.info("%s is no report of an evaluation: %s", place.file, type(error).__name__)
+        return None
+    if report is not None:
+        report.id = place.id
+    return report
+
+
+def _parsed(data: bytes) -> Report | None:
+    """Return the report that a text holds; ``None`` where it is something else's, or none; raises ``ValueError`` where it is damaged."""
+    if not 0 < len(data) <= MAX_BYTES:
+        return None
+    read = jiter.from_json(data)
+    return Report.model_validate(read) if isinstance(read, dict) and read.get("format") == FORMAT else None
+
+
+def _run_of(folder: Path, journal: str) -> str | None:
+    """Return the id of the run in a journal that a report names, which lies below the report itself and not where a link leads."""
+    try:
+        real = folder.resolve()
+        place = (real / journal).resolve()
+        if place != real / journal or not place.is_relative_to(real):
+            return None
+        head = FileJournal(place).head()
+    except (StepEngineError, OSError, ValueError):
+        return None
+    return None if head is None else head.run
