@@ -35,12 +35,14 @@ import pytest
 import stepengine
 from stepengine.acp.serving import read_message
 from stepengine.acp.updates import _fenced
+from stepengine.ag_ui import input_of
 from stepengine.cli.commands.fork import _edit
 from stepengine.cli.commands.package import HOMES, HOSTS
 from stepengine.cli.commands.post import MAX_CHARS, message_in
 from stepengine.cli.screen.prompt import PASTE
 from stepengine.cli.settings import Settings, UsageProblem
 from stepengine.context.project import TAGS
+from stepengine.data.codec import plain
 from stepengine.data.json import JsonDict, freeze_object, mended
 from stepengine.data.matching import BoundedMatcher
 from stepengine.data.models import ModelReply, TextChunk
@@ -90,6 +92,7 @@ from stepengine.programs.rewriting import rewritten
 from stepengine.programs.stubs import stubs_of
 from stepengine.redaction import Redactor, Trickle, json_in, redactor_for
 from stepengine.serving.access import HOST, ORIGIN, _Asked, _entries
+from stepengine.serving.bodies import checked_as, strict_json
 from stepengine.serving.problems import Problem
 from stepengine.serving.reports import _parsed as parsed_report
 from stepengine.serving.routes import StartRun
@@ -1594,9 +1597,21 @@ PLACES = (
     # --- what clients of a server of runs send
     Place(
         "body of a request",
-        StartRun.model_validate_json,
+        lambda data: checked_as(StartRun, strict_json(data)),
         (*JSON_SHAPES, ofb('{"agent":"'), ofb('"a":1,', '{"agent":"a",', '"b":1}'), ofb('{"params":{"a":')),
-        ("serving/routes.py:_body",),
+        ("serving/bodies.py:strict_json",),
+        most=1 << 20,
+    ),
+    Place(
+        "body of a page of AG-UI",
+        lambda data: input_of(plain(strict_json(data))),
+        (
+            *JSON_SHAPES,
+            ofb('{"threadId":"'),
+            ofb("{},", '{"threadId":"t","runId":"r","messages":[', "{}]}"),
+            ofb('{"resume":['),
+        ),
+        (),
         most=1 << 20,
     ),
     Place(
@@ -1674,6 +1689,7 @@ APART: dict[str, str] = {
     "durable/register.py:_row": "what a server of ours has written",
     "serving/ledger.py:_row": "what a server of ours has written",
     "serving/ledger.py:taking_up.take": "what a server of ours has written",
+    "serving/runs.py:Runs.state": "what a server of ours has written",
     "serving/problems.py:WORD": "the name of a class of ours",
     "serving/routes.py:_cursor": "JSON and base64 that were just made",
     "serving/routes.py:_place": "at most 2,000 characters of a parameter",

@@ -12,7 +12,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Iterator, Mapping, Sequence
 from itertools import takewhile
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, assert_never
 
 import attrs
 
@@ -68,7 +68,7 @@ from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, To
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.waiting import waits_in_words
-from stepengine.errors import DefinitionError, StepEngineError
+from stepengine.errors import DefinitionError, InputError, StepEngineError
 from stepengine.sessions import Session
 
 if TYPE_CHECKING:
@@ -76,7 +76,19 @@ if TYPE_CHECKING:
 
     from stepengine.runtime.handle import RunHandle
 
-__all__ = ("Asked", "ag_ui", "answers_of", "asked_of", "connected", "page_hooks", "prompt_of", "turns")
+__all__ = (
+    "Asked",
+    "UnderWay",
+    "ag_ui",
+    "answers_of",
+    "asked_of",
+    "connected",
+    "input_of",
+    "page_hooks",
+    "prompt_of",
+    "sse",
+    "turns",
+)
 
 CUSTOM = (
     Notification, Compacted, ModelRetry, RateLimited, Warned, Repeat, FollowupsSuggested, EventsDropped, FileChanged,
@@ -108,8 +120,56 @@ async def ag_ui(
         yield shown
 
 
+def input_of(value: object) -> RunAgentInput:
+    """
+    Return what a page sends.
+
+    Args:
+        value: The JSON of its request's body.
+
+    Raises:
+        DefinitionError: when ``ag_ui`` is not installed.
+        InputError: with a sentence for each member that cannot be used, and for another major version of the protocol.
+    """
+    core = _core()
+    from pydantic import ValidationError
+
+    try:
+        given: RunAgentInput = core.RunAgentInput.model_validate(value)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        issues = tuple([f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in found])
+        msg = f"a page sent what AG-UI has no place for: {'; '.join(issues[:5])}"
+        raise InputError(msg, issues=issues) from None
+    known = core.PROTOCOL_VERSION.partition(".")[0]
+    if given.protocol_version is not None and given.protocol_version.partition(".")[0] != known:
+        msg = f"protocolVersion: {given.protocol_version[:20]!r} is not known; the major version {known} would be fine"
+        raise InputError(msg, issues=(msg,))
+    return given
+
+
+async def sse(events: AsyncIterable[BaseEvent]) -> AsyncGenerator[str, None]:
+    """Give *events* as server-sent events. Leaving the iteration early closes *events*."""
+    try:
+        async for event in events:
+            yield f"data: {event.model_dump_json(by_alias=True)}\n\n"
+    finally:
+        await _closed(events)
+
+
+class UnderWay(Protocol):
+    """A run as a page comes back to it: what a ``RunHandle`` is, also where another process has the run."""
+
+    @property
+    def history(self) -> Sequence[Message]:
+        """The messages up to now, those of the conversation before it first."""
+
+    def events(self) -> AsyncIterable[Event]:
+        """Give its events, from the first one on."""
+
+
 async def connected(
-    given: RunAgentInput, session: Session, handle: RunHandle | None = None, *, shares: Collection[str] = ()
+    given: RunAgentInput, session: Session, handle: RunHandle | UnderWay | None = None, *, shares: Collection[str] = ()
 ) -> AsyncGenerator[BaseEvent, None]:
     """
     Give what a page is shown that comes back: the conversation, and the run that is under way, or how the last one ended.
@@ -137,7 +197,7 @@ async def connected(
         yield shown
 
 
-def _said(session: Session, handle: RunHandle | None) -> Sequence[Message]:
+def _said(session: Session, handle: RunHandle | UnderWay | None) -> Sequence[Message]:
     """Return the messages of a session, and what the run under way was asked to do; what it does itself is in its events."""
     more = [] if handle is None else handle.history[len(session.messages) :]
     return [*session.messages, *takewhile(lambda message: isinstance(message, UserMessage), more)]
@@ -152,9 +212,13 @@ async def _shown(events: AsyncIterable[Event], page: _Page) -> AsyncGenerator[Ba
         for shown in page.fail(error.message, _code(error)):
             yield shown
     finally:
-        close = getattr(events, "aclose", None)
-        if close is not None:
-            await close()
+        await _closed(events)
+
+
+async def _closed(events: object) -> None:
+    close = getattr(events, "aclose", None)
+    if close is not None:
+        await close()
 
 
 def _core() -> ModuleType:

@@ -14,17 +14,17 @@ import hmac
 import os
 import secrets
 import socket
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.events import RunFinished, ToolStarted
+from stepengine.data.events import Event, RunFinished, ToolStarted
 from stepengine.data.frozen import frozen
 from stepengine.data.json import compact, thaw
 from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem
@@ -34,7 +34,7 @@ from stepengine.data.waiting import waits_in_words
 from stepengine.engine import Engine
 from stepengine.engine.schemas import compiled
 from stepengine.errors import DefinitionError, StepEngineError
-from stepengine.journal import FileJournal, Journal, MemoryJournal
+from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.mcp._caps import QUESTION_CHARS
 from stepengine.mcp.connection import installed
 from stepengine.tooling.conversion import cut, encode
@@ -43,7 +43,7 @@ from stepengine.tooling.spawning import direct_tool
 if TYPE_CHECKING:
     from mcp.server import Server
 
-__all__ = ("AgentServer", "Offered")
+__all__ = ("AgentServer", "Call", "Offered", "OwnRuns", "Runner", "Waiting")
 
 WAITING = 100
 """How many runs wait for answers at once; the oldest one is forgotten."""
@@ -72,27 +72,123 @@ class Offered:
 
 
 @attrs.define
-class _Call:
+class Call:
     """
     A call of an agent.
 
     Attributes:
         offered: The agent.
-        journal: The journal of its run.
+        run: What its run is known by to whoever runs it.
+        meta: What the result says of the run beside its text.
+        goes_on: How a run goes on that waits for something else than answers; ``""`` where it cannot.
         unasked: What was declined because the client shows no questions.
     """
 
     offered: Offered
-    journal: Journal
+    run: Any
+    meta: dict[str, Any] | None = None
+    goes_on: str = ""
     unasked: list[Question] = attrs.field(factory=list)
 
 
 @frozen
-class _Waiting:
+class Waiting:
     """A call whose run waits for answers."""
 
-    call: _Call
+    call: Call
     questions: tuple[Question, ...]
+
+
+class Runner(Protocol):
+    """What runs the calls of clients; ``ctx`` is the package's context of a request."""
+
+    async def begin(
+        self, ctx: Any, offered: Offered, prompt: str, params: Any, tell: Callable[[Event], Awaitable[object]]
+    ) -> tuple[Call, RunResult]:
+        """Run an agent until it ends or waits, and *tell* of its events."""
+
+    async def answer(self, ctx: Any, call: Call, answers: Mapping[str, AnswerLike]) -> RunResult:
+        """Go on with a run that waits, until it ends or waits again."""
+
+    def may_answer(self, ctx: Any) -> bool:
+        """Return whether who calls may answer what a run asks."""
+
+    def keep(self, waiting: Waiting) -> str:
+        """Keep a call whose run waits for answers, and return the word by which only its caller finds it again."""
+
+    async def find(self, ctx: Any, word: str) -> Waiting | None:
+        """Return what was kept, which is kept no longer."""
+
+
+class OwnRuns:
+    """
+    Runs of this process: each has a journal, in memory or in a folder, and the newest ones that wait are remembered.
+
+    Args:
+        journals: The folder in which each call's run is recorded, in a file of its own; by default nothing is kept.
+    """
+
+    def __init__(self, journals: str | os.PathLike[str] | None = None) -> None:
+        self._journals = None if journals is None else Path(journals)
+        self._waiting: dict[str, Waiting] = {}
+
+    async def begin(
+        self, ctx: Any, offered: Offered, prompt: str, params: Any, tell: Callable[[Event], Awaitable[object]]
+    ) -> tuple[Call, RunResult]:
+        """Run an agent until it ends or waits, and *tell* of its events."""
+        call = self._call(offered)
+        return call, await _apart(self._run(call, prompt, params, tell))
+
+    def _call(self, offered: Offered) -> Call:
+        """Return a call whose run has a new journal."""
+        if self._journals is None:
+            return Call(offered, MemoryJournal())
+        try:
+            self._journals.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            msg = f"the run would be recorded in {str(self._journals)!r}, which cannot be made: {error.strerror}"
+            raise StepEngineError(msg) from error
+        path = self._journals / f"{offered.definition.id}-{secrets.token_hex(6)}.jsonl"
+        goes_on = (
+            f"it is kept as the run {path.stem!r}, and goes on when what it waits for has come, by `stepengine wake` on the "
+            "folder of this server's journals"
+        )
+        return Call(offered, FileJournal(path), {JOURNAL: path.name}, goes_on)
+
+    async def _run(
+        self, call: Call, prompt: str, params: Any, tell: Callable[[Event], Awaitable[object]]
+    ) -> RunResult:  # fmt: skip
+        offered = call.offered
+        result: RunResult | None = None
+        options: dict[str, Any] = {**offered.options, "journal": call.run, "params": params}
+        async for event in offered.engine.stream(offered.definition, prompt, **options):
+            await tell(event)
+            if isinstance(event, RunFinished):
+                result = event.result
+        if result is None:
+            msg = f"the run of {offered.definition.id!r} ended without a result"
+            raise StepEngineError(msg)
+        return result
+
+    async def answer(self, ctx: Any, call: Call, answers: Mapping[str, AnswerLike]) -> RunResult:
+        """Go on with a run that waits, until it ends or waits again."""
+        return await _apart(call.offered.engine.resume(call.run, answers=answers))
+
+    def may_answer(self, ctx: Any) -> bool:
+        """Return that whoever may call may answer."""
+        return True
+
+    def keep(self, waiting: Waiting) -> str:
+        """Keep a call whose run waits for answers, and return a word that nobody can guess."""
+        while len(self._waiting) >= WAITING:
+            self._waiting.pop(next(iter(self._waiting)))
+        word = secrets.token_urlsafe(32)
+        self._waiting[word] = waiting
+        return word
+
+    async def find(self, ctx: Any, word: str) -> Waiting | None:
+        """Return what was kept, which is kept no longer."""
+        return self._waiting.pop(word, None)
 
 
 class AgentServer:
@@ -103,19 +199,25 @@ class AgentServer:
         offered: The agents; each is a tool with its id, ``-`` as ``_``.
         journals: The folder in which each call's run is recorded, in a file of its own that the result's ``_meta`` names; by
             default nothing is kept.
+        runner: What runs the calls in place of all that.
 
     Raises:
         DefinitionError: when two agents would be the same tool, there is none, or the package is not installed.
     """
 
-    def __init__(self, offered: Sequence[Offered], *, journals: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        offered: Sequence[Offered],
+        *,
+        journals: str | os.PathLike[str] | None = None,
+        runner: Runner | None = None,
+    ) -> None:
         installed()
         from mcp.server import Server
 
-        self._journals = None if journals is None else Path(journals)
+        self._runner: Runner = OwnRuns(journals) if runner is None else runner
         self._offered: dict[str, Offered] = {}
         self._tools: list[Any] = []
-        self._waiting: dict[str, _Waiting] = {}
         for one in offered:
             self._add(one)
         if not offered:
@@ -199,6 +301,26 @@ class AgentServer:
                 await asyncio.wait((serving,))
                 raise
 
+    @asynccontextmanager
+    async def over_http(self) -> AsyncIterator[Callable[..., Awaitable[None]]]:
+        """
+        Give what answers ASGI requests of streamable HTTP while the block lasts: ``answer(scope, receive, send, owner=...)``.
+
+        A session of the protocol is known to its owner alone. Who may ask at all is for whoever calls it to say.
+        """
+        from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+        from mcp.server.auth.provider import AccessToken
+        from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+
+        manager = StreamableHTTPSessionManager(app=self.server)
+
+        async def answer(scope: Any, receive: Any, send: Any, *, owner: str) -> None:
+            user = AuthenticatedUser(AccessToken(token="", client_id=owner, scopes=[]))
+            await manager.handle_request({**scope, "user": user}, receive, send)
+
+        async with manager.run():
+            yield answer
+
     # --- requests -----------------------------------------------------------------------------------------------------
 
     async def _listed(self, ctx: object, params: object) -> Any:
@@ -215,74 +337,55 @@ class AgentServer:
             if offered is None:
                 known = ", ".join(self._offered)
                 return _failed(f"there is no agent {visible(params.name, strict=True)!r}; known are: {known}")
-            call = _Call(offered, self._journal(offered))
-            result = await _apart(self._run(ctx, call, params.arguments or {}))
+            call, result = await self._run(ctx, offered, params.arguments or {})
             return await self._told(ctx, call, result)
         except StepEngineError as error:
             return _failed(
                 "\n  ".join([error.message, *[i for i in getattr(error, "issues", ()) if i not in error.message]])
             )
 
-    def _journal(self, offered: Offered) -> Journal:
-        """Return the journal of a new run."""
-        if self._journals is None:
-            return MemoryJournal()
-        try:
-            self._journals.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            msg = f"the run would be recorded in {str(self._journals)!r}, which cannot be made: {error.strerror}"
-            raise StepEngineError(msg) from error
-        return FileJournal(self._journals / f"{offered.definition.id}-{secrets.token_hex(6)}.jsonl")
-
-    async def _run(self, ctx: Any, call: _Call, arguments: Mapping[str, Any]) -> RunResult:
+    async def _run(self, ctx: Any, offered: Offered, arguments: Mapping[str, Any]) -> tuple[Call, RunResult]:
         """Run an agent and tell the client of its tool calls, if it wants to know."""
-        offered = call.offered
-        prompt, params = str(arguments.get("prompt") or ""), arguments.get("params")
         count = 0
-        result: RunResult | None = None
-        options: dict[str, Any] = {**offered.options, "journal": call.journal, "params": params}
-        async for event in offered.engine.stream(offered.definition, prompt, **options):
+
+        async def tell(event: Event) -> None:
+            nonlocal count
             if isinstance(event, ToolStarted):
                 count += 1
                 with suppress(Exception):  # the client may be gone; the run has its own end
                     await ctx.session.report_progress(count, None, event.tool_name)
-            elif isinstance(event, RunFinished):
-                result = event.result
-        if result is None:
-            msg = f"the run of {offered.definition.id!r} ended without a result"
-            raise StepEngineError(msg)
-        return result
+
+        return await self._runner.begin(
+            ctx, offered, str(arguments.get("prompt") or ""), arguments.get("params"), tell
+        )  # fmt: skip
 
     async def _answered(self, ctx: object, params: Any) -> object:
-        waiting = self._waiting.pop(params.request_state, None)
+        waiting = await self._runner.find(ctx, params.request_state)
         if waiting is None:
             return _failed("the run that asked this is not known here any more; call again without request state")
         given, call = params.input_responses or {}, waiting.call
         answers = {q.id: _answer(given.get(q.id), q) for q in waiting.questions}
         call.unasked += [q for q in waiting.questions if given.get(q.id) is None]
-        result = await _apart(call.offered.engine.resume(call.journal, answers=answers))
-        return await self._told(ctx, call, result)
+        return await self._told(ctx, call, await self._runner.answer(ctx, call, answers))
 
-    async def _told(self, ctx: object, call: _Call, result: RunResult) -> object:
+    async def _told(self, ctx: object, call: Call, result: RunResult) -> object:
         """Return a result, or its questions, once everything was asked that can be asked from here."""
         while questions := result.pending_questions:
+            if not self._runner.may_answer(ctx):
+                break
             if _can_ask(ctx) and _is_modern(ctx):
-                return self._questions(_Waiting(call, questions))
+                return self._questions(Waiting(call, questions))
             answers = {q.id: await _asked(ctx, q) for q in questions}
             call.unasked += [q for q in questions if answers[q.id] is UNSHOWN]
-            result = await _apart(call.offered.engine.resume(call.journal, answers=answers))
+            result = await self._runner.answer(ctx, call, answers)
         return _shown(call, result)
 
-    def _questions(self, waiting: _Waiting) -> object:
-        """Return the questions, with a word that nobody can guess for whoever brings the answers."""
+    def _questions(self, waiting: Waiting) -> object:
+        """Return the questions, with a word for whoever brings the answers."""
         import mcp_types as types
 
-        while len(self._waiting) >= WAITING:
-            self._waiting.pop(next(iter(self._waiting)))
-        state = secrets.token_urlsafe(32)
-        self._waiting[state] = waiting
         requests: Any = {q.id: types.ElicitRequest(params=_form(q)) for q in waiting.questions}
-        return types.InputRequiredResult(input_requests=requests, request_state=state)
+        return types.InputRequiredResult(input_requests=requests, request_state=self._runner.keep(waiting))
 
 
 # --- over HTTP --------------------------------------------------------------------------------------------------------
@@ -415,15 +518,15 @@ def _promises(definition: AgentDefinition) -> Any:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def _shown(call: _Call, result: RunResult) -> object:
+def _shown(call: Call, result: RunResult) -> object:
     import mcp_types as types
 
     notes = [types.TextContent(type="text", text=_unasked(call.unasked))] if call.unasked else []
-    meta: Any = {JOURNAL: call.journal.path.name} if isinstance(call.journal, FileJournal) else None
+    meta: Any = call.meta
     if result.status is RunStatus.SUSPENDED:
         told = types.TextContent(type="text", text=_sleeping(call, result))
         # Where a result of the shape of the output was promised, only an error may be without one.
-        is_error = not isinstance(call.journal, FileJournal) or _promises(call.offered.definition) is not None
+        is_error = not call.goes_on or _promises(call.offered.definition) is not None
         return types.CallToolResult(content=[told, *notes], is_error=is_error, _meta=meta)
     if result.status is not RunStatus.COMPLETED:
         why = f": {result.error}" if result.error is not None else ""
@@ -439,19 +542,19 @@ def _shown(call: _Call, result: RunResult) -> object:
     return types.CallToolResult(content=[text, *notes], _meta=meta, **more)
 
 
-def _sleeping(call: _Call, result: RunResult) -> str:
+def _sleeping(call: Call, result: RunResult) -> str:
     """Return in words what a run waits for that no client can answer, and who goes on with it."""
     waits = visible(waits_in_words(result.waits_for))
     said = f"\nIt said before: {result.text}" if result.text else ""
-    if not isinstance(call.journal, FileJournal):
+    if not call.goes_on:
         return (
             f"{waits} It cannot go on: this server keeps no runs, so what it did is lost. Whoever runs it gives it a folder "
             f"for their journals.{said}"
         )
-    name = call.journal.path.stem
+    asks = "".join([f"\n- {visible(cut(one.text, QUESTION_CHARS))}" for one in result.pending_questions[:UNASKED]])
+    asked = f" It asks, and whoever called may not answer:{asks}\n" if asks else ""
     return (
-        f"{waits} This is not its result: it is kept as the run {name!r}, and goes on when what it waits for has come, by "
-        f"`stepengine wake` on the folder of this server's journals. A second call would begin another run.{said}"
+        f"{waits}{asked} This is not its result: {call.goes_on}. A second call would begin another run.{said}".strip()
     )
 
 

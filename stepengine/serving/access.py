@@ -484,7 +484,9 @@ SECURITY = {
 """What every answer says that does not say so itself."""
 PREFLIGHT = {
     "access-control-allow-methods": "GET, POST, PUT, PATCH, DELETE",
-    "access-control-allow-headers": "authorization, content-type, idempotency-key, last-event-id",
+    "access-control-allow-headers": (
+        "authorization, content-type, idempotency-key, last-event-id, ai-sdk-version, mcp-session-id, mcp-protocol-version"
+    ),
     "access-control-max-age": "600",
 }
 
@@ -722,7 +724,7 @@ class Guard:
         return {
             "vary": "Origin",
             "access-control-allow-origin": origin,
-            "access-control-expose-headers": "location, retry-after",
+            "access-control-expose-headers": "location, retry-after, mcp-session-id",
             "cross-origin-resource-policy": "cross-origin",
         }
 

@@ -58,6 +58,7 @@ def app(
     wait_for_answers: float = 60.0,
     drain: float = GRACE_SECONDS,
     webhooks: Webhooks | str | Path | None = None,
+    shares: Collection[str] = (),
 ) -> Application:
     """
     Return an ASGI application that starts, shows and keeps runs; `GET /openapi.json` describes what it takes.
@@ -87,6 +88,8 @@ def app(
             With a ``DurableEngine`` it waits in the database at once, and whoever watches it is kept so long.
         drain: Seconds that runs have to come to their end when the application is stopped; the rest goes on at the next start.
         webhooks: Which services may send events to runs, and who is told of questions: ``Webhooks``, or the path of their file.
+        shares: The members of ``AgentState.context`` that pages which speak AG-UI are shown and may set; an engine gives its runs what
+            such pages send with ``hooks=stepengine.ag_ui.page_hooks()``.
 
     Raises:
         AgentError: when there is no agent of an id in *agents*.
@@ -101,6 +104,7 @@ def app(
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
 
+    from stepengine.serving.mcp import Door
     from stepengine.serving.metrics import Metrics
     from stepengine.serving.reports import Reports
     from stepengine.serving.routes import OPERATIONS
@@ -138,6 +142,7 @@ def app(
                 yield
         finally:
             await kept.close()
+            await served.state.mcp.close()
             await engine.aclose()
 
     served = Starlette(
@@ -148,6 +153,8 @@ def app(
     # A server behind a proxy knows neither its name nor whether it is https: a redirect could lead a token into the open.
     served.router.redirect_slashes = False
     served.state.runs, served.state.webhooks, served.state.metrics = kept, hooks, metrics
+    served.state.mcp = Door(kept)
+    served.state.shares = tuple(shares)
     served.state.reports = shown
     return Application(
         served,

@@ -43,11 +43,15 @@ CREATE INDEX IF NOT EXISTS served_open ON served (run) WHERE status IN ('started
 CREATE INDEX IF NOT EXISTS served_list ON served (owner, created, run);
 CREATE INDEX IF NOT EXISTS served_all ON served (created, run);
 CREATE INDEX IF NOT EXISTS served_counts ON served (agent, status);
+CREATE TABLE IF NOT EXISTS served_left (session TEXT PRIMARY KEY, run TEXT NOT NULL, status TEXT NOT NULL, state TEXT NOT NULL)
+    WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS served_shown (run TEXT PRIMARY KEY, message TEXT NOT NULL, place TEXT NOT NULL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS served_sessions ON served (owner, session, created) WHERE session IS NOT NULL;
 CREATE TABLE IF NOT EXISTS served_decided (
     run TEXT NOT NULL, question TEXT NOT NULL, answer TEXT NOT NULL, PRIMARY KEY (run, question)
 ) WITHOUT ROWID
 """
+NEWEST = "WHERE session = ? AND owner = ? ORDER BY created DESC, run DESC LIMIT 1"
 ROW = "run, owner, agent, status, created, changed, request, session, tries, error"
 # Whoever dies behind this leaves a run that somebody goes on with: what is suspended waits for a letter or a time. When it changed
 # stays as it is, since by that answers to one question are told apart.
@@ -150,6 +154,29 @@ class Ledger:
         """Return a run by its id."""
         rows = self._rows("WHERE run = ?", (run,))
         return rows[0] if rows else None
+
+    def newest(self, owner: str, session: str | None) -> RunRow | None:
+        """Return the last run of a conversation."""
+        rows = self._rows(NEWEST, (session, owner))
+        return rows[0] if rows else None
+
+    def left(self, row: RunRow) -> str | None:
+        """Return the state that a run left, as JSON, where it was the last one of its conversation to come to rest."""
+        # A run that waited and then ended left two; a process that was killed in between kept the first one alone.
+        known = self._found(
+            "SELECT state FROM served_left WHERE session = ? AND run = ? AND status = ?",
+            (row.session, row.run, row.status),
+        )
+        return None if known is None else str(known[0])
+
+    def shown(self, run: str) -> tuple[str, str] | None:
+        """Return the id of the message of a page that shows a run, and behind which event of it that begins."""
+        known: tuple[str, str] | None = self._found("SELECT message, place FROM served_shown WHERE run = ?", (run,))
+        return known
+
+    def _found(self, statement: str, values: Sequence[object]) -> Any:
+        with self._used() as known, known.reading() as database:
+            return database.execute(statement, values).fetchone()
 
     def under_way(self) -> list[str]:
         """Return the ids of the runs that are not known to rest or to have ended: what goes on when its process was killed."""
@@ -260,6 +287,41 @@ def registering(row: RunRow, key: str | None) -> Act:
         return None
 
     return register
+
+
+def taking_turn(row: RunRow, after: str | None) -> Act:
+    """
+    Return what registers the next run of a conversation behind the run *after*.
+
+    It raises ``InputError`` where another one is there by now: of two who take a turn at the same time one comes too late.
+    """
+
+    def take(database: sqlite3.Connection) -> None:
+        found = database.execute(f"SELECT run FROM served {NEWEST}", (row.session, row.owner)).fetchone()  # noqa: S608 - of names of ours
+        if (None if found is None else found[0]) != after:
+            msg = "the conversation went on in the meantime; come back to it, and see how"
+            raise InputError(msg)
+        registering(row, None)(database)
+
+    return take
+
+
+def leaving(session: str, run: str, status: str, state: str) -> Act:
+    """Return what keeps the state that a run of a conversation left, from which the next one goes on."""
+
+    def leave(database: sqlite3.Connection) -> None:
+        database.execute("INSERT OR REPLACE INTO served_left VALUES (?, ?, ?, ?)", (session, run, status, state))
+
+    return leave
+
+
+def showing(run: str, message: str, place: str) -> Act:
+    """Return what keeps that another message of a page than the first one shows a run, from behind the event *place* on."""
+
+    def show(database: sqlite3.Connection) -> None:
+        database.execute("INSERT OR REPLACE INTO served_shown VALUES (?, ?, ?)", (run, message, place))
+
+    return show
 
 
 def noting(run: str, status: str, now: float, *, tries: int = 0, error: str = "") -> Act:

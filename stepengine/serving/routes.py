@@ -9,28 +9,31 @@ import contextlib
 import inspect
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-import jiter
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from stepengine.ag_ui.asked import KEY as PAGE_KEY
 from stepengine.data.codec import plain
-from stepengine.data.json import freeze
 from stepengine.data.questions import Answer, AnswerLike, Question
 from stepengine.errors import AnswerRejected, InputError, LimitExceeded, StepEngineError
 from stepengine.journal.history import engine_version
 from stepengine.serving.access import caller_of
+from stepengine.serving.ag_ui import OPERATIONS as AG_UI
+from stepengine.serving.bodies import body_of as _body
 from stepengine.serving.durable_runs import AnyRuns
 from stepengine.serving.ledger import OPEN, RunRow, SessionRow
+from stepengine.serving.mcp import OPERATIONS as MCP
 from stepengine.serving.metrics import OPERATIONS as METRICS
 from stepengine.serving.openapi import Operation, Parameter, document
 from stepengine.serving.problems import Problem, problem_of
 from stepengine.serving.reports import Report, Reports
 from stepengine.serving.runs import Asked, Look
 from stepengine.serving.showing import sse
+from stepengine.serving.vercel import OPERATIONS as VERCEL
 from stepengine.serving.webhooks import OPERATIONS as HOOKS
 from stepengine.tooling.spawning import params_schema
 from stepengine.tools.recalling import message_text
@@ -351,44 +354,12 @@ class Health(_View):
 
 # --- reading requests -------------------------------------------------------------------------------------------------
 
-Model = TypeVar("Model", bound=BaseModel)
 Item = TypeVar("Item")
 
 
 def _runs(request: Request) -> AnyRuns:
     found: AnyRuns = request.app.state.runs
     return found
-
-
-async def _body(request: Request, model: type[Model], *, may_be_empty: bool = False) -> Model:
-    """Return what was sent; raise ``InputError`` with a sentence for each field that cannot be used."""
-    data = await request.body()
-    if may_be_empty and not data:
-        return model()
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        # A form of another site's page may send any of the other kinds without asking first.
-        msg = f"a body is application/json, not {kind[:100] or 'without a type'!r}"
-        raise Problem(msg, status=415, kind="no_json")
-    try:
-        # What the next reader of the same bytes may take for something else is refused: a name that is there twice, NaN.
-        read = jiter.from_json(data, allow_inf_nan=False, catch_duplicate_keys=True)
-    except ValueError as error:
-        msg = f"the body cannot be used: {error}"
-        raise InputError(msg, issues=(msg,)) from None
-    try:
-        return model.model_validate(freeze(read))
-    except ValidationError as error:
-        issues = tuple(
-            [_issue(one) for one in error.errors(include_url=False, include_context=False, include_input=False)]
-        )
-        msg = f"the body cannot be used: {'; '.join(issues[:5])}"
-        raise InputError(msg, issues=issues) from None
-
-
-def _issue(one: Mapping[str, Any]) -> str:
-    where = ".".join([str(part) for part in one["loc"]])
-    return f"{where}: {one['msg']}" if where else str(one["msg"])
 
 
 def _json(view: BaseModel, status: int = 200) -> Response:
@@ -441,6 +412,10 @@ async def start_run(request: Request) -> Response:
     body, key = await _body(request, StartRun), request.headers.get("idempotency-key")
     if key is not None and not (1 <= len(key) <= MAX_KEY and key.isprintable()):
         msg = f"an Idempotency-Key has 1 to {MAX_KEY} printable characters"
+        raise InputError(msg, issues=(msg,))
+    if PAGE_KEY in (body.metadata or {}):
+        # It sets members of the agent's state, of which a page reaches those alone that are shared.
+        msg = f"metadata.{PAGE_KEY}: what pages send over AG-UI goes to /ag-ui/AGENT"
         raise InputError(msg, issues=(msg,))
     asked = Asked(
         agent=body.agent, prompt=body.prompt, params=body.params, metadata=body.metadata, session=body.session_id
@@ -914,6 +889,9 @@ OPERATIONS: tuple[Operation, ...] = (
         gives={200: "application/x-ndjson"}, refuses=(404,), about="Download the journal of a run.",
     ),
     *HOOKS,
+    *AG_UI,
+    *VERCEL,
+    *MCP,
     Operation(
         method="GET", path="/sessions", name="list_sessions", scope="read", handler=list_sessions, gives={200: SessionList},
         refuses=(422,), parameters=PAGE, about="List your conversations; with the scope admin everybody's.",

@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import math
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -24,10 +25,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from stepengine.data import codec
 from stepengine.data.codec import bare, plain
 from stepengine.data.frozen import frozen
 from stepengine.data.questions import Answer, AnswerLike, Question
-from stepengine.data.state import RunResult, RunStatus
+from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.usage import Spending
 from stepengine.engine.posting import fitting_answers, result_to_journal
 from stepengine.engine.scheduler import Scheduler, Standing, standings
@@ -45,6 +47,7 @@ from stepengine.journal.files import FileJournal
 from stepengine.journal.finding import database_of
 from stepengine.journal.mailbox import Letter
 from stepengine.journal.questions import DOUBT, doubts
+from stepengine.journal.records import to_text
 from stepengine.journal.show import ended_of, spending_of, status_of
 from stepengine.journal.sleeping import arrived, index_of, sleeper
 from stepengine.journal.sqlite import SqliteJournal
@@ -59,9 +62,12 @@ from stepengine.serving.ledger import (
     SessionRow,
     deciding,
     forgetting,
+    leaving,
     noting,
     registering,
     removing,
+    showing,
+    taking_turn,
     taking_up,
     waking,
 )
@@ -80,7 +86,7 @@ if TYPE_CHECKING:
     from stepengine.sessions import Session
     from stepengine.system.workspace import Workspace
 
-__all__ = ("Asked", "Look", "Runs")
+__all__ = ("Asked", "Look", "Runs", "Turn")
 
 UNDER_WAY = ("started", "running")
 KEPT = 100
@@ -97,6 +103,18 @@ SUSPENDED_SOON = 0.02
 MOST_OPEN = 100
 
 
+@frozen
+class Turn:
+    """
+    The next turn of a conversation.
+
+    Attributes:
+        after: Its last run, as whoever takes the turn knows it; ``None`` where there was none.
+    """
+
+    after: RunRow | None = None
+
+
 @frozen(kw_only=True)
 class Asked:
     """
@@ -108,6 +126,8 @@ class Asked:
         params: A JSON object for the agent's schema.
         metadata: A JSON object for hooks and tools.
         session: The conversation, by the name that its owner gave it.
+        turn: That it is the next turn of the conversation, and goes on from what the last run left.
+        is_patient: Whether a question waits in memory for a while, before the run is suspended.
     """
 
     agent: str
@@ -115,6 +135,8 @@ class Asked:
     params: Any = None
     metadata: Mapping[str, Any] | None = None
     session: str | None = None
+    turn: Turn | None = None
+    is_patient: bool = True
 
 
 @frozen(kw_only=True)
@@ -200,6 +222,8 @@ class Runs:
         self._writing: asyncio.Task[None] | None = None
         self._strangers: set[str] = set()
         self._nudged: set[str] = set()
+        self._watching: dict[str, asyncio.Task[Any]] = {}
+        self._waking: dict[str, asyncio.Task[Any]] = {}
         self._is_closing = False
         self._stack = contextlib.AsyncExitStack()
 
@@ -305,7 +329,13 @@ class Runs:
         check_may_converse(caller, asked, keeps=self.engine.sessions is not None)
         self._check_room()
         request = {"prompt": asked.prompt, "params": asked.params, "metadata": plain(asked.metadata)}
-        now = time.time()
+        now, before = time.time(), None if asked.turn is None else asked.turn.after
+        if not asked.is_patient:
+            request["is_patient"] = False
+        if asked.turn is not None:
+            request["turn"] = {"after": None if before is None else before.run}
+            # The newest run of a conversation is the one that was created last, whatever the clocks of two servers say.
+            now = now if before is None else max(now, before.created + 0.001)
         row = RunRow(
             secrets.token_hex(16),
             caller.name,
@@ -320,13 +350,22 @@ class Runs:
         if known is not None:
             return known.run, False
         try:
-            self._begin(row)
+            await self._taken_up(row)
+        except JournalLocked:
+            pass  # Another server of the place saw the promise before this one could keep it, and does.
         except StepEngineError:
-            await self._write(removing(row.run))
+            if not await asyncio.to_thread(self.journal(row.run).is_there):
+                await self._write(removing(row.run))
             raise
         return row.run, True
 
     async def _registered(self, row: RunRow, key: str | None) -> RunRow | None:
+        if "turn" in row.request:
+            try:
+                await self._write(taking_turn(row, row.request["turn"]["after"]))
+            except InputError as error:
+                raise Problem(error.message, status=409, kind="under_way") from error
+            return None
         try:
             known: RunRow | None = await self._write(registering(row, key))
         except InputError as error:
@@ -341,8 +380,12 @@ class Runs:
             msg = f"{self.max_live:,} runs are under way, which is as many as this server has at a time; ask again in a moment"
             raise Problem(msg, status=429, kind="too_many_runs", headers={"retry-after": "5"})
 
-    def _begin(self, row: RunRow) -> RunHandle:
-        request = row.request
+    async def _begin(self, row: RunRow) -> None:
+        request, options = row.request, dict[str, Any]()
+        turn = request.get("turn")
+        if turn is not None and turn["after"] is not None:
+            before = await asyncio.to_thread(self._ledger.find, turn["after"])
+            options["previous"] = None if before is None else await self.state(before)
         handle = self.engine.start(
             row.agent,
             request["prompt"],
@@ -352,9 +395,14 @@ class Runs:
             session_id=row.session,
             user_id=row.owner or None,
             journal=self.journal(row.run),
-            wait_for_answers=self._patience,
+            wait_for_answers=self._patience_of(row),
+            **options,
         )
-        return self._hold(row.run, handle)
+        self._hold(row.run, handle)
+
+    def _patience_of(self, row: RunRow) -> float:
+        """Return how long a question is waited for in memory."""
+        return self._patience if row.request.get("is_patient", True) else 0.0
 
     def journal(self, run: str) -> Journal:
         """Return the journal of a run."""
@@ -365,7 +413,8 @@ class Runs:
         self._live[run] = handle
         if went_on:
             self._went_on.add(run)
-        self._spawn(self._watched(run, handle))
+        self._watching[run] = task = self._spawn(self._watched(run, handle))
+        task.add_done_callback(lambda _: self._watching.get(run) is task and self._watching.pop(run))
         return handle
 
     def _forget(self, run: str) -> None:
@@ -399,6 +448,9 @@ class Runs:
         if error is not None:
             await self._failed(run, error)
         elif result is not None and not (self._is_closing and result.status is RunStatus.CANCELLED):
+            if handle.session_id is not None:
+                left = await asyncio.to_thread(lambda: to_text(codec.to_json(result.state)))
+                await self._write(leaving(handle.session_id, run, result.status.value, left))
             now = time.time()
             await self._write(noting(run, result.status.value, now))
             if self._rested.get(run) is handle:
@@ -514,7 +566,7 @@ class Runs:
                 except JournalMissing:
                     if row.status != "started":
                         raise
-                    self._begin(row)
+                    await self._begin(row)
                     return
                 if ended is not None:
                     await self._write(noting(row.run, ended, time.time()))
@@ -526,7 +578,7 @@ class Runs:
 
     async def _resumed(self, row: RunRow, journal: Journal, options: Mapping[str, Any]) -> None:
         decided: dict[str, Answer] = await self._write(taking_up(row.run))
-        asked: dict[str, Any] = {"in_doubt": "ask", "wait_for_answers": self._patience, **options}
+        asked: dict[str, Any] = {"in_doubt": "ask", "wait_for_answers": self._patience_of(row), **options}
         if decided:
             open_ = await asyncio.to_thread(lambda: {question.id for question in doubts(journal.history())})
             asked["answers"] = {question: answer for question, answer in decided.items() if question in open_}
@@ -552,7 +604,8 @@ class Runs:
         # Where another process has it, that one looks by itself, and this finds its lock.
         await asyncio.to_thread(arrived, self.journal(row.run))
         if row.status in OPEN:
-            self._spawn(self._go_on(row))
+            self._waking[row.run] = task = self._spawn(self._go_on(row))
+            task.add_done_callback(lambda _: self._waking.get(row.run) is task and self._waking.pop(row.run))
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
@@ -564,6 +617,10 @@ class Runs:
             Problem: when there is none of that id, or it is somebody else's, which is not told apart.
         """
         row = await asyncio.to_thread(self._ledger.find, run)
+        if row is not None and row.status in UNDER_WAY and run in self._watching and run not in self._live:
+            # Its end was seen, and is not on the disk yet: whoever asks now is not told that it is under way.
+            await self.noted(run)
+            row = await asyncio.to_thread(self._ledger.find, run)
         return own_run(caller, run, row)
 
     async def listed(
@@ -691,22 +748,33 @@ class Runs:
 
     # --- saying something ---------------------------------------------------------------------------------------------
 
-    async def answer(self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike]) -> None:
+    async def answer(
+        self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike], *, by: str | None = None, say: str = ""
+    ) -> None:
         """
         Answer open questions, all or none of them.
+
+        Args:
+            caller: Who answers.
+            row: The run.
+            answers: By the ids of their questions.
+            by: Who answers in the name of *caller*: a tool of a page.
+            say: What is said beside: the run's next model call sees it.
 
         Raises:
             AnswerRejected: when one is not open, or is not answered by that.
             Problem: when *caller* may not answer so.
         """
         check_open(row)
-        given = checked(caller, answers, await self._open_questions(row, answers))
+        given = checked(caller, answers, await self._open_questions(row, answers), by)
         letters = [
             # By the id two people are told apart who answer one question at the same time.
             Letter(kind="answer", topic=question, value=bare(answer), id=f"{question}@{row.changed}")
             for question, answer in given.items()
             if not question.startswith(DOUBT)
         ]
+        if say:
+            letters.append(Letter(kind="input", value=say, id=f"{min(given)}@{row.changed}"))
         # No letters: a run that is killed while it does something again would find them again, and do it once more.
         decided = {question: answer for question, answer in given.items() if question.startswith(DOUBT)}
         try:
@@ -800,6 +868,74 @@ class Runs:
         box = self.journal(row.run).mailbox()
         for letter in letters:
             box.post(letter)
+
+    # --- conversations ------------------------------------------------------------------------------------------------
+
+    async def newest(self, caller: Caller, session: str) -> RunRow | None:
+        """Return the last run of a conversation of *caller*, by the name that *caller* gave it, as soon as its end is noted."""
+        look = partial(self._ledger.newest, caller.name, session_of(caller, session))
+        row = await asyncio.to_thread(look)
+        handle = None if row is None else self._live.get(row.run)
+        if row is not None and (handle.done if handle is not None else row.status in UNDER_WAY):
+            await self.noted(row.run)
+            row = await asyncio.to_thread(look)
+        return row
+
+    async def noted(self, run: str) -> None:
+        """Wait until it is on the disk how a run of this process ended; to be called when its end was seen."""
+        task = self._watching.get(run)
+        if task is not None:
+            await asyncio.wait((task,))
+
+    async def state(self, row: RunRow) -> AgentState:
+        """
+        Return what a run left that rests.
+
+        Raises:
+            JournalError: when its journal cannot be read.
+            ReplayDivergence: when its process was killed as it ended, and its agent does something else by now.
+        """
+        kept = None if row.session is None else await asyncio.to_thread(self._ledger.left, row)
+        if kept is not None:
+            return await asyncio.to_thread(lambda: codec.from_json(json.loads(kept)))
+        return (await self.engine.replay(self.journal(row.run), on_divergence="keep")).state
+
+    async def result(self, row: RunRow) -> RunResult:
+        """Return how a run ended that rests; errors are those of ``state``."""
+        state = await self.state(row)
+        return await asyncio.to_thread(_result, self.journal(row.run).history, row, state)
+
+    async def show(self, run: str, message: str, place: str) -> None:
+        """Keep that the newest message which shows a run on a page is *message*, and begins behind the event *place*."""
+        await self._write(showing(run, message, place))
+
+    async def shown(self, run: str) -> tuple[str, str] | None:
+        """Return what ``show`` kept."""
+        return await asyncio.to_thread(self._ledger.shown, run)
+
+    def whole(self, run: str) -> RunHandle | None:
+        """Return what shows all events of a run, pieces of texts as well; ``None`` where it did not begin in this process, or long ago."""
+        return (self._live.get(run) or self._rested.get(run)) if run not in self._went_on else None
+
+    async def rests(self, run: str) -> bool:
+        """Return whether nothing more comes of a run by itself."""
+        row = await asyncio.to_thread(self._ledger.find, run)
+        return row is None or (row.status not in UNDER_WAY and run not in self._live)
+
+    async def answer_turn(
+        self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike], *, by: str | None = None, say: str = ""
+    ) -> RunHandle | None:
+        """
+        Answer a run that rests, and return the handle with which it goes on; ``None`` where another process, or nobody, goes on.
+
+        Arguments and errors are those of ``answer``.
+        """
+        before = self._rested.get(row.run)
+        await self.answer(caller, row, answers, by=by, say=say)
+        if row.run in self._waking:
+            await asyncio.wait((self._waking[row.run],))
+        handle = self._live.get(row.run) or self._rested.get(row.run)
+        return None if handle is before else handle
 
     # --- going back ---------------------------------------------------------------------------------------------------
 
@@ -1067,6 +1203,28 @@ def _ended(journal: Journal) -> str | None:
     return RunStatus.CANCELLED.value if was_cancelled else None
 
 
+def _result(history: Callable[[], History], row: RunRow, state: AgentState) -> RunResult:
+    """Return how a run ended that rests, and left *state*, as its journal has it."""
+    found = history()
+    ended = ended_of(found)
+    if row.status == "stranded":
+        return RunResult(status=RunStatus.FAILED, state=state, error=StepEngineError(row.error))
+    if ended is None:
+        # How a run ended that was stopped stands in no result of it; while it can go on, neither does its end.
+        status = RunStatus.SUSPENDED if row.status in OPEN else RunStatus(row.status)
+        waits = tuple(found.waits()) if row.status in OPEN else ()
+        more: dict[str, Any] = {"pending_questions": state.pending, "waits_for": waits}
+        return RunResult(status=status, state=state, spending=spending_of(found), **more)
+    return RunResult(
+        status=ended.status,
+        output=ended.output,
+        text=ended.text,
+        error=ended.error,
+        spending=ended.spending,
+        state=state,
+    )
+
+
 def _status(row: RunRow, history: History) -> str:
     if history.is_complete:
         return status_of(history)
@@ -1086,9 +1244,11 @@ def _of_request(
     return Problem(told, status=status, kind=kind) if type(error) is own else error
 
 
-def checked(caller: Caller, answers: Mapping[str, AnswerLike], open_: Mapping[str, Question]) -> dict[str, Answer]:
+def checked(
+    caller: Caller, answers: Mapping[str, AnswerLike], open_: Mapping[str, Question], by: str | None = None
+) -> dict[str, Answer]:
     """Return the answers as those of *caller*; raise unless every one of them fits an open question, and *caller* may say so."""
-    given = fitting_answers(answers, open_, by=caller.name)
+    given = fitting_answers(answers, open_, by=by or caller.name)
     needs_admin = any(
         one.remember == "always" or one.edited_input is not None or (question.startswith(DOUBT) and one.agrees)
         for question, one in given.items()

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import re
 import signal
@@ -12,8 +14,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -104,6 +107,33 @@ def test_the_help_says_what_it_serves_and_how_it_leaves() -> None:
         "MODULE:FUNCTION",
     ):
         assert said in result.output
+
+
+@pytest.mark.spec("studio:SV11", "interfaces:IF111")
+def test_a_page_sets_what_is_shared_and_gives_context_and_nothing_else(folder: Path) -> None:
+    def asked(url: str, token: str, thread: str, **more: Any) -> tuple[int, str]:
+        said = [{"id": "m", "role": "user", "content": "Rome"}]
+        body = {"threadId": thread, "runId": "r", "messages": said, **more}
+        headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+        with closing(http.client.HTTPConnection(url.partition("//")[2], timeout=SECONDS)) as connection:
+            connection.request("POST", "/ag-ui/asker", json.dumps(body), headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+
+    context = [{"description": "the open file", "value": "a.txt"}]
+    with serving(folder, "shop.py", "--port", "0", "--share", "colours", "--share", "sizes") as process:
+        url, token = told(process)
+        shared = asked(url, token, "one", state={"colours": ["red"]}, context=context)
+        other = asked(url, token, "two", state={"secret": 1})
+        ended(process, signal.SIGTERM)
+    (journal,) = (folder / "runs").glob("*.jsonl")
+    replayed = CliRunner().invoke(app, ["replay", str(journal), "--agent", str(folder / "shop.py")])
+
+    assert (200, 422) == (shared[0], other[0])
+    assert '"snapshot":{"colours":["red"]}' in shared[1]
+    assert "On which day?" in shared[1]
+    assert "a.txt" in journal.read_text()
+    assert "recorded with other hooks" not in replayed.output
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,9 @@ def until(call: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[int]:
+def served(folder: Path) -> Iterator[tuple[int, str]]:
     """
-    Run the application of the page in a process of its own, and give its port.
+    Run the application of the page in a process of its own, and give its port and the path of its link.
     """
     for name, block in zip(("app.py", "page.html", "page.js"), BLOCKS, strict=False):
         (folder / name).write_text(block.text, encoding="utf-8")
@@ -48,27 +48,44 @@ def served(folder: Path) -> Iterator[int]:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "uvicorn", "app:app", "--port", str(port), "--log-level", "warning"]
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
-    process = subprocess.Popen(command, cwd=folder, env={**kept, "PYTHONPATH": str(ROOT)})
+    said = folder / "said.txt"
+    with said.open("wb") as out:
+        process = subprocess.Popen(command, cwd=folder, env={**kept, "PYTHONPATH": str(ROOT)}, stdout=out)
 
     def is_up() -> bool:
         assert process.poll() is None
         with socket.socket() as door:
             return door.connect_ex(("127.0.0.1", port)) == 0
 
+    def link() -> str:
+        return said.read_text().partition(":8000")[2].strip()
+
     try:
         until(is_up)
-        yield port
+        yield port, until(link)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(SECONDS)
 
 
-def posted(port: int, path: str, body: Any) -> tuple[int, list[Any]]:
+def entered(port: int, link: str) -> str:
     """
-    Post JSON and return the status and what came as server-sent events.
+    Follow the link, and return the cookie that it gives.
     """
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)) as connection:
-        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        connection.request("GET", link)
+        response = connection.getresponse()
+        assert (303, "/") == (response.status, response.getheader("location"))
+        return str(response.getheader("set-cookie")).partition(";")[0]
+
+
+def posted(port: int, cookie: str, path: str, body: Any) -> tuple[int, list[Any]]:
+    """
+    Post JSON as a page of the same origin, and return the status and what came as server-sent events.
+    """
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)) as connection:
+        headers = {"content-type": "application/json", "cookie": cookie, "origin": f"http://127.0.0.1:{port}"}
+        connection.request("POST", path, json.dumps(body), headers)
         response = connection.getresponse()
         lines = response.read().decode().split("\n\n")
         data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
@@ -80,26 +97,28 @@ def posted(port: int, path: str, body: Any) -> tuple[int, list[Any]]:
 def test_the_application_of_the_page_asks_over_both_protocols_and_goes_on_after_a_restart(tmp_path: Path) -> None:
     assert ["python", "html", "js", "ts"] == [block.kind for block in BLOCKS]
     user = {"id": "1", "role": "user", "content": "Paint."}
-    with served(tmp_path) as port:
-        assert 422 == posted(port, "/agent", {"threadId": "t", "runId": "r", "messages": []})[0]
-        _, asked = posted(port, "/agent", {"threadId": "t", "runId": "r", "messages": [user]})
+    with served(tmp_path) as (port, link):
+        cookie = entered(port, link)
+        assert 401 == posted(port, "", "/ag-ui/painter", {"threadId": "t", "runId": "r", "messages": [user]})[0]
+        assert 422 == posted(port, cookie, "/ag-ui/painter", {"threadId": "t", "runId": "r", "messages": []})[0]
+        _, asked = posted(port, cookie, "/ag-ui/painter", {"threadId": "t", "runId": "r", "messages": [user]})
         (interrupt,) = asked[-1]["outcome"]["interrupts"]
         said = {"id": "u1", "role": "user", "parts": [{"type": "text", "text": "Paint."}]}
-        _, chunks = posted(port, "/chat", {"id": "v", "messages": [said]})
+        _, chunks = posted(port, cookie, "/vercel/painter", {"id": "v", "messages": [said]})
         (approval,) = [chunk for chunk in chunks if chunk["type"] == "tool-approval-request"]
-    with served(tmp_path) as port:
+    with served(tmp_path) as (port, link):
+        cookie = entered(port, link)
         entry = {"interruptId": interrupt["id"], "status": "resolved", "payload": {"approved": True}}
         body = {"threadId": "t", "runId": "r2", "messages": [], "resume": [entry]}
-        assert "The door is red now." == posted(port, "/agent", body)[1][-1]["result"]
-        assert 409 == posted(port, "/agent", body)[0]
+        assert "The door is red now." == posted(port, cookie, "/ag-ui/painter", body)[1][-1]["result"]
+        assert 409 == posted(port, cookie, "/ag-ui/painter", body)[0]
         part = {
             "type": "dynamic-tool",
             "state": "approval-responded",
             "approval": {"id": approval["approvalId"], "approved": True},
         }
-        _, chunks = posted(
-            port, "/chat", {"id": "v", "messages": [said, {"id": "m", "role": "assistant", "parts": [part]}]}
-        )
+        answer = {"id": "v", "messages": [said, {"id": "m", "role": "assistant", "parts": [part]}]}
+        _, chunks = posted(port, cookie, "/vercel/painter", answer)
         assert ("m", "stop") == (chunks[0]["messageId"], chunks[-1]["finishReason"])
         assert "The door is red now." in [chunk.get("output") for chunk in chunks]
 
@@ -147,7 +166,10 @@ def browser(folder: Path, address: str) -> Iterator[Browser]:
             with closing(http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=SECONDS)) as connection:
                 connection.request("GET", "/json")
                 listed = json.loads(connection.getresponse().read())
-            return next((each for each in listed if each["type"] == "page" and address in each["url"]), None)
+            return next(
+                (each for each in listed if each["type"] == "page" and address.partition("/login")[0] in each["url"]),
+                None,
+            )
 
         with connect(until(target)["webSocketDebuggerUrl"], max_size=None) as tab:
             yield Browser(tab)
@@ -160,8 +182,9 @@ def browser(folder: Path, address: str) -> Iterator[Browser]:
 @pytest.mark.skipif(BROWSER is None, reason="needs chromium on PATH")
 @pytest.mark.spec("interfaces:IF20", "interfaces:IF43", "reliability:UI06")
 def test_a_question_is_answered_in_a_browser_and_the_run_goes_on(tmp_path: Path) -> None:
-    with served(tmp_path) as port, browser(tmp_path, f"http://127.0.0.1:{port}/") as tab:
+    with served(tmp_path) as (port, link), browser(tmp_path, f"http://127.0.0.1:{port}{link}") as tab:
         until(lambda: tab.value("document.readyState === 'complete' && document.forms.length === 1"))
+        assert "/" == tab.value("location.pathname")
         tab.value("document.getElementById('prompt').value = 'Paint <img src=x onerror=alert(1)>'")
         tab.value("document.querySelector('form button').click()")
         until(lambda: tab.value("document.querySelectorAll('.question button').length") == 2)
@@ -188,7 +211,7 @@ ODD: list[Any] = [
     None, 0, -1, 1.5, True, "", "x", "\0", "../x", "a/b", "x" * 5000, "\u202e", [], [1], [None], ["x"], {}, {"a": 1}, [[]], [{}], {"type": 5}, 1e308, 10**30,
 ]  # fmt: skip
 SAID: dict[str, list[dict[str, Any]]] = {
-    "/agent": [
+    "/ag-ui/painter": [
         {"threadId": "t", "runId": "r", "messages": [{"id": "m", "role": "user", "content": "Paint"}], "state": {}, "tools": [], "context": [], "forwardedProps": {}},
         {"threadId": "t", "runId": "r", "messages": [], "resume": [{"interruptId": "q", "status": "resolved", "payload": {"approved": True}}], "state": {}, "tools": [], "context": [], "forwardedProps": {}},
         {
@@ -197,8 +220,8 @@ SAID: dict[str, list[dict[str, Any]]] = {
             "messages": [{"id": "a", "role": "assistant", "toolCalls": [{"id": "c1", "type": "function", "function": {"name": "where", "arguments": "{}"}}]}, {"id": "b", "role": "tool", "toolCallId": "c1", "content": "Rome", "error": "x"}, {"id": "m", "role": "user", "content": "Paint"}],
         },
     ],
-    "/agent/connect": [{"threadId": "t", "runId": "r", "messages": [], "state": {}, "tools": [], "context": []}],
-    "/chat": [
+    "/ag-ui/painter/connect": [{"threadId": "t", "runId": "r", "messages": [], "state": {}, "tools": [], "context": []}],
+    "/vercel/painter": [
         {"id": "c", "messages": [{"id": "m", "role": "user", "parts": [{"type": "text", "text": "Paint"}]}], "trigger": "submit-message", "messageId": None},
         {"id": "c", "messages": [{"id": "m", "role": "assistant", "parts": [{"type": "tool-paint", "toolCallId": "t", "state": "approval-responded", "approval": {"id": "q", "approved": True}, "input": {}}]}]},
     ],
@@ -228,25 +251,29 @@ def changed(said: Any) -> Iterator[Any]:
 
 
 @pytest.fixture
-def application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """
     The application of the page, in this process.
     """
-    pytest.importorskip("fastapi")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
     for name in ("page.html", "page.js"):
         Path(name).write_text("")
     made: dict[str, Any] = {"__name__": "app", "__file__": str(tmp_path / "app.py")}
     exec(compile(BLOCKS[0].text, "app.py", "exec", dont_inherit=True), made)
-    return made["app"]
+    return made
 
 
-def answered(application: Any, requests: list[tuple[str, str, dict[str, Any]]]) -> dict[str, int]:
-    from fastapi.testclient import TestClient
+def answered(application: dict[str, Any], requests: list[tuple[str, str, dict[str, Any]]]) -> dict[str, int]:
+    from starlette.testclient import TestClient
+
+    from stepengine.serving import Caller
 
     found = {}
-    with TestClient(application, raise_server_exceptions=False) as client:
+    with TestClient(application["app"], "http://127.0.0.1", raise_server_exceptions=False) as client:
+        client.headers["origin"] = "http://127.0.0.1"
+        link = application["logins"].make(Caller("you", {"run", "read", "answer"}))
+        assert 303 == client.get(link, follow_redirects=False).status_code
         for method, url, more in requests:
             found[f"{method} {url} {more}"[:300]] = client.request(method, url, **more).status_code
     return found
@@ -281,7 +308,7 @@ def odd_requests() -> list[tuple[str, str, dict[str, Any]]]:
 @pytest.mark.parametrize(
     "part", [pytest.param(slice(None, None, 9), id="some"), pytest.param(slice(None), id="all", marks=pytest.mark.deep)]
 )
-def test_no_odd_request_is_an_error_of_the_server(application: Any, part: slice) -> None:
+def test_no_odd_request_is_an_error_of_the_server(application: dict[str, Any], part: slice) -> None:
     requests = odd_requests()
 
     found = answered(application, requests[part])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from typing import Any
 
@@ -25,7 +26,9 @@ async def main() -> None:
         return {"answer": ANSWER}
 
     target = FIRST if FIRST.startswith("http") else StdioTransport(FIRST, REST)
-    options = {"elicitation_handler": answer} if ANSWER else {}
+    options: dict[str, Any] = {"elicitation_handler": answer} if ANSWER else {}
+    if token := os.environ.get("BEARER"):
+        options["auth"] = token
     async with Client(target, **options) as client:
         tools = await client.list_tools()
         result = await client.call_tool("order_taker", {"prompt": "shoes"}, raise_on_error=False)

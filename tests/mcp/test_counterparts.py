@@ -23,6 +23,7 @@ from mcp import Client
 from stepengine import Engine, RunStatus
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.mcp import Notice, blobs_of, mcp_tools
+from stepengine.serving import Tokens
 from stepengine.testing import ScriptedModel, tool_call
 
 from .peers import FASTMCP, NPM, command, fastmcp_python, installed, needs_fastmcp, needs_npm, npm_folder
@@ -85,7 +86,7 @@ def serving(tmp_path: Path) -> list[str]:
 
 
 @contextmanager
-def running(argv: list[str], folder: Path, ready: str) -> Iterator[str]:
+def running(argv: list[str], folder: Path, ready: str, *, ends: int = 143) -> Iterator[str]:
     """
     Run a server until the block ends; gives what stood where *ready* has a group.
     """
@@ -95,7 +96,7 @@ def running(argv: list[str], folder: Path, ready: str) -> Iterator[str]:
     try:
         yield _told(process, log, ready)
         process.terminate()
-        assert process.wait(20) in (143, -15), log.read_text(errors="replace")
+        assert process.wait(20) in (ends, -15), log.read_text(errors="replace")
     finally:
         process.kill()
         process.wait()
@@ -122,15 +123,41 @@ def address(serving: list[str], tmp_path: Path) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture
+def bearer(tmp_path: Path) -> str:
+    """
+    Give a token that `stepengine serve` of this test knows, and what it needs beside.
+    """
+    (tmp_path / "order_taker.py").write_text(AGENT)
+    return Tokens.open(tmp_path / "tokens.json").add("anna", ["run", "read", "answer"])
+
+
+@pytest.fixture
+def below(bearer: str, tmp_path: Path) -> Iterator[str]:
+    """
+    Serve runs of the agent over HTTP, and give the address for clients of MCP.
+    """
+    argv = [sys.executable, "-m", "stepengine.cli", "serve", str(tmp_path / "order_taker.py"), "--port", "0"]
+    argv += ["--tokens", str(tmp_path / "tokens.json"), "--runs", str(tmp_path / "runs")]
+    with running(argv, tmp_path, r"(http\S+) serves", ends=0) as url:
+        yield f"{url}/mcp"
+
+
 def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
 
 
-def output_of(argv: list[str], folder: Path) -> Any:
+def output_of(argv: list[str], folder: Path, bearer: str = "") -> Any:
     done = subprocess.run(
-        argv, env=environment(folder), cwd=folder, capture_output=True, text=True, timeout=300, check=False
+        argv,
+        env={**environment(folder), "BEARER": bearer},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert 0 == done.returncode, done.stderr
     return json.loads(done.stdout[done.stdout.index("{") :])
@@ -243,6 +270,56 @@ def test_the_client_of_fastmcp_asks_its_person_and_is_told_when_it_cannot(
 
     asking = output_of([*script, "large", *target], tmp_path)
     silent = output_of([*script, "", *target], tmp_path)
+
+    assert (["order_taker"], ["Which size of shoes?"]) == (asking["tools"], asking["asked"])
+    assert {"what": "shoes", "size": "large"} == asking["structured"]
+    assert f"{DECLINED}\n- Which size of shoes?" == silent["texts"][1]
+
+
+@needs_npm
+@pytest.mark.spec("studio:SV12")
+def test_the_inspector_lists_and_calls_below_a_server_of_runs_with_a_token_and_not_without(
+    below: str, bearer: str, tmp_path: Path
+) -> None:
+    inspector = ["node", command("mcp-inspector"), "--cli", below, "--transport", "http"]
+    known = ["--header", f"Authorization: Bearer {bearer}"]
+    call = ["--method", "tools/call", "--tool-name", "order_taker", "--tool-arg", "prompt=shoes"]
+
+    listed = output_of([*inspector, "--method", "tools/list", *known], tmp_path)
+    called = output_of([*inspector, *call, *known], tmp_path)
+    with pytest.raises(AssertionError, match="auth_required"):
+        output_of([*inspector, *call], tmp_path)
+
+    assert ["order_taker"] == [one["name"] for one in listed["tools"]]
+    assert {"what": "shoes", "size": ""} == called["structuredContent"]
+    assert (tmp_path / "runs" / f"{called['_meta']['stepengine/run']}.jsonl").is_file()
+
+
+@needs_npm
+@pytest.mark.spec("studio:SV12")
+@pytest.mark.parametrize("client", ["sdk_client.mjs", "sdk2_client.mjs auto", "sdk2_client.mjs legacy"])
+def test_the_typescript_clients_are_asked_below_a_server_of_runs(
+    client: str, below: str, bearer: str, tmp_path: Path
+) -> None:
+    name, *mode = client.split()
+    script = ["node", str(HERE / name), str(npm_folder()), *mode]
+
+    asking = output_of([*script, "large", below], tmp_path, bearer)
+    silent = output_of([*script, "", below], tmp_path, bearer)
+
+    assert (["order_taker"], ["Which size of shoes?"]) == (asking["tools"], asking["asked"])
+    assert {"what": "shoes", "size": "large"} == asking["structured"]
+    assert f"{DECLINED}\n- Which size of shoes?" == silent["texts"][1]
+    assert mode or asking["told"] == ["look"]
+
+
+@needs_fastmcp
+@pytest.mark.spec("studio:SV12")
+def test_the_client_of_fastmcp_is_asked_below_a_server_of_runs(below: str, bearer: str, tmp_path: Path) -> None:
+    script = [fastmcp_python(), str(HERE / "fastmcp_client.py")]
+
+    asking = output_of([*script, "large", below], tmp_path, bearer)
+    silent = output_of([*script, "", below], tmp_path, bearer)
 
     assert (["order_taker"], ["Which size of shoes?"]) == (asking["tools"], asking["asked"])
     assert {"what": "shoes", "size": "large"} == asking["structured"]

@@ -18,7 +18,7 @@ from mcp import Client, StdioServerParameters
 from stepengine import AgentDefinition, Ask, Engine, Perform, Sleep, ToolCall, tool
 from stepengine.errors import DefinitionError
 from stepengine.mcp import mcp_tools
-from stepengine.mcp.serving import AgentServer, Offered
+from stepengine.mcp.serving import AgentServer, Offered, OwnRuns
 from stepengine.permissions import Policy
 from stepengine.testing import ScriptedModel, tool_call
 
@@ -294,12 +294,13 @@ async def test_a_state_that_this_server_did_not_give_is_refused() -> None:
 @pytest.mark.spec("interfaces:IF66")
 async def test_a_run_that_waits_is_gone_on_with_by_a_word_that_nobody_can_guess_and_that_counts_once() -> None:
     engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
-    agents = AgentServer([Offered(engine, engine.agent("shop"))])
+    runs = OwnRuns()
+    agents = AgentServer([Offered(engine, engine.agent("shop"))], runner=runs)
     words: list[str] = []
     answers = saying(accepted("m"), accepted("red"))
 
     async def person(ctx: Any, params: Any) -> Any:
-        words.extend(agents._waiting)
+        words.extend(runs._waiting)
         return await answers(ctx, params)
 
     async with engine, Client(agents.server, elicitation_callback=person) as client:
@@ -308,7 +309,7 @@ async def test_a_run_that_waits_is_gone_on_with_by_a_word_that_nobody_can_guess_
 
     assert 2 == len(set(words)) == len(words)
     assert min(map(len, words)) >= 43
-    assert (True, {}) == (again.is_error, agents._waiting)
+    assert (True, {}) == (again.is_error, runs._waiting)
 
 
 async def test_a_run_whose_caller_gives_up_is_cancelled() -> None:

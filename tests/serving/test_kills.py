@@ -5,12 +5,14 @@ Servers that are killed with SIGKILL while many use them: nothing that was accep
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -188,6 +190,45 @@ async def test_what_was_said_to_a_run_or_ends_it_is_not_lost_by_a_kill(servers: 
     assert [202, 202] == [said.status_code, cancelled.status_code]
     assert "and hurry" in heard["text"]
     assert "cancelled" == stopped["status"]
+
+
+@pytest.mark.spec("studio:SV3", "studio:SV11")
+@pytest.mark.parametrize("place", ["runs", "runs.db"])
+async def test_a_page_whose_server_was_killed_comes_back_to_its_run_and_is_asked_what_nobody_knows(
+    servers: list[Served], tmp_path: Path, place: str
+) -> None:
+    server = Served(tmp_path, tmp_path / place, environment={"SLOW": "1"})
+    servers.append(server)
+    server.start()
+    await server.ready()
+
+    def asks(text: str = "", **more: Any) -> dict[str, Any]:
+        said = [{"id": "m", "role": "user", "content": text}] if text else []
+        return {"threadId": "t", "runId": "r", "messages": said, **more}
+
+    async with server.client("anna") as client:
+
+        async def told(path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+            answer = await client.ask("POST", path, body)
+            assert answer.status_code == 200, answer.text
+            lines = [line for line in answer.text.split("\n\n") if line.startswith("data: ")]
+            return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+        cut = asyncio.create_task(client.post_once("/ag-ui/asking", asks("anna")))
+        await server.world.until("fire", "anna-1")
+        server.kill()
+        assert await cut is None
+        server.start()
+        await server.ready()
+        seen = await told("/ag-ui/asking/connect", asks())
+        for payload in ("no", "large", "three"):
+            (interrupt,) = seen[-1]["outcome"]["interrupts"]
+            entry = {"interruptId": interrupt["id"], "status": "resolved", "payload": payload}
+            seen = await told("/ag-ui/asking", asks(resume=[entry]))
+        listed = (await client.ask("GET", "/runs")).json()["runs"]
+
+    assert ["unknown", "large", "three", "fired"] == seen[-1]["result"]
+    assert [("completed", "t")] == [(one["status"], one["session_id"]) for one in listed]
 
 
 @pytest.mark.parametrize("place", ["runs", "runs.db"])

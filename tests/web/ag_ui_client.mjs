@@ -1,5 +1,6 @@
 // A page that speaks AG-UI, without the page: the HttpAgent of @ag-ui/client. It is told one line of JSON ("do" and more), and answers what
-// the page knows then. First: {"do": "begin", "root": the folder of node_modules, "url": the address, "thread": the conversation's id}.
+// the page knows then. First: {"do": "begin", "root": the folder of node_modules, "url": the address, "thread": the conversation's id,
+// "headers": what it sends to be known}.
 import { createRequire } from 'node:module';
 import { createInterface } from 'node:readline';
 import { pathToFileURL } from 'node:url';
@@ -30,7 +31,7 @@ async function begin(given) {
       return client.transformHttpEventStream(client.runHttpRequest(asked));
     }
   }
-  page = new Page({ url: about.url, threadId: about.thread, initialState: about.state ?? {} });
+  page = new Page({ url: about.url, threadId: about.thread, headers: about.headers, initialState: about.state ?? {} });
   page.subscribe(listener);
 }
 

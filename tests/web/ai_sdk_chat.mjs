@@ -1,5 +1,6 @@
 // A page made with the AI SDK, without the page: the Chat of @ai-sdk/react. It is told one line of JSON ("do" and more), and answers what
-// the page shows then. First: {"do": "begin", "root": the folder of node_modules, "version": 5, 6 or 7, "api": the address, "id": the chat's}.
+// the page shows then. First: {"do": "begin", "root": the folder of node_modules, "version": 5, 6 or 7, "api": the address, "id": the chat's,
+// "headers": what it sends to be known}.
 import { createRequire } from 'node:module';
 import { createInterface } from 'node:readline';
 import { pathToFileURL } from 'node:url';
@@ -22,12 +23,12 @@ async function fetched(url, options) { // as fetch, but its answer breaks off wh
 }
 
 async function begin(given) {
-  const { root, version, api, id, messages } = about = { ...about, ...given };
+  const { root, version, api, id, messages, headers } = about = { ...about, ...given };
   const [entry, react] = await load(`${root}/`, `react${version}`);
   const [, ai] = await load(entry, 'ai');
   chat = new react.Chat({
     id, messages,
-    transport: new ai.DefaultChatTransport({ api, fetch: fetched }),
+    transport: new ai.DefaultChatTransport({ api, headers, fetch: fetched }),
     sendAutomaticallyWhen: ai.lastAssistantMessageIsCompleteWithApprovalResponses,
     onError: (error) => problems.push(String(error)),
     onFinish: () => { finished += 1; },

@@ -1,5 +1,5 @@
 """
-The application of ``docs/web-pages.md`` as it stands there, served on loopback in the event loop of the test.
+An engine below ``serving.app``, served on loopback in the event loop of the test, and a token for its pages.
 """
 
 from __future__ import annotations
@@ -8,49 +8,50 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from stepengine import Engine
 
-ROOT = Path(__file__).resolve().parents[2]
-APP = "app.py"
+OF_PAGES = ("read", "run", "answer")
 
 
-def application(folder: Path) -> dict[str, Any]:
+class Address(NamedTuple):
     """
-    Return the names of the page's ``app.py``, as if it stood in *folder*.
+    Where it is reached, and what a page sends to be known.
     """
-    pytest.importorskip("fastapi", reason="needs the extra 'dev'")
-    text = (ROOT / "docs" / "web-pages.md").read_text(encoding="utf-8")
-    code = text.split("```python\n", 1)[1].split("```\n", 1)[0]
-    names: dict[str, Any] = {"__name__": "app", "__file__": str(folder / APP)}
-    exec(compile(code, APP, "exec", dont_inherit=True), names)
-    return names
+
+    url: str
+    headers: dict[str, str]
 
 
 @asynccontextmanager
-async def served(folder: Path, **names: Any) -> AsyncIterator[str]:
+async def served(folder: Path, engine: Engine, *, name: str = "anna", **options: Any) -> AsyncIterator[Address]:
     """
-    Serve the application with other *names*, such as an engine, and give its address.
+    Serve *engine* from *folder*, where its runs are found again, and give the address for a page of *name*.
     """
+    pytest.importorskip("starlette", reason="needs the extra 'serve'")
     import uvicorn
 
-    app = application(folder)
-    if isinstance(engine := names.get("engine"), Engine):
-        app["engine"].close()
-        names = {"engine": engine, **names}
-    app.update(names)
-    config = uvicorn.Config(app["app"], port=0, log_level="warning", timeout_graceful_shutdown=1)
+    from stepengine.serving import Tokens, app
+
+    tokens = Tokens.open(folder / "tokens.json")
+    for known in tokens.listed():
+        tokens.remove(known.name)
+    token = tokens.add(name, OF_PAGES)
+    made = app(engine, runs=folder / "runs", tokens=tokens, drain=0.1, **options)
+    config = uvicorn.Config(made, port=0, log_level="warning", timeout_graceful_shutdown=1)
     config.load()
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)
     await server.startup()
     task = asyncio.create_task(server.main_loop())
     try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield Address(f"http://127.0.0.1:{port}", {"authorization": f"Bearer {token}"})
     finally:
+        made.end_watching()
         server.should_exit = True
         await task
         await server.shutdown()

@@ -1,5 +1,5 @@
 """
-Pages that speak AG-UI: the real client of ``@ag-ui/client`` against the application of ``docs/web-pages.md``, and PyPI's own types.
+Pages that speak AG-UI: the real client of ``@ag-ui/client`` against ``serving.app``, and PyPI's own types.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from stepengine import STEP_ALL, AgentDefinition, Ask, Engine, ToolContext, Tool
 from stepengine.ag_ui import page_hooks
 from stepengine.data.hooks import Change
 from stepengine.permissions import Policy, Rule
-from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel, tool_call, tool_calls
 
 from .npm import Script, running
@@ -65,18 +64,19 @@ class Painter:
             await self.gate.wait()
             return f"The {what} is dry."
 
-        self.sessions = MemorySessions()
         self.model = ScriptedModel(replies)
         agent = AgentDefinition("painter", model="m/m", tools=[mix, paint, dry], handle_steps=handler)
         policy = Policy([Rule.ask_for_tool("paint"), Rule.allow_tool("dry"), Rule.allow_tool("mix")])
-        self.engine = Engine([agent], models=self.model, permissions=policy, sessions=self.sessions, hooks=page_hooks())
+        self.engine = Engine([agent], models=self.model, permissions=policy, hooks=page_hooks())
 
 
 @asynccontextmanager
 async def talking(painter: Painter, packages: Path, folder: Path, **more: Any) -> AsyncIterator[Script]:
     async with (
-        served(folder, engine=painter.engine, sessions=painter.sessions) as address,
-        running("ag_ui_client.mjs", packages, url=f"{address}/agent", thread="t 1", **more) as page,
+        served(folder, painter.engine, shares=["colours"]) as (url, headers),
+        running(
+            "ag_ui_client.mjs", packages, url=f"{url}/ag-ui/painter", thread="t 1", headers=headers, **more
+        ) as page,
     ):
         yield page
 

@@ -1,5 +1,5 @@
 """
-Pages made with the AI SDK: the real ``Chat`` of ``@ai-sdk/react``, in three versions, against the application of ``docs/web-pages.md``.
+Pages made with the AI SDK: the real ``Chat`` of ``@ai-sdk/react``, in three versions, against ``serving.app``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import pytest
 
 from stepengine import AgentDefinition, Engine, tool
 from stepengine.permissions import Policy, Rule
-from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel, tool_call, tool_calls
 
 from .npm import Script, running
@@ -66,19 +65,21 @@ class Painter:
             await self.gate.wait()
             return f"The {what} is dry."
 
-        self.sessions = MemorySessions()
+        self.model = ScriptedModel(replies)
         agent = AgentDefinition("painter", model="m/m", tools=[paint, dry])
         policy = Policy([Rule.ask_for_tool("paint"), Rule.allow_tool("dry")])
-        self.engine = Engine([agent], models=ScriptedModel(replies), permissions=policy, sessions=self.sessions)
+        self.engine = Engine([agent], models=self.model, permissions=policy)
 
 
 @asynccontextmanager
 async def chatting(painter: Painter, version: int, packages: Path, folder: Path) -> AsyncIterator[Script]:
-    names = {"engine": painter.engine, "sessions": painter.sessions, "VERSION": version}
     async with (
-        served(folder, **names) as address,
-        running("ai_sdk_chat.mjs", packages, version=version, api=f"{address}/chat", id="c 1") as page,
-    ):
+        served(folder, painter.engine) as (url, headers),
+        running(
+            "ai_sdk_chat.mjs", packages, version=version, api=f"{url}/vercel/painter", id="c 1",
+            headers={**headers, "ai-sdk-version": str(version)},
+        ) as page,
+    ):  # fmt: skip
         yield page
 
 
@@ -169,7 +170,7 @@ async def test_who_types_instead_of_deciding_refuses_with_these_words(
     assert ("ready", []) == (told["status"], told["problems"])
     assert "As you like." == texts(told)[-1]
     assert [] == painter.painted
-    refused = [message.text for message in painter.sessions.load("c 1").messages if message.role == "tool"]
+    refused = [message.text for message in painter.model.calls[-1].messages if message.role == "tool"]
     assert "Not today." in refused[0]
     if version == 5:
         assert "paint" == parts(asked, "data-question")[0]["data"]["toolName"]
@@ -246,7 +247,7 @@ async def test_history_that_a_page_wants_rewritten_is_refused_in_words_and_the_c
         assert "error" == each["status"]
         assert "only what the user says next is taken" in each["problems"][0]
     assert "Two." == texts(after)[-1]
-    assert ["First.", "Second."] == [m.text for m in painter.sessions.load("c 1").messages if m.role == "user"]
+    assert ["First.", "Second."] == [m.text for m in painter.model.calls[-1].messages if m.role == "user"]
 
 
 def test_the_versions_that_are_named_are_those_that_are_used(packages: Path) -> None:

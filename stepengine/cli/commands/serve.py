@@ -81,6 +81,10 @@ def serve(
         Path | None,
         typer.Option(help="Who may send events to runs, and who is told of questions: JSON.", metavar="FILE"),
     ] = None,
+    share: Annotated[
+        list[str] | None,
+        typer.Option(help="A member of an agent's context that pages see and set; may be repeated.", metavar="NAME"),
+    ] = None,
     no_schedules: Annotated[
         bool, typer.Option("--no-schedules", help="Leave the schedules beside the agents to others.")
     ] = False,
@@ -95,7 +99,8 @@ def serve(
     Serve runs over HTTP until told to stop.
 
     Clients start runs, watch them as server-sent events, answer what they ask, say something, cancel, go back. All that can
-    be asked stands in /openapi.json. Each request brings a token; a run belongs to whoever started it. Without --tokens
+    be asked stands in /openapi.json. Pages that speak AG-UI go to /ag-ui/AGENT, those with the AI SDK to /vercel/AGENT, and
+    clients of MCP find the agents as tools at /mcp. Each request brings a token; a run belongs to whoever started it. Without --tokens
     there is one token, which is shown at the start and ends with the server.
 
     MODULE names agents as for `stepengine worker`: `agents = [...]` or `agent = ...`, and beside them, where they are
@@ -166,6 +171,7 @@ def serve(
                 reports=reports,
                 drain=drain,
                 webhooks=webhooks,
+                shares=share or (),
                 hosts=allow_host or LOOPBACK,
                 cors=cors or (),
             )
@@ -207,15 +213,18 @@ def _engine(module: str, options: Options) -> tuple[Engine | DurableEngine, Sequ
     Raises:
         UsageProblem: when there is none.
     """
+    from stepengine.ag_ui import page_hooks
     from stepengine.engine import Engine
 
     name, colon, function = module.rpartition(":")
     if colon and function.isidentifier() and not Path(module).exists():
         return _made(name, function), ()
     offered = offered_by(module)
+    # What a page of AG-UI sends beside words: its tools, context and state.
+    agents = [attrs.evolve(agent, hooks=agent.hooks + page_hooks()) for agent in offered.agents]
     if offered.tools or offered.models is not None or offered.options:
-        return Engine(offered.agents, offered.tools, offered.models, **offered.options), offered.schedules
-    first, *others = offered.agents
+        return Engine(agents, offered.tools, offered.models, **offered.options), offered.schedules
+    first, *others = agents
     file = module if Path(module).is_file() else ""
     bench = bench_for(
         attrs.evolve(options, agent=file), first, others=others, is_new=True, asks_nobody=True, headless=False

@@ -1,0 +1,439 @@
+"""
+Pages below ``serving.app``: whose conversation it is, what is under way, what several servers of a place know, and what is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+pytest.importorskip("ag_ui", reason="needs the extra 'ag-ui'")
+
+from stepengine import AgentDefinition, Ask, Engine, Receive, tool
+from stepengine.ag_ui import page_hooks
+from stepengine.permissions import Policy, Rule
+from stepengine.serving import Caps, Tokens
+from stepengine.serving.ledger import Ledger
+from stepengine.testing import ScriptedModel, tool_call
+
+from .served import served
+
+
+def asking(ctx: Any) -> Any:
+    first = yield from Ask("How large?")
+    second = yield from Ask("Which colour?", options=["red", "blue"])
+    return f"{ctx.prompt}: {first}, {second}"
+
+
+def receiving(ctx: Any) -> Any:
+    return (yield from Receive("hook"))
+
+
+class Painter:
+    """
+    Agents whose runs wait at ``gate``, ask, or say what they were told; and an engine of its own.
+    """
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+
+        @tool(in_thread=False)
+        async def dry(what: str) -> str:
+            """
+            Wait until something is dry.
+            """
+            await self.gate.wait()
+            return f"The {what} is dry."
+
+        @tool(in_thread=False)
+        async def paint(what: str) -> str:
+            """
+            Paint something.
+            """
+            return f"The {what} is red now."
+
+        def reply(request: Any) -> Any:
+            said = [message.text for message in request.messages if message.role == "user"]
+            if request.messages[-1].role == "tool":
+                return f"{request.messages[-1].text} You said {said}."
+            words = {
+                "Dry.": tool_call("dry", {"what": "door"}, text="Let me see."),
+                "Paint.": tool_call("paint", {"what": "door"}),
+            }
+            return words.get(said[-1], f"You said {said}.")  # fmt: skip
+
+        agents = [
+            AgentDefinition("painter", model="m/m", tools=[dry, paint]),
+            AgentDefinition("asker", handle_steps=asking),
+            AgentDefinition("receiver", handle_steps=receiving),
+        ]
+        policy = Policy([Rule.ask_for_tool("paint"), Rule.allow_tool("dry")])
+        self.engine = Engine(agents, models=ScriptedModel(reply), permissions=policy, hooks=page_hooks())
+
+
+class Page:
+    """
+    A page, by hand: what it sends, and what it is told.
+    """
+
+    def __init__(self, client: httpx2.AsyncClient) -> None:
+        self.client = client
+
+    async def say(
+        self, text: str = "", *, agent: str = "painter", thread: str = "t", **more: Any
+    ) -> list[dict[str, Any]]:
+        return told(await self.client.post(f"/ag-ui/{agent}", json=run_input(text, thread, **more)))
+
+    async def connect(self, *, agent: str = "painter", thread: str = "t") -> list[dict[str, Any]]:
+        return told(await self.client.post(f"/ag-ui/{agent}/connect", json=run_input("", thread)))
+
+    async def chat(self, text: str, *, agent: str = "painter", chat: str = "c") -> list[dict[str, Any]]:
+        said = {"id": "u", "role": "user", "parts": [{"type": "text", "text": text}]}
+        return told(await self.client.post(f"/vercel/{agent}", json={"id": chat, "messages": [said]}))
+
+    async def again(self, *, agent: str = "painter", chat: str = "c") -> list[dict[str, Any]]:
+        return told(await self.client.get(f"/vercel/{agent}/{chat}/stream"))
+
+    async def begin(self, text: str, **more: Any) -> str:
+        """
+        Say something, leave at the first event, and return the run's id.
+        """
+        async with self.client.stream("POST", "/ag-ui/painter", json=run_input(text, "t", **more)) as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("data: "):
+                    return str(json.loads(line.removeprefix("data: "))["metadata"]["stepengine"]["run_id"])
+        raise AssertionError("nothing was told")
+
+    async def until(self, run: str, status: str) -> dict[str, Any]:
+        async with asyncio.timeout(20):
+            while (view := (await self.client.get(f"/runs/{run}")).json())["status"] != status:  # noqa: ASYNC110 - the server knows
+                await asyncio.sleep(0.01)
+        return dict(view)
+
+
+def run_input(text: str, thread: str, **more: Any) -> dict[str, Any]:
+    said = [{"id": "m", "role": "user", "content": text}] if text else []
+    return {"threadId": thread, "runId": "r", "messages": said, **more}
+
+
+def told(answer: httpx2.Response) -> list[dict[str, Any]]:
+    assert 200 == answer.status_code, answer.text
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def refused(answer: httpx2.Response) -> tuple[int, str]:
+    assert "application/problem+json" == answer.headers["content-type"], answer.text
+    return answer.status_code, answer.json()["type"].rpartition(":")[2]
+
+
+def text_of(events: list[dict[str, Any]]) -> str:
+    return "".join([event["delta"] for event in events if event["type"] in ("TEXT_MESSAGE_CONTENT", "text-delta")])
+
+
+def interrupts(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return list(events[-1]["outcome"].get("interrupts") or ())
+
+
+def resolved(interrupt: dict[str, Any], payload: Any) -> list[dict[str, Any]]:
+    return [{"interruptId": interrupt["id"], "status": "resolved", "payload": payload}]
+
+
+@asynccontextmanager
+async def paging(folder: Path, painter: Painter, *, name: str = "anna", **options: Any) -> AsyncIterator[Page]:
+    async with (
+        served(folder, painter.engine, name=name, **options) as (url, headers),
+        httpx2.AsyncClient(base_url=url, headers=headers, timeout=30, trust_env=False) as client,
+    ):
+        yield Page(client)
+
+
+@asynccontextmanager
+async def known_as(page: Page, folder: Path, name: str, scopes: Any = ("read", "run", "answer")) -> AsyncIterator[Page]:
+    token = Tokens.open(folder / "tokens.json").add(name, scopes)
+    headers = {"authorization": f"Bearer {token}"}
+    async with httpx2.AsyncClient(
+        base_url=page.client.base_url, headers=headers, timeout=30, trust_env=False
+    ) as client:
+        yield Page(client)
+
+
+# --- whose it is --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("studio:SV4", "studio:SV11")
+async def test_a_conversation_belongs_to_who_began_it_and_is_not_there_for_others(tmp_path: Path) -> None:
+    async with paging(tmp_path, Painter()) as anna, known_as(anna, tmp_path, "bob") as bob:
+        asked = await anna.say("Paint.")
+        await anna.chat("Hello.")
+        (interrupt,) = interrupts(asked)
+        answers = run_input("", "t", resume=resolved(interrupt, True))
+        stolen = await bob.client.post("/ag-ui/painter", json=answers)
+        stream = await bob.client.get("/vercel/painter/c/stream")
+        seen = await bob.connect()
+        own = await bob.say("Hi.")
+        lists = [(await page.client.get("/runs")).json()["runs"] for page in (anna, bob)]
+        run = interrupt["id"].partition(":")[0]
+        looked = await bob.client.get(f"/runs/{run}")
+        ended = await anna.say(resume=resolved(interrupt, True))
+
+    assert (409, "answer_rejected") == refused(stolen)
+    assert (204, 404) == (stream.status_code, looked.status_code)
+    assert ([], []) == (next(e for e in seen if e["type"] == "MESSAGES_SNAPSHOT")["messages"], interrupts(seen))
+    assert "You said ['Hi.']." == text_of(own)
+    assert [{"anna"}, {"bob"}] == [{one["owner"] for one in listed} for listed in lists]
+    assert [["c", "t"], ["t"]] == [[one["session_id"] for one in listed] for listed in lists]
+    assert "The door is red now. You said ['Paint.']." == text_of(ended)
+
+
+@pytest.mark.spec("studio:SV4", "studio:SV11")
+async def test_what_a_page_may_do_is_what_its_scopes_say(tmp_path: Path) -> None:
+    async with (
+        paging(tmp_path, Painter()) as anna,
+        known_as(anna, tmp_path, "reader", ["read"]) as reader,
+        known_as(anna, tmp_path, "runner", ["run", "read"]) as runner,
+        httpx2.AsyncClient(base_url=anna.client.base_url, trust_env=False) as nobody,
+    ):
+        await reader.connect()
+        said = await reader.client.post("/ag-ui/painter", json=run_input("Hi.", "t"))
+        (interrupt,) = interrupts(await runner.say("Paint."))
+        answered = await runner.client.post("/ag-ui/painter", json=run_input("", "t", resume=resolved(interrupt, True)))
+        typed = await runner.client.post("/ag-ui/painter", json=run_input("Yes.", "t"))
+        unknown = [
+            await nobody.post(path, json={}) for path in ("/ag-ui/painter", "/ag-ui/painter/connect", "/vercel/painter")
+        ]
+
+    assert [(403, "scope_missing")] * 3 == [refused(one) for one in (said, answered, typed)]
+    assert [401, 401, 401] == [one.status_code for one in unknown]
+
+
+# --- turns --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("studio:SV11")
+@pytest.mark.parametrize("way", ["say", "chat"])
+async def test_a_conversation_goes_on_after_a_restart_without_sessions_of_the_engine(tmp_path: Path, way: str) -> None:
+    async with paging(tmp_path, Painter()) as page:
+        await getattr(page, way)("One.")
+    async with paging(tmp_path, Painter()) as page:
+        after = await getattr(page, way)("Two.")
+
+    assert "You said ['One.', 'Two.']." == text_of(after)
+
+
+@pytest.mark.spec("studio:SV11")
+async def test_a_conversation_goes_on_where_the_process_was_killed_before_it_kept_what_the_run_left(
+    tmp_path: Path,
+) -> None:
+    async with paging(tmp_path, Painter()) as page:
+        await page.say("One.")
+    ledger = Ledger(tmp_path / "runs")
+    ledger.write([lambda database: database.execute("DELETE FROM served_left")])
+    ledger.close()
+    async with paging(tmp_path, Painter()) as page:
+        after = await page.say("Two.")
+
+    assert "You said ['One.', 'Two.']." == text_of(after)
+
+
+@pytest.mark.spec("studio:SV11")
+async def test_a_conversation_goes_on_with_the_end_of_a_run_where_only_its_question_was_kept(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "runs")
+    async with paging(tmp_path, Painter()) as page:
+        asked = await page.say("Paint.")
+        ledger.write([lambda database: database.execute("CREATE TABLE before AS SELECT * FROM served_left").fetchall()])
+        await page.say(resume=resolved(interrupts(asked)[0], True))
+    ledger.write([lambda database: database.execute("INSERT OR REPLACE INTO served_left SELECT * FROM before")])
+    ledger.close()
+    async with paging(tmp_path, Painter()) as page:
+        seen = await page.connect()
+
+    (snapshot,) = [event for event in seen if event["type"] == "MESSAGES_SNAPSHOT"]
+    assert "The door is red now. You said ['Paint.']." == snapshot["messages"][-1]["content"]
+    assert [] == interrupts(seen)
+
+
+@pytest.mark.spec("studio:SV11")
+async def test_an_answer_to_a_question_of_another_run_answers_no_question_of_the_same_name(tmp_path: Path) -> None:
+    async with paging(tmp_path, Painter()) as page:
+        (first,) = interrupts(await page.say("Paint.", thread="one"))
+        (second,) = interrupts(await page.say("Paint.", thread="two"))
+        wrong = run_input("", "two", resume=resolved(first, True))
+        told_ag_ui = await page.client.post("/ag-ui/painter", json=wrong)
+        part = {
+            "type": "dynamic-tool",
+            "state": "approval-responded",
+            "approval": {"id": first["id"], "approved": True},
+        }
+        answer = {"id": "two", "messages": [{"id": "m", "role": "assistant", "parts": [part]}]}
+        told_vercel = await page.client.post("/vercel/painter", json=answer)
+        again = interrupts(await page.connect(thread="two"))
+
+    assert first["id"].partition(":")[2] == second["id"].partition(":")[2]
+    assert [(409, "answer_rejected")] * 2 == [refused(told_ag_ui), refused(told_vercel)]
+    assert [second] == again
+
+
+@pytest.mark.spec("studio:SV11")
+async def test_a_question_of_a_handler_is_answered_after_a_restart_and_the_next_one_is_asked(tmp_path: Path) -> None:
+    async with paging(tmp_path, Painter()) as page:
+        (first,) = interrupts(await page.say("Door", agent="asker"))
+    async with paging(tmp_path, Painter()) as page:
+        again = await page.connect(agent="asker")
+        (second,) = interrupts(await page.say("Three feet", agent="asker"))
+        wrong = await page.client.post("/ag-ui/asker", json=run_input("", "t", resume=resolved(second, "green")))
+        ended = await page.say(agent="asker", resume=resolved(second, "red"))
+        late = await page.client.post("/ag-ui/asker", json=run_input("", "t", resume=resolved(second, "blue")))
+
+    assert [first] == interrupts(again)
+    assert ("How large?", "Which colour?") == (first["message"], second["message"])
+    assert (409, "answer_rejected") == refused(wrong) == refused(late)
+    assert "Door: Three feet, red" == ended[-1]["result"]
+
+
+@pytest.mark.spec("studio:SV11")
+async def test_while_a_run_is_under_way_nothing_else_is_said_and_when_it_was_cancelled_the_conversation_goes_on(
+    tmp_path: Path,
+) -> None:
+    async with paging(tmp_path, Painter()) as page:
+        run = await page.begin("Dry.")
+        busy = await page.client.post("/ag-ui/painter", json=run_input("And?", "t"))
+        said = {"id": "u", "role": "user", "parts": [{"type": "text", "text": "And?"}]}
+        chat = await page.client.post("/vercel/painter", json={"id": "t", "messages": [said]})
+        await page.client.post(f"/runs/{run}/cancel")
+        await page.until(run, "cancelled")
+        after = await page.say("Hello.")
+
+    assert [(409, "under_way")] * 2 == [refused(busy), refused(chat)]
+    assert run == busy.json()["run_id"]
+    assert "You said ['Dry.', 'Hello.']." == text_of(after)
+
+
+@pytest.mark.spec("studio:SV11")
+async def test_of_two_who_take_a_turn_at_once_one_is_told_that_it_came_too_late(tmp_path: Path) -> None:
+    async with paging(tmp_path, Painter()) as page:
+        await page.say("One.")
+        answers = await asyncio.gather(
+            *[page.client.post("/ag-ui/painter", json=run_input(f"Both {n}.", "t")) for n in range(4)]
+        )
+        after = await page.say("Two.")
+
+    taken = [n for n, answer in enumerate(answers) if answer.status_code == 200]
+    assert taken
+    assert {(409, "under_way")} >= {refused(one) for one in answers if one.status_code != 200}
+    said = text_of(after)
+    assert all((f"Both {n}." in said) == (n in taken) for n in range(4))
+
+
+@pytest.mark.spec("studio:SV11")
+async def test_nothing_is_said_to_a_run_that_waits_for_something_else_or_that_another_agent_has(tmp_path: Path) -> None:
+    async with paging(tmp_path, Painter()) as page:
+        waits = await page.say("Wait.", agent="receiver")
+        told = await page.client.post("/ag-ui/receiver", json=run_input("Come.", "t"))
+        await page.say("Door", agent="asker", thread="other")
+        other = await page.client.post("/ag-ui/painter", json=run_input("Hi.", "other"))
+
+    assert "success" == waits[-1]["outcome"]["type"]
+    assert [(409, "waits")] * 2 == [refused(told), refused(other)]
+
+
+@pytest.mark.spec("studio:SV11")
+async def test_more_runs_than_there_may_be_are_refused_before_anything_happens(tmp_path: Path) -> None:
+    async with paging(tmp_path, Painter(), max_live=1) as page:
+        run = await page.begin("Dry.")
+        more = await page.client.post("/ag-ui/painter", json=run_input("Hi.", "other"))
+        listed = (await page.client.get("/runs")).json()["runs"]
+        await page.client.post(f"/runs/{run}/cancel")
+
+    assert (429, "too_many_runs") == refused(more)
+    assert [run] == [one["run_id"] for one in listed]
+
+
+# --- coming back --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("studio:SV11")
+async def test_any_server_of_a_place_shows_a_run_that_another_one_has_and_takes_the_answer_to_its_question(
+    tmp_path: Path,
+) -> None:
+    painter = Painter()
+    async with paging(tmp_path, painter) as here, paging(tmp_path, Painter()) as there:
+        here.client.headers.update(there.client.headers)
+        await here.begin("Dry.")
+        busy = await there.client.post("/ag-ui/painter", json=run_input("And?", "t"))
+        coming = asyncio.create_task(there.connect())
+        painter.gate.set()
+        shown = await coming
+        asked = await here.say("Paint.")
+        ended = await there.say(resume=resolved(interrupts(asked)[0], True))
+        after = await here.say("Thanks.")
+
+    assert (409, "under_way") == refused(busy)
+    assert "Let me see.The door is dry. You said ['Dry.']." == text_of(shown)
+    assert "success" == shown[-1]["outcome"]["type"]
+    assert "The door is red now. You said ['Dry.', 'Paint.']." == text_of(ended)
+    assert "You said ['Dry.', 'Paint.', 'Thanks.']." == text_of(after)
+
+
+@pytest.mark.spec("studio:SV11")
+async def test_a_chat_whose_approval_was_answered_by_typing_goes_on_in_a_message_of_its_own(tmp_path: Path) -> None:
+    painter = Painter()
+    async with paging(tmp_path, painter) as page:
+        asked = await page.chat("Paint.")
+        typed = await page.chat("Not today.")
+        again = await page.again()
+    async with paging(tmp_path, Painter()) as page:
+        after = await page.again()
+
+    first, second, third, fourth = [events[0]["messageId"] for events in (asked, typed, again, after)]
+    assert first != second == third == fourth
+    assert text_of(typed) == text_of(again) == text_of(after)
+    assert "Not today." in text_of(typed)
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("studio:SV11")
+async def test_what_no_page_of_a_known_version_sends_is_refused_and_nothing_is_begun(tmp_path: Path) -> None:
+    said = {"id": "u", "role": "user", "parts": [{"type": "text", "text": "Hi."}]}
+    asked: list[tuple[str, Any, dict[str, str]]] = [
+        ("/ag-ui/nobody", run_input("Hi.", "t"), {}),
+        ("/ag-ui/painter", run_input("Hi.", "t", protocolVersion="2.0"), {}),
+        ("/ag-ui/painter", run_input("Hi.", "t", state={"secret": 1}), {}),
+        ("/ag-ui/painter", run_input("Hi.", ""), {}),
+        ("/ag-ui/painter", run_input("Hi.", "x" * 201), {}),
+        ("/ag-ui/painter", run_input("", "t"), {}),
+        ("/vercel/nobody", {"id": "c", "messages": [said]}, {}),
+        ("/vercel/painter", {"id": "c", "messages": [said]}, {"ai-sdk-version": "4"}),
+        ("/vercel/painter", {"id": "c", "messages": [said], "trigger": "regenerate-message"}, {}),
+        ("/vercel/painter", {"id": "c", "messages": []}, {}),
+        ("/vercel/painter", {"id": "c", "messages": [{**said, "parts": [{"type": "file"}]}]}, {}),
+        ("/vercel/painter", {"id": "c", "messages": [{**said, "parts": [{"type": "text", "text": "x" * 70_000}]}]}, {}),
+        ("/runs", {"agent": "painter", "metadata": {"ag_ui": {"state": {"secret": 1}}}}, {}),
+    ]  # fmt: skip
+    async with paging(tmp_path, Painter(), caps=Caps(body=65_536)) as page:
+        answers = [await page.client.post(path, json=body, headers=headers) for path, body, headers in asked]
+        listed = (await page.client.get("/runs")).json()["runs"]
+
+    assert [404, 422, 422, 422, 422, 422, 404, 422, 422, 422, 422, 413, 422] == [refused(one)[0] for one in answers]
+    assert [] == listed
+
+
+@pytest.mark.spec("studio:SV11")
+async def test_without_the_extra_the_routes_say_which_one_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepengine.serving.ag_ui.find_spec", lambda name: None)
+    async with paging(tmp_path, Painter()) as page:
+        answer = await page.client.post("/ag-ui/painter", json=run_input("Hi.", "t"))
+
+    assert (501, "extra_missing") == refused(answer)
+    assert "pip install 'stepengine[ag-ui]'" in answer.json()["detail"]
