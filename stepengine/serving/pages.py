@@ -122,8 +122,8 @@ class Conversation:
             raise InputError(msg, issues=(msg,))
         runs, caller = runs_of(request.app.state.runs), caller_of(request)
         last = await runs.newest(caller, name)
-        rests = last is not None and last.status not in UNDER_WAY
-        return cls(runs, caller, name, last, await runs.state(last) if rests else None)
+        state = None if last is None or last.status in UNDER_WAY else await runs.state(last)
+        return cls(runs, caller, name, last, state)
 
     @property
     def is_under_way(self) -> bool:

@@ -448,14 +448,18 @@ class Runs:
         if error is not None:
             await self._failed(run, error)
         elif result is not None and not (self._is_closing and result.status is RunStatus.CANCELLED):
-            if handle.session_id is not None:
-                left = await asyncio.to_thread(lambda: to_text(codec.to_json(result.state)))
-                await self._write(leaving(handle.session_id, run, result.status.value, left))
-            now = time.time()
-            await self._write(noting(run, result.status.value, now))
-            if self._rested.get(run) is handle:
-                self._rested_at[run] = now
-            await self._look_again(run, result.status)
+            await self._rests(run, handle, result)
+
+    async def _rests(self, run: str, handle: RunHandle, result: RunResult) -> None:
+        """Take note of how a run came to rest, and look whether something came for it in the meantime."""
+        if handle.session_id is not None:
+            left = await asyncio.to_thread(lambda: to_text(codec.to_json(result.state)))
+            await self._write(leaving(handle.session_id, run, result.status.value, left))
+        now = time.time()
+        await self._write(noting(run, result.status.value, now))
+        if self._rested.get(run) is handle:
+            self._rested_at[run] = now
+        await self._look_again(run, result.status)
 
     async def _look_again(self, run: str, status: RunStatus) -> None:
         """Let a run that rests go on when something came while it lay down; should this process die now, the next sweep does."""
