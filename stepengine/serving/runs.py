@@ -351,12 +351,13 @@ class Runs:
             return known.run, False
         try:
             await self._taken_up(row)
-        except JournalLocked:
-            pass  # Another server of the place saw the promise before this one could keep it, and does.
-        except StepEngineError:
-            if not await asyncio.to_thread(self.journal(row.run).is_there):
+        except StepEngineError as error:
+            # Another server of the place may have seen the promise before this one could keep it, and keeps it.
+            is_kept = await asyncio.to_thread(self.journal(row.run).is_there)
+            if not is_kept:
                 await self._write(removing(row.run))
-            raise
+            if not (is_kept and isinstance(error, JournalError)):
+                raise
         return row.run, True
 
     async def _registered(self, row: RunRow, key: str | None) -> RunRow | None:

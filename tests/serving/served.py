@@ -217,6 +217,14 @@ class Seen:
         told = [(event.path, event.seq, event.type) async for event in follow_events(journal, stay=False)]
         return {key for key in told if key[2] in TOLD} - self._keys
 
+    def told(self) -> list[str]:
+        """
+        Return in a few words each what it saw last.
+        """
+        return [
+            f"{one['epoch']}-{one['index']} {one['type']} {one['path']!r} #{one['seq']}" for one in self.events[-30:]
+        ]
+
     def finished(self) -> set[tuple[str, int]]:
         """
         Return the addresses of the calls of tools whose end it saw.

@@ -59,12 +59,12 @@ async def check_all(client: Client, server: Served) -> None:
             # In a database nobody is asked about a call that was cut off, also one that had not begun: its handler is told.
             is_unknown = bool(server.db) and not fired[name] and "unknown" in str(view["output"])
             assert 1 == fired[name] or is_unknown, (where, name, fired[name])
-        assert [] == seen.problems, where
+        assert [] == seen.problems, (where, seen.told())
         assert view["status"] == seen.events[-1]["status"], where
         missing = await seen.unseen(server.journal(run))
         assert not missing or seen.was_told, (where, missing)
         for value in client.said[run]:
-            assert value in str(view["output"]), (where, value, view["output"])
+            assert value in str(view["output"]), (where, value, view)
 
 
 async def under_load(servers: list[Served], *, clients: int, kills: int, seed: int) -> list[Client]:
