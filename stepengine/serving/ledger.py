@@ -47,6 +47,7 @@ CREATE TABLE IF NOT EXISTS served_left (session TEXT PRIMARY KEY, run TEXT NOT N
     WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS served_shown (run TEXT PRIMARY KEY, message TEXT NOT NULL, place TEXT NOT NULL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS served_sessions ON served (owner, session, created) WHERE session IS NOT NULL;
+CREATE TABLE IF NOT EXISTS served_woken (run TEXT PRIMARY KEY, times INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS served_decided (
     run TEXT NOT NULL, question TEXT NOT NULL, answer TEXT NOT NULL, PRIMARY KEY (run, question)
 ) WITHOUT ROWID
@@ -168,6 +169,11 @@ class Ledger:
             (row.session, row.run, row.status),
         )
         return None if known is None else str(known[0])
+
+    def woken(self, run: str) -> int:
+        """Return how often something came for a run since it was suspended last."""
+        known = self._found("SELECT times FROM served_woken WHERE run = ?", (run,))
+        return 0 if known is None else int(known[0])
 
     def shown(self, run: str) -> tuple[str, str] | None:
         """Return the id of the message of a page that shows a run, and behind which event of it that begins."""
@@ -358,12 +364,37 @@ def deciding(run: str, decisions: Mapping[str, Answer]) -> Act:
 
 
 def waking(run: str) -> Act:
-    """Return what says that a run which rests is to go on."""
+    """Return what says that something came for a run: one that rests is to go on, and one that lies down looks whether it may."""
 
     def wake(database: sqlite3.Connection) -> None:
         database.execute(UNDER_WAY, (run,))
+        database.execute(
+            "INSERT INTO served_woken VALUES (?, 1) ON CONFLICT (run) DO UPDATE SET times = times + 1", (run,)
+        )
 
     return wake
+
+
+def suspending(run: str, now: float, woken: int) -> Act:
+    """
+    Return what says that a run is suspended, and gives ``True``, unless something came for it that nobody looked for.
+
+    Args:
+        run: The run.
+        now: When, in seconds since 1970.
+        woken: What ``Ledger.woken`` gave before it was looked whether something had come.
+    """
+
+    def suspend(database: sqlite3.Connection) -> bool:
+        came = database.execute("SELECT times FROM served_woken WHERE run = ?", (run,)).fetchone() or (0,)
+        decided = database.execute("SELECT 1 FROM served_decided WHERE run = ?", (run,)).fetchone()
+        if came != (woken,) or decided is not None:
+            return False
+        database.execute("DELETE FROM served_woken WHERE run = ?", (run,))
+        noting(run, "suspended", now)(database)
+        return True
+
+    return suspend
 
 
 def taking_up(run: str) -> Act:

@@ -67,6 +67,7 @@ from stepengine.serving.ledger import (
     registering,
     removing,
     showing,
+    suspending,
     taking_turn,
     taking_up,
     waking,
@@ -221,7 +222,6 @@ class Runs:
         self._acts: list[tuple[Act, asyncio.Future[Any]]] = []
         self._writing: asyncio.Task[None] | None = None
         self._strangers: set[str] = set()
-        self._nudged: set[str] = set()
         self._watching: dict[str, asyncio.Task[Any]] = {}
         self._waking: dict[str, asyncio.Task[Any]] = {}
         self._is_closing = False
@@ -457,20 +457,24 @@ class Runs:
             left = await asyncio.to_thread(lambda: to_text(codec.to_json(result.state)))
             await self._write(leaving(handle.session_id, run, result.status.value, left))
         now = time.time()
-        await self._write(noting(run, result.status.value, now))
+        if result.status is RunStatus.SUSPENDED:
+            # In this order: what comes behind the count is seen by the count, and before it by the look. Should this process die
+            # in between, the run is under way by the ledger, and whoever sweeps next goes on with it.
+            woken = await asyncio.to_thread(self._ledger.woken, run)
+            has_mail = woken > 0 and await asyncio.to_thread(self._has_mail, run)
+            if has_mail or not await self._write(suspending(run, now, woken)):
+                await self._go_on_again(run)
+                return
+        else:
+            await self._write(noting(run, result.status.value, now))
         if self._rested.get(run) is handle:
             self._rested_at[run] = now
-        await self._look_again(run, result.status)
 
-    async def _look_again(self, run: str, status: RunStatus) -> None:
-        """Let a run that rests go on when something came while it lay down; should this process die now, the next sweep does."""
-        if run in self._nudged:
-            self._nudged.discard(run)
-            if status is RunStatus.SUSPENDED and await asyncio.to_thread(self._has_mail, run):
-                await self._write(waking(run))
-                row = await asyncio.to_thread(self._ledger.find, run)
-                if row is not None:
-                    self._spawn(self._go_on(row))
+    async def _go_on_again(self, run: str) -> None:
+        """Go on at once with a run for which something came while it lay down."""
+        row = await asyncio.to_thread(self._ledger.find, run)
+        if row is not None:
+            self._spawn(self._go_on(row))
 
     def _has_mail(self, run: str) -> bool:
         """Return whether something came for a run that rests, and that nobody took in."""
@@ -598,14 +602,13 @@ class Runs:
 
     async def _nudge(self, row: RunRow) -> None:
         """Let a run take in what was posted for it, wherever it is."""
+        # On the disk before anybody is told, also of a run of this process, which may be lying down and past its last look: who
+        # dies behind this leaves a run that somebody goes on with.
+        await self._write(waking(row.run))
         handle = self._live.get(row.run)
         if handle is not None:
-            # It may be lying down, and past its last look: whoever sees it end looks once more.
-            self._nudged.add(row.run)
             await handle.fetch_mail()
             return
-        # On the disk before anybody is told: who dies behind this leaves a run that somebody goes on with.
-        await self._write(waking(row.run))
         # Where another process has it, that one looks by itself, and this finds its lock.
         await asyncio.to_thread(arrived, self.journal(row.run))
         if row.status in OPEN:

@@ -23,8 +23,8 @@ PING_SECONDS = 15.0
 """Proxies cut what says nothing, most after 60 s."""
 AT_ONCE = 64
 """Events that go out together at most."""
-INNER = frozenset({"request", "result", "_clean"})
-"""What only a debugger has a use for: what the model was sent, and the whole final state with every message of the run."""
+INNER = frozenset({"request", "_clean"})
+"""What only a debugger has a use for: what the model was sent; and so has the whole final state, with every message of the run."""
 
 
 def event_json(event: Event, *, full: bool = False) -> dict[str, Any]:
@@ -45,6 +45,8 @@ def _told(event: Event, *, full: bool) -> dict[str, Any]:
         result = event.result
         told |= {"status": result.status.value, "output": told.get("result", {}).get("output"), "text": result.text}
         told["questions"] = [question.id for question in result.pending_questions]
+        if not full:
+            del told["result"]
     return told if full else {name: value for name, value in told.items() if name not in INNER}
 
 

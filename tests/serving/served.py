@@ -197,7 +197,9 @@ class Seen:
         before, _, number = (self.last or "").partition("~")[0].partition("-")
         if epoch == before and int(index) <= int(number):
             self.problems.append(f"{place} follows {self.last}")
-        stopped = event["type"] == "wait_finished" and not event["is_over"]
+        stopped = (event["type"] == "wait_finished" and not event["is_over"]) or (
+            event["type"] == "tool_finished" and event["result"].get("status") in ("cancelled", "pending")
+        )
         if event["type"] not in TOLD or event.get("resumed") or event.get("status") == "suspended" or stopped:
             return
         key = event["path"], event["seq"], event["type"]
