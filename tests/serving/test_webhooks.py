@@ -381,8 +381,11 @@ class Listener:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
+                length = int(self.headers["content-length"])
+                body = self.rfile.read(length)
                 self.close_connection = True
+                if len(body) < length:
+                    return  # the server was stopped in the middle of it
                 listener.got.append(({k.lower(): v for k, v in self.headers.items()}, body))
                 status = listener.statuses.pop(0) if listener.statuses else 204
                 self.send_response(status)
