@@ -250,7 +250,7 @@ class Webhooks(_Part):
         place = Path(path).absolute()
         with opened_secret(place, "webhooks") as fd:
             if fd is None:
-                msg = f"there is no {str(path)!r}; a file of webhooks is JSON, as docs/serving.md shows it, that nobody else may read"
+                msg = f"there is no {str(path)!r}; a file of webhooks is JSON, as docs/webhooks.md shows it, that nobody else may read"
                 raise DefinitionError(msg)
             with open(fd, "rb", closefd=False) as file:
                 data = file.read(MAX_FILE + 1)
