@@ -153,6 +153,9 @@ def _hidden(status: int, message: str, **fields: str) -> Callable[[Any], Problem
     """Return what tells a sentence instead of the error's message, which says where things lie on the server."""
 
     def told(error: StepEngineError) -> Problem:
+        # Whoever runs the server can mend it, and is the one to be told what it is.
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            logger.warning("a request was refused: %s", error.message)
         members = {name: getattr(error, field) for name, field in fields.items()}
         return Problem(message, status=status, kind=kind_of(error), members=members)
 

@@ -23,6 +23,7 @@ from stepengine.errors import (
     JournalLocked,
     JournalMissing,
     LimitExceeded,
+    MissingKey,
     ModelError,
     ReplayDivergence,
     StepEngineError,
@@ -53,6 +54,13 @@ def test_every_error_of_ours_is_a_problem_with_a_kind_of_its_own(kind: type[Step
 
     assert 400 <= document["status"] < 600
     assert kind.__name__.lower() == document["type"].removeprefix("urn:stepengine:problem:").replace("_", "")
+
+
+def test_what_who_runs_the_server_can_mend_is_logged_and_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    document = document_of(MissingKey("ANTHROPIC_API_KEY is not set"))
+
+    assert "ANTHROPIC_API_KEY" not in json.dumps(document)
+    assert "ANTHROPIC_API_KEY is not set" in caplog.text
 
 
 @pytest.mark.parametrize(
