@@ -18,5 +18,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # The server is the run's and not the test's: what a test leaves behind is counted from before its own things begin.
     for item in items:
         params = getattr(getattr(item, "callspec", None), "params", {})
-        if POSTGRESQL in params.values():
+        if any(isinstance(value, str) and value == POSTGRESQL for value in params.values()):
             item.fixturenames.insert(0, "template")  # type: ignore[attr-defined]
