@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -248,7 +249,15 @@ async def test_a_coding_agent_writes_a_file_when_it_may_and_its_tokens_and_dolla
 async def test_a_coding_agent_that_waited_for_a_person_goes_on_in_its_session_and_is_replayed(
     claude: ExternalAgent, project: Path, tmp_path: Path
 ) -> None:
-    journal, engine = tmp_path / "run.jsonl", Engine([claude], permissions=Policy())
+    def saved(event: Any) -> None:
+        # It writes its session down in its own time, and one that it has not written it cannot load.
+        until = time.monotonic() + 60
+        while event.type in ("permission_requested", "question_asked") and time.monotonic() < until:
+            if any("toolu_" in file.read_text() for file in (tmp_path / ".claude").rglob("*.jsonl")):
+                break
+            time.sleep(0.05)
+
+    journal, engine = tmp_path / "run.jsonl", Engine([claude], permissions=Policy(), observers=[saved])
     asked = await engine.run("claude", "Write new.txt.", journal=FileJournal(journal))
     (question,) = asked.pending_questions
     assert (True, "claude_edit") == (str(project / "new.txt") in str(question.details), question.tool_name)
