@@ -9,6 +9,7 @@ database: who is the first to see something says where it comes, and all others 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
@@ -36,6 +37,7 @@ __all__ = ("SharedEvents",)
 FIRST_PAUSE = 0.05
 LAST_PAUSE = 1.0
 SLOWER = 1.5
+LOOK_SECONDS = 5.0
 SETTLE_SECONDS = 0.005
 """What the driver makes of news takes it a moment; what it makes later is found at the next look."""
 MOST_KEYS = 1_000
@@ -75,6 +77,7 @@ class SharedEvents:
         self._looks = self._begun = self._quiet = 0
         self._waiting = 0
         self._looked = asyncio.Event()
+        self._hurried = asyncio.Event()
         self._projection = Projection()
         self._here: dict[str, Record] = {}
         self._mine: list[str] = []
@@ -114,6 +117,15 @@ class SharedEvents:
             msg = f"after={after!r} names an event that was not yet; the newest one is {epoch}-{len(self.events) - 1}"
             raise StepEngineError(msg)
         return given.index + 1
+
+    async def look(self) -> None:
+        """Look at the run once more, now, as what is known of it may be a second old; a database that is away is not waited for long."""
+        begun = self._begun
+        self._hurried.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_SECONDS):
+                while self._looks <= begun and not self.is_over:
+                    await self._looked.wait()
 
     async def _reach(self, index: int) -> None:
         """
@@ -186,6 +198,7 @@ class SharedEvents:
             self._error = error
         finally:
             self.is_over = True
+            self._looked.set()
             self._tell()
 
     async def _begun_archive(self) -> Archive:
@@ -242,7 +255,15 @@ class SharedEvents:
             looked, self._looked = self._looked, asyncio.Event()
             looked.set()
             pause = FIRST_PAUSE if has_news else min(LAST_PAUSE, pause * SLOWER)
-            await asyncio.sleep(0 if is_done else pause)
+            await self._rest(0 if is_done else pause)
+
+    async def _rest(self, pause: float) -> None:
+        try:
+            async with asyncio.timeout(pause):
+                await self._hurried.wait()
+        except TimeoutError:
+            return
+        self._hurried.clear()
 
     async def _look_whether_it_rests(self, *, has_news: bool) -> None:
         was_resting = self.is_resting

@@ -376,6 +376,9 @@ class DurableRuns:
             raise LimitExceeded(msg, kind="readers", limit=MOST_READERS)
         shared = self._shared(row)
         await shared.place(after)
+        if shared.is_resting:
+            # It may have been answered since: who is told that nothing more comes does not ask again.
+            await shared.look()
         return shared.is_over or shared.is_resting
 
     def reader(self, after: str | None) -> None:

@@ -138,6 +138,34 @@ async def test_who_comes_from_a_faster_server_is_not_told_that_its_event_was_not
     assert had < place == len(slow.events)
 
 
+@pytest.mark.spec("studio:SV7", "interfaces:IF18")
+async def test_who_comes_back_just_after_an_answer_is_not_told_that_nothing_more_comes(
+    db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks = AgentDefinition("asks", handle_steps=asking)
+    async with DurableEngine([asks], db=db, polling=0.1) as engine:
+        await make_register(engine.setting.url)
+        run = await engine.submit("asks", "p")
+        shown = engine.shared_events(run)
+        try:
+            async with asyncio.timeout(SECONDS):
+                while not shown.is_resting:  # noqa: ASYNC110 - the database says so
+                    await asyncio.sleep(0.05)
+                # From here on it looks once a minute by itself: what it knows is that the run rests.
+                for name, value in (("LAST_PAUSE", 60.0), ("SLOWER", 1_000_000.0)):
+                    monkeypatch.setattr(f"stepengine.durable.shared_events.{name}", value)
+                await shown.look()
+                await engine.answer(run, {"q0": "seven"})
+                await shown.look()
+                was_resting = shown.is_resting
+                while shown.events[-1].type != "run_finished":
+                    await shown.look()
+        finally:
+            await shown.close()
+
+    assert not was_resting
+
+
 @pytest.mark.spec("studio:SV7")
 async def test_nothing_is_lost_by_workers_that_are_killed_while_the_servers_do_no_work(
     servers: list[Served], tmp_path: Path, db: str, workers: Any
