@@ -350,9 +350,10 @@ class Runs:
         if known is not None:
             return known.run, False
         try:
-            await self._taken_up(row)
+            await self._begin(row)
         except StepEngineError as error:
-            # Another server of the place may have seen the promise before this one could keep it, and keeps it.
+            # Another server of the place may have seen the promise before this one could keep it, and keeps it. To look first
+            # whether one did cost 30 ms a run where a thousand are started at once: the sweep found them all waiting.
             is_kept = await asyncio.to_thread(self.journal(row.run).is_there)
             if not is_kept:
                 await self._write(removing(row.run))
