@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from stepengine.durable import _last_user
 from stepengine.durable._last_user import DONE
 from stepengine.errors import DataError, DefinitionError, StepEngineError
+from stepengine.runtime.logs import LOGGER
 
 __all__ = (
     "DatabaseAway",
@@ -34,6 +35,7 @@ __all__ = (
     "guarded",
     "lacks_rights",
     "lost_errors",
+    "make_tables",
     "migrate",
     "plain_connection",
     "queue_name",
@@ -289,6 +291,43 @@ def quoted(name: str) -> str:
     """Return a name of the database as it stands in a statement."""
     doubled = name.replace('"', '""')
     return f'"{doubled}"'
+
+
+async def make_tables(
+    own: Any,
+    what: str,
+    *,
+    lock: str,
+    is_there: str,
+    tables: Iterable[str],
+    grants: Iterable[str],
+    role: str | None = None,
+) -> None:
+    """
+    Make tables of ours if they are missing, over the connection *own*; *role* may use them. Several may do so at once.
+
+    Where the role may not make them, there are none: whoever needs them is told then.
+
+    Args:
+        own: What ``plain_connection`` returned.
+        what: What they hold, in a few words.
+        lock: The name of the lock under which it is done.
+        is_there: A statement that says whether they are there.
+        tables: Statements that make them.
+        grants: Statements that let a role use them, to which its name is added.
+        role: Whose they are, too.
+    """
+    await own.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (lock,))
+    try:
+        (are_there,) = await (await own.execute(is_there)).fetchone()
+        for statement in () if are_there else tables:
+            await own.execute(statement)
+        for grant in grants if role is not None else ():
+            await own.execute(f"{grant} to {quoted(role or '')}")
+    except lacks_rights():
+        LOGGER.debug("the tables of %s are missing, and this role may not make them", what)
+    finally:
+        await own.execute("select pg_advisory_unlock(hashtextextended(%s, 0))", (lock,))
 
 
 @contextlib.contextmanager

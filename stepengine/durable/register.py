@@ -13,17 +13,14 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from stepengine.data.frozen import frozen
-from stepengine.durable.database import WORKFLOW, away, lacks_rights, plain_connection, quoted
+from stepengine.durable.database import WORKFLOW, away, make_tables, plain_connection
 from stepengine.errors import InputError
-from stepengine.runtime.logs import LOGGER
 
 __all__ = ("OVER", "Register", "Registered", "made_register", "make_register")
 
 DAY = 24 * 60 * 60
 LATE_SECONDS = 5.0
 """How long a run may be registered and not submitted before somebody else submits it."""
-LOCK = "select pg_advisory_lock(hashtextextended('stepengine-served', 0))"
-UNLOCK = "select pg_advisory_unlock(hashtextextended('stepengine-served', 0))"
 THERE = "select to_regclass('stepengine.served_events') is not null"
 TABLES = (
     "create schema if not exists stepengine",
@@ -167,22 +164,10 @@ async def make_register(url: str) -> None:
 
 
 async def made_register(own: Any, *, role: str | None = None) -> None:
-    """
-    Make the tables if they are missing, over the connection *own*; *role* may use them. Several may do so at once.
-
-    Where the role may not make them, there are none: who serves is told then.
-    """
-    await own.execute(LOCK)
-    try:
-        (is_there,) = await (await own.execute(THERE)).fetchone()
-        for statement in () if is_there else TABLES:
-            await own.execute(statement)
-        for grant in GRANTS if role is not None else ():
-            await own.execute(f"{grant} to {quoted(role or '')}")
-    except lacks_rights():
-        LOGGER.debug("the tables of runs that are served are missing, and this role may not make them")
-    finally:
-        await own.execute(UNLOCK)
+    """Make the tables; see ``make_tables``."""
+    await make_tables(
+        own, "runs that are served", lock="stepengine-served", is_there=THERE, tables=TABLES, grants=GRANTS, role=role
+    )
 
 
 class Register:

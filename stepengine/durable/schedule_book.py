@@ -7,16 +7,13 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from stepengine.durable.database import DatabaseAway, blocking_connection, lacks_rights, quoted
+from stepengine.durable.database import DatabaseAway, blocking_connection, make_tables
 from stepengine.engine.schedule_book import Ran, Told
 from stepengine.errors import JournalError
-from stepengine.runtime.logs import LOGGER
 
 __all__ = ("DatabaseBook", "made_book")
 
 KEPT = 1_000
-LOCK = "select pg_advisory_lock(hashtextextended('stepengine-schedules', 0))"
-UNLOCK = "select pg_advisory_unlock(hashtextextended('stepengine-schedules', 0))"
 THERE = "select to_regclass('stepengine.schedule_times') is not null"
 TABLES = (
     "create schema if not exists stepengine",
@@ -68,22 +65,10 @@ KNOWN = "select id, passed, missed, newest_missed from stepengine.schedules wher
 
 
 async def made_book(own: Any, *, role: str | None = None) -> None:
-    """
-    Make the tables if they are missing, over the connection *own*; *role* may use them. Several may do so at once.
-
-    Where the role may not make them, there are none: whoever has schedules is told then.
-    """
-    await own.execute(LOCK)
-    try:
-        (is_there,) = await (await own.execute(THERE)).fetchone()
-        for statement in () if is_there else TABLES:
-            await own.execute(statement)
-        for grant in GRANTS if role is not None else ():
-            await own.execute(f"{grant} to {quoted(role or '')}")
-    except lacks_rights():
-        LOGGER.debug("the tables of schedules are missing, and this role may not make them")
-    finally:
-        await own.execute(UNLOCK)
+    """Make the tables; see ``make_tables``."""
+    await make_tables(
+        own, "schedules", lock="stepengine-schedules", is_there=THERE, tables=TABLES, grants=GRANTS, role=role
+    )
 
 
 class DatabaseBook:
