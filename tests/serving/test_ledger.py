@@ -10,7 +10,7 @@ import pytest
 
 from stepengine.data.questions import Answer
 from stepengine.errors import InputError
-from stepengine.serving.ledger import Ledger, RunRow, deciding, noting, registering, taking_up
+from stepengine.serving.ledger import Ledger, RunRow, deciding, noting, registering, suspending, taking_up, waking
 
 ROW = RunRow("one", "anna", "agent", "started", 1.0, 1.0, {"prompt": ""})
 
@@ -43,4 +43,19 @@ def test_what_was_decided_about_an_effect_in_doubt_counts_once(ledger: Ledger) -
     assert isinstance(other, InputError)
     assert ["one"] == ledger.under_way(), "a kill before it goes on loses nothing"
     assert [{"doubt:#0": yes}, {}] == ledger.write([taking_up("one"), taking_up("one")])
+    ledger.close()
+
+
+@pytest.mark.spec("studio:SV3")
+def test_what_comes_while_a_run_lies_down_keeps_it_under_way_until_somebody_has_looked(ledger: Ledger) -> None:
+    ledger.write([noting("one", "running", 2.0)])
+    before = ledger.woken("one")
+    ledger.write([waking("one")])
+
+    assert [False] == ledger.write([suspending("one", 3.0, before)])
+    assert ["one"] == ledger.under_way(), "a kill here loses nothing"
+    assert [True] == ledger.write([suspending("one", 4.0, ledger.woken("one"))])
+    assert ("suspended", 0) == (ledger.find("one").status, ledger.woken("one"))
+    ledger.write([deciding("one", {"doubt:#0": Answer(selected=("yes",))})])
+    assert [False] == ledger.write([suspending("one", 5.0, 0)])
     ledger.close()

@@ -19,12 +19,14 @@ import pytest
 pytest.importorskip("starlette")
 
 from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, Parallel, Perform, tool
-from stepengine.events import Event, RunStarted
+from stepengine.data.messages import ToolResult
+from stepengine.data.state import AgentState, RunResult, RunStatus
+from stepengine.events import Event, RunFinished, RunStarted, ToolFinished
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, follow_events
 from stepengine.journal.watching import Projection
 from stepengine.redaction import GIVEN
 from stepengine.serving import runs, watching
-from stepengine.serving.showing import sse
+from stepengine.serving.showing import event_json, sse
 from stepengine.serving.watching import Had, Past, Shared, is_told, key_of, live_events
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 
@@ -303,6 +305,37 @@ def test_whether_somebody_has_a_run_is_known_without_reading_it(tmp_path: Path, 
     assert (False, (True, True), False) == (before, during, journal.is_held())
 
 
+def _is_begun(journal: Any) -> bool:
+    return bool(journal.is_there() and journal.history().open_questions())
+
+
+@pytest.mark.parametrize("place", ["runs", "runs.db"])
+def test_a_start_that_another_server_keeps_first_is_that_run_and_no_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """
+    The other one sees the promise on the disk before the first one has begun what it promised.
+    """
+    monkeypatch.setattr(runs, "BEGUN_SECONDS", 0.0)
+    first = House(tmp_path, runs=tmp_path / place)
+    second = copy(first)
+    begin, slow = runs.Runs._begin, list[runs.Runs]()
+
+    async def late(self: runs.Runs, row: Any) -> None:
+        slow.append(self)
+        while self is slow[0] and not _is_begun(self.journal(row.run)):  # noqa: ASYNC110 - another server does so
+            await asyncio.sleep(0.01)
+        await begin(self, row)
+
+    monkeypatch.setattr(runs.Runs, "_begin", late)
+    with first.open(), first.client() as one, second.open():
+        run = started(one, "asker")
+        until(lambda: one.get(f"/runs/{run}").json()["questions"])
+
+        assert len(set(map(id, slow))) == 2
+        assert [run] == [seen["run_id"] for seen in one.get("/runs").json()["runs"]]
+
+
 def test_of_a_run_that_another_server_has_nothing_is_read_until_that_one_has_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,13 +353,20 @@ def test_of_a_run_that_another_server_has_nothing_is_read_until_that_one_has_gon
         with first.open(), first.client() as one:
             run = started(one, "booker")
             read(one, run, None, "tool_started")
-            read_by.clear()  # who starts a run looks whether another one was faster
             seen = len(looks)
             until(lambda: len(looks) > seen + 4)
             assert [] == read_by
         until(lambda: client.get(f"/runs/{run}").json()["epoch"])
 
     assert 1 == len(read_by)
+
+
+def test_who_watches_without_the_scope_debug_is_shown_what_tools_gave_and_no_final_state() -> None:
+    tool_result = ToolFinished(tool_name="t", result=ToolResult.text("given"), run_id="r", epoch="00000000", index=1)
+    shown = event_json(tool_result)
+
+    assert "given" in json.dumps(shown["result"])
+    assert "result" not in event_json(RunFinished(result=RunResult(status=RunStatus.COMPLETED, state=AgentState())))
 
 
 async def test_events_that_are_there_go_out_together() -> None:
