@@ -262,6 +262,19 @@ def resolved(value: Any, texts: list[Any], name: str = "") -> Any:
 
 
 @pytest.mark.spec("judging:JG50")
+def test_the_end_of_a_line_that_a_page_has_is_no_news(tmp_path: Path) -> None:
+    whole = b"".join(reviewed().lines())
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(whole[:-1])
+    following = Following(FileJournal(path), "run.jsonl")
+    page = opened(following.page())
+    path.write_bytes(whole)
+    following.read()
+
+    assert {"after": page["follow"]} == following.after(page["follow"])
+
+
+@pytest.mark.spec("judging:JG50")
 @pytest.mark.parametrize("step", [1, 700, 5_000])
 def test_a_page_that_asks_for_what_came_after_comes_to_the_same_as_one_that_is_made_at_the_end(
     step: int, tmp_path: Path

@@ -98,7 +98,8 @@ class Following:
         known = self._known.get(offset, self._known[0])
         view, texts = self._view, self._view.texts
         if known.took == view.took:
-            return {"after": self.offset}
+            # Not where the file ends by now: the end of a line that was taken without it is no news, and a page has nothing to merge.
+            return {"after": offset}
         return {
             "after": self.offset, "from": known.texts, "texts": texts.all[known.texts :],
             "images_from": known.images, "images": texts.images[known.images :], "steps": view.changed(known.took),
