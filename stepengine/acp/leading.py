@@ -39,6 +39,7 @@ from stepengine.leading.turns import (
     OPEN_ASKS,
     SHOWN_CHARS,
     Said,
+    asked_input,
     asked_kind,
     compact,
     dict_of,
@@ -584,28 +585,11 @@ def _category(kind: object) -> str:
     return KINDS.get(kind, "") if isinstance(kind, str) else ""
 
 
-PATHS = ("path", "file_path", "abs_path", "filePath")
-COMMAND, URL = ("command", "cmd", "argv"), ("url",)
-
-
 def _asked_input(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what rules and people are shown of a tool call: texts alone, of a capped size."""
-    raw = dict_of(call.get("rawInput"))
-    found = [text_of(one.get("path")) for one in dicts_of(call.get("locations"))]
-    paths = [*found, *[text_of(raw[name]) for name in PATHS if isinstance(raw.get(name), str)]]
-    made: dict[str, Any] = {"title": text_of(call.get("title")) or "Something that it does not name"}
-    if paths := list(dict.fromkeys(filter(None, paths)))[:100]:
-        made["paths"] = paths
-    if (command := next((raw[name] for name in COMMAND if raw.get(name)), None)) is not None:
-        is_words = isinstance(command, list) and all(isinstance(word, str) for word in command)
-        made["command"] = (
-            [mended(word)[:ENTRY_CHARS] for word in command] if is_words else text_of(command, ENTRY_CHARS)
-        )
-    if isinstance(raw.get("url"), str):
-        made["url"] = text_of(raw["url"])
-    if details := _content(call.get("content")) or (compact(raw) if raw else ""):
-        made["details"] = details[:ENTRY_CHARS]
-    return made
+    """Return what rules and people are shown of a tool call."""
+    paths = [text_of(one.get("path")) for one in dicts_of(call.get("locations"))]
+    details = _content(call.get("content"))
+    return asked_input(text_of(call.get("title")), dict_of(call.get("rawInput")), paths=paths, details=details)
 
 
 # --- what it says -----------------------------------------------------------------------------------------------------

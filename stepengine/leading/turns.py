@@ -43,6 +43,7 @@ __all__ = (
     "QUESTION",
     "SHOWN_CHARS",
     "Said",
+    "asked_input",
     "asked_kind",
     "compact",
     "dict_of",
@@ -185,6 +186,38 @@ def _allowed(_: JsonDict) -> dict[str, object]:
 def _previewed(given: JsonDict) -> ToolPreview:
     details = {key: value for key, value in given.items() if key != "title"}
     return ToolPreview(str(given.get("title", "")), details)
+
+
+PATHS = ("path", "file_path", "abs_path", "filePath")
+COMMAND = ("command", "cmd", "argv")
+
+
+def asked_input(title: str, raw: Mapping[str, Any], *, paths: Sequence[str] = (), details: str = "") -> dict[str, Any]:
+    """
+    Return what rules and people are shown of something that an agent wants to be allowed: texts alone, of a capped size.
+
+    Args:
+        title: What it is in words.
+        raw: What the agent's own tool is given.
+        paths: Files that it is about, beside those that are found in *raw*.
+        details: More to look at; *raw* itself by default.
+    """
+    several = raw.get("paths")
+    found = [*paths, *[text_of(raw[name]) for name in PATHS if isinstance(raw.get(name), str)]]
+    found += [text_of(one) for one in several[:100]] if isinstance(several, list) else []
+    made: dict[str, Any] = {"title": title or "Something that it does not name"}
+    if found := list(dict.fromkeys(filter(None, found)))[:100]:
+        made["paths"] = found
+    if (command := next((raw[name] for name in COMMAND if raw.get(name)), None)) is not None:
+        is_words = isinstance(command, list) and all(isinstance(word, str) for word in command)
+        made["command"] = (
+            [text_of(word, ENTRY_CHARS) for word in command] if is_words else text_of(command, ENTRY_CHARS)
+        )
+    if isinstance(raw.get("url"), str):
+        made["url"] = text_of(raw["url"])
+    if details := details or (compact(raw) if raw else ""):
+        made["details"] = details[:ENTRY_CHARS]
+    return made
 
 
 # --- what it says -----------------------------------------------------------------------------------------------------
