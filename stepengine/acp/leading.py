@@ -68,6 +68,8 @@ AUTH_REQUIRED = -32000
 START_SECONDS = 60.0
 CANCEL_SECONDS = 3.0
 """How long a program may take to end a turn that was cancelled, before it is ended itself."""
+CLOSE_SECONDS = 2.0
+"""How long it may take to close its session, where it offers that."""
 SESSION = "external_session"
 """Where a run keeps the session, so that a run with ``previous=`` goes on with it."""
 READ_BYTES = 4 * 1024 * 1024
@@ -273,6 +275,7 @@ class _Talk:
         self._terminals: BorrowedTerminals | None = None
         self._granted: set[str] = set()
         self._methods: Sequence[str] = ()
+        self._closes = False
 
     async def turn(self, ctx: ToolContext, given: JsonDict) -> ToolResult:
         """Prompt, or answer what was asked for, and return what was said until the end of the turn or the next question."""
@@ -365,6 +368,7 @@ class _Talk:
         return dict_of(answer.get("agentCapabilities"))
 
     async def _in_session(self, session: str, cwd: str, can: Mapping[str, Any]) -> str:
+        self._closes = "close" in dict_of(can.get("sessionCapabilities"))
         where = {"cwd": cwd, "mcpServers": []}
         if session:
             resumes = "resume" in dict_of(can.get("sessionCapabilities"))
@@ -433,9 +437,9 @@ class _Talk:
             self._asked.clear()
             asks = [{"id": ask.id, "kind": ask.kind, "input": ask.input} for ask in self._asks.values() if ask.is_open]
             return self.said.so_far(self._session, asks)
-        answer = prompting.result()
+        answer, session = prompting.result(), self._session
         await self._close()
-        return self.said.all(self._session, answer)
+        return self.said.all(session, answer)
 
     # --- what the program asks for ------------------------------------------------------------------------------------
 
@@ -548,6 +552,7 @@ class _Talk:
         self._asks.clear()
         self.said.finish()
         if connection is not None:
+            await self._close_session(connection)
             with contextlib.suppress(Exception):
                 await connection.close()
         if self._terminals is not None:
@@ -557,6 +562,14 @@ class _Talk:
         if prompting is not None:
             prompting.cancel()
             await asyncio.gather(prompting, return_exceptions=True)
+
+    async def _close_session(self, connection: Connection) -> None:
+        """Have the program put its session away, so that the next one finds it whole."""
+        session, self._session = self._session, ""
+        if session and self._closes:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await connection.send_request("session/close", {"sessionId": session})
 
 
 @attrs.define(eq=False)
