@@ -466,10 +466,10 @@ async def test_the_words_for_containers(
     start = "run --rm -i --init --network={} --security-opt=no-new-privileges " + limits
     expected = {
         "docker": [
-            f"{start.format('none')} --workdir={root} --mount=type=bind,source={root},target={root} image:3",
+            f"{start.format('none')} --mount=type=bind,source={root},target={root} image:3",
             f"exec -i -w {root} box",
         ],
-        "podman": [f"{start.format('bridge')} --workdir={root} --user=1:1 --read-only image:3"],
+        "podman": [f"{start.format('bridge')} --user=1:1 --read-only image:3"],
         "kubectl": ["exec -i --context=x --namespace=n --container=c pod-1 --"],
     }
     assert expected[program] == words
