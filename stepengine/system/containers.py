@@ -57,7 +57,13 @@ class Container:
         if not self.words or self._runs():
             return
         made = self._ran(
-            "run", "--detach", f"--name={self.name}", f"--label={LABEL}={self._mark}", *self.words, seconds=self.start
+            "run",
+            "--detach",
+            "--stop-timeout=1",
+            f"--name={self.name}",
+            f"--label={LABEL}={self._mark}",
+            *self.words,
+            seconds=self.start,
         )
         # Another process may have made it in the meantime.
         if made.returncode and not self._runs():

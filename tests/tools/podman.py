@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import functools
 import io
+import shlex
 import shutil
 import subprocess
+import sys
 import tarfile
+import tempfile
 from pathlib import Path
 
 import attrs
@@ -108,3 +111,22 @@ def podman(folder: Path) -> Podman:
                 return Podman(str(program), options)
             said = tried.stderr or said
     return Podman(why=f"podman runs no container here: {said.decode()[-300:]}")
+
+
+def as_command(found: Podman, folder: Path) -> Path:
+    """
+    Return a folder with a command ``podman`` that runs containers as they run here, for what names no options itself.
+    """
+    folder.mkdir()
+    command = folder / "podman"
+    options = shlex.join(found.options)
+    command.write_text(
+        f'#!/bin/sh\nif [ "$1" = run ]; then shift; set -- run {options} "$@"; fi\nexec {found.program} "$@"\n'
+    )
+    command.chmod(0o755)
+    return folder
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scripts:
+        sys.exit(podman(Path(scripts)).why or None)

@@ -35,13 +35,15 @@ from stepengine.tools import (
     shell_tools,
 )
 
+from .podman import podman
+
 HERE = Path(__file__).parent
 SUITE = (
     "test_file_tools.py", "test_confinement.py", "test_search_tools.py", "test_proposals.py", "test_ignore.py", "test_overview_tools.py",
     "test_shell_tools.py", "test_shell_runs.py", "test_shell_git.py", "test_followups_and_checks.py",
 )  # fmt: skip
-OVER_SSH = ("test_file_tools.py", "test_confinement.py", "test_search_tools.py", "test_shell_tools.py")
-"""A log-in for each test takes its time."""
+SOME = ("test_file_tools.py", "test_confinement.py", "test_search_tools.py", "test_shell_tools.py")
+"""A log-in, or a program in a container, for each test takes its time."""
 INSIDE = {
     "nothing_is_started": "it looks at what this process starts",
     "a_missing_folder_that_appears_as_a_link": "it puts another function in the place of one of this process",
@@ -52,6 +54,11 @@ INSIDE = {
     "output_file_of_a_job_has_a_cap": "it changes a limit of this process",
 }
 """Tests of what this process does itself, and why they cannot be about another one."""
+OF_PODMAN = {
+    "kills_the_whole_tree": "it looks for a process by its number, and there it has another one",
+    "what_left_session_and_environment": "likewise",
+    "background_job_is_looked_after": "it reads the job's output, which is there, from here",
+}
 OF_SSH = {
     "program_in_the_root_is_not_found": "the log-in there chooses the search path",
     "too_wide_is_refused": "the log-in there chooses the home folder",
@@ -63,7 +70,7 @@ OF_SSH = {
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:WS1", "reliability:WS2")
-@pytest.mark.parametrize("way", ["pipe", "old", "ssh"])
+@pytest.mark.parametrize("way", ["pipe", "old", "ssh", "podman"])
 def test_the_tests_of_the_tools_pass_over_every_way_with_the_same_results(way: str, tmp_path: Path) -> None:
     if way == "old" and not [
         *Path("~/.pyenv/versions").expanduser().glob("3.8.*"),
@@ -72,7 +79,10 @@ def test_the_tests_of_the_tools_pass_over_every_way_with_the_same_results(way: s
         pytest.skip("needs a Python 3.8")
     if way == "ssh" and (os.getuid() or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin") is None):
         pytest.skip("needs ssh, sshd and the right to start it")
-    left_out = " and ".join([f"not {name}" for name in (*INSIDE, *(OF_SSH if way == "ssh" else ()))])
+    if way == "podman" and (why := podman(tmp_path).why):
+        pytest.skip(why)
+    own = {"ssh": OF_SSH, "podman": OF_PODMAN}.get(way, {})
+    left_out = " and ".join([f"not {name}" for name in (*INSIDE, *own)])
     command = [
         sys.executable,
         "-m",
@@ -87,7 +97,7 @@ def test_the_tests_of_the_tools_pass_over_every_way_with_the_same_results(way: s
         left_out,
     ]
     done = subprocess.run(
-        [*command, *[str(HERE / name) for name in (OVER_SSH if way == "ssh" else SUITE)]],
+        [*command, *[str(HERE / name) for name in (SOME if way in ("ssh", "podman") else SUITE)]],
         env={**os.environ, "STEPENGINE_TEST_WORKSPACE": way}, capture_output=True, text=True, check=False, cwd=HERE.parents[1],
     )  # fmt: skip
 
