@@ -141,14 +141,15 @@ async def test_its_questions_are_ours_and_our_answers_go_back(there: Remote, tmp
             asked.append((question.text, question.options, question.details))
             return {"Which size?": "L", "What else?": "bag, bow"}.get(question.text, "yes")
 
-    journal = tmp_path / "run.jsonl"
-    result = await Engine([leading(there.agent("asking"), "Rome")], interactor=Person()).run(
-        "boss", journal=FileJournal(journal)
-    )
+    journal, events = tmp_path / "run.jsonl", []
+    engine = Engine([leading(there.agent("asking"), "Rome")], interactor=Person(), observers=[events.append])
+    result = await engine.run("boss", journal=FileJournal(journal))
 
     assert ["L", "bag, bow", "deployed to Rome"] == result.unwrap()
     assert [("S", "L"), ("bag", "card", "bow"), ("yes", "no")] == [options for _, options, _ in asked]
     assert "Rome" in str(asked[2][2])
+    shown = [one.tool_name for one in events if one.type == "tool_finished" and one.tool_name in ("look", "deploy")]
+    assert ["look", "deploy"] == shown
     assert result.unwrap() == (await Engine([leading(gone("asking"), "Rome")]).replay(journal)).unwrap()
 
 

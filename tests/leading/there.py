@@ -74,6 +74,7 @@ def talking(ctx: StepContext) -> Any:
 
 
 def asking(ctx: StepContext) -> Any:
+    yield from call(look, name=ctx.prompt)
     size = yield from Ask("Which size?", options=["S", "L"])
     extras = yield from Ask("What else?", options=["bag", "card", "bow"], multi_select=True)
     try:
@@ -105,7 +106,7 @@ agents = [
     AgentDefinition(
         "talking", model=MODEL, tools=[look], handle_steps=talking, input_schema=InputSchema(params=params)
     ),
-    AgentDefinition("asking", tools=[deploy], handle_steps=asking),
+    AgentDefinition("asking", tools=[look, deploy], handle_steps=asking),
     AgentDefinition("holding", tools=[hold], handle_steps=holding),
     AgentDefinition("breaking", model=MODEL, tools=[look], handle_steps=breaking),
 ]
