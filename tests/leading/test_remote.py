@@ -202,6 +202,19 @@ async def test_who_cancels_the_run_cancels_the_run_there(there: Remote) -> None:
     assert (1, 0) == (there.server.world.done("cancelled")["it"], there.server.world.done("held")["it"])
 
 
+@pytest.mark.spec("interfaces:IF163")
+async def test_a_run_that_is_left_and_resumed_begins_its_remote_run_anew(there: Remote, tmp_path: Path) -> None:
+    journal, boss = tmp_path / "run.jsonl", leading(there.agent("holding"), "it")
+    handle = Engine([boss]).start("boss", journal=FileJournal(journal))
+    await until(lambda: there.server.world.done("begun")["it"])
+    await handle.shutdown()
+    await until(lambda: there.server.world.done("cancelled")["it"])
+    there.server.world.file.with_suffix(".go").touch()
+    result = await Engine([boss]).resume(journal)
+
+    assert ("held it", ["cancelled", "completed"]) == (result.unwrap(), sorted(one["status"] for one in there.views()))
+
+
 SCRIPT = """
 import asyncio, os, sys
 from pathlib import Path

@@ -21,9 +21,10 @@ import pytest
 from stepengine.system.workspace import Workspace
 from stepengine.tools import bundled
 
-from .podman import NAME, podman
+from .podman import NAME, docker, podman
 
 VARIABLE = "STEPENGINE_TEST_WORKSPACE"
+CONTAINERS = ("podman", "docker")
 CHOSEN = os.environ.get(VARIABLE, "")  # read before tests take such variables out of the environment
 
 
@@ -116,11 +117,11 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
 
 class Box:
     """
-    A container of Podman in which the folders of tests stand where they stand here, and the system's programs, read-only.
+    A container of Podman or Docker in which the folders of tests stand where they stand here, and the system's programs, read-only.
     """
 
     def __init__(self, folder: Path, tests: Path) -> None:
-        self._podman = podman(folder)
+        self._podman = docker() if CHOSEN == "docker" else podman(folder)
         assert not self._podman.why, self._podman.why
         self._name = f"stepengine-tests-{os.getpid()}"
         system = {f"/{name}": f"/{name}" for name in ("usr", "bin", "sbin", "lib", "lib64") if Path("/", name).exists()}
@@ -146,7 +147,7 @@ class Box:
         return Workspace.over(argv, root, python=sys.executable, env=list(os.environ))
 
     def stop(self) -> None:
-        self._run("rm", "--force", "--time=0", self._name)
+        self._run("rm", "--force", self._name)
 
 
 @pytest.fixture(scope="session")
@@ -163,7 +164,7 @@ def _serving(request: pytest.FixtureRequest) -> None:
     """
     if CHOSEN == "ssh":
         request.getfixturevalue("sshd")
-    if CHOSEN == "podman":
+    if CHOSEN in CONTAINERS:
         request.getfixturevalue("box")
 
 
@@ -181,12 +182,12 @@ def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     if not CHOSEN:
         yield end
         return
-    contained: Box | None = request.getfixturevalue("box") if CHOSEN == "podman" else None
+    contained: Box | None = request.getfixturevalue("box") if CHOSEN in CONTAINERS else None
     server: Sshd | None = request.getfixturevalue("sshd") if CHOSEN == "ssh" else None
     ways: dict[str, Callable[[Any], Workspace]] = {
         "pipe": over_a_pipe, "old": over_an_old_python, "bubblewrap": in_a_sandbox,
         "ssh": lambda root: server.workspace(root) if server is not None else over_a_pipe(root),
-        "podman": lambda root: contained.workspace(root) if contained is not None else over_a_pipe(root),
+        **dict.fromkeys(CONTAINERS, lambda root: contained.workspace(root) if contained is not None else over_a_pipe(root)),
     }  # fmt: skip
     for kind in (bundled.FileTools, bundled.SearchTools, bundled.ShellTools):
         below = kind.below

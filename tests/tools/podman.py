@@ -1,5 +1,5 @@
 """
-Podman as it is on this machine, with an image that is made of the machine's own files: nothing is fetched.
+Podman, and Docker, as they are on this machine, with an image that is made of the machine's own files: nothing is fetched.
 """
 
 from __future__ import annotations
@@ -82,6 +82,26 @@ def packed() -> bytes:
     return made.getvalue()
 
 
+def no_image(program: str) -> str:
+    """
+    Return why there is no image of a program; ``""`` when there is, by now.
+    """
+    if not ran(program, "image", "inspect", NAME).returncode:
+        return ""
+    imported = ran(program, "import", "-", NAME, given=packed(), seconds=120)
+    return f"{program} makes no image: {imported.stderr.decode()[-300:]}" if imported.returncode else ""
+
+
+@functools.cache
+def docker() -> Podman:
+    """
+    Return how containers of Docker run here: its daemon is there, or they do not.
+    """
+    if shutil.which("docker") is None or not PYTHON.exists() or ran("docker", "info").returncode:
+        return Podman(why="needs docker and its daemon, and a Python of the system")
+    return Podman("docker", why=no_image("docker"))
+
+
 @functools.cache
 def podman(folder: Path) -> Podman:
     """
@@ -92,10 +112,8 @@ def podman(folder: Path) -> Podman:
     """
     if shutil.which("podman") is None or not PYTHON.exists():
         return Podman(why="needs podman, and a Python of the system")
-    if ran("podman", "image", "exists", NAME).returncode:
-        imported = ran("podman", "import", "-", NAME, given=packed(), seconds=120)
-        if imported.returncode:
-            return Podman(why=f"podman makes no image: {imported.stderr.decode()[-300:]}")
+    if why := no_image("podman"):
+        return Podman(why=why)
     said = b""
     for runtime in ("", "crun", "runc"):
         program = folder / f"podman-{runtime or 'itself'}"

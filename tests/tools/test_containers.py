@@ -1,4 +1,4 @@
-"""Containers by the real Podman, of an image that is made here: what is promised of them, what is kept, and attacks on them."""
+"""Containers by the real Podman and Docker, of an image that is made here: what is promised of them, what is kept, and attacks on them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from stepengine.errors import DefinitionError, UnknownOutcome, WorkspaceLost
 from stepengine.journal import FileJournal
 from stepengine.tools import ToolRegistry, Workspace, file_tools, shell_tools
 
-from .podman import NAME, Podman, podman, ran
+from .podman import NAME, Podman, docker, podman, ran
 
 SECRET = "the secret of this machine"
 NUMBERS = itertools.count(1)
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Podman:
-    found = podman(tmp_path_factory.mktemp("podman"))
+@pytest.fixture(scope="module", params=["podman", "docker"])
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Podman:
+    found = docker() if request.param == "docker" else podman(tmp_path_factory.mktemp("podman"))
     if found.why:
         pytest.skip(found.why)
     return found
@@ -171,7 +171,7 @@ async def test_nobody_elses_container_is_taken_or_removed(make: Make, program: P
         Workspace.docker(container=name, program=program.program).discard()
         assert b"true\n" == ran(program.program, "container", "inspect", "--format={{.State.Running}}", name).stdout
     finally:
-        ran(program.program, "rm", "--force", "--time=0", name)
+        ran(program.program, "rm", "--force", name)
     # The fixture would try to throw it away, too, which is not there any more.
 
 

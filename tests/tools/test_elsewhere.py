@@ -35,7 +35,7 @@ from stepengine.tools import (
     shell_tools,
 )
 
-from .podman import podman
+from .podman import docker, podman
 
 HERE = Path(__file__).parent
 SUITE = (
@@ -54,7 +54,7 @@ INSIDE = {
     "output_file_of_a_job_has_a_cap": "it changes a limit of this process",
 }
 """Tests of what this process does itself, and why they cannot be about another one."""
-OF_PODMAN = {
+OF_CONTAINERS = {
     "kills_the_whole_tree": "it looks for a process by its number, and there it has another one",
     "what_left_session_and_environment": "likewise",
     "background_job_is_looked_after": "it reads the job's output, which is there, from here",
@@ -70,7 +70,7 @@ OF_SSH = {
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:WS1", "reliability:WS2")
-@pytest.mark.parametrize("way", ["pipe", "old", "ssh", "podman"])
+@pytest.mark.parametrize("way", ["pipe", "old", "ssh", "podman", "docker"])
 def test_the_tests_of_the_tools_pass_over_every_way_with_the_same_results(way: str, tmp_path: Path) -> None:
     if way == "old" and not [
         *Path("~/.pyenv/versions").expanduser().glob("3.8.*"),
@@ -79,9 +79,10 @@ def test_the_tests_of_the_tools_pass_over_every_way_with_the_same_results(way: s
         pytest.skip("needs a Python 3.8")
     if way == "ssh" and (os.getuid() or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin") is None):
         pytest.skip("needs ssh, sshd and the right to start it")
-    if way == "podman" and (why := podman(tmp_path).why):
-        pytest.skip(why)
-    own = {"ssh": OF_SSH, "podman": OF_PODMAN}.get(way, {})
+    found = podman(tmp_path) if way == "podman" else docker() if way == "docker" else None
+    if found is not None and found.why:
+        pytest.skip(found.why)
+    own = {"ssh": OF_SSH, "podman": OF_CONTAINERS, "docker": OF_CONTAINERS}.get(way, {})
     left_out = " and ".join([f"not {name}" for name in (*INSIDE, *own)])
     command = [
         sys.executable,
@@ -97,7 +98,7 @@ def test_the_tests_of_the_tools_pass_over_every_way_with_the_same_results(way: s
         left_out,
     ]
     done = subprocess.run(
-        [*command, *[str(HERE / name) for name in (SOME if way in ("ssh", "podman") else SUITE)]],
+        [*command, *[str(HERE / name) for name in (SOME if way in ("ssh", "podman", "docker") else SUITE)]],
         env={**os.environ, "STEPENGINE_TEST_WORKSPACE": way}, capture_output=True, text=True, check=False, cwd=HERE.parents[1],
     )  # fmt: skip
 
@@ -483,22 +484,6 @@ async def test_the_words_for_containers(
         "kubectl": ["exec -i --context=x --namespace=n --container=c pod-1 --"],
     }
     assert expected[program] == words
-
-
-def docker_works() -> bool:
-    return (
-        shutil.which("docker") is not None
-        and not subprocess.run(["docker", "info"], capture_output=True, check=False).returncode
-    )
-
-
-@pytest.mark.deep
-@pytest.mark.skipif(not docker_works(), reason="needs docker and its daemon")
-async def test_a_container_of_docker(root: Path) -> None:
-    with Workspace.docker("python:3.13", mounts={root: "/workspace"}) as place:
-        tools = ToolRegistry([*file_tools(place, write=True), *shell_tools(place)])
-        assert "one\\n" in (await tools.execute("read_files", {"paths": ["a.txt"]})).text
-        assert "/workspace\n" == (await ran(tools, ["pwd"]))["stdout"]
 
 
 @pytest.mark.spec("reliability:WS5")
