@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import shlex
 import shutil
 import subprocess
@@ -110,8 +111,8 @@ def podman(folder: Path) -> Podman:
     Args:
         folder: Where a script is put, if one is needed.
     """
-    if shutil.which("podman") is None or not PYTHON.exists():
-        return Podman(why="needs podman, and a Python of the system")
+    if shutil.which("podman") is None or os.getuid() or not PYTHON.exists():
+        return Podman(why="needs podman, root, and a Python of the system")
     if why := no_image("podman"):
         return Podman(why=why)
     said = b""
