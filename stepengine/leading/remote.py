@@ -412,7 +412,7 @@ class _Turn:
     def _spoke(self, kind: str, event: Mapping[str, Any]) -> None:
         """Take in a text of the agent itself; its children's are theirs."""
         seq = event.get("seq")
-        if event.get("path") != "" or not isinstance(seq, int):
+        if event.get("path") != "" or not isinstance(seq, int) or not self._said.room:
             return
         what = "text" if kind.startswith("text") else "thought"
         is_whole, place = kind.endswith("completed"), (what, seq)

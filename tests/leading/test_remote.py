@@ -101,7 +101,7 @@ async def test_a_call_gives_what_the_agent_there_gives_shows_what_it_does_and_is
     shown = [(one.path, one.tool_name) for one in events if one.type == "tool_finished" and one.tool_name == "look"]
     assert [("0", "look")] == shown
     assert "All of it is there." == "".join(one.text for one in events if one.type == "text_delta" and one.path == "0")
-    assert (1_100, Decimal("0.0045")) == (result.usage.total_tokens, result.cost)
+    assert (1_110, Decimal("0.0050")) == (result.usage.total_tokens, result.cost)
     assert 1 == there.server.world.done("look")["the shop"]
 
     recorded = journal.read_text()
@@ -109,6 +109,13 @@ async def test_a_call_gives_what_the_agent_there_gives_shows_what_it_does_and_is
     there.server.stop()
     again = await Engine([leading(gone("talking"), "Look around.", depth=3)]).replay(journal)
     assert (result.unwrap(), result.usage, result.cost) == (again.unwrap(), again.usage, again.cost)
+
+
+@pytest.mark.spec("interfaces:IF162")
+async def test_what_a_run_spent_that_failed_there_is_counted(there: Remote) -> None:
+    result = await Engine([there.agent("breaking")]).run("breaking", "go")
+
+    assert (RunStatus.FAILED, 10, Decimal("0.0005")) == (result.status, result.usage.input_tokens, result.cost)
 
 
 @pytest.mark.spec("interfaces:IF160")

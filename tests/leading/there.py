@@ -97,7 +97,7 @@ def breaking(ctx: StepContext) -> Any:
 def reply(request: Any) -> Any:
     if any(message.role == "tool" for message in request.messages):
         return text("All of it is there.", usage=Usage(input_tokens=1_000, output_tokens=100), cost="0.0045")
-    return called("look", {"name": "the shop"}, usage=Usage(), cost="0")
+    return called("look", {"name": "the shop"}, usage=Usage(input_tokens=10), cost="0.0005")
 
 
 params = {"type": "object", "properties": {"depth": {"type": "integer"}}, "additionalProperties": False}

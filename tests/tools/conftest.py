@@ -124,15 +124,11 @@ class Box:
         self._podman = docker() if CHOSEN == "docker" else podman(folder)
         assert not self._podman.why, self._podman.why
         self._name = f"stepengine-tests-{os.getpid()}"
-        system = {f"/{name}": f"/{name}" for name in ("usr", "bin", "sbin", "lib", "lib64") if Path("/", name).exists()}
+        # Not /sbin, where Docker puts what is to be the first process.
+        system = [f"/{name}" for name in ("usr", "bin", "lib", "lib64") if Path("/", name).exists()]
         # Those of an environment and of the Python that it was made of.
-        shown = {os.path.realpath(path): there for there, path in system.items()} | {
-            path: path for path in {sys.prefix, sys.base_prefix} if not path.startswith("/usr/")
-        }
-        mounts = [f"--volume={os.path.realpath(here)}:{there}:ro" for there, here in system.items()]
-        mounts += [
-            f"--volume={path}:{path}:ro" for path in shown if path not in system.values() and path == shown[path]
-        ]
+        own = sorted({path for path in (sys.prefix, sys.base_prefix) if not path.startswith("/usr/")})
+        mounts = [f"--volume={os.path.realpath(path)}:{path}:ro" for path in (*system, *own)]
         self._run("run", "--detach", "--init", "--network=none", f"--name={self._name}", *self._podman.options, *mounts,
                   f"--volume={tests}:{tests}", NAME, "/usr/bin/sleep", "86400")  # fmt: skip
 
