@@ -177,6 +177,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.of", description="Say which tests prove a module.")
     parser.add_argument("module", nargs="?", help="a module, as step, machine/step or stepengine/machine/step.py")
     parser.add_argument(
+        "--add",
+        action="store_true",
+        help="enter new modules by the tests that name them, and drop what is gone, at once",
+    )
+    parser.add_argument(
         "--make", action="store_true", help="run the fast suite and write the table anew (about ten minutes)"
     )
     options = parser.parse_args()
