@@ -111,6 +111,7 @@ async def test_a_call_gives_what_the_agent_there_gives_shows_what_it_does_and_is
     assert (result.unwrap(), result.usage, result.cost) == (again.unwrap(), again.usage, again.cost)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("interfaces:IF162")
 async def test_what_a_run_spent_that_failed_there_is_counted(there: Remote) -> None:
     result = await Engine([there.agent("breaking")]).run("breaking", "go")
@@ -118,6 +119,7 @@ async def test_what_a_run_spent_that_failed_there_is_counted(there: Remote) -> N
     assert (RunStatus.FAILED, 10, Decimal("0.0005")) == (result.status, result.usage.input_tokens, result.cost)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("interfaces:IF160")
 async def test_several_are_led_at_once_started_and_spawned_by_a_model(there: Remote) -> None:
     one = there.agent("one", agent="talking")
@@ -160,6 +162,7 @@ async def test_its_questions_are_ours_and_our_answers_go_back(there: Remote, tmp
     assert result.unwrap() == (await Engine([leading(gone("asking"), "Rome")]).replay(journal)).unwrap()
 
 
+@pytest.mark.deep
 @pytest.mark.spec("interfaces:IF161")
 async def test_a_question_outlives_our_process_and_what_is_answered_later_goes_back(
     there: Remote, tmp_path: Path
@@ -178,6 +181,7 @@ async def test_a_question_outlives_our_process_and_what_is_answered_later_goes_b
     assert 1 == len(there.views())
 
 
+@pytest.mark.deep
 @pytest.mark.spec("interfaces:IF161")
 async def test_what_it_wants_to_be_allowed_may_be_judged_by_our_policy(there: Remote) -> None:
     agent = there.agent("asking", permissions="policy")
@@ -209,6 +213,7 @@ async def test_who_cancels_the_run_cancels_the_run_there(there: Remote) -> None:
     assert (1, 0) == (there.server.world.done("cancelled")["it"], there.server.world.done("held")["it"])
 
 
+@pytest.mark.deep
 @pytest.mark.spec("interfaces:IF163")
 async def test_a_run_that_is_left_and_resumed_begins_its_remote_run_anew(there: Remote, tmp_path: Path) -> None:
     journal, boss = tmp_path / "run.jsonl", leading(there.agent("holding"), "it")

@@ -57,6 +57,7 @@ INSIDE = {
 OF_CONTAINERS = {
     "kills_the_whole_tree": "it looks for a process by its number, and there it has another one",
     "what_left_session_and_environment": "likewise",
+    "two_hundred_children": "it looks for processes by their numbers",
     "background_job_is_looked_after": "it reads the job's output, which is there, from here",
 }
 OF_SSH = {
