@@ -13,9 +13,15 @@ BOM = b"\xef\xbb\xbf"
 
 
 class SSEParser:
-    """Takes pieces of a body and gives whole events as ``(name, data)``; *name* is ``""`` when the event has none."""
+    """
+    Takes pieces of a body and gives whole events as ``(name, data)``; *name* is ``""`` when the event has none.
+
+    Attributes:
+        id: The id of the last event that had one.
+    """
 
     def __init__(self) -> None:
+        self.id = ""
         self._line = bytearray()
         self._searched = 0
         self._after_cr = False
@@ -72,3 +78,5 @@ class SSEParser:
             self._data.append(value)
         elif field == b"event":
             self._name = value.decode("utf-8", "replace")
+        elif field == b"id":
+            self.id = value.decode("utf-8", "replace")
