@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from stepengine.data.frozen import frozen
@@ -149,18 +149,30 @@ class ReplyReader:
         if self._size > MAX_REPLY:
             raise too_large(self._call, f"{MAX_REPLY} bytes", self.usage)
         deltas: list[ModelDelta] = []
-        for name, data in self._parser.feed(chunk):
-            if self._accumulator.done:
-                break
-            self.events += name != "ping"
-            deltas += self._event(name, data)
-        self._text += sum([len(delta.text) for delta in deltas if isinstance(delta, TextChunk | ThinkingChunk)])
+        taken = self._accumulator
+        # As `understood`, but for all events of a piece: a call for each of them would cost every token.
+        try:
+            for name, data in self._parser.feed(chunk):
+                if taken.done:
+                    break
+                self.events += name != "ping"
+                deltas += taken.event(name, data)
+        except ModelError:
+            raise
+        except Exception as error:  # noqa: BLE001 - see `understood`
+            broken = _unreadable(error)
+        else:
+            self._count(deltas)
+            return deltas
+        raise protocol_failure(self._call, broken, self.usage)
+
+    def _count(self, deltas: list[ModelDelta]) -> None:
+        for delta in deltas:
+            kind = type(delta)
+            if kind is TextChunk or kind is ThinkingChunk:
+                self._text += len(delta.text)  # type: ignore[union-attr]
         if self._text > MAX_TEXT:
             raise too_large(self._call, f"{MAX_TEXT} characters of text", self.usage)
-        return deltas
-
-    def _event(self, name: str, data: bytes) -> list[ModelDelta]:
-        return understood(self._call, lambda: self._accumulator.event(name, data), lambda: self.usage)
 
     def finish(self, *, clean: bool = True) -> ModelReply:
         """
@@ -191,8 +203,12 @@ def understood(call: Call, read: Callable[[], T], usage: Callable[[], Usage | No
     except ModelError:
         raise
     except Exception as error:  # noqa: BLE001 - see above
-        what = f"it cannot be read ({type(error).__name__}: {error})"
+        what = _unreadable(error)
     raise protocol_failure(call, what, usage())
+
+
+def _unreadable(error: Exception) -> str:
+    return f"it cannot be read ({type(error).__name__}: {error})"
 
 
 def read_lines(content: bytes, call: Call) -> list[Mapping[str, Any]]:
@@ -327,29 +343,43 @@ async def pieces_of(exchange: Exchange, reader: ReplyReader) -> AsyncGenerator[t
     Raises:
         ModelError: when a time limit passes.
     """
-    timeouts, started = exchange.timeouts, exchange.started
-    loop = asyncio.get_running_loop()
-    async with aclosing(exchange.response.aiter_bytes()) as chunks:
-        limit, last, said, events = "first_byte", started, loop.time(), reader.events
-        progress = started
+    timeouts, loop = exchange.timeouts, asyncio.get_running_loop()
+    async with _body_of(exchange.response) as chunks:
+        limit, patience, last = "first_byte", timeouts.first_byte, exchange.started
+        said, events = loop.time(), reader.events
+        progress = exchange.started
         while not reader.done:
-            deadlines = {
-                last + getattr(timeouts, limit): limit,
-                said + timeouts.silence: "silence",
-                progress + timeouts.total: "total",
-            }
-            when = min(deadlines)
-            chunk, clean, in_time = await _next(chunks, exchange.call, when)
+            until = min(last + patience, said + timeouts.silence, progress + timeouts.total)
+            chunk, clean, in_time = await _next(chunks, exchange.call, until)
             if not in_time and not reader.ended:
-                raise late(exchange.call, deadlines[when], timeouts, reader.usage)
+                limits = {
+                    last + patience: limit,
+                    said + timeouts.silence: "silence",
+                    progress + timeouts.total: "total",
+                }
+                raise late(exchange.call, limits[until], timeouts, reader.usage)
             yield chunk, clean
             if chunk is None:
                 return
-            limit, last = "idle", loop.time()
+            limit, patience, last = "idle", timeouts.idle, loop.time()
             if reader.events != events:
                 said = progress = last
                 events = reader.events
         await drained(chunks)
+@asynccontextmanager
+async def _body_of(response: Any) -> AsyncGenerator[AsyncIterator[bytes]]:
+    """
+    Give the pieces of the body of *response*, and close what gives them.
+
+    They are taken from under the HTTP library's own generators, which cut them anew and would cost every token of a stream.
+    """
+    pieces = aiter(response.aiter_bytes() if response.is_stream_consumed else response.stream)
+    try:
+        yield pieces
+    finally:
+        close = getattr(pieces, "aclose", None)
+        if close is not None:
+            await close()
 
 
 async def _next(chunks: AsyncIterator[bytes], call: Call, when: float) -> tuple[bytes | None, bool, bool]:
@@ -357,8 +387,15 @@ async def _next(chunks: AsyncIterator[bytes], call: Call, when: float) -> tuple[
     import httpx2
 
     try:
+        step = anext(chunks).__await__()
+        try:
+            first = next(step)
+        except StopIteration as came:
+            return came.value, True, True  # it was there already, and no clock has to run
         async with asyncio.timeout_at(when):
-            return await anext(chunks, None), True, True
+            return await _Begun(step, first), True, True
+    except StopAsyncIteration:
+        return None, True, True
     except TimeoutError:
         return None, False, False
     except httpx2.TimeoutException as error:
@@ -369,6 +406,30 @@ async def _next(chunks: AsyncIterator[bytes], call: Call, when: float) -> tuple[
             logger.debug("the connection to %s broke: %s", call.provider, type(error).__name__)
             return None, False, True
     raise failure
+
+
+class _Begun:
+    """The rest of something awaited whose first *step* led to *waits*, which the event loop has not seen yet."""
+
+    __slots__ = ("_step", "_waits")
+
+    def __init__(self, step: Any, waits: object) -> None:
+        self._step = step
+        self._waits = waits
+
+    def __await__(self) -> Generator[Any, Any, bytes]:
+        step, waits = self._step, self._waits
+        while True:
+            try:
+                yield waits
+            except BaseException as error:  # noqa: BLE001 - it is for what waits, a cancellation above all
+                try:
+                    waits = step.throw(error)
+                except StopIteration as came:
+                    return bytes(came.value)
+            else:
+                rest: bytes = yield from step
+                return rest
 
 
 async def drained(chunks: AsyncIterator[bytes]) -> None:
