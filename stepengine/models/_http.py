@@ -117,6 +117,11 @@ class _Shown:
     answers: AnswerChunks | None
     thoughts: Thoughts | None
 
+    @property
+    def is_all(self) -> bool:
+        """Whether they are shown as they are."""
+        return self.answers is None and self.thoughts is None
+
     def of(self, deltas: Iterable[ModelDelta]) -> Iterable[ModelDelta]:
         """Return what *deltas* are for them."""
         if self.answers is not None:
@@ -415,7 +420,8 @@ class HttpProvider(Provider):
         with telling_use(lambda: reader.usage):
             async with aclosing(pieces_of(exchange, reader)) as pieces:
                 async for piece, clean in pieces:
-                    for delta in shown.of(reader.feed(piece)) if piece is not None else ():
+                    deltas: Iterable[ModelDelta] = () if piece is None else reader.feed(piece)
+                    for delta in deltas if shown.is_all else shown.of(deltas):
                         yield delta
                     if piece is None or reader.done:
                         done = reader.finish(clean=clean)

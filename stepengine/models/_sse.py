@@ -54,6 +54,9 @@ class SSEParser:
             elif line.startswith(b"data: "):
                 self._raw.append(line)
                 self._data.append(line[6:])
+            elif line.startswith(b"event: "):
+                self._raw.append(line)
+                self._name = line[7:].decode("utf-8", "replace")
             elif not line.startswith(b":"):
                 self._take(line)
         return events

@@ -16,7 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import attrs
 
@@ -63,7 +63,7 @@ BEHIND = 100
 EPOCH_BYTES = 4
 EPOCH_DIGITS = frozenset("0123456789abcdef")
 MAX_INDEX_DIGITS = 18
-DELTAS = (TextDelta, ThinkingDelta, ToolInputDelta)
+DELTAS = frozenset({TextDelta, ThinkingDelta, ToolInputDelta})
 Delta: TypeAlias = TextDelta | ThinkingDelta | ToolInputDelta
 
 
@@ -136,8 +136,8 @@ class Curtain:
 
     def through(self, event: Event) -> Sequence[Event]:
         """Return what may be shown in place of *event*: what deltas held back of their run's path, then the event."""
-        if isinstance(event, DELTAS):
-            return self._flowing(event)
+        if type(event) in DELTAS:
+            return self._flowing(cast("Delta", event))
         clean = self._started(event) if type(event) is ModelStarted else KNOWN.frozen(event)
         return (*self._ended(event.path), clean) if event.path in self._flows else (clean,)
 
@@ -235,8 +235,8 @@ class Ring:
 
     def put(self, event: Event) -> None:
         """Keep *event*, which is the newest one."""
-        if isinstance(event, DELTAS):
-            self._flow(event)
+        if type(event) in DELTAS:
+            self._flow(cast("Delta", event))
         else:
             if type(event) in (ModelFinished, ReplyDiscarded):
                 self._forget_deltas(event.path, event.seq)
@@ -427,6 +427,9 @@ class Hub:
 
     def emit(self, event: Event) -> None:
         """Give *event* its index and show it, if it is news."""
+        if self.shows is None and not GIVEN.names:
+            self._pass_on(event)
+            return
         for news in (event,) if self.shows is None else self._news(event, self.shows):
             if not GIVEN.names:
                 self._pass_on(news)
@@ -536,7 +539,8 @@ class Hub:
         stamp(event, "index", self._index)
         self._index += 1
 
-    def _pass_on(self, event: Event) -> None:
+    def _heed(self, event: Event) -> None:
+        """Do what an event asks for beside being shown; no delta does."""
         match event:
             case LogLine():
                 self.log(event, event.data, step=event.step)
@@ -546,6 +550,10 @@ class Hub:
                 object.__setattr__(event, "resumed", True)  # nobody has seen it yet, as with its stamp
             case _:
                 pass
+
+    def _pass_on(self, event: Event) -> None:
+        if type(event) not in DELTAS:
+            self._heed(event)
         if self.watched:
             self._stamp(event)
             if self._watchers:
@@ -588,6 +596,34 @@ class Hub:
             self.on_crash(error)
 
 
+class _Joined:
+    """Deltas that wait for a reader as one, which has the last one's place in the stream."""
+
+    __slots__ = ("_texts", "chars", "last")
+
+    def __init__(self, first: Delta) -> None:
+        self.last = first
+        self._texts = [first.text]
+        self.chars = len(first.text)
+
+    def take(self, delta: Event) -> bool:
+        """Take *delta*, if it goes on where the last one stops."""
+        last = self.last
+        if last.path != delta.path or type(delta) not in DELTAS or not _goes_on(last, cast("Delta", delta)):
+            return False
+        text = cast("Delta", delta).text
+        if self.chars + len(text) > MAX_JOINED:
+            return False
+        self.last = cast("Delta", delta)
+        self._texts.append(text)
+        self.chars += len(text)
+        return True
+
+    def whole(self) -> Delta:
+        """Return them as one."""
+        return attrs.evolve(self.last, text="".join(self._texts))
+
+
 class Subscription:
     """
     One reader of a stream; ``events()`` iterates it once, in the run's own event loop.
@@ -599,7 +635,7 @@ class Subscription:
     def __init__(self, hub: Hub, limit: int = MAX_QUEUE) -> None:
         self._hub = hub
         self._limit = limit
-        self._queue: deque[Event] = deque()
+        self._queue: deque[Event | _Joined] = deque()
         self._deltas = 0
         self._dropped = 0
         self._reason = "buffer"
@@ -608,12 +644,14 @@ class Subscription:
 
     def put(self, event: Event) -> None:
         """Keep *event* for the reader, or count it as dropped."""
-        if len(self._queue) > self._limit // BEHIND and self._joined(event):
+        queue = self._queue
+        if len(queue) > self._limit // BEHIND and self._joined(event):
             return
-        if len(self._queue) < self._limit or self._make_room(event):
+        if len(queue) < self._limit or self._make_room(event):
             self._queue.append(event)
-            self._deltas += isinstance(event, DELTAS)
-            self._wake()
+            self._deltas += type(event) in DELTAS
+            if self._waiter is not None:
+                self._wake()
 
     def miss(self, count: int, reason: str) -> None:
         """Have the reader told first that it does not get *count* events, or not those of another epoch."""
@@ -639,8 +677,12 @@ class Subscription:
                     yield self._told_of_loss()
                 if self._queue:
                     event = self._queue.popleft()
-                    self._deltas -= isinstance(event, DELTAS)
-                    yield event
+                    if type(event) is _Joined:
+                        self._deltas -= 1
+                        yield event.whole()
+                    else:
+                        self._deltas -= type(event) in DELTAS
+                        yield cast("Event", event)
                 elif self._ended:
                     return
                 else:
@@ -667,22 +709,23 @@ class Subscription:
 
     def _joined(self, event: Event) -> bool:
         """Append a delta to the last one that waits, if it goes on where that stops."""
-        if not isinstance(event, DELTAS):
-            return False
         last = self._queue[-1]
-        if not isinstance(last, DELTAS) or len(last.text) + len(event.text) > MAX_JOINED:
+        if type(last) is _Joined:
+            return last.take(event)
+        if type(last) not in DELTAS:
             return False
-        if last.path != event.path or not _goes_on(last, event):
+        one = _Joined(cast("Delta", last))
+        if not one.take(event):
             return False
-        self._queue[-1] = attrs.evolve(event, text=last.text + event.text)
+        self._queue[-1] = one
         return True
 
     def _make_room(self, event: Event) -> bool:
         """Drop deltas for anything else; return whether *event* may stay."""
         if isinstance(event, RunFinished):
             return True
-        if self._deltas and not isinstance(event, DELTAS):
-            self._queue = deque(e for e in self._queue if not isinstance(e, DELTAS))
+        if self._deltas and type(event) not in DELTAS:
+            self._queue = deque([e for e in self._queue if type(e) is not _Joined and type(e) not in DELTAS])
             self._dropped += self._deltas
             self._deltas = 0
             return True
