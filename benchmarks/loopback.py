@@ -76,9 +76,16 @@ def spoken(path: str, count: int) -> list[bytes]:
 
 def _spoken_chat(count: int) -> list[bytes]:
     head = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "system_fingerprint": "fp"}
-    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}, *[{"content": WORD} for _ in range(count)], {}]
+    deltas: list[dict[str, Any]] = [
+        {"role": "assistant", "content": ""},
+        *[{"content": WORD} for _ in range(count)],
+        {},
+    ]
     chunks = [
-        {**head, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None if delta else "stop"}]}
+        {
+            **head,
+            "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None if delta else "stop"}],
+        }
         for delta in deltas
     ]
     usage = {"prompt_tokens": 10, "completion_tokens": count, "total_tokens": 10 + count}

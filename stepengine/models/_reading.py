@@ -366,6 +366,8 @@ async def pieces_of(exchange: Exchange, reader: ReplyReader) -> AsyncGenerator[t
                 said = progress = last
                 events = reader.events
         await drained(chunks)
+
+
 @asynccontextmanager
 async def _body_of(response: Any) -> AsyncGenerator[AsyncIterator[bytes]]:
     """

@@ -32,19 +32,9 @@ class SSEParser:
         """Return the events that *chunk* completes."""
         if self._after_cr or b"\r" in chunk:
             chunk = self._mended(chunk)
-        if b"\n" not in chunk:  # searched alone: a line in a thousand pieces is not looked through a thousand times
-            self._line += chunk
-            return []
-        *lines, rest = chunk.split(b"\n")
-        if self._line:
-            lines[0] = bytes(self._line) + lines[0]
-        self._line = bytearray(rest)
-        if self._first:
-            lines[0] = lines[0].removeprefix(BOM)
-            self._first = False
         events: list[tuple[str, bytes]] = []
-        # Nothing is called for a line: each token of a stream has two or three.
-        for line in lines:
+        # Nothing is called for most lines: each token of a stream has two or three.
+        for line in self._lines(chunk):
             if not line:
                 if self._data:
                     events.append((self._name, b"\n".join(self._data)))
@@ -60,6 +50,20 @@ class SSEParser:
             elif not line.startswith(b":"):
                 self._take(line)
         return events
+
+    def _lines(self, chunk: bytes) -> list[bytes]:
+        """Return the lines that *chunk* ends, without their ends."""
+        if b"\n" not in chunk:  # searched alone: a line in a thousand pieces is not looked through a thousand times
+            self._line += chunk
+            return []
+        *lines, rest = chunk.split(b"\n")
+        if self._line:
+            lines[0] = bytes(self._line) + lines[0]
+        self._line = bytearray(rest)
+        if self._first:
+            lines[0] = lines[0].removeprefix(BOM)
+            self._first = False
+        return lines
 
     def _mended(self, chunk: bytes) -> bytes:
         """Return *chunk* with LF for every other line end, also for one that is cut in two."""

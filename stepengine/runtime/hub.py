@@ -16,7 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias
 
 import attrs
 
@@ -131,13 +131,16 @@ class Curtain:
     """
 
     def __init__(self) -> None:
-        self._flows: dict[str, tuple[Delta, Trickle]] = {}
+        self._flows: dict[str, tuple[Delta, Trickle]] = {}  # where something is held back
         self._offer: tuple[Any, Any] = ((), ())
 
     def through(self, event: Event) -> Sequence[Event]:
         """Return what may be shown in place of *event*: what deltas held back of their run's path, then the event."""
         if type(event) in DELTAS:
-            return self._flowing(cast("Delta", event))
+            delta: Delta = event  # type: ignore[assignment]
+            if delta.path not in self._flows and type(delta) is not ToolInputDelta and KNOWN.leaves(delta.text):
+                return (delta,)
+            return self._flowing(delta)
         clean = self._started(event) if type(event) is ModelStarted else KNOWN.frozen(event)
         return (*self._ended(event.path), clean) if event.path in self._flows else (clean,)
 
@@ -149,8 +152,10 @@ class Curtain:
         if trickle is None or not _goes_on(last, delta):
             shown += self._ended(delta.path)
             trickle = Trickle(KNOWN)
-        self._flows[delta.path] = delta, trickle
         text = trickle.feed(delta.text)
+        self._flows.pop(delta.path, None)
+        if trickle.holds:
+            self._flows[delta.path] = delta, trickle
         if text:
             shown.append(delta if text == delta.text else attrs.evolve(delta, text=text))
         return shown
@@ -236,7 +241,7 @@ class Ring:
     def put(self, event: Event) -> None:
         """Keep *event*, which is the newest one."""
         if type(event) in DELTAS:
-            self._flow(cast("Delta", event))
+            self._flow(event)  # type: ignore[arg-type]
         else:
             if type(event) in (ModelFinished, ReplyDiscarded):
                 self._forget_deltas(event.path, event.seq)
@@ -558,8 +563,10 @@ class Hub:
             self._stamp(event)
             if self._watchers:
                 self._show(event)
-            if self._ring is not None or self._subscriptions:
-                self._hand_out(event)
+            if self._ring is not None:
+                self._ring.put(event)
+            for subscription in self._subscriptions:
+                subscription.put(event)
 
     def _show(self, event: Event) -> None:
         for watcher in self._watchers:
@@ -570,12 +577,6 @@ class Hub:
             else:
                 if warning is not None:
                     self.warnings.append(warning)
-
-    def _hand_out(self, event: Event) -> None:
-        if self._ring is not None:
-            self._ring.put(event)
-        for subscription in self._subscriptions:
-            subscription.put(event)
 
     def log(self, event: LogLine | ToolLog, data: object = None, *, step: int = 0) -> None:
         """Write a log line where the engine logs; the event itself is shown by ``emit``."""
@@ -606,15 +607,16 @@ class _Joined:
         self._texts = [first.text]
         self.chars = len(first.text)
 
-    def take(self, delta: Event) -> bool:
-        """Take *delta*, if it goes on where the last one stops."""
+    def take(self, event: Event) -> bool:
+        """Take *event*, if it is a delta that goes on where the last one stops."""
         last = self.last
-        if last.path != delta.path or type(delta) not in DELTAS or not _goes_on(last, cast("Delta", delta)):
+        if type(event) is not type(last) or last.path != event.path:
             return False
-        text = cast("Delta", delta).text
-        if self.chars + len(text) > MAX_JOINED:
+        delta: Delta = event
+        text = delta.text
+        if self.chars + len(text) > MAX_JOINED or not _goes_on(last, delta):
             return False
-        self.last = cast("Delta", delta)
+        self.last = delta
         self._texts.append(text)
         self.chars += len(text)
         return True
@@ -673,34 +675,42 @@ class Subscription:
         """Give every event, then stop."""
         try:
             while True:
-                if self._dropped or self._reason == "epoch":
-                    yield self._told_of_loss()
-                if self._queue:
-                    event = self._queue.popleft()
-                    if type(event) is _Joined:
-                        self._deltas -= 1
-                        yield event.whole()
-                    else:
-                        self._deltas -= type(event) in DELTAS
-                        yield cast("Event", event)
-                elif self._ended:
+                event = self.take()
+                if event is not None:
+                    yield event
+                elif not await self.more():
                     return
-                else:
-                    await self._wait()
         finally:
             self.close()
 
-    def _told_of_loss(self) -> EventsDropped:
-        event = EventsDropped(count=self._dropped, reason=self._reason, run_id=self._hub.run_id, epoch=self._hub.epoch)
-        self._dropped, self._reason = 0, "buffer"
-        return event
+    def take(self) -> Event | None:
+        """Return the next event, ``None`` when none waits."""
+        if self._dropped or self._reason == "epoch":
+            return self._told_of_loss()
+        if not self._queue:
+            return None
+        event = self._queue.popleft()
+        if type(event) is _Joined:
+            self._deltas -= 1
+            return event.whole()
+        self._deltas -= type(event) in DELTAS
+        return event  # type: ignore[return-value]
 
-    async def _wait(self) -> None:
+    async def more(self) -> bool:
+        """Wait when no event does, and return whether another one may come."""
+        if self._ended:
+            return False
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter
         finally:
             self._waiter = None
+        return True
+
+    def _told_of_loss(self) -> EventsDropped:
+        event = EventsDropped(count=self._dropped, reason=self._reason, run_id=self._hub.run_id, epoch=self._hub.epoch)
+        self._dropped, self._reason = 0, "buffer"
+        return event
 
     def _wake(self) -> None:
         waiter = self._waiter
@@ -714,7 +724,7 @@ class Subscription:
             return last.take(event)
         if type(last) not in DELTAS:
             return False
-        one = _Joined(cast("Delta", last))
+        one = _Joined(last)  # type: ignore[arg-type]
         if not one.take(event):
             return False
         self._queue[-1] = one

@@ -388,7 +388,9 @@ class ChatAccumulator(Accumulator):
         """
         choices = chunk.get("choices")
         choice = choices[0] if type(choices) is list and len(choices) == 1 else None
-        delta = choice.get("delta") if type(choice) is dict else None
+        if type(choice) is not dict:
+            return None
+        delta = choice.get("delta")
         text = delta.get("content") if type(delta) is dict and len(delta) == 1 else None
         if type(text) is not str or not text:
             return None
