@@ -1,5 +1,5 @@
 """
-Runs the works W1 to W7, each measurement in a process of its own, round by round, and notes what comes out.
+Runs the works W1 to W8, each measurement in a process of its own, round by round, and notes what comes out.
 
 Whoever is slow takes part in fewer rounds, and in sizes only as far as one run stays under a cap; the sheet says what was left out.
 """
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.judging import SPEAKING, TOKENS
 from benchmarks.peers import AGENTS, ENVIRONMENTS, SDKS, Peers
 from benchmarks.sheet import Key, Sheet, load, machine, today
 from benchmarks.starts import beside_the_sdks, starts, weights
@@ -29,7 +30,7 @@ FAST = "bu_agent_sdk"
 
 SLOW = tuple(name for name in AGENTS if name != FAST)
 NOT_LOADED = ("anthropic", "openai", "google.genai", "vcr", "typer", "rich", "mcp", "dbos", "httpx2", "genai_prices")
-SOME = 3
+SOME = 5
 """Rounds that something takes part in that takes long, and that no peer does beside us."""
 
 LARGE = 100
@@ -67,8 +68,8 @@ class Plan:
         cap: CPU seconds that one run may take.
     """
 
-    rounds: int = 3
-    slow: int = 2
+    rounds: int = 5
+    slow: int = 1
     steps: tuple[int, ...] = (10, 100, 300, 1_000, 3_000, 10_000)
     long: int = 50_000
     runs: tuple[int, ...] = (10, 100, 1_000)
@@ -76,7 +77,7 @@ class Plan:
     journal: tuple[int, ...] = (1_000, 10_000)
     cassette: tuple[int, ...] = (25, 50, 100, 200)
     imports: int = 2
-    cap: float = 8.0
+    cap: float = 3.0
 
 
 QUICK = Plan(
@@ -288,7 +289,7 @@ def w5(bench: Bench) -> None:
                 bench.sheet.miss("W5", name, "not installed")
             else:
                 bench.note(("W5", "import", name), "ms", turn, {1: seconds * 1e3})
-    code = f"import sys, stepengine; print(sum(m in sys.modules for m in {NOT_LOADED!r}))"
+    code = f"import sys; from stepengine import AgentDefinition, Engine, tool; print(sum(m in sys.modules for m in {NOT_LOADED!r}))"
     loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     bench.note(("W5", "heavy packages loaded", "stepengine"), "", 0, {1: int(loaded.stdout)})
 
@@ -309,7 +310,19 @@ def w6(bench: Bench) -> None:
     over_http(bench, "W6", "behind", ("stepengine", "stepengine_run"))
 
 
-WORKS = {"w1": w1, "w2": w2, "w3": w3, "w4": w4, "w5": w5, "w6": w6, "w7": w7}
+def w8(bench: Bench) -> None:
+    """Measure what who watches a run pays, by token and by step."""
+    with loopback() as port:
+        for turn in bench.turns("W8"):
+            for protocol in SPEAKING:
+                found = bench.worker("W8", "stepengine", "watching_worker", protocol, TOKENS, port) or {}
+                for client, value in found.items():
+                    bench.note(("W8", f"token, {protocol}", client), "us", turn, {TOKENS: value})
+            for client, value in (bench.worker("W8", "stepengine", "watching_worker", "steps", 1_000) or {}).items():
+                bench.note(("W8", "step", client), "us", turn, {1_000: value})
+
+
+WORKS = {"w1": w1, "w2": w2, "w3": w3, "w4": w4, "w5": w5, "w6": w6, "w7": w7, "w8": w8}
 
 PACKAGES = (
     "stepengine", "bu-agent-sdk", "pydantic-ai-slim", "openai-agents", "langgraph", "langchain", "langchain-openai", "smolagents",

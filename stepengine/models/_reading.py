@@ -168,9 +168,8 @@ class ReplyReader:
 
     def _count(self, deltas: list[ModelDelta]) -> None:
         for delta in deltas:
-            kind = type(delta)
-            if kind is TextChunk or kind is ThinkingChunk:
-                self._text += len(delta.text)  # type: ignore[union-attr]
+            if type(delta) is TextChunk or type(delta) is ThinkingChunk:
+                self._text += len(delta.text)
         if self._text > MAX_TEXT:
             raise too_large(self._call, f"{MAX_TEXT} characters of text", self.usage)
 
@@ -343,29 +342,67 @@ async def pieces_of(exchange: Exchange, reader: ReplyReader) -> AsyncGenerator[t
     Raises:
         ModelError: when a time limit passes.
     """
-    timeouts, loop = exchange.timeouts, asyncio.get_running_loop()
+    loop = asyncio.get_running_loop()
+    patience = _Patience(exchange, loop.time(), reader.events)
     async with _body_of(exchange.response) as chunks:
-        limit, patience, last = "first_byte", timeouts.first_byte, exchange.started
-        said, events = loop.time(), reader.events
-        progress = exchange.started
         while not reader.done:
-            until = min(last + patience, said + timeouts.silence, progress + timeouts.total)
-            chunk, clean, in_time = await _next(chunks, exchange.call, until)
-            if not in_time and not reader.ended:
-                limits = {
-                    last + patience: limit,
-                    said + timeouts.silence: "silence",
-                    progress + timeouts.total: "total",
-                }
-                raise late(exchange.call, limits[until], timeouts, reader.usage)
+            step = anext(chunks).__await__()
+            chunk: bytes | None = None
+            ended: BaseException | None = None
+            try:
+                waits = next(step)
+            except StopIteration as came:
+                chunk = came.value  # it was there already, and no clock has to run
+            except BaseException as error:  # noqa: BLE001 - see `_is_clean`
+                ended = error
+            else:
+                chunk, ended = await _come(step, waits, patience.until())
+            clean = ended is None or _is_clean(ended, exchange.call)
+            if isinstance(ended, TimeoutError) and not reader.ended:
+                raise late(exchange.call, patience.limit(), exchange.timeouts, reader.usage)
             yield chunk, clean
             if chunk is None:
                 return
-            limit, patience, last = "idle", timeouts.idle, loop.time()
-            if reader.events != events:
-                said = progress = last
-                events = reader.events
+            patience.heard(loop.time(), reader.events)
         await drained(chunks)
+
+
+class _Patience:
+    """How long is waited for the next piece of a body, by the event loop's clock."""
+
+    __slots__ = ("_events", "_is_first", "_last", "_progress", "_said", "_timeouts")
+
+    def __init__(self, exchange: Exchange, now: float, events: int) -> None:
+        self._timeouts = exchange.timeouts
+        self._is_first = True
+        self._last = self._progress = exchange.started
+        self._said = now
+        self._events = events
+
+    def heard(self, now: float, events: int) -> None:
+        """Take note of a piece, which is some progress where it brought *events*."""
+        self._is_first = False
+        self._last = now
+        if events != self._events:
+            self._events = events
+            self._said = self._progress = now
+
+    def _limits(self) -> dict[str, float]:
+        timeouts, first = self._timeouts, "first_byte" if self._is_first else "idle"
+        return {
+            "total": self._progress + timeouts.total,
+            "silence": self._said + timeouts.silence,
+            first: self._last + getattr(timeouts, first),
+        }
+
+    def until(self) -> float:
+        """Return when it ends."""
+        return min(self._limits().values())
+
+    def limit(self) -> str:
+        """Return the limit that ends it, one of ``Timeouts``."""
+        limits = self._limits()
+        return min(limits, key=limits.__getitem__)
 
 
 @asynccontextmanager
@@ -384,30 +421,34 @@ async def _body_of(response: Any) -> AsyncGenerator[AsyncIterator[bytes]]:
             await close()
 
 
-async def _next(chunks: AsyncIterator[bytes], call: Call, when: float) -> tuple[bytes | None, bool, bool]:
-    """Return the next piece, or ``None`` and whether the body ended as it should; last, whether it came in time."""
+async def _come(step: Any, waits: object, when: float) -> tuple[bytes | None, BaseException | None]:
+    """Return what *step*, which *waits*, leads to: the next piece, or what the body ended with."""
+    try:
+        async with asyncio.timeout_at(when):
+            return await _Begun(step, waits), None
+    except (Exception, StopAsyncIteration) as error:  # noqa: BLE001 - see `_is_clean`
+        return None, error
+
+
+def _is_clean(ended: BaseException, call: Call) -> bool:
+    """
+    Return whether a body that *ended* so has ended as it should; one that is late is none.
+
+    Raises:
+        BaseException: what says more of it: an error of the transport but for a connection that broke, and what is not the body's.
+    """
     import httpx2
 
-    try:
-        step = anext(chunks).__await__()
-        try:
-            first = next(step)
-        except StopIteration as came:
-            return came.value, True, True  # it was there already, and no clock has to run
-        async with asyncio.timeout_at(when):
-            return await _Begun(step, first), True, True
-    except StopAsyncIteration:
-        return None, True, True
-    except TimeoutError:
-        return None, False, False
-    except httpx2.TimeoutException as error:
-        failure = transport_failure(error, call)
-    except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
-        failure = transport_failure(error, call)
-        if isinstance(failure, ModelError) and failure.kind == "connection":
-            logger.debug("the connection to %s broke: %s", call.provider, type(error).__name__)
-            return None, False, True
-    raise failure
+    if isinstance(ended, StopAsyncIteration | TimeoutError):
+        return isinstance(ended, StopAsyncIteration)
+    if not isinstance(ended, httpx2.HTTPError | httpx2.StreamError | OSError):
+        raise ended
+    failure = transport_failure(ended, call)
+    is_cut = isinstance(failure, ModelError) and failure.kind == "connection"
+    if isinstance(ended, httpx2.TimeoutException) or not is_cut:
+        raise failure
+    logger.debug("the connection to %s broke: %s", call.provider, type(ended).__name__)
+    return False
 
 
 class _Begun:

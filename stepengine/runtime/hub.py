@@ -64,6 +64,9 @@ EPOCH_BYTES = 4
 EPOCH_DIGITS = frozenset("0123456789abcdef")
 MAX_INDEX_DIGITS = 18
 DELTAS = frozenset({TextDelta, ThinkingDelta, ToolInputDelta})
+HEEDED = frozenset({LogLine, PhaseChanged, RunStarted})
+"""What is more to a hub than something to show."""
+STAMP = object.__setattr__
 Delta: TypeAlias = TextDelta | ThinkingDelta | ToolInputDelta
 
 
@@ -538,14 +541,13 @@ class Hub:
 
     def _stamp(self, event: Event) -> None:
         # The event was made for this moment and nobody has seen it yet, so it is stamped and not copied.
-        stamp = object.__setattr__
-        stamp(event, "run_id", self.run_id)
-        stamp(event, "epoch", self._epoch or self.epoch)
-        stamp(event, "index", self._index)
+        STAMP(event, "run_id", self.run_id)
+        STAMP(event, "epoch", self._epoch or self.epoch)
+        STAMP(event, "index", self._index)
         self._index += 1
 
     def _heed(self, event: Event) -> None:
-        """Do what an event asks for beside being shown; no delta does."""
+        """Do what an event asks for beside being shown."""
         match event:
             case LogLine():
                 self.log(event, event.data, step=event.step)
@@ -557,7 +559,7 @@ class Hub:
                 pass
 
     def _pass_on(self, event: Event) -> None:
-        if type(event) not in DELTAS:
+        if type(event) in HEEDED:
             self._heed(event)
         if self.watched:
             self._stamp(event)
@@ -637,6 +639,7 @@ class Subscription:
     def __init__(self, hub: Hub, limit: int = MAX_QUEUE) -> None:
         self._hub = hub
         self._limit = limit
+        self._behind = limit // BEHIND
         self._queue: deque[Event | _Joined] = deque()
         self._deltas = 0
         self._dropped = 0
@@ -646,10 +649,10 @@ class Subscription:
 
     def put(self, event: Event) -> None:
         """Keep *event* for the reader, or count it as dropped."""
-        queue = self._queue
-        if len(queue) > self._limit // BEHIND and self._joined(event):
+        waiting = len(self._queue)
+        if waiting > self._behind and self._joined(event):
             return
-        if len(queue) < self._limit or self._make_room(event):
+        if waiting < self._limit or self._make_room(event):
             self._queue.append(event)
             self._deltas += type(event) in DELTAS
             if self._waiter is not None:

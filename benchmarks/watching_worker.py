@@ -1,7 +1,8 @@
 """
-Measures one streamed reply in a fresh process: ``python -m benchmarks.token_worker CLIENT PROTOCOL TOKENS PORT``.
+Measures who watches, in a fresh process: ``python -m benchmarks.watching_worker PROTOCOL TOKENS PORT``, or ``... steps N``.
 
-Prints the CPU microseconds that a token costs each CLIENT of ``CLIENTS``, one after another, the least of several replies each:
+The first prints the CPU microseconds that a token of one streamed reply costs each of ``CLIENTS``, one after another, the least of
+several replies each; the second those of a step of the run of W1, whose model answers in process:
 
 - ``floor`` reads the lines of the response with the HTTP library and takes the text out of each with jiter, nothing else.
 - ``run`` is ``Engine.run``, which nobody watches.
@@ -18,14 +19,15 @@ import sys
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import httpx2
 import jiter
 
-from benchmarks.engines.stepengine import provider_of
+from benchmarks.engines.stepengine import Counting, add, provider_of
 from benchmarks.loopback import WORD
-from stepengine import AgentDefinition, Engine
+from stepengine import AgentDefinition, Engine, Limits
 from stepengine.events import RunFinished, TextDelta
 
 REPEATS = 7
@@ -119,6 +121,11 @@ async def measured(protocol: str, url: str, tokens: int, clients: list[str]) -> 
     """
     await asyncio.to_thread(urllib.request.urlopen, f"{url}/speak/{tokens}")
     asks = {name: CLIENTS[name](protocol, url) for name in clients}
+    return await least(asks, WORD * tokens, tokens)
+
+
+async def least(asks: dict[str, Client], wanted: str, count: int) -> dict[str, float]:
+    """Return the microseconds of each of *count* parts, by client; the least of several times."""
     found: dict[str, float] = {}
     for turn in range(REPEATS + 1):
         for name, ask in asks.items():
@@ -126,16 +133,42 @@ async def measured(protocol: str, url: str, tokens: int, clients: list[str]) -> 
             start = time.process_time()
             text = await ask()
             spent = time.process_time() - start
-            if text != WORD * tokens:
-                msg = f"{name} read {text[:50]!r} of {len(text)} characters"
+            if text != wanted:
+                msg = f"{name} ended with {text[:50]!r} of {len(text)} characters"
                 raise SystemExit(msg)
             if turn:
                 found[name] = min(found.get(name, spent), spent)
-    return {name: spent / tokens * 1e6 for name, spent in found.items()}
+    return {name: spent / count * 1e6 for name, spent in found.items()}
+
+
+async def steps(count: int) -> dict[str, float]:
+    """
+    Return microseconds a step by who watches the run.
+
+    Raises:
+        SystemExit: when a run ended with another text.
+    """
+    agent = AgentDefinition("adder", model="counting/model", tools=[add], limits=Limits(max_steps=count + 1))
+    plain = Engine([agent], models=Counting(count), pricing=None)
+    shown = Engine([agent], models=Counting(count), pricing=None, observers=[lambda _: None])
+
+    async def streamed() -> str:
+        async for event in plain.stream("adder", "add"):
+            if type(event) is RunFinished:
+                return str(event.result.unwrap())
+        return ""
+
+    async def ran(engine: Engine) -> str:
+        return str((await engine.run("adder", "add")).unwrap())
+
+    return await least({"run": partial(ran, plain), "observed": partial(ran, shown), "stream": streamed}, "done", count)
 
 
 def main() -> None:
     """Measure what the command line asks for."""
+    if sys.argv[1] == "steps":
+        print(json.dumps(asyncio.run(steps(int(sys.argv[2])))))
+        return
     protocol, tokens, port, *clients = sys.argv[1:]
     url = f"http://127.0.0.1:{port}"
     print(json.dumps(asyncio.run(measured(protocol, url, int(tokens), clients or list(CLIENTS)))))
