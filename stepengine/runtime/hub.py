@@ -64,8 +64,6 @@ EPOCH_BYTES = 4
 EPOCH_DIGITS = frozenset("0123456789abcdef")
 MAX_INDEX_DIGITS = 18
 DELTAS = frozenset({TextDelta, ThinkingDelta, ToolInputDelta})
-HEEDED = frozenset({LogLine, PhaseChanged, RunStarted})
-"""What is more to a hub than something to show."""
 STAMP = object.__setattr__
 Delta: TypeAlias = TextDelta | ThinkingDelta | ToolInputDelta
 
@@ -546,21 +544,14 @@ class Hub:
         STAMP(event, "index", self._index)
         self._index += 1
 
-    def _heed(self, event: Event) -> None:
-        """Do what an event asks for beside being shown."""
-        match event:
-            case LogLine():
-                self.log(event, event.data, step=event.step)
-            case PhaseChanged(path=""):
-                self.phase = event.phase
-            case RunStarted(path="") if self.resumed:
-                object.__setattr__(event, "resumed", True)  # nobody has seen it yet, as with its stamp
-            case _:
-                pass
-
     def _pass_on(self, event: Event) -> None:
-        if type(event) in HEEDED:
-            self._heed(event)
+        kind = type(event)
+        if kind is LogLine:
+            self.log(event, event.data, step=event.step)  # type: ignore[arg-type,attr-defined]
+        elif kind is PhaseChanged and not event.path:
+            self.phase = event.phase  # type: ignore[attr-defined]
+        elif kind is RunStarted and self.resumed and not event.path:
+            object.__setattr__(event, "resumed", True)  # nobody has seen it yet, as with its stamp
         if self.watched:
             self._stamp(event)
             if self._watchers:
