@@ -375,13 +375,13 @@ CHUNKS = [
     {**BARE, "error": {"message": "broken"}, "choices": [{**CHOICE, "delta": {"content": "n"}}]},
 ]  # fmt: skip
 TEXT = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "a"}}
-BLOCK = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+TEXT_BLOCK = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
 MESSAGE = {"type": "message", "id": "m", "model": "m", "role": "assistant", "content": [], "usage": {"input_tokens": 1}}
 EVENTS = [
-    *[TEXT, TEXT, TEXT, BLOCK, {**BLOCK, "index": 1}, {**TEXT, "index": 1}, {**TEXT, "index": True}, {**TEXT, "index": 7}],
+    *[TEXT, TEXT, TEXT, TEXT_BLOCK, {**TEXT_BLOCK, "index": 1}, {**TEXT, "index": 1}, {**TEXT, "index": True}, {**TEXT, "index": 7}],
     *[{**TEXT, "newer": 1}, {**TEXT, "delta": {**TEXT["delta"], "newer": 1}}, {**TEXT, "delta": {**TEXT["delta"], "text": ""}}],
     *[{**TEXT, "delta": {**TEXT["delta"], "text": 1}}, {"type": "content_block_stop", "index": 0}],
-    {**BLOCK, "index": 1, "content_block": {"type": "thinking", "thinking": ""}},
+    {**TEXT_BLOCK, "index": 1, "content_block": {"type": "thinking", "thinking": ""}},
 ]  # fmt: skip
 
 
@@ -412,6 +412,6 @@ def test_text_of_a_message_that_nothing_else_comes_with_is_read_as_any_other(eve
         {"type": "content_block_stop", "index": 0},
         {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},
     ]
-    events = [{"type": "message_start", "message": MESSAGE}, BLOCK, *events, *ended, {"type": "message_stop"}]
+    events = [{"type": "message_start", "message": MESSAGE}, TEXT_BLOCK, *events, *ended, {"type": "message_stop"}]
 
     assert read("anthropic", events, at_length=True) == read("anthropic", events, at_length=False)
