@@ -1,5 +1,5 @@
 """
-Judges the budgets Q1 to Q14 from a sheet. Each is a bound that a median must keep; its spread stands beside it.
+Judges the budgets Q1 to Q15 from a sheet. Each is a bound that a median must keep; its spread stands beside it.
 
 Budgets that compare with a peer are ratios of one round, since absolute times drift with the machine.
 """
@@ -22,6 +22,11 @@ STARTS = (
 )
 """What is started, in words, its floor, and how many times as much it may cost."""
 
+SPEAKING = ("openai_chat", "anthropic")
+TOKENS = 2_000
+"""The protocols in which a streamed reply of so many tokens is measured."""
+
+A_THIRD = 4 / 3
 OF_SDK = {"anthropic": 0.9, "openai_chat": 0.15, "openai": 0.15, "google": 0.2}
 """Each protocol with the share of the SDK's own loop that a step may cost at N=100."""
 
@@ -53,6 +58,7 @@ def judge(sheet: Sheet) -> list[Verdict]:
         *imports(sheet),
         *journals(sheet),
         *children(sheet),
+        *watchers(sheet),
     ]
 
 
@@ -164,3 +170,15 @@ def children(sheet: Sheet) -> Iterator[Verdict]:
     few, many = (ours("W2", "children", count) for count in (100, 4_000))
     yield Verdict("Q12", "100 children of one parent against 100 runs", sheet.ratio(few, ours("W2", "alone", 100)), 1.5)
     yield Verdict("Q12", "a child among 4,000 against one among 100", sheet.ratio(many, few), FLAT)
+
+
+def watchers(sheet: Sheet) -> Iterator[Verdict]:
+    """Judge Q15."""
+    for protocol in SPEAKING:
+        floor, run, stream = (Key("W8", f"token, {protocol}", who, TOKENS) for who in ("floor", "run", "stream"))
+        yield Verdict("Q15", f"a token through stream against its floor, {protocol}", sheet.ratio(stream, floor), 1.6)
+        yield Verdict(
+            "Q15", f"a token of a run that nobody watches against it, {protocol}", sheet.ratio(run, floor), 1.2
+        )
+    run, stream = (Key("W8", "step", who, 1_000) for who in ("run", "stream"))
+    yield Verdict("Q15", "a step that somebody watches against one that nobody does", sheet.ratio(stream, run), A_THIRD)

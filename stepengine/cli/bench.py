@@ -193,7 +193,6 @@ def _place(options: Options) -> Workspace | None:
 
 def _own_hooks(recorded: Sequence[str] | None, agent: AgentDefinition) -> Hooks:
     """Return the hooks of the command line; of a run that was recorded those that it had beside the agent's own, or all."""
-    from stepengine.ag_ui.asked import take_page
     from stepengine.context import require_finished_todos, summarize
     from stepengine.data.hooks import Hooks
     from stepengine.journal.encoding import name_of
@@ -205,7 +204,11 @@ def _own_hooks(recorded: Sequence[str] | None, agent: AgentDefinition) -> Hooks:
         return [hook] if recorded is None or recorded.count(name) > own.count(name) else []
 
     # A run of `stepengine serve` was begun by a page, perhaps; no run of the other commands is.
-    of_page = [] if recorded is None else had(take_page)
+    of_page = []
+    if recorded is not None:
+        from stepengine.ag_ui.asked import take_page
+
+        of_page = had(take_page)
     return Hooks(pre_run=of_page, pre_step=had(summarize()), on_stop=had(require_finished_todos()))
 
 

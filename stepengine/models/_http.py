@@ -13,8 +13,8 @@ import os
 import warnings
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import cache, partial
 from typing import Any, ClassVar, Protocol
 from weakref import WeakKeyDictionary, finalize
@@ -377,12 +377,9 @@ class HttpProvider(Provider):
         Raises:
             ModelError: when there is none.
         """
-        try:
+        with self._judged(request):
             async with self._sent(request, stream=False) as exchange:
                 return await self._read(exchange, request)
-        except ModelError as error:
-            self._second_tries.judge(error, request)
-            raise
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
         """
@@ -391,38 +388,37 @@ class HttpProvider(Provider):
         Raises:
             ModelError: when there is no reply; ``TruncatedReply`` when it ended early.
         """
-        try:
-            async with (
-                self._sent(request, stream=True) as exchange,
-                aclosing(self._deltas(exchange, request)) as deltas,
-            ):
-                async for delta in deltas:
+        # One generator and no further one inside: each would cost every token.
+        with self._judged(request):
+            async with self._sent(request, stream=True) as exchange:
+                if not exchange.is_event_stream:
+                    reply = await self._read(exchange, request)
+                    for delta in (*deltas_of(reply), ReplyDone(reply)):
+                        yield delta
+                    return
+                reader = self._reader(exchange, request)
+                done: ModelReply | None = None
+                shown = _Shown(AnswerChunks() if is_by_tool(request) else None, self._thoughts())
+                with telling_use(lambda: reader.usage):
+                    async with aclosing(pieces_of(exchange, reader)) as pieces:
+                        async for piece, clean in pieces:
+                            for delta in shown.of(reader.feed(piece)) if piece is not None else ():
+                                yield delta
+                            if piece is None or reader.done:
+                                done = reader.finish(clean=clean)
+                for delta in shown.end():
                     yield delta
+                if done is not None:
+                    yield ReplyDone(self._completed(done, request))
+
+    @contextmanager
+    def _judged(self, request: ModelRequest) -> Iterator[None]:
+        """Say of a failure whether *request* may be tried again."""
+        try:
+            yield
         except ModelError as error:
             self._second_tries.judge(error, request)
             raise
-
-    async def _deltas(self, exchange: Exchange, request: ModelRequest) -> AsyncGenerator[ModelDelta]:
-        if not exchange.is_event_stream:
-            reply = await self._read(exchange, request)
-            for delta in deltas_of(reply):
-                yield delta
-            yield ReplyDone(reply)
-            return
-        reader = self._reader(exchange, request)
-        done: ModelReply | None = None
-        shown = _Shown(AnswerChunks() if is_by_tool(request) else None, self._thoughts())
-        with telling_use(lambda: reader.usage):
-            async with aclosing(pieces_of(exchange, reader)) as pieces:
-                async for piece, clean in pieces:
-                    for delta in shown.of(reader.feed(piece)) if piece is not None else ():
-                        yield delta
-                    if piece is None or reader.done:
-                        done = reader.finish(clean=clean)
-        for delta in shown.end():
-            yield delta
-        if done is not None:
-            yield ReplyDone(self._completed(done, request))
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """
@@ -478,11 +474,8 @@ class HttpProvider(Provider):
         Raises:
             ModelError: when it holds none: the request failed, or the batch expired or was cancelled before its turn.
         """
-        try:
+        with self._judged(request):
             return self._batch_reply(result, request)
-        except ModelError as error:
-            self._second_tries.judge(error, request)
-            raise
 
     def _batch_reply(self, result: Any, request: ModelRequest) -> ModelReply:
         call = Call(provider=self.name, model=request.model, credentials=self._ready().credentials, request=request)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from stepengine.data.frozen import frozen
@@ -149,18 +149,29 @@ class ReplyReader:
         if self._size > MAX_REPLY:
             raise too_large(self._call, f"{MAX_REPLY} bytes", self.usage)
         deltas: list[ModelDelta] = []
-        for name, data in self._parser.feed(chunk):
-            if self._accumulator.done:
-                break
-            self.events += name != "ping"
-            deltas += self._event(name, data)
-        self._text += sum([len(delta.text) for delta in deltas if isinstance(delta, TextChunk | ThinkingChunk)])
+        taken = self._accumulator
+        # As `understood`, but for all events of a piece: a call for each of them would cost every token.
+        try:
+            for name, data in self._parser.feed(chunk):
+                if taken.done:
+                    break
+                self.events += name != "ping"
+                deltas += taken.event(name, data)
+        except ModelError:
+            raise
+        except Exception as error:  # noqa: BLE001 - see `understood`
+            broken = _unreadable(error)
+        else:
+            self._count(deltas)
+            return deltas
+        raise protocol_failure(self._call, broken, self.usage)
+
+    def _count(self, deltas: list[ModelDelta]) -> None:
+        for delta in deltas:
+            if type(delta) is TextChunk or type(delta) is ThinkingChunk:
+                self._text += len(delta.text)
         if self._text > MAX_TEXT:
             raise too_large(self._call, f"{MAX_TEXT} characters of text", self.usage)
-        return deltas
-
-    def _event(self, name: str, data: bytes) -> list[ModelDelta]:
-        return understood(self._call, lambda: self._accumulator.event(name, data), lambda: self.usage)
 
     def finish(self, *, clean: bool = True) -> ModelReply:
         """
@@ -191,8 +202,12 @@ def understood(call: Call, read: Callable[[], T], usage: Callable[[], Usage | No
     except ModelError:
         raise
     except Exception as error:  # noqa: BLE001 - see above
-        what = f"it cannot be read ({type(error).__name__}: {error})"
+        what = _unreadable(error)
     raise protocol_failure(call, what, usage())
+
+
+def _unreadable(error: Exception) -> str:
+    return f"it cannot be read ({type(error).__name__}: {error})"
 
 
 def read_lines(content: bytes, call: Call) -> list[Mapping[str, Any]]:
@@ -327,48 +342,137 @@ async def pieces_of(exchange: Exchange, reader: ReplyReader) -> AsyncGenerator[t
     Raises:
         ModelError: when a time limit passes.
     """
-    timeouts, started = exchange.timeouts, exchange.started
     loop = asyncio.get_running_loop()
-    async with aclosing(exchange.response.aiter_bytes()) as chunks:
-        limit, last, said, events = "first_byte", started, loop.time(), reader.events
-        progress = started
+    patience = _Patience(exchange, loop.time(), reader.events)
+    async with _body_of(exchange.response) as chunks:
         while not reader.done:
-            deadlines = {
-                last + getattr(timeouts, limit): limit,
-                said + timeouts.silence: "silence",
-                progress + timeouts.total: "total",
-            }
-            when = min(deadlines)
-            chunk, clean, in_time = await _next(chunks, exchange.call, when)
-            if not in_time and not reader.ended:
-                raise late(exchange.call, deadlines[when], timeouts, reader.usage)
+            step = anext(chunks).__await__()
+            chunk: bytes | None = None
+            ended: BaseException | None = None
+            try:
+                waits = next(step)
+            except StopIteration as came:
+                chunk = came.value  # it was there already, and no clock has to run
+            except BaseException as error:  # noqa: BLE001 - see `_is_clean`
+                ended = error
+            else:
+                chunk, ended = await _come(step, waits, patience.until())
+            clean = ended is None or _is_clean(ended, exchange.call)
+            if isinstance(ended, TimeoutError) and not reader.ended:
+                raise late(exchange.call, patience.limit(), exchange.timeouts, reader.usage)
             yield chunk, clean
             if chunk is None:
                 return
-            limit, last = "idle", loop.time()
-            if reader.events != events:
-                said = progress = last
-                events = reader.events
+            patience.heard(loop.time(), reader.events)
         await drained(chunks)
 
 
-async def _next(chunks: AsyncIterator[bytes], call: Call, when: float) -> tuple[bytes | None, bool, bool]:
-    """Return the next piece, or ``None`` and whether the body ended as it should; last, whether it came in time."""
-    import httpx2
+class _Patience:
+    """How long is waited for the next piece of a body, by the event loop's clock."""
 
+    __slots__ = ("_events", "_is_first", "_last", "_progress", "_said", "_timeouts")
+
+    def __init__(self, exchange: Exchange, now: float, events: int) -> None:
+        self._timeouts = exchange.timeouts
+        self._is_first = True
+        self._last = self._progress = exchange.started
+        self._said = now
+        self._events = events
+
+    def heard(self, now: float, events: int) -> None:
+        """Take note of a piece, which is some progress where it brought *events*."""
+        self._is_first = False
+        self._last = now
+        if events != self._events:
+            self._events = events
+            self._said = self._progress = now
+
+    def _limits(self) -> dict[str, float]:
+        timeouts, first = self._timeouts, "first_byte" if self._is_first else "idle"
+        return {
+            "total": self._progress + timeouts.total,
+            "silence": self._said + timeouts.silence,
+            first: self._last + getattr(timeouts, first),
+        }
+
+    def until(self) -> float:
+        """Return when it ends."""
+        return min(self._limits().values())
+
+    def limit(self) -> str:
+        """Return the limit that ends it, one of ``Timeouts``."""
+        limits = self._limits()
+        return min(limits, key=limits.__getitem__)
+
+
+@asynccontextmanager
+async def _body_of(response: Any) -> AsyncGenerator[AsyncIterator[bytes]]:
+    """
+    Give the pieces of the body of *response*, and close what gives them.
+
+    They are taken from under the HTTP library's own generators, which cut them anew and would cost every token of a stream.
+    """
+    pieces = aiter(response.aiter_bytes() if response.is_stream_consumed else response.stream)
+    try:
+        yield pieces
+    finally:
+        close = getattr(pieces, "aclose", None)
+        if close is not None:
+            await close()
+
+
+async def _come(step: Any, waits: object, when: float) -> tuple[bytes | None, BaseException | None]:
+    """Return what *step*, which *waits*, leads to: the next piece, or what the body ended with."""
     try:
         async with asyncio.timeout_at(when):
-            return await anext(chunks, None), True, True
-    except TimeoutError:
-        return None, False, False
-    except httpx2.TimeoutException as error:
-        failure = transport_failure(error, call)
-    except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
-        failure = transport_failure(error, call)
-        if isinstance(failure, ModelError) and failure.kind == "connection":
-            logger.debug("the connection to %s broke: %s", call.provider, type(error).__name__)
-            return None, False, True
-    raise failure
+            return await _Begun(step, waits), None
+    except (Exception, StopAsyncIteration) as error:  # noqa: BLE001 - see `_is_clean`
+        return None, error
+
+
+def _is_clean(ended: BaseException, call: Call) -> bool:
+    """
+    Return whether a body that *ended* so has ended as it should; one that is late is none.
+
+    Raises:
+        BaseException: what says more of it: an error of the transport but for a connection that broke, and what is not the body's.
+    """
+    import httpx2
+
+    if isinstance(ended, StopAsyncIteration | TimeoutError):
+        return isinstance(ended, StopAsyncIteration)
+    if not isinstance(ended, httpx2.HTTPError | httpx2.StreamError | OSError):
+        raise ended
+    failure = transport_failure(ended, call)
+    is_cut = isinstance(failure, ModelError) and failure.kind == "connection"
+    if isinstance(ended, httpx2.TimeoutException) or not is_cut:
+        raise failure
+    logger.debug("the connection to %s broke: %s", call.provider, type(ended).__name__)
+    return False
+
+
+class _Begun:
+    """The rest of something awaited whose first *step* led to *waits*, which the event loop has not seen yet."""
+
+    __slots__ = ("_step", "_waits")
+
+    def __init__(self, step: Any, waits: object) -> None:
+        self._step = step
+        self._waits = waits
+
+    def __await__(self) -> Generator[Any, Any, bytes]:
+        step, waits = self._step, self._waits
+        while True:
+            try:
+                yield waits
+            except BaseException as error:  # noqa: BLE001 - it is for what waits, a cancellation above all
+                try:
+                    waits = step.throw(error)
+                except StopIteration as came:
+                    return bytes(came.value)
+            else:
+                rest: bytes = yield from step
+                return rest
 
 
 async def drained(chunks: AsyncIterator[bytes]) -> None:

@@ -54,14 +54,16 @@ class _Held(httpx2.AsyncByteStream):
         self._packing = packing
         self._left = limit
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        if self._packing == "identity" and self._left is None and isinstance(self._stream, httpx2.AsyncByteStream):
+            return aiter(self._stream)  # as it is: a generator around it would cost every token of a stream
+        return self._unpacked() if self._left is None else self._cut(self._left)
+
+    async def _cut(self, left: int) -> AsyncIterator[bytes]:
         async for piece in self._unpacked():
-            if self._left is None:
-                yield piece
-                continue
-            yield piece[: self._left]
-            self._left -= len(piece)
-            if self._left <= 0:
+            yield piece[:left]
+            left -= len(piece)
+            if left <= 0:
                 return
 
     async def aclose(self) -> None:

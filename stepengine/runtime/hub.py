@@ -63,7 +63,8 @@ BEHIND = 100
 EPOCH_BYTES = 4
 EPOCH_DIGITS = frozenset("0123456789abcdef")
 MAX_INDEX_DIGITS = 18
-DELTAS = (TextDelta, ThinkingDelta, ToolInputDelta)
+DELTAS = frozenset({TextDelta, ThinkingDelta, ToolInputDelta})
+STAMP = object.__setattr__
 Delta: TypeAlias = TextDelta | ThinkingDelta | ToolInputDelta
 
 
@@ -131,13 +132,16 @@ class Curtain:
     """
 
     def __init__(self) -> None:
-        self._flows: dict[str, tuple[Delta, Trickle]] = {}
+        self._flows: dict[str, tuple[Delta, Trickle]] = {}  # where something is held back
         self._offer: tuple[Any, Any] = ((), ())
 
     def through(self, event: Event) -> Sequence[Event]:
         """Return what may be shown in place of *event*: what deltas held back of their run's path, then the event."""
-        if isinstance(event, DELTAS):
-            return self._flowing(event)
+        if type(event) in DELTAS:
+            delta: Delta = event  # type: ignore[assignment]
+            if delta.path not in self._flows and type(delta) is not ToolInputDelta and KNOWN.leaves(delta.text):
+                return (delta,)
+            return self._flowing(delta)
         clean = self._started(event) if type(event) is ModelStarted else KNOWN.frozen(event)
         return (*self._ended(event.path), clean) if event.path in self._flows else (clean,)
 
@@ -149,8 +153,10 @@ class Curtain:
         if trickle is None or not _goes_on(last, delta):
             shown += self._ended(delta.path)
             trickle = Trickle(KNOWN)
-        self._flows[delta.path] = delta, trickle
         text = trickle.feed(delta.text)
+        self._flows.pop(delta.path, None)
+        if trickle.holds:
+            self._flows[delta.path] = delta, trickle
         if text:
             shown.append(delta if text == delta.text else attrs.evolve(delta, text=text))
         return shown
@@ -235,8 +241,8 @@ class Ring:
 
     def put(self, event: Event) -> None:
         """Keep *event*, which is the newest one."""
-        if isinstance(event, DELTAS):
-            self._flow(event)
+        if type(event) in DELTAS:
+            self._flow(event)  # type: ignore[arg-type]
         else:
             if type(event) in (ModelFinished, ReplyDiscarded):
                 self._forget_deltas(event.path, event.seq)
@@ -427,6 +433,9 @@ class Hub:
 
     def emit(self, event: Event) -> None:
         """Give *event* its index and show it, if it is news."""
+        if self.shows is None and not GIVEN.names:
+            self._pass_on(event)
+            return
         for news in (event,) if self.shows is None else self._news(event, self.shows):
             if not GIVEN.names:
                 self._pass_on(news)
@@ -530,28 +539,27 @@ class Hub:
 
     def _stamp(self, event: Event) -> None:
         # The event was made for this moment and nobody has seen it yet, so it is stamped and not copied.
-        stamp = object.__setattr__
-        stamp(event, "run_id", self.run_id)
-        stamp(event, "epoch", self._epoch or self.epoch)
-        stamp(event, "index", self._index)
+        STAMP(event, "run_id", self.run_id)
+        STAMP(event, "epoch", self._epoch or self.epoch)
+        STAMP(event, "index", self._index)
         self._index += 1
 
     def _pass_on(self, event: Event) -> None:
-        match event:
-            case LogLine():
-                self.log(event, event.data, step=event.step)
-            case PhaseChanged(path=""):
-                self.phase = event.phase
-            case RunStarted(path="") if self.resumed:
-                object.__setattr__(event, "resumed", True)  # nobody has seen it yet, as with its stamp
-            case _:
-                pass
+        kind = type(event)
+        if kind is LogLine:
+            self.log(event, event.data, step=event.step)  # type: ignore[arg-type,attr-defined]
+        elif kind is PhaseChanged and not event.path:
+            self.phase = event.phase  # type: ignore[attr-defined]
+        elif kind is RunStarted and self.resumed and not event.path:
+            object.__setattr__(event, "resumed", True)  # nobody has seen it yet, as with its stamp
         if self.watched:
             self._stamp(event)
             if self._watchers:
                 self._show(event)
-            if self._ring is not None or self._subscriptions:
-                self._hand_out(event)
+            if self._ring is not None:
+                self._ring.put(event)
+            for subscription in self._subscriptions:
+                subscription.put(event)
 
     def _show(self, event: Event) -> None:
         for watcher in self._watchers:
@@ -562,12 +570,6 @@ class Hub:
             else:
                 if warning is not None:
                     self.warnings.append(warning)
-
-    def _hand_out(self, event: Event) -> None:
-        if self._ring is not None:
-            self._ring.put(event)
-        for subscription in self._subscriptions:
-            subscription.put(event)
 
     def log(self, event: LogLine | ToolLog, data: object = None, *, step: int = 0) -> None:
         """Write a log line where the engine logs; the event itself is shown by ``emit``."""
@@ -588,6 +590,35 @@ class Hub:
             self.on_crash(error)
 
 
+class _Joined:
+    """Deltas that wait for a reader as one, which has the last one's place in the stream."""
+
+    __slots__ = ("_texts", "chars", "last")
+
+    def __init__(self, first: Delta) -> None:
+        self.last = first
+        self._texts = [first.text]
+        self.chars = len(first.text)
+
+    def take(self, event: Event) -> bool:
+        """Take *event*, if it is a delta that goes on where the last one stops."""
+        last = self.last
+        if type(event) is not type(last) or last.path != event.path:
+            return False
+        delta: Delta = event
+        text = delta.text
+        if self.chars + len(text) > MAX_JOINED or not _goes_on(last, delta):
+            return False
+        self.last = delta
+        self._texts.append(text)
+        self.chars += len(text)
+        return True
+
+    def whole(self) -> Delta:
+        """Return them as one."""
+        return attrs.evolve(self.last, text="".join(self._texts))
+
+
 class Subscription:
     """
     One reader of a stream; ``events()`` iterates it once, in the run's own event loop.
@@ -599,7 +630,8 @@ class Subscription:
     def __init__(self, hub: Hub, limit: int = MAX_QUEUE) -> None:
         self._hub = hub
         self._limit = limit
-        self._queue: deque[Event] = deque()
+        self._behind = limit // BEHIND
+        self._queue: deque[Event | _Joined] = deque()
         self._deltas = 0
         self._dropped = 0
         self._reason = "buffer"
@@ -608,12 +640,14 @@ class Subscription:
 
     def put(self, event: Event) -> None:
         """Keep *event* for the reader, or count it as dropped."""
-        if len(self._queue) > self._limit // BEHIND and self._joined(event):
+        waiting = len(self._queue)
+        if waiting > self._behind and self._joined(event):
             return
-        if len(self._queue) < self._limit or self._make_room(event):
+        if waiting < self._limit or self._make_room(event):
             self._queue.append(event)
-            self._deltas += isinstance(event, DELTAS)
-            self._wake()
+            self._deltas += type(event) in DELTAS
+            if self._waiter is not None:
+                self._wake()
 
     def miss(self, count: int, reason: str) -> None:
         """Have the reader told first that it does not get *count* events, or not those of another epoch."""
@@ -635,30 +669,42 @@ class Subscription:
         """Give every event, then stop."""
         try:
             while True:
-                if self._dropped or self._reason == "epoch":
-                    yield self._told_of_loss()
-                if self._queue:
-                    event = self._queue.popleft()
-                    self._deltas -= isinstance(event, DELTAS)
+                event = self.take()
+                if event is not None:
                     yield event
-                elif self._ended:
+                elif not await self.more():
                     return
-                else:
-                    await self._wait()
         finally:
             self.close()
 
-    def _told_of_loss(self) -> EventsDropped:
-        event = EventsDropped(count=self._dropped, reason=self._reason, run_id=self._hub.run_id, epoch=self._hub.epoch)
-        self._dropped, self._reason = 0, "buffer"
-        return event
+    def take(self) -> Event | None:
+        """Return the next event, ``None`` when none waits."""
+        if self._dropped or self._reason == "epoch":
+            return self._told_of_loss()
+        if not self._queue:
+            return None
+        event = self._queue.popleft()
+        if type(event) is _Joined:
+            self._deltas -= 1
+            return event.whole()
+        self._deltas -= type(event) in DELTAS
+        return event  # type: ignore[return-value]
 
-    async def _wait(self) -> None:
+    async def more(self) -> bool:
+        """Wait when no event does, and return whether another one may come."""
+        if self._ended:
+            return False
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter
         finally:
             self._waiter = None
+        return True
+
+    def _told_of_loss(self) -> EventsDropped:
+        event = EventsDropped(count=self._dropped, reason=self._reason, run_id=self._hub.run_id, epoch=self._hub.epoch)
+        self._dropped, self._reason = 0, "buffer"
+        return event
 
     def _wake(self) -> None:
         waiter = self._waiter
@@ -667,22 +713,23 @@ class Subscription:
 
     def _joined(self, event: Event) -> bool:
         """Append a delta to the last one that waits, if it goes on where that stops."""
-        if not isinstance(event, DELTAS):
-            return False
         last = self._queue[-1]
-        if not isinstance(last, DELTAS) or len(last.text) + len(event.text) > MAX_JOINED:
+        if type(last) is _Joined:
+            return last.take(event)
+        if type(last) not in DELTAS:
             return False
-        if last.path != event.path or not _goes_on(last, event):
+        one = _Joined(last)  # type: ignore[arg-type]
+        if not one.take(event):
             return False
-        self._queue[-1] = attrs.evolve(event, text=last.text + event.text)
+        self._queue[-1] = one
         return True
 
     def _make_room(self, event: Event) -> bool:
         """Drop deltas for anything else; return whether *event* may stay."""
         if isinstance(event, RunFinished):
             return True
-        if self._deltas and not isinstance(event, DELTAS):
-            self._queue = deque(e for e in self._queue if not isinstance(e, DELTAS))
+        if self._deltas and type(event) not in DELTAS:
+            self._queue = deque([e for e in self._queue if type(e) is not _Joined and type(e) not in DELTAS])
             self._dropped += self._deltas
             self._deltas = 0
             return True

@@ -696,7 +696,7 @@ class _Heard:
 
     def take(self, delta: ModelDelta) -> None:
         """Count what a piece of the stream holds."""
-        if type(delta) is TextChunk or type(delta) is ToolCallChunk:
+        if type(delta) is ToolCallChunk:
             self.said += len(delta.text)
         elif type(delta) is ThinkingChunk:
             self.thought += len(delta.text)
@@ -723,9 +723,16 @@ CHARS_OF_TOKEN = 4
 async def _streamed(provider: ModelProvider, request: ModelRequest, item: Item, io: IO) -> ModelReply:
     shown, heard = False, _Heard()
     calls: dict[int, tuple[str, str]] = {}
+    path, seq, emit = item.path, item.effect.seq, io.emit
     try:
         async with aclosing(cast("Any", provider.stream(request))) as deltas:
             async for delta in deltas:
+                if type(delta) is TextChunk:  # most are, so nothing more is called for it
+                    text = delta.text
+                    heard.said += len(text)
+                    emit(TextDelta(path=path, seq=seq, text=text))
+                    shown = True
+                    continue
                 if type(delta) is ReplyDone:
                     return delta.reply
                 heard.take(delta)

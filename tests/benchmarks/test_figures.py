@@ -20,7 +20,7 @@ from benchmarks.judging import judge
 from benchmarks.sheet import Key, Sheet, Spread
 
 ROOT = Path(__file__).resolve().parents[2]
-BUDGETS = [f"Q{n}" for n in range(1, 15)]
+BUDGETS = [f"Q{n}" for n in range(1, 16)]
 
 
 def sheet_of(*figures: tuple[str, str, str, int, list[float]]) -> Sheet:
@@ -39,7 +39,7 @@ def word_of(sheet: Sheet, what: str) -> str:
 @pytest.mark.spec(
     "performance:Q1", "performance:Q2", "performance:Q3", "performance:Q4", "performance:Q5", "performance:Q6",
     "performance:Q7", "performance:Q8", "performance:Q9", "performance:Q10", "performance:Q11", "performance:Q12",
-    "performance:Q13", "performance:Q14",
+    "performance:Q13", "performance:Q14", "performance:Q15",
 )  # fmt: skip
 def test_every_budget_is_judged_and_what_was_not_measured_is_said() -> None:
     verdicts = judge(Sheet())
@@ -201,17 +201,17 @@ def test_the_page_is_what_the_command_makes_of_the_measured_figures() -> None:
 @pytest.mark.spec(
     "performance:Q1", "performance:Q2", "performance:Q3", "performance:Q4", "performance:Q5", "performance:Q6",
     "performance:Q7", "performance:Q8", "performance:Q9", "performance:Q10", "performance:Q11", "performance:Q12",
-    "performance:Q13", "performance:Q14",
+    "performance:Q13", "performance:Q14", "performance:Q15",
 )  # fmt: skip
 @pytest.mark.spec("performance:W1", "performance:W2", "performance:W3")
-@pytest.mark.spec("performance:W4", "performance:W5", "performance:W6", "performance:W7")
+@pytest.mark.spec("performance:W4", "performance:W5", "performance:W6", "performance:W7", "performance:W8")
 def test_the_measured_figures_judge_every_budget_and_hold_every_work() -> None:
     """
     Whether a budget holds is told by the page; that it was measured is held here.
     """
     sheet = Sheet.load(page.MEASURED)
 
-    assert {f"W{n}" for n in range(1, 8)} == {key.work for key in sheet.samples}
+    assert {f"W{n}" for n in range(1, 9)} == {key.work for key in sheet.samples}
     assert [] == [verdict.what for verdict in judge(sheet) if verdict.found is None]
     for peer in ("bu_agent_sdk", "pydantic_ai", "openai_agents", "langgraph", "smolagents", "google_adk"):
         works = {key.work for key in sheet.samples if key.engine == peer}

@@ -325,6 +325,8 @@ class ChatAccumulator(Accumulator):
         self._legacy = False
         self._finished = False
         self._chosen = False
+        self._around: Json | None = None
+        self._beside: Json | None = None
 
     @property
     def ended(self) -> bool:
@@ -348,6 +350,10 @@ class ChatAccumulator(Accumulator):
             self.done = self._finished or (self._chosen and self._calls.whole)
             return self._calls.end() if self.done and not self._finished else []
         chunk = read_json(data)
+        text = self._more_of_text(chunk) if self._around is not None and name != "error" else None
+        if text is not None:
+            return [TextChunk(text)]
+        self._around = None
         if chunk.get("error") or name == "error":
             raise self._failed(chunk)
         named = self._data.get("id")
@@ -361,7 +367,40 @@ class ChatAccumulator(Accumulator):
                 continue
             self._chosen = True
             deltas += self._take(choice)
+        self._learn(chunk)
         return deltas
+
+    def _learn(self, chunk: Json) -> None:
+        """Remember what stands around a piece of text that nothing else comes with: the next one has the same around it."""
+        choices = chunk.get("choices")
+        if type(choices) is not list or len(choices) != 1 or self._finished or "content" in self._contents:
+            return
+        choice, others = choices[0], ("index", "logprobs", "error", "finish_reason")
+        if type(choice.get("delta")) is dict and not any(map(choice.get, others)):
+            self._around = {**chunk, "choices": None, "obfuscation": None}
+            self._beside = {**choice, "delta": None}
+
+    def _more_of_text(self, chunk: Json) -> str | None:
+        """
+        Take *chunk* if all that is new in it is more text, and return that, else ``None``.
+
+        Most tokens come so. What stands around them was taken in with the one before, and is compared instead of looked through.
+        """
+        choices = chunk.get("choices")
+        choice = choices[0] if type(choices) is list and len(choices) == 1 else None
+        if type(choice) is not dict:
+            return None
+        delta = choice.get("delta")
+        text = delta.get("content") if type(delta) is dict and len(delta) == 1 else None
+        if type(text) is not str or not text:
+            return None
+        chunk["choices"] = choice["delta"] = chunk["obfuscation"] = None  # in place: copies would cost a tenth of all
+        is_known = chunk == self._around and choice == self._beside
+        chunk["choices"], choice["delta"] = choices, delta
+        if not is_known:
+            return None
+        self._texts.setdefault("content", []).append(text)
+        return text
 
     def _take(self, choice: Mapping[str, object]) -> list[ModelDelta]:
         if choice.get("error"):
