@@ -91,6 +91,9 @@ Form = Mapping[str, Any]
 COMPARED_CHILD = ("agent_id", "run_id", "status", "output")
 
 
+# What stands in a journal is written out here by hand, and not derived from the classes of effects: those may get a
+# field or another name any day, while a form that was written once has to be read for ever (replay:J34). For the same
+# reason a member is left out where it says nothing, so that older recordings keep their fingerprints.
 def describe(item: Item) -> CallModel | Form:
     """Return the stored form of an effect; a model call stays as it is, it is stored as a difference to earlier ones."""
     effect = item.effect
@@ -206,6 +209,8 @@ def _asked(question: Question) -> dict[str, Any]:
     return bare(question if is_bare else attrs.evolve(question, remember=None, wider=(), descriptions=()))
 
 
+# An argument may be a client or a connection, which no journal holds. It is recorded by what it is called, so that a
+# replay can compare it at all; `repr` would hold an address in memory, and differ each time.
 def _argument(value: object) -> object:
     try:
         return _shown_argument(value)
@@ -236,6 +241,8 @@ def name_of(thing: object) -> str:
     return name.rpartition("<locals>.")[2]
 
 
+# Each effect for which this is true costs a run on a disk one sync. Model calls do not: asked twice they cost money and
+# change nothing outside (reliability:R3).
 def must_last(item: Item, form: Any) -> bool:
     """
     Return whether it has to outlive a crash that an effect was begun: it cannot happen again, may be undone, or people see it.
@@ -390,6 +397,11 @@ NO_FRAME = _Frame(None, is_shared=True)
 """Of whatever is no request."""
 
 
+# A step writes four lines, so what they cost is what recording costs. Three things keep that low. A line is put
+# together as text, from pieces that were made once for each class, in place of a dict that is then dumped. Requests are
+# stored as differences to earlier ones, or a run of n steps would hold n conversations (replay:J19). And what nearly
+# every request repeats (prompt, tools, settings) is text that stands ready around the messages. Only what is unusual
+# (secrets, long texts, `$`) takes the way through objects, whose result is the same bytes.
 class Encoder:
     """
     Makes the lines of one journal, in order.
@@ -427,6 +439,9 @@ class Encoder:
         """Let later requests be stored as differences to one that is in the journal already."""
         self._bases.remember(path, seq, transcript)
 
+    # The short way may be taken only by a text that is sure to need no change, so it is looked through for all that
+    # could need one: non-ASCII separators, `$`, length, shapes of secrets. Each look is one search of a C function over
+    # the text; a look that finds something by mistake costs time and no correctness.
     def lines(self, record: Record) -> list[bytes]:
         """
         Return the lines of a record: those of its blobs, then its own.
@@ -463,6 +478,8 @@ class Encoder:
         self._previous = crc if self._link else 0
         return [body + b',"crc":"%08x"}\n' % crc]
 
+    # A record that was read is written with the members that it had, those that nobody here knows included: an older
+    # version must not strip what a newer one wrote (replay:J34).
     def _others(self, record: Record) -> list[bytes]:
         """Return the lines of a record that was read from a line, or of which a journal has few."""
         if type(record) is Blob:
@@ -487,6 +504,8 @@ class Encoder:
         self._previous = crc if self._link else 0
         return line
 
+    # Secrets go first, long texts second: a blob is found by the fingerprint of what is in it, and one of a text with a
+    # secret would tell whoever guesses the secret that the guess is right.
     def _packed(self, record: Record, text: str, frame: _Frame) -> Iterator[Mapping[str, object]]:
         """Give what stands in lines without secrets and long texts."""
         members: dict[str, Any] = json.loads(text)
@@ -583,6 +602,8 @@ class Encoder:
             return f'{{"kind":"result","path":"{record.path}","seq":{record.seq},"at":{record.at},"value":{written_any(value, PLAIN)}'
         return PLAIN.json(self._result(record))[:-1]
 
+    # By identity of its parts, which are the same objects from step to step: to compare the schemas of all tools at
+    # each step would cost more than to write them.
     def _frame(self, request: ModelRequest) -> _Frame:
         """Return what stands around the messages of a request; in a run it is nearly always the same."""
         frame = self._last_frame
@@ -620,6 +641,9 @@ class Encoder:
         return members
 
 
+# A head has a member for each thing that a run may bring along, and is the one record whose form grows with the
+# package. Members are left out where they say nothing: each that was added later would otherwise change the bytes of
+# every recording that is made anew.
 def head_members(head: Head) -> dict[str, Any]:
     """Return the members of a head."""
     members: dict[str, object] = {"kind": "head", "format": head.format, "engine": head.engine, "agent": head.agent}
@@ -677,6 +701,8 @@ def too_long(value: object, inline: int) -> str:
     return f"its record would have {length:,} bytes, and one has at most {MAX_LINE:,}" if length > MAX_LINE else ""
 
 
+# An estimate that is never too low, made without encoding: exact counting would encode every output twice, for the rare
+# one that is too long.
 def may_be_long(value: Any) -> bool:
     """
     Return whether what is written of *value* may have more than ``MAX_LINE`` bytes; cheap, and never false for what has.
