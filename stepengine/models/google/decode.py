@@ -127,6 +127,8 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     """
     usage = usage_of(data.get("usageMetadata"))
     feedback, candidates = object_at(data, "promptFeedback"), objects_at(data, "candidates")
+    # A blocked prompt has no candidate and a reason: that is a refusal. Neither is a broken reply, which may be asked
+    # for again (reliability:MP54).
     if not candidates and not feedback.get("blockReason"):
         raise protocol_failure(call, "it holds no candidate", usage)
     candidate = candidates[0] if candidates else {}
@@ -176,6 +178,8 @@ def _refuse_unusable(candidate: Mapping[str, object], raw: str | None, call: Cal
     """
     said = text_at(candidate, "finishMessage") or raw or ""
     parts = objects_at(object_at(candidate, "content"), "parts")
+    # The API throws away a call that it could not parse and says so in place of a reply. There is nothing to answer,
+    # and the same prompt mostly goes well the next time; so it is an error that is asked again.
     if raw in MALFORMED and not (raw == "UNEXPECTED_TOOL_CALL" and any("functionCall" in part for part in parts)):
         raise malformed_call(call, said, usage)
     if raw == UNSIGNED:
@@ -215,6 +219,8 @@ def _part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
     signed = {"signature": signature} if signature else {}
     call = part.get("functionCall")
     if isinstance(call, Mapping):
+        # Often there is none. None is made up: what goes back must be what came, and results are matched by name and
+        # order then (ecosystem:EC83).
         given = {"id": call["id"]} if text_at(call, "id") else {}
         newer = {name: value for name, value in call.items() if name not in IN_CALL}
         data = {**mark, **signed, **_beside(part, CALL), **given, **({"in_call": newer} if newer else {})}
@@ -223,10 +229,14 @@ def _part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
         kept = {**signed, **_beside(part, TEXT)}
         if part.get("thought"):
             return ThinkingPart(part["text"], provider_data=freeze({**mark, **kept}))
+        # Gemini ends many streams with an empty part. One with a signature is kept although it says nothing: the next
+        # request is refused without it.
         if not part["text"] and not kept:
             return None
         return TextPart(part["text"], provider_data=freeze({**mark, **kept}) if kept else None)
     blob = part.get("inlineData")
+    # Taken as an image only where nothing else stands in the part; with anything more it is kept whole, so that what
+    # goes back is what came.
     if isinstance(blob, Mapping) and BLOB.issuperset(blob) and MADE.issuperset(part):
         made = made_part(blob.get("data"), word_at(blob, "mimeType") or UNKNOWN, {**mark, **signed})
         if made is not None:
@@ -373,6 +383,7 @@ class GoogleAccumulator(Accumulator):
         for member, sources in object_at(candidate, QUOTED).items():
             if isinstance(sources, list):
                 known = self._quoted.setdefault(member, [])
+                # Each chunk tells of its own quotations alone, or of all so far once more, so only new ones are added.
                 known += [source for source in sources if source not in known]
         self._content.update(newer_in(object_at(candidate, "content"), IN_CONTENT))
         for member in LIKELY:
@@ -392,6 +403,8 @@ class GoogleAccumulator(Accumulator):
         is_text = _is_text(part)
         text = part["text"] if is_text else ""
         last = self._parts[-1] if self._parts else {}
+        # Neighbours are joined only when both are nothing but text: a signature belongs to its very part, and one that
+        # is merged into its neighbour is refused when it goes back (ecosystem:EC74).
         plain = PLAIN.issuperset(part) and PLAIN.issuperset(last) and is_text and _is_text(last)
         if plain and bool(last.get("thought")) == bool(part.get("thought")):
             self._texts[-1].append(text)
@@ -407,6 +420,8 @@ class GoogleAccumulator(Accumulator):
 
     def _called(self, part: Mapping[str, Any]) -> list[ModelDelta]:
         call, newest, number = part["functionCall"], self._newest, self._calls
+        # Pieces of a call have no number; which call a piece belongs to is known only because one has to end before the
+        # next begins. So two that are open at once are an error and no guess.
         if newest is not None:
             if not newest.goes_on_in(call):
                 self._broken(f"a call of {text_at(call, 'name')!r} begins while another one is not whole")
