@@ -1169,7 +1169,7 @@ async def _cancelled(run: DurableRun, child: str, reason: str = "") -> None:
 
 
 async def _cancel(dbos: Any, child: str, reason: str) -> None:
-    # Children first found and all cancelled: cancelling a workflow does not cancel those that it has enqueued.
+    # By itself the package cancels the one workflow. Those below it are found by their ids, which are their paths.
     below = await dbos.list_workflows_async(
         workflow_id_prefix=f"{child}.", load_input=False, load_output=False, status=["PENDING", "ENQUEUED"]
     )

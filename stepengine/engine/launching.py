@@ -2,7 +2,7 @@
 ``Launcher``: turns what a caller asks for into a run that is ready to start, new or recorded, in a session or by itself.
 
 Lives here: everything that an engine knows of its runs before they begin. What a plan is made of stands in ``planning``; who
-runs it, in ``live``. The journal's own code is loaded when the first journal is used.
+runs it, in ``run``. The journal's own code is loaded when the first journal is used.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Budgets of a run tree.
 Each run has a ledger that knows its parent's, so that whatever a child spends counts for all above it. The ``Meter`` is
 the outermost performer: it reserves before effects begin and adds up what they used, replayed ones included. The ``Gate``
 stands inside everything that records: it refuses what the meter found no room for, so that a refusal is an outcome like
-any other. What a refusal has people asked, and they allow, raises the limit of that one ledger (``Ledgers.allow``). ``Repeats`` stands outside, too: it notices when a model makes the same tool call again and again.
+any other. Where people are asked instead, and allow more, the limit of that one ledger is raised (``Ledgers.allow``). ``Repeats``
+stands outside, too: it notices when a model makes the same tool call again and again.
 """
 
 from __future__ import annotations
