@@ -88,8 +88,13 @@ def run(
 
     Keys come from the environment; `stepengine models` lists the providers and their variables.
     """
+    # Made part of the agent's name, since everything from here on goes by that: what loads it, what is recorded, and
+    # `resume`, which has to put the file into the sandbox again without being told.
     if sandboxed:
         agent = _in_sandbox(agent)
+    # Options come from three places: defaults, the settings of user and project, and this command line. Those of the
+    # line are laid over the others here by name, since typer knows a command's arguments only as parameters of its
+    # function; what is 0 or empty was not given (`in_force`).
     options = attrs.evolve(options, agent=agent, prompt=prompt, params=params, model=model)
     options = attrs.evolve(
         options,
