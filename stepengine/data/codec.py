@@ -104,6 +104,8 @@ STORED: Mapping[str, type[Any]] = types.MappingProxyType(_stored())
 """Every class that can be stored, by the name that ``"type"`` holds."""
 
 
+# With the version of the form, for whatever is kept by itself (sessions, definitions). Values inside of a journal have
+# that of their journal, once.
 def to_json(value: Any) -> dict[str, Any]:
     """
     Return *value*, an instance of a class in ``STORED``, as a JSON object with the format's version.
@@ -209,6 +211,8 @@ def _read(data: object, decode: Callable[[Any], object]) -> Any:
         raise fault(msg) from None
 
 
+# For eyes: a viewer that fails at one odd value shows nothing at all, so whatever has no stored form is shown as well
+# as it can be. What comes out is read back by nobody.
 def plain(value: object) -> Any:
     """
     Return *value* as JSON for people to look at; it never fails.
@@ -260,6 +264,8 @@ class _Member(NamedTuple):
         return self.computed is not None or self.default is not attrs.NOTHING
 
 
+# `encode` and `decode` are generated and quick, and neither says where a fault is; the slow pair does
+# (`_encode_slowly`, `_decode_slowly`), and runs only where there is one.
 class _Shape(NamedTuple):
     """
     What a stored class is made of.
@@ -537,6 +543,8 @@ def _members_of_error(cls: type[StepEngineError]) -> dict[str, _Member]:
     return {f: _Member(_codec(hints[f]), parameters[f].default) for f in ("message", *cls.fields)}
 
 
+# From annotations, so that the stored form cannot drift from the class: a list of fields by hand would forget the next
+# one, and a field that is not stored is lost at the first resume.
 def _codec(hint: Any) -> Codec:
     """Return the codec of an annotation."""
     origin = get_origin(hint) or hint
@@ -581,6 +589,7 @@ def _objects(classes: tuple[type[object], ...]) -> Codec:
     )
 
 
+# Our own classes say what they are by their `type`; of anything else it has to be tried which option fits.
 def _union(options: tuple[Any, ...]) -> Codec:
     optional = type(None) in options
     classes = tuple([get_origin(o) or o for o in options if _is_stored(get_origin(o) or o)])

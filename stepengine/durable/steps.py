@@ -100,6 +100,8 @@ BODY, RESULT = "body", "result"
 SLEEP, RECEIVE, AWAIT, START, TELL, CANCEL = "sleep", "receive", "await", "start", "tell", "cancel"
 WAIT = "wait"
 """A kind of step: a wait begins, and what for; its outcome comes next."""
+# Short names, since they stand in every row's name in the database, and fixed ones: a row that was written once is
+# compared by its name for ever.
 KINDS = {
     "CallModel": MODEL, "CallTool": TOOL, "Perform": PERFORM, "Spawn": CHILD, "Ask": ASK,
     "Sleep": SLEEP, "Receive": RECEIVE, "Await": AWAIT, "Tell": TELL, "Cancel": CANCEL,
@@ -935,6 +937,8 @@ class Steps:
         """Count what a child or a body elsewhere, below which *started* others ran, has used of this run's budgets."""
         ledger = cast("RunTree", self._run.tree).ledger(item.path)
         ledger.count_children(started, by_model=_is_of_model(item))
+        # The child's own process has counted it there; here it is counted a second time, in the budget that the
+        # parent's next call is judged by.
         ledger.spend(usage.total_tokens, cost or Decimal(0))
 
     def _typed(self, item: Item, child: ChildResult) -> Any:
@@ -1056,6 +1060,7 @@ class _Elsewhere:
         self._item = item
         self._share = share
         self._ended = ended
+        # A child can be ended only when its row is there; who wants to end it before waits for this.
         self._queued = asyncio.Event()
         self._io = io
         self.emit = io.emit

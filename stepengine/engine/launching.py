@@ -146,6 +146,8 @@ class Launcher:
 
     def __attrs_post_init__(self) -> None:
         renewed(self)
+        # Ids are written with `-` or `_`, and a model with or without its provider; both are brought into one form
+        # here, once, or a choice for `code_searcher` would silently not hold for `code-searcher`.
         self.agent_models = {normalised_id(agent): self._canonical(model) for agent, model in self.agent_models.items()}
 
     @property
@@ -227,6 +229,8 @@ class Launcher:
         session = begin(journal, answers)
         if session.past is None:
             return self.ready_with(session, request, into=into, made=made)
+        # A journal may decide for itself what is done with it, as those of tests do by their mode. Then this is no new
+        # run but the recorded one, repeated or extended, with the answers and models of its record.
         request = attrs.evolve(request, answers=session.answers, hub=request.hub if into is None else into.tree.hub)
         return self.ready_with(session, request, _recorded_models(session, None), into)
 
@@ -358,6 +362,8 @@ class Launcher:
             state = with_prompt(plan, state)
         except StepEngineError as error:
             services = attrs.evolve(services, machine=failing(error))
+        # In this order: the journal may replace plan and state (its id, its time, its seed), and only then builds
+        # itself into the services, which know both.
         if prepare is not None:
             plan, state = prepare(plan, state)
         if wrap is not None:

@@ -761,6 +761,8 @@ def _is_special(members: Mapping[str, object]) -> bool:
     return len(members) == 1 and next(iter(members)).startswith("$")
 
 
+# An object of the user's with one member that begins with `$` was wrapped when it was stored, so whatever looks like
+# one of our marks here is one.
 def unpacked(value: object, blobs: Mapping[str, object]) -> Any:
     """
     Return what ``packed`` made *value* of, which was read from a line.
@@ -780,6 +782,8 @@ def unpacked(value: object, blobs: Mapping[str, object]) -> Any:
     return {k: unpacked(v, blobs) for k, v in value.items()}
 
 
+# The old content of a file is kept so that a write can be undone. One that holds a secret is not: with a placeholder in
+# it, an undo would write the placeholder into the file.
 def without_secret(write: FileWrite, redactor: Redactor) -> FileWrite:
     """Return a write of a file without the old content, where that is what no journal may hold."""
     old = write.before
@@ -793,6 +797,9 @@ def without_secret(write: FileWrite, redactor: Redactor) -> FileWrite:
 # --- differences ----------------------------------------------------------------------------------------------------
 
 
+# Four requests of each path are kept, and not one: a handler may ask something beside the conversation in between, and
+# the next step is a difference to the step before it, not to that. Not all of them either: a run of n steps would hold
+# n transcripts.
 class _Bases:
     """The last requests of each path, which later ones are stored as differences to."""
 
@@ -809,6 +816,8 @@ class _Bases:
         length = len(transcript)
         kept.append(((path, seq), transcript, length, max(length, *[n for _, _, n, _ in kept], 0)))
 
+    # Nearly every request is the one before with something behind it. That is told by identity of the shared beginning,
+    # without a look at messages, so a step costs the same at 10 messages and at 10,000 (replay:J39).
     def difference(self, address: Address, transcript: Transcript) -> str:
         """Return *transcript* as JSON texts of messages and of slices of earlier requests, and keep it."""
         path, _ = address
@@ -836,6 +845,8 @@ class _Bases:
             return made + list(transcript[shared:])
         return made + list(self._matched(where, known, transcript, shared))
 
+    # The newest that shares most. A child looks at its parent's requests when it has none: one that inherits the
+    # history begins with thousands of messages that stand in the journal already.
     def _best(self, path: str, transcript: Transcript) -> tuple[Address, Transcript, int] | None:
         """Return the request that most of *transcript* is known to come from; a child may have begun with its parent's."""
         candidates: list[tuple[Address, Transcript, int, int]] = []
@@ -856,6 +867,9 @@ class _Bases:
         found = [(address, known, known.shared_prefix(transcript)) for address, known, _, _ in candidates]
         return max(found, key=lambda base: (base[2], len(base[1])))
 
+    # After a cut of the history nothing is shared from the beginning, and still most messages are known: so they are
+    # found by their digests, which are kept beside each message anyway. The digest says where to look, and equality
+    # decides.
     def _matched(
         self, where: Mapping[str, object], known: Transcript, transcript: Transcript, start: int
     ) -> Iterator[object]:

@@ -185,6 +185,8 @@ class JournaledRun:
         try:
             run._remember(writer.history, Leeway(keeps=keep))
             journal.check_goes_on(writer.history)
+            # Before anything is changed: an answer that fits no question is a slip, such as of the run's id, and a run
+            # that went on without it would ask again somewhere else.
             check_answers(writer.history, {**run.answers, **run.decisions})
             run._collect_letters(writer.history, asks_again=asks_again)
             run.wakes_now = now
@@ -494,6 +496,7 @@ class JournaledRun:
         async with self._looking:  # two at once would find the same letters, and each do what they say
             look = partial(_letters_behind, box, self._place)
             letters, self._place = await self._commits.apart(look) if self._writer.blocks else look()
+        # Letters to a child that had not begun when they were read: they are looked at again each time, until it has.
         early, self._early = self._early, []
         return [*self._cancels.values(), *self._taken_in([*early, *letters])]
 
@@ -541,6 +544,8 @@ class JournaledRun:
         """Return the mailbox of the run; ``None`` where nobody posts, as to a recording of a test, which is to be repeated."""
         if not self.mode.takes_letters or self.source.stable:
             return None
+        # Opened when first asked for, since most runs are never posted to; a journal of a kind that has no mailbox is
+        # no error here, only nobody can post to it.
         if self._box is None:
             with contextlib.suppress(JournalError):
                 self._box = self.journal.mailbox()
@@ -624,6 +629,8 @@ class JournaledRun:
 
     def _keep_letter(self, message: Message) -> None:
         self._known.add(message.id)
+        # Written down before it is done: a message that made the run go another way has to be in the record in front of
+        # what it led to.
         said = {"type": "Letter", "id": message.id, "kind": message.kind, "value": message.value}
         self.append(Input(message.path, -1, self.timing.last, said))
 

@@ -326,6 +326,8 @@ class Past:
         """
         self.cut.at(address)
         try:
+            # Looked at after the cut and before anything follows from it: what would happen again is known only by what
+            # the cut takes away.
             if not self.leeway.may_repeat:
                 check_repeats(
                     self.history, self.cut, f"extending {self.history.name} from {shown_address(*address)} on"
@@ -367,6 +369,8 @@ class Past:
                     intent.fp = intent.fp or self.prints.of(intent.effect)
                     self._by_print.setdefault(intent.fp, {}).setdefault(address[0], []).append(address)
         asked.fp = asked.fp or self.prints.of(asked.effect)
+        # Siblings run at once and often ask for the same. Each has its own records first, so that they do not take each
+        # other's in an order that depends on who is faster.
         paths = self._by_print.get(asked.fp, {})
         own = [asked.path] if asked.path in paths else []
         # Each address is popped as it is looked at, so the whole search of a long run looks at each once (it was a scan
@@ -942,6 +946,8 @@ class Replayer:
             else:
                 self._accept(error)
         path = item.path if item.effect.seq == -1 else child_path(*address)
+        # The recorded output is JSON, and the handler expects its agent's own type: the child that was run again says
+        # how to make it.
         decode = run.decoders.get(path, _as_it_is)
         was: ChildResult = recorded.value
         try:
@@ -1005,6 +1011,8 @@ class Replayer:
         past, gather = self._past, item.gather
         if gather is None or not gather.races:
             return False
+        # The winner of a race may have been recorded, and the process have died before its losers were: then these have
+        # no result, and must not get one by being performed.
         first, seq = gather.effects[0].seq, item.effect.seq
         for start, stop in gather.races:
             if start <= seq - first < stop:

@@ -57,6 +57,8 @@ def called_by_model(run: RunState, calls: Sequence[ToolCallPart], offered: Colle
         name = asked.tool_name if asked.tool_name in offered else _meant(run, asked.tool_name, offered)
         call = Call(run, asked, "model", None if name is None else run.bindings[name])
         if name is None:
+            # With hundreds of tools, of which the model was shown a few and finds the others by a search, a list of all
+            # names in an error would be longer than the conversation.
             known = shown_first(offered, run.bindings)
             hint = (
                 f" {len(offered) - len(known)} others are found with {FIND_TOOLS}." if len(known) < len(offered) else ""
@@ -170,6 +172,7 @@ def _raise_to_author(call: Call, error: StepEngineError) -> None:
 
 def _close(calls: Sequence[Call], stop: Stop) -> None:
     """Give the calls that have no result yet one that says why."""
+    # Only those without a result: what ended before the stop keeps what it has.
     for call in calls:
         if call.result is None:
             call.close(stop)
@@ -345,12 +348,14 @@ def _is_valid(call: Call) -> bool:
 def _judged(call: Call) -> Flow[Sequence[_Asking]]:
     """Ask the ``pre_tool`` hooks about a valid call; return what a person must decide."""
     decision = yield from hooks.judge_call(call.run, call.judged_call, call.source, call.revalidate)
+    # No hook said anything, and a call that nobody judges is allowed: permissions are a policy that somebody installs.
     if decision is None:
         return ()
     # A tool whose author says that it needs no permission is not asked about because a default says "ask"; a deny holds
     # for it all the same.
     if decision.kind == "ask" and call.spec is not None and call.spec.requires_permission:
         return (_Asking(call, _permission_question(call, decision)),)
+    # Told also where nobody was asked: whoever reads the events later wants to know by which rule a call ran.
     yield from _decided(call, "deny" if decision.kind == "deny" else "allow", decision.rule_id)
     if decision.kind == "deny":
         _deny(call, decision.message)
@@ -407,6 +412,7 @@ def _ask_round(run: RunState, asking: Sequence[_Asking], *, together: bool) -> F
         for call, _ in same:
             if type(outcome) is Stop:
                 call.close(outcome)
+            # Nobody who could not be asked has agreed (reliability:PM30).
             elif type(outcome) is Failure:
                 _deny(call, f"Nobody could be asked: {outcome.error}")
             else:
@@ -422,6 +428,7 @@ def _alike(asking: Sequence[_Asking]) -> list[list[_Asking]]:
     found: dict[str, list[_Asking]] = {}
     for one in asking:
         question = one.question
+        # By all that a person would see. Where two calls differ in anything that is shown, they are two questions.
         key = canonical([question.text, question.options, question.tool_name, question.details])
         found.setdefault(key, []).append(one)
     return list(found.values())
@@ -432,6 +439,7 @@ def _permitted(call: Call, effect: AskPerson, answers: Sequence[Answer]) -> Flow
     answer = answers[0]
     if answer.agrees and answer.edited_input is not None:
         return (yield from _edited(call, answer))
+    # A yes that an earlier "always" gave is told with the rule that it came from, so that a person can take it back.
     remembered = covering_rule(effect.questions[0], answer.covers) if answer.by == REMEMBERED else None
     rule_id = None if remembered is None else str(remembered["id"])
     yield from _decided(call, "allow" if answer.agrees else "deny", rule_id, answer)

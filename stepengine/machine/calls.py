@@ -358,6 +358,8 @@ class Asked(Performed):
         """Return the ``AskPerson``."""
         asked = self._asked
         question = Question(
+            # By the author's own name, where there is one: an answer can be given up front, before anybody knows the
+            # number that the question will have.
             self.run.named(asked.key),
             asked.question,
             asked.options,
@@ -639,6 +641,8 @@ class Told(Waiting):
     def effect(self) -> Leaf:
         """Return the ``AwaitRuns``."""
         run, asked = self.run, self._asked
+        # Known are the children that this run has started itself: a reference that came from elsewhere (a param, a
+        # message) raises here, at the handler's yield.
         paths = tuple([run.background.known(ref) for ref in asked.refs])
         wakes = self.wakes(asked.timeout)
         return ef.AwaitRuns(run.number(), paths, asked.need, asked.timeout, wakes=wakes, asked=run.now)
@@ -890,6 +894,7 @@ class Call(Member):
         """Whether the tool ran and ends the turn."""
         if self.binding is None or self.result is None:
             return False
+        # Only one that went well: a refused `end_turn` says that the work is not done, and the model has to see why.
         return self.binding.spec.ends_turn and not self.result.is_error
 
     # --- before it runs ---------------------------------------------------------------------------------------------

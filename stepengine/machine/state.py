@@ -167,6 +167,8 @@ class RunState:
         else:
             self.definitions = JsonDict(offered if plan.sent is None else {s.name: s for s in plan.sent})
         self.agent = plan.definition
+        # A child's time begins where its parent's is, as it is told in its `Spawn`: one clock for the tree, whatever
+        # process drives which part.
         self.seq, self.now = 0, plan.starts_at
         self.budget = Budget(plan.limits, plan.definition.id)
         self.spent = Spent()
@@ -226,6 +228,8 @@ class RunState:
     @property
     def time(self) -> datetime:
         """The run's recorded time."""
+        # A handler that asks for the time must be told the same on replay, so it is told the time of the last outcome,
+        # which is recorded (generator-contract:G2).
         return self.plan.created + timedelta(milliseconds=self.now)
 
     def frozen(self) -> AgentState:
@@ -317,6 +321,8 @@ class RunState:
             now=self.time,
             logger=self.side_events,
             added=tuple(added),
+            # Looked up when the run was planned, and recorded: a price list that knows another window next month must
+            # not make an old run prune elsewhere.
             context_window=plan.context_window,
             overflow=self._overflow,
             refused_tokens=self._refused_tokens,

@@ -234,6 +234,8 @@ def _left(run: RunState, error: BaseException) -> Flow[None]:
 
 
 def _finished(run: RunState, *, ended: bool = False, status: RunStatus = RunStatus.COMPLETED) -> ev.Event:
+    # Sums are made when they are asked for, and only where somebody watches: kept up to date with each reply they would
+    # be made for nobody.
     usage, cost = run.spent.usage(), run.spent.cost
     return ev.StepFinished(
         path=run.plan.path, seq=run.seq, step=run.step, ended_turn=ended, usage=usage, cost=cost, status=status
@@ -257,6 +259,8 @@ def reopened_step(run: RunState, message: AssistantMessage, stored: Sequence[Too
     reply = Reply(ModelReply(message.content), message, message.tool_calls)
     spent = yield from _run_tools(run, reply, calls)
     yield from hooks.post_step(run, reply.model)
+    # The same end as of any step, in the same order: hooks behind the step, then whether the turn is over, then whether
+    # hooks let it be.
     if run.end_turn(complete=_ends(run, calls) and (yield from _may_end(run))):
         run.let_stop()
     if spent:
@@ -395,6 +399,7 @@ def _is_cut_text(reply: ModelReply) -> bool:
     """Return whether a reply of words alone was cut at the output limit."""
     if reply.stop_reason is not MAX_TOKENS or not reply.said.strip():
         return False
+    # Thoughts may stand before it, since they go back as they came; half a call may not.
     return all(type(part) is TextPart or type(part) is ThinkingPart for part in reply.content)
 
 
@@ -489,6 +494,8 @@ def _is_empty(parts: Sequence[AssistantPart]) -> bool:
 
 def _is_only_thoughts(reply: ModelReply) -> bool:
     """Return whether a reply holds something, but neither a call nor anything said; that alone ends no turn (requirements:X53)."""
+    # Anything else (a call, an image, a refusal, what nobody understands) says something, and ends the turn or goes on
+    # by its own rule.
     for part in reply.content:
         kind = type(part)
         if kind is not TextPart and kind is not ThinkingPart:

@@ -163,6 +163,8 @@ class RunTask:
 
     def performer_of(self, kind: type) -> Performer:
         """Return what an effect of this kind goes to; repeated calls of tools are counted while somebody watches."""
+        # Calls of tools are counted while somebody watches, since three equal ones in a row are an event of their own
+        # (reliability:MP65); that counter stands outside of the direct way.
         direct = self.direct
         if direct is None or kind not in BARE or (kind is CallTool and self.tree.hub.watched):
             return self.tree.performer
@@ -184,6 +186,8 @@ class RunTask:
             self._kick()
 
     def _lasts(self, item: Item) -> bool:
+        # What may happen again is cut at once, and so is a call that only waits for its result, since nothing of it is
+        # under way here. The rest would be in doubt for whoever goes on with the run, and so gets some seconds.
         return not is_repeatable(item) and not self.tree.deferred.is_waiting(item)
 
     def _is_spared(self, item: Item) -> bool:
@@ -300,6 +304,9 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
             if type(effect) is Gather:
                 outcome = await _gather(run, effect)
             else:
+                # An item is what a performer is given: the effect with the plan of its run, which wrappers look at
+                # (limits, tools). It is a named tuple, made from a ready tuple without the call of its constructor, as
+                # there is one for each effect.
                 outcome = await _alone(run, quick_item((run.path, effect, run.plan, None, False)))
             count += 1
             # By the number of effects and not by the clock: a count needs no call, and an effect that really waits
@@ -345,6 +352,8 @@ async def _compute(run: RunTask, effect: Compute) -> Single:
             return run.halt()
         return work.result()
     except Exception as error:  # noqa: BLE001
+        # A program that is worked out again over its record may come to something else; that is a divergence of the
+        # whole tree and not a failure of one call.
         if isinstance(error, ReplayDivergence):
             tree.root.stop(Stop("diverged", error=error))
         return run.broken(error)
@@ -514,6 +523,8 @@ async def _gather(run: RunTask, effect: Gather) -> Gathered:
     together = _Together(run, effect)
     run.busy = together
     try:
+        # Most groups are neither a race nor end with their first failure: then nothing is entered, and there is no one
+        # way through it for each of the four cases.
         with ExitStack() as around:
             group = None
             if effect.races:
@@ -674,6 +685,9 @@ class _Together:
 
     def _look_at_race(self, race: range, *, ends: bool) -> None:
         """Give up the others of a race that a member has *ended*; once all have, a message that a loser had is there for the next."""
+        # A member is given up and not cancelled by its task: it may be a child with handlers to close, or have its
+        # result already on the way. Whatever a loser had received is put back, or a message would be lost with the
+        # race.
         left = [self.items[n] for n in race if self.outcomes[n] is None]
         if ends:
             self._run.tree.brake.give_up(left)

@@ -198,6 +198,7 @@ class Curtain:
 
 def _named(event: ToolInputDelta) -> ToolInputDelta:
     """Return *event* with a clean name: a model may call a tool whatever it likes."""
+    # Cleaned as wholes, while the text of the input comes in pieces: a name arrives in one.
     name, call = KNOWN.frozen(event.tool_name), KNOWN.frozen(event.tool_call_id)
     is_clean = name is event.tool_name and call is event.tool_call_id
     return event if is_clean else attrs.evolve(event, tool_name=name, tool_call_id=call)
@@ -284,6 +285,7 @@ class Ring:
                 yield entry
 
     def _flow(self, delta: Delta) -> None:
+        # By call, since the deltas of one call are forgotten together, when the event comes that holds them whole.
         keys = self._flows.setdefault((delta.path, delta.seq), [])
         flow = self._entries[keys[-1]][0] if keys and keys[-1] in self._entries else None
         if not isinstance(flow, _Flow) or flow.chars > MAX_JOINED or not _goes_on(flow.last, delta):
@@ -312,6 +314,8 @@ class Ring:
 
 
 NO_TEXT = frozenset({int, float, bool, type(None)})
+# Read by name where a value has such a field: the size is an estimate for a bound on memory, so a kind of value that
+# nobody listed counts a little too small, and no import of all kinds is needed.
 OF_VALUES = ("text", "value", "data", "input", "raw_input", "details")
 """Where questions and the parts of results and replies hold what may be long."""
 OF_EVENTS = frozenset({"JsonValue", "ToolResult", "ModelReply | None", "Question"})
@@ -465,6 +469,7 @@ class Hub:
             if not GIVEN.names:
                 self._pass_on(news)
                 continue
+            # One event may become several: what deltas of that run had held back goes out in front of it.
             for clean in self._curtain.through(news):
                 self._pass_on(clean)
 

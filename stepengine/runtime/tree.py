@@ -319,6 +319,8 @@ class RunTree:
             performer = wrap(performer)
         recording = performer
         performer = meter = Meter(performer, refusals, self._ledgers, self._price)
+        # Outside of the recorder, so that a run that goes on counts what was recorded, too: three equal calls are
+        # three, also when a crash stands between them.
         performer = repeats = Repeats(performer, refusals)
         for wrap in services.outermost:
             performer = wrap(performer)
@@ -392,6 +394,7 @@ class RunTree:
     async def _unless(self, cut: asyncio.Future[None], item: Item, paths: Sequence[str]) -> bool:
         """Wait until these have ended, and return that they have; not once *cut* is done, or the tree stands still."""
         while not self.background.has_ended(paths):
+            # Shielded: this wait may be given up, and others wait for the same end.
             came = await self.standstill.until(item, (), self.background.one_end, lambda: asyncio.shield(cut))
             if cut.done() or not came:
                 return False
@@ -478,6 +481,8 @@ class RunTree:
     def _answer(self, message: Message) -> None:
         try:
             self.desk.answer(message.topic, answer_in(message.value))
+        # Somebody was told that the answer arrived, so it cannot simply vanish: that it was left out, and why, stands
+        # in the record and in the run's warnings.
         except AnswerRejected as error:
             if self.desk.is_left(message.topic):
                 return  # it came in the moment in which the run lies down, and is there for whoever goes on
@@ -581,6 +586,7 @@ class RunTree:
 
     def _let_go(self) -> None:
         """Cut the circles, so that a finished tree is freed at once and not by the collector."""
+        # The timer would hold the whole tree for the seconds that it has left.
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
@@ -619,6 +625,8 @@ class RunTree:
 
     def emit_from_anywhere(self, event: Event) -> None:
         """Show an event of a tool, which may run in a thread of its own; the order of one caller's events is kept."""
+        # At once where that is possible: sent by way of the loop, an event of a tool would come behind the end of its
+        # own call.
         if threading.get_ident() == self._thread:
             self.emit(event)
         # A tool in a thread may outlive its run by a moment; what it says then is for nobody.

@@ -92,9 +92,9 @@ def run(
     # `resume`, which has to put the file into the sandbox again without being told.
     if sandboxed:
         agent = _in_sandbox(agent)
-    # Options come from three places: defaults, the settings of user and project, and this command line. Those of the
-    # line are laid over the others here by name, since typer knows a command's arguments only as parameters of its
-    # function; what is 0 or empty was not given (`in_force`).
+    # What this command takes by itself, as its help or default is its own, is not among what was typed for `options`
+    # (`with_options`). It is put in here, by name, so that everything below reads one value. The settings of the folder
+    # come last (`in_force`), since `--config` says which these are.
     options = attrs.evolve(options, agent=agent, prompt=prompt, params=params, model=model)
     options = attrs.evolve(
         options,

@@ -205,6 +205,7 @@ def usage_of(raw: object) -> Usage | None:
     What ran beside the message (a compaction, an advisor, a model that gave way) stands in ``iterations`` only and is
     counted, too.
     """
+    # Unknown is not zero (reliability:MP61): a sum with an unknown part is a lower bound, and says so.
     if not isinstance(raw, Mapping) or (raw.get("input_tokens") is None and raw.get("output_tokens") is None):
         return None
     figures = [

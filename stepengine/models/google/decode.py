@@ -321,6 +321,8 @@ def usage_of(raw: object) -> Usage | None:
         prompt = max(0, (total or 0) - output - for_tools - thoughts)
         unsure = unsure or total is None
     read, unsure = min(prompt, cached), unsure or cached > prompt
+    # Cached tokens are part of the prompt here, and what its tools read is not; the buckets are disjoint
+    # (ecosystem:EC76), or the price would be asked for twice.
     return Usage(prompt - read + for_tools, output, read, 0, thoughts, at_least=unsure)
 
 
@@ -340,6 +342,8 @@ class GoogleAccumulator(Accumulator):
         self._candidate: Json = {}
         self._content: Json = {}
         self._parts: list[Mapping[str, Any]] = []
+        # Beside the parts and not in them: a part is what came, and its text grows by pieces that are joined once, at
+        # the end.
         self._texts: list[list[str]] = []
         self._likely: dict[str, list[Any]] = {}
         self._quoted: dict[str, list[Any]] = {}
@@ -378,6 +382,8 @@ class GoogleAccumulator(Accumulator):
         return deltas
 
     def _told(self, candidate: Mapping[str, object]) -> list[ModelDelta]:
+        # The last word of each member counts, but for what comes in pieces: an empty one of a later chunk must not take
+        # away what an earlier one said.
         told = {name: value for name, value in candidate.items() if name != "content" and value not in (None, {})}
         self._candidate.update(told)
         for member, sources in object_at(candidate, QUOTED).items():

@@ -289,6 +289,8 @@ def _sources(data: Mapping[str, Any], message: Mapping[str, Any]) -> list[Citati
 
 
 def _citation(annotation: Mapping[str, object], text: str) -> CitationPart:
+    # Members of foreign JSON may be of any kind; here, where only a note beside the reply would be lost, a wrong one
+    # counts as empty, and the reply is kept.
     cited = annotation["url_citation"]
     cited = cited if isinstance(cited, Mapping) else {}
     # The numbers come from a service, so they are looked at: a negative one would cut from the end and cite words that
@@ -481,6 +483,8 @@ class ChatAccumulator(Accumulator):
             kind = piece.get("type")
             thinks = kind == "thinking"
             text = _thought(piece) if thinks else text_at(piece, "text")
+            # Neighbours of one kind are one piece; a piece of another kind between them keeps them apart, since the
+            # order of what was thought and said has to stay.
             last = kept[-1] if kept else None
             if last is not None and last.data.get("type") == kind and (thinks or (text and kind == "text")):
                 last.texts.append(text)
