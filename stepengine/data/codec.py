@@ -313,6 +313,8 @@ def _encode_slowly(value: Any, shape: _Shape) -> dict[str, object]:
     return data
 
 
+# What is allowed here is narrower than what can be stored: a member that holds a message must not come back as an
+# error, although both are known types.
 def _decode_object(data: object, allowed: tuple[type[object], ...] = (object,)) -> object:
     name = data.get("type") if type(data) is dict or isinstance(data, Mapping) else None
     if not isinstance(name, str):
@@ -450,6 +452,8 @@ def _usual(number: int, member: _Member, known: dict[str, object]) -> str:
     return f"usual{number}" if member.computed is None else f"usual{number}(value)"
 
 
+# The four kinds of members that most records consist of are written in the f-string itself, each guarded by a question
+# that is cheaper than a call; whatever does not fit the guard goes the general way, with the same text for a result.
 def _written_by(number: int, codec: Codec, style: Style, known: dict[str, object]) -> str:
     """Return the expression for the text of an item; what there is most of needs no call of ours."""
     item, otherwise = f"item{number}", f"write{number}(item{number}, style)"
@@ -523,6 +527,8 @@ def _function(what: str, parameter: str, lines: Sequence[str], known: dict[str, 
     return generated(what, "\n    ".join([f"def made({parameter}):", *lines]), known)
 
 
+# By its default, made or given, a field is left out when it is stored: a state has forty fields, of which few say
+# anything. A field that is marked as not stored is one of this process, such as a function.
 def _members_of_attrs(cls: type[Any]) -> dict[str, _Member]:
     hints = get_type_hints(cls, globalns=_NAMES, localns=_NAMES)
     members = {}

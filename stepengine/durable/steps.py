@@ -261,6 +261,8 @@ class DurableRun:
     @contextlib.contextmanager
     def acting(self) -> Iterator[None]:
         """Say that an effect is under way, until its outcome is recorded."""
+        # A worker that leaves waits for effects under way to be recorded, and for nothing else: cut off between doing
+        # and recording they would be in doubt (durable:U40).
         self._acting += 1
         try:
             yield
@@ -505,6 +507,8 @@ class Steps:
 
     async def _starting(self, item: Item, name: str, where: str, seeded: _Seeded | None) -> _Place:
         """Take note that a child starts, or the body of a tool; one that is driven elsewhere has the place of its end already."""
+        # The marker comes before the child is enqueued: the database compares names of steps and nothing else, and a
+        # child's row is found by its id alone, so a changed spawn would be given another child's result (durable:U15).
         run, print_ = self._run, fingerprint_of(name)
         known = None if seeded is None else seeded[2]
         if not _is_here(item):
@@ -716,6 +720,7 @@ class Steps:
         """
         if known is None or "stop" in known or "stop" in now:
             return
+        # Not the time and not what was used: these differ between two executions that did the same.
         was, is_ = ({name: form.get(name) for name in ("value", "error")} for form in (known, now))
         if was != is_:
             run, where = self._run, shown_address(item.path, item.effect.seq)
@@ -832,6 +837,7 @@ class Steps:
             form = outcome_form(effect.seq, attrs.evolve(outcome, at=run.stamped(outcome.at)), run.redactor)
             return form | run.heard.taken_by(outcome) | run.placed(item)
 
+        # Counted as waiting and not as acting: a worker that leaves does not wait for what may take a year.
         run.asking += 1
         try:
             outcome, _ = await self._recorded(item, place, act)
@@ -907,6 +913,8 @@ class Steps:
         """Wait for the end of a child in the background, which its own workflow records."""
         run, tree = self._run, cast("RunTree", self._run.tree)
         started = self._started[item.path]
+        # The row of the child must not be there before the step that starts it is recorded: executed again, the parent
+        # would not know that it has a child.
         await started.is_recorded
         ended: dict[str, Any] = {}
         try:
@@ -947,6 +955,8 @@ class Steps:
             return child.output
         tree, effect = cast("RunTree", self._run.tree), cast("Spawn", item.effect)
         path = f"{item.path}.{effect.seq}" if item.path else str(effect.seq)
+        # The planner knows the type of the agent's output; where it refuses by now (an agent that was taken out), the
+        # JSON as it is serves better than no result.
         try:
             plan, _ = tree.services.planner(item.plan, effect, path)
             return child.output if plan.decode_output is None else plan.decode_output(child.output)

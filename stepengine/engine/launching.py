@@ -316,6 +316,7 @@ class Launcher:
         Raises:
             StepEngineError: when it cannot start: wrong prompt, params or state, a model without provider or key.
         """
+        # Read once, here, where the caller's context still holds: the run itself may begin in another task.
         override = self.override
         models = override.models or self.models
         hub = request.hub or Hub(self.watchers, self.logger)
@@ -554,6 +555,8 @@ def _recorded_models(session: JournaledRun, forked: Journal | None) -> RecordedM
     """Return what the journal of *session* tells of models, or the one that it was forked from."""
     assert session.past is not None  # noqa: S101 - only recorded runs are started again
     history = session.past.history if forked is None else forked.history()
+    # Of a fork the journal that it was forked from is asked: its own holds only what stands before the cut, which may
+    # be before the first model call.
     models: dict[str, str] = {}
     for (path, _), intent in history.intents.items():
         if intent.type == "CallModel":

@@ -116,6 +116,8 @@ def describe(item: Item) -> CallModel | Form:
     return form
 
 
+# Recorded, since another version of a sandbox may work a program out to something else; a divergence below the call
+# then names it as the likely cause.
 def sandbox_of(plan: RunPlan, tool_name: str) -> str:
     """Return the name and version of what carries out the body of a tool; ``""`` where it needs nothing, or has it not here."""
     binding = plan.tools.get(tool_name)
@@ -295,6 +297,8 @@ def storable(error: StepEngineError) -> StepEngineError:
     return made
 
 
+# Without the type of the outcome and its time: a record has members of its own for both, and a journal holds as many of
+# these as effects.
 def outcome_members(outcome: Value | Failure) -> dict[str, Any]:
     """Return the members of a result record that an outcome makes."""
     if type(outcome) is Failure:
@@ -655,6 +659,8 @@ def head_members(head: Head) -> dict[str, Any]:
     return members | ({"signed": head.signed} if head.signed else {})
 
 
+# Settings at their default are left out, so that a setting that is added later changes no recorded request
+# (replay:J39).
 def request_members(request: ModelRequest, messages: Sequence[object], *, whole: bool) -> dict[str, Any]:
     """Return the stored form of a request whose history is *messages*; *whole* says whether prompt and tools are in it."""
     members: dict[str, object] = {"model": request.model}
@@ -675,6 +681,8 @@ def request_members(request: ModelRequest, messages: Sequence[object], *, whole:
 # --- blobs ----------------------------------------------------------------------------------------------------------
 
 
+# A long output of a tool stands in its result, in the next request, and in each one that is not a difference to it;
+# named by its fingerprint it stands in the journal once.
 def packed(value: object, blobs: dict[str, object], inline: int = MAX_INLINE) -> Any:
     """
     Return *value* with texts of more than *inline* characters replaced by ``{"$blob": fp}`` and put into *blobs*.

@@ -99,6 +99,9 @@ class JournaledRun:
     """
 
     def __init__(self, mode: Mode, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> None:
+        # Everything that any of the ways to open a run may need is declared here, and the class methods below fill in
+        # what is theirs. They are no subclasses: what they do differently is asked of the mode, since with the ways in
+        # here 31 places asked which of seven theirs was.
         self.mode = mode
         self.source = journal
         self.journal = journal
@@ -579,6 +582,8 @@ class JournaledRun:
         """Let a question be answered by a letter, unless whoever resumes the run answers it."""
         answer = answer_in(letter.value)
         problem = answer_problem(answer, question)
+        # Whoever can write to the folder can post a yes. An answer to a question is only text for the agent; a
+        # permission lets something run, so on a folder that others share it is asked again.
         if asks_again and question.tool_name is not None:
             problem = f"{question.id!r} is a permission, and whoever posted that it is given may be anybody"
         if problem:
@@ -675,6 +680,8 @@ class JournaledRun:
 
     def _machine(self, inner: MachineMaker) -> MachineMaker:
         def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
+            # Only what a machine can see of the record is put into its plan: stand-ins for tools that are gone, and
+            # whether an output has to be kept. It does not know that there is a record.
             known = plan if self.past is None else self.past.with_gone_tools(plan)
             if plan.definition.handle_steps is not None:
                 known = _keeping(known, partial(self._keeps_output, plan.path), self._unkept)
@@ -713,6 +720,8 @@ class JournaledRun:
         if self.past is not None:
             plan, state = recalled(self.past.history, plan, state)
             known = self.mode.known_lookups(self.past.history, plan.path)
+        # Recorded as inputs, since no effect asked for them: a prompt that is computed, and a window from a price list,
+        # may be others tomorrow.
         for record in lookups(plan, state):
             if record.input["type"] not in known:
                 self.append(record)

@@ -60,6 +60,8 @@ __all__ = (
 )
 
 
+# A prompt that is written down in the code comes from the code, so that a change of it is found at the first request;
+# one that is computed comes from the record, since it may come out differently each time.
 def recalled(history: History, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
     """Return *plan* and *state* of a run with what was looked up for it when it was recorded, as far as it was."""
     if plan.body is not None:
@@ -514,6 +516,8 @@ class Recorder:
         begun = self._replayer.begun(item)
         return [lost if begun is None else {**lost, "usage": bare(begun.usage)}]
 
+    # What was used is written down also where the call is stopped: the exception takes nothing along, and nobody who
+    # comes later could know.
     async def _live(self, item: Item, io: IO, attempts: list[object], *, again: bool = False) -> Single:
         try:
             outcome = await self._inner.perform(item, self._noting(item, io, attempts))
@@ -632,6 +636,8 @@ class Recorder:
             said = {"by": given.by, "reason": given.reason}
             self._append(Input(item.path, seq, run.timing.last, {"type": "Taken", **said}))
 
+    # Of two questions of one effect the first may be answered days before the second. The effect has no result until
+    # then, so the answer stands by itself.
     def _keep_answers(self, item: Item, stop: Stop, at: int) -> None:
         """Keep what was answered while other questions of the same effect stay open: no answer is lost."""
         run = self._run

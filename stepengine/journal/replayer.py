@@ -117,6 +117,7 @@ def _check_place(history: History, address: Address) -> None:
     where = shown_address(*address)
     if address == ROOT:
         return
+    # The commonest slip is a number that is too high, so the message says how far they go.
     if address not in history.intents:
         numbers = [seq for path, seq in history.intents if path == address[0] and seq >= 0]
         known = f"the run there has the effects 0 to {max(numbers)}" if numbers else "there is no run at that path"
@@ -564,6 +565,8 @@ class Past:
         fields: Sequence[Field] = (),
         hint: str = "",
     ) -> ReplayDivergence:
+        # The line of the author's code where the run waits is the most useful thing in the message, and only the parked
+        # machine knows it: so it is handed along to here.
         item, machine = where
         hint = self._other_sandbox(item) or hint
         return diverged(
@@ -738,6 +741,8 @@ class Replayer:
         Raises:
             JournalError: when it would, since the record does not hold any more in between.
         """
+        # A yes was believed since the call that it allowed has its result in the record. If the record is then cut
+        # between the two, that yes would let a call run that nobody here has allowed.
         call_id = getattr(item.effect, "tool_call_id", "")
         if not self._leeway.doubts_yes or not call_id or _is_permission(item):
             return
@@ -857,6 +862,8 @@ class Replayer:
             ReplayDivergence: when it had another one.
         """
         run, past = self._run, self._past
+        # The recorded value is what the run goes on with, though it was performed again: what is only equal may still
+        # differ in what nobody compares.
         recorded = self.answer(known, item)
         if isinstance(outcome, Stop):
             return outcome

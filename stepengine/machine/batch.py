@@ -265,6 +265,8 @@ def _all_begun(members: Sequence[Member]) -> Flow[tuple[Sequence[Leaf], tuple[tu
     effects: list[Leaf] = []
     races: list[tuple[int, int]] = []
     for member in members:
+        # A race is told to the driver as a range of effects: members with results before anything began have none, and
+        # a race of which nobody is left has no range.
         first = len(effects)
         effects += yield from _begun(member)
         if type(member) is Raced and len(effects) > first:
@@ -293,6 +295,8 @@ def _begun(member: Member) -> Flow[Sequence[Leaf]]:
     if member.result is not None:
         yield from member.show()
         return ()
+    # Done here, in its place in the order: a control tool changes the run itself and needs nothing of the world, so it
+    # has no effect that could be gathered.
     if member.how == "control":
         yield from carry_out(member)
         return ()
@@ -364,6 +368,7 @@ def _judged(call: Call) -> Flow[Sequence[_Asking]]:
 
 def _deny(call: Call, message: str) -> None:
     """Give a call the result that it is denied; a model that will not hear it is told so, and in the end stopped."""
+    # By the tool's own name: a model may call an agent by two spellings, and would be told to stop twice as late.
     name = call.own_name
     text = message or f"The call of {call.asked.tool_name} was denied."
     row = call.run.budget.deny(name)
@@ -377,6 +382,7 @@ def _deny(call: Call, message: str) -> None:
 def _permission_question(call: Call, decision: Decision) -> Question:
     name = call.own_name
     text = decision.message or f"May {name} run?"
+    # Without an id: it is made of the number of the effect, which is given only when the question is really asked.
     return Question(
         "",
         text,

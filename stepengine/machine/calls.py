@@ -543,6 +543,7 @@ class Slept(Waiting):
         if asked.until is None:
             wakes = self.wakes(asked.seconds) or 0
         else:
+            # Rounded up, by the double negation: a date in the middle of a millisecond must not be over before it has come.
             wakes = max(run.now, -((run.plan.created - asked.until) // timedelta(milliseconds=1)))
         return ef.AwaitTime(
             run.number(), asked.seconds, asked.until, wakes=wakes, asked=run.now, program_line=self.program_line
@@ -840,6 +841,7 @@ class Call(Member):
     )
 
     def __init__(self, run: RunState, asked: ToolCallPart, source: Source, binding: ToolBinding | None) -> None:
+        # Without `super().__init__`, which would cost a call for each call of a model.
         self.run = run
         self.asked = asked
         self.source: Source = source
@@ -990,6 +992,8 @@ class Call(Member):
 
     def _effect(self, made_by: Callable[..., Leaf], validated: Validated, **more: Any) -> Leaf:
         run, asked = self.run, self.asked
+        # State and size go as functions: most tools look at neither, and a state that is frozen for nobody would cost a
+        # microsecond for each call.
         return made_by(
             run.number(),
             asked.tool_name,
@@ -1065,6 +1069,8 @@ class Call(Member):
 
     def _tell_of_refused(self, ran: Sequence[ChildResult]) -> None:
         """Warn of entries that a limit refused: the call as a whole goes well, and its author may look at no entry."""
+        # A call of a model shows its entries to the model; an author's program goes on with the list and may look at
+        # none of it. What would be missing in silence is told once in the run's warnings.
         refused = [
             c.error for c in ran if isinstance(c.error, LimitExceeded) and c.error.kind == "children" and not c.run_id
         ]
@@ -1211,6 +1217,8 @@ def unavailable(run: RunState, name: str, known: Sequence[str], hint: str = "") 
 
 def unavailable_here(run: RunState, name: str) -> ToolNotAvailable:
     """Return the error for what an author calls and cannot: what was probably meant, and what to do."""
+    # An author can be told more than a model: what was probably meant, and which line to write; a model is told what it
+    # may call.
     known = tuple(run.offered)
     near = get_close_matches(name, dict.fromkeys([*known, *run.bindings]), n=1, cutoff=NEAR)
     body = run.plan.body

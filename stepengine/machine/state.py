@@ -266,6 +266,8 @@ class RunState:
 
     def _is_still(self, known: AgentState) -> bool:
         """Return whether a state holds what the run does; an id that was only given to a call makes no other state."""
+        # Everything that `frozen` puts in and that can change, by identity or as a number. What is not asked here
+        # follows from what is.
         return (
             known.view is self.history.view
             and self._entries == self.spent.entries

@@ -371,6 +371,8 @@ async def _turn(run: RunTask, effect: Compute) -> Single:
     work = asyncio.get_running_loop().run_in_executor(None, computed, effect, run.tree.belongings(run.path))
     run.busy, is_ended = True, False
     try:
+        # Without a time limit while the run goes on, and with one as soon as it is stopped: nobody waits for a handler
+        # that works on, but one that is told to end in the middle of a turn leaves nothing that a replay could stop at.
         while not work.done():
             try:
                 done, _ = await asyncio.wait((work,), timeout=None if run.stopping is None else LAST_TURN)

@@ -340,6 +340,8 @@ def _chars(event: Event) -> int:
 
 def _size(value: Any) -> int:
     """Return how much text there is in JSON, a result, a reply, a question or one of their parts."""
+    # The commonest first, by exact type: this runs over every event of a watched run, and most of what stands in one is
+    # text and numbers.
     kind = type(value)
     if kind is str or kind is bytes:
         return len(value)
@@ -504,6 +506,7 @@ class Hub:
             return
         for clean in self._curtain.rest():
             self._pass_on(clean)
+        # The result is the caller's and passes as it is, secrets and all; who makes JSON of the event gets it clean.
         event = attrs.evolve(event, clean=KNOWN.value)
         if not self.goes_on:
             self._last = event
@@ -730,6 +733,8 @@ class Subscription:
         if not isinstance(event, DELTAS):
             return False
         last = self._queue[-1]
+        # Only to the one that waits last: joined to an earlier one, text would come before what was shown between the
+        # two.
         if not isinstance(last, DELTAS) or len(last.text) + len(event.text) > MAX_JOINED:
             return False
         if last.path != event.path or not _goes_on(last, event):

@@ -279,6 +279,8 @@ class RunTree:
         earlier: Sequence[tuple[Question, AnswerLike]] = (),
     ) -> None:
         """Let the root start from these, before it runs: what a session holds is known only when it was loaded."""
+        # The tree exists before it is known what it runs: a caller has a handle and reads events while the run still
+        # waits for its turn in a session.
         self.root.plan, self.root.state, self.root.path = plan, state, plan.path
         self.desk.give(answers or {}, earlier)
         self._lend(services, plan)
@@ -702,6 +704,8 @@ class RunTree:
         Its children are stopped where it was. Where it came to the end of what is recorded of it, each of them does so by itself,
         after all that is recorded of that one.
         """
+        # Said to the standstill: this run is at its end and only waits for its children, so it does not count as one
+        # that is at work, or a tree whose children all wait could never lie down.
         run.is_ending = True
         run.busy = True
         stop = None if self.root.spares or run.stopping is None else _stop_below(run)

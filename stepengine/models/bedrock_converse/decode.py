@@ -87,6 +87,8 @@ def _refuse_unusable(raw: str | None, call: Call, usage: Usage | None, request_i
 
 def _parts(block: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
     """Return what a block holds: one part, and after a text its sources."""
+    # Blocks have no type here: what a block is tells the one member that it has. So each kind is looked for, and
+    # whatever has none of them is kept whole.
     if isinstance(block.get("text"), str):
         beside = _beside(block, "text")
         if not block["text"] and not beside:

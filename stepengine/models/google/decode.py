@@ -257,6 +257,7 @@ def _beside(part: Mapping[str, object], known: frozenset[str]) -> Json:
 
 def _shown(part: Mapping[str, object]) -> tuple[str, str]:
     """Return the tool of the provider that a part tells of, in our words, and for people what was asked or came of it."""
+    # For people alone, who want to see what was searched or run; what goes back is the part itself.
     if "executableCode" in part:
         return "code_execution", shown_text(word_at(part, "executableCode", "code"))
     if "codeExecutionResult" in part:
@@ -465,6 +466,8 @@ class GoogleAccumulator(Accumulator):
         if not self.ended:
             self._truncated("its finishReason is missing")
         self.done = True
+        # A call whose last piece never came, in a reply that has its end: the limit cut it, or a filter. `decode` sees
+        # by its mark that it is open, and by the stop reason what that means.
         if self._newest is not None:
             self._ended()
         data = dict(self._data)

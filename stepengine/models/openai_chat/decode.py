@@ -171,6 +171,8 @@ def _raw_usage(data: Mapping[str, object]) -> object:
 
 
 def _kept(data: Mapping[str, object], choice: Mapping[str, object], message: Mapping[str, object]) -> Json:
+    # Members that only some servers send, under names of ours where several say the same in different words; what is
+    # empty is left out, so that a reply of a plain server keeps nothing but its id.
     more = {
         "served_by": data.get("provider"),
         "native_finish_reason": choice.get("native_finish_reason"),
@@ -302,6 +304,8 @@ def _citation(annotation: Mapping[str, object], text: str) -> CitationPart:
 
 def _content(message: Mapping[str, object], mark: Json) -> list[AssistantPart]:
     content = message.get("content")
+    # Three forms are in use: a text, a list of parts, and a list with texts in it. All of them become parts, and what
+    # is of no known kind goes back as it came, to the server that sent it.
     if isinstance(content, str):
         return [TextPart(content)] if content else []
     parts: list[AssistantPart] = []
