@@ -124,7 +124,7 @@ def code_mode(
     specs = _specs_of(tools, agents, name)
     stubs = stubs_of(specs, agents, ask=ask)
     # The tools themselves and not their names, so that the agent need not have them: what a tool carries in `uses=` its
-    # body may call, and its model is not offered it (PG4).
+    # body may call, and its model is not offered it (programs:PG4).
     uses = [*[one if isinstance(one, Tool) else one.name for one in tools], *agents]
     programs = _Programs(name, stubs, limits, sandbox or shared_sandbox())
 
@@ -351,7 +351,7 @@ class _Run(RunsProgram):
         self._line = waiting["line"]
         calls = waiting["calls"]
         # All calls that the program made until it waited begin together, as one `Parallel`: who writes `asyncio.gather`
-        # means that, and judging, recording and suspending are the engine's (PG22).
+        # means that, and judging, recording and suspending are the engine's (programs:PG22).
         self._calls += len(calls)
         asked = [(call, self._member(call)) for call in calls]
         answers = {call["id"]: member for call, member in asked if isinstance(member, Answer)}
@@ -390,7 +390,7 @@ class _Run(RunsProgram):
         """Return why the program cannot go well; ``""`` where nothing is known against it."""
         programs = self._programs
         # First the look at the text, which is quick and needs no worker; what only the sandbox knows comes second
-        # (PG24).
+        # (programs:PG24).
         wrong = problems(self._code, programs.stubs, kept.names)
         if not wrong:
             checked = programs.sandbox.check(self._code, programs.stubs, kept.names)
