@@ -196,6 +196,9 @@ PARAMS: Mapping[str, object] = {
 
 
 def _check(id: object, command: object, env: object, files: object, start_seconds: float) -> None:
+    # When the agent is defined and not when its program starts: a wrong command would show in the middle of a run that
+    # has been paid for. The first problem only, as each of them is one argument of one call, which whoever wrote it
+    # mends at once.
     problem = ""
     words = command if isinstance(command, list | tuple) else ()
     if not words or not all(isinstance(word, str) and word and "\0" not in word for word in words):

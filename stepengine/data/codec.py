@@ -57,12 +57,17 @@ FORMAT = 1
 SAFE_INT = 2**63
 """Below it, and above its opposite, every whole number is one of 64 bits."""
 
+# Reading is strict, so a field that a class loses would make every older record of it unreadable; whoever removes one
+# enters it here.
 FORGOTTEN: Mapping[str, frozenset[str]] = {"ToolSpec": frozenset({"kind"})}
 """Fields that were stored once and say nothing any more: they are read and dropped."""
 
 MODULES = (hooks, limits, messages, models, outcomes, questions, server_tools, state, tools, usage, waiting)
 
 
+# A closed list, and no class path in what is stored: a record that could name any class would decide what is imported
+# and run where it is read, as one serialiser did that fell back to calling what the record names (CVE-2025-64439). What
+# is taken out below is of one process only, such as functions and hooks.
 def _stored() -> dict[str, type[Any]]:
     found: dict[str, type[object]] = {}
     for module in MODULES:
@@ -99,6 +104,8 @@ STORED: Mapping[str, type[Any]] = types.MappingProxyType(_stored())
 """Every class that can be stored, by the name that ``"type"`` holds."""
 
 
+# With the version of the form, for whatever is kept by itself (sessions, definitions). Values inside of a journal have
+# that of their journal, once.
 def to_json(value: Any) -> dict[str, Any]:
     """
     Return *value*, an instance of a class in ``STORED``, as a JSON object with the format's version.
@@ -133,6 +140,9 @@ def written_any(value: object, style: Style) -> str:
     return written(value, style) if cls in style.writers or _is_stored(cls) else style.json(bare_any(value))
 
 
+# The text is made directly, and `bare` only when it fails: the generated writer is quick because it keeps no place, so
+# the slow way is walked once more to say where the fault is. The same pair stands for reading (`_decode_object`,
+# `_decode_slowly`).
 def written(value: object, style: Style) -> str:
     """
     Return the JSON text of ``bare(value)`` in a style, without making that object.
@@ -201,6 +211,8 @@ def _read(data: object, decode: Callable[[Any], object]) -> Any:
         raise fault(msg) from None
 
 
+# For eyes: a viewer that fails at one odd value shows nothing at all, so whatever has no stored form is shown as well
+# as it can be. What comes out is read back by nobody.
 def plain(value: object) -> Any:
     """
     Return *value* as JSON for people to look at; it never fails.
@@ -252,6 +264,8 @@ class _Member(NamedTuple):
         return self.computed is not None or self.default is not attrs.NOTHING
 
 
+# `encode` and `decode` are generated and quick, and neither says where a fault is; the slow pair does
+# (`_encode_slowly`, `_decode_slowly`), and runs only where there is one.
 class _Shape(NamedTuple):
     """
     What a stored class is made of.
@@ -299,6 +313,8 @@ def _encode_slowly(value: Any, shape: _Shape) -> dict[str, object]:
     return data
 
 
+# What is allowed here is narrower than what can be stored: a member that holds a message must not come back as an
+# error, although both are known types.
 def _decode_object(data: object, allowed: tuple[type[object], ...] = (object,)) -> object:
     name = data.get("type") if type(data) is dict or isinstance(data, Mapping) else None
     if not isinstance(name, str):
@@ -336,6 +352,8 @@ def _decode_slowly(data: Any, cls: type[object], shape: _Shape) -> object:
     return _made(cls, shape.required, values)
 
 
+# Constructors check more than codecs do, and raise what they like; whoever reads a journal must see one kind of error,
+# with a place.
 def _made(cls: type[Any], required: Sequence[str], values: Mapping[str, Any]) -> Any:
     for name in required:
         if name not in values:
@@ -348,6 +366,9 @@ def _made(cls: type[Any], required: Sequence[str], values: Mapping[str, Any]) ->
         raise fault(msg) from error
 
 
+# Made when a class is first stored or read, and not for all of them on import: hints have to be evaluated for it, which
+# would be felt in every `import stepengine`. What is wrong is told by `fault`, whose path begins at `$`; each level on
+# the way out puts its own step before it (`within`), so nobody has to carry a path on the way in.
 def _shape(cls: type[object]) -> _Shape:
     """Find out what a class is made of, once."""
     if not _is_stored(cls):
@@ -374,6 +395,9 @@ def _encode_transcript(value: Any) -> dict[str, Any]:
 # --- the loops over the members of a class, unrolled once for it ------------------------------------------------------
 
 
+# Generated code, where a loop over the fields would do: of parts, results and usage a journal holds thousands, and the
+# loop looks up name, codec and default of each field anew for each of them. The source is built from our own
+# annotations alone, never from data, and has lines that tracebacks and pdb can show.
 def _encoder_of(name: str, members: Mapping[str, _Member]) -> Callable[[Any], dict[str, object]]:
     """Return what makes a JSON object of an instance: a member for each field that has not its default."""
     known: dict[str, object] = {}
@@ -384,6 +408,9 @@ def _encoder_of(name: str, members: Mapping[str, _Member]) -> Callable[[Any], di
     return _function(f"encoder of {name}", "value", [*lines, "return data"], known)
 
 
+# One f-string for each class: what is constant (names of members, colons, commas) is in it as text, so only values are
+# formatted at run time. A comma belongs to whatever may be missing, or an object whose first fields have their defaults
+# would begin with one.
 def _writer_of(name: str, members: Mapping[str, _Member], style: Style) -> Callable[[Any], str]:
     """Return what makes the text of that object: one f-string, in which what is there whatever the value is stands as it is."""
     if name == "Transcript":
@@ -425,6 +452,8 @@ def _usual(number: int, member: _Member, known: dict[str, object]) -> str:
     return f"usual{number}" if member.computed is None else f"usual{number}(value)"
 
 
+# The four kinds of members that most records consist of are written in the f-string itself, each guarded by a question
+# that is cheaper than a call; whatever does not fit the guard goes the general way, with the same text for a result.
 def _written_by(number: int, codec: Codec, style: Style, known: dict[str, object]) -> str:
     """Return the expression for the text of an item; what there is most of needs no call of ours."""
     item, otherwise = f"item{number}", f"write{number}(item{number}, style)"
@@ -464,6 +493,8 @@ def _unless_usual(number: int, field: str, member: _Member, known: dict[str, obj
     return [f"item = value.{field}", f"usual = {usual}", f"if item is not usual and item != usual: {then}"]
 
 
+# By quick makers, which neither convert nor check: the codecs of the members have just done both. `count` tells at the
+# end whether there was a member that no field took; anything odd is handed to the slow way, which says what.
 def _decoder_of(
     cls: type[object], members: Mapping[str, _Member], make: Callable[..., object]
 ) -> Callable[[dict[str, Any]], object]:
@@ -496,6 +527,8 @@ def _function(what: str, parameter: str, lines: Sequence[str], known: dict[str, 
     return generated(what, "\n    ".join([f"def made({parameter}):", *lines]), known)
 
 
+# By its default, made or given, a field is left out when it is stored: a state has forty fields, of which few say
+# anything. A field that is marked as not stored is one of this process, such as a function.
 def _members_of_attrs(cls: type[Any]) -> dict[str, _Member]:
     hints = get_type_hints(cls, globalns=_NAMES, localns=_NAMES)
     members = {}
@@ -516,6 +549,8 @@ def _members_of_error(cls: type[StepEngineError]) -> dict[str, _Member]:
     return {f: _Member(_codec(hints[f]), parameters[f].default) for f in ("message", *cls.fields)}
 
 
+# From annotations, so that the stored form cannot drift from the class: a list of fields by hand would forget the next
+# one, and a field that is not stored is lost at the first resume.
 def _codec(hint: Any) -> Codec:
     """Return the codec of an annotation."""
     origin = get_origin(hint) or hint
@@ -560,6 +595,7 @@ def _objects(classes: tuple[type[object], ...]) -> Codec:
     )
 
 
+# Our own classes say what they are by their `type`; of anything else it has to be tried which option fits.
 def _union(options: tuple[Any, ...]) -> Codec:
     optional = type(None) in options
     classes = tuple([get_origin(o) or o for o in options if _is_stored(get_origin(o) or o)])
@@ -596,6 +632,8 @@ def _or_none(codec: Codec) -> Codec:
     )
 
 
+# A result may be one of our values, several of them, or an author's JSON, and the three must stay apart when they are
+# read: JSON of an author that looks like one of ours would otherwise come back as ours.
 def _encode_any(value: object) -> object:
     if _is_stored(type(value)):
         return _encode_object(value)

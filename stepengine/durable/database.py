@@ -131,6 +131,9 @@ def guarded() -> Any:
     except ImportError as error:
         msg = f"durable runs need the extra 'durable' ({error.name or error} is missing): {EXTRA}"
         raise StepEngineError(msg) from None
+    # Replaced at the one place through which every row goes: a row that says it is pickled would run code in whoever
+    # reads it, and the database is shared with whoever else has its password (durable:U32). Where the name is not found
+    # nothing is started, as it would be unsafe in silence.
     default = getattr(serialization, "DBOSDefaultSerializer", None)
     if default is None or not callable(getattr(default, "deserialize", None)):
         msg = "this version of dbos keeps its pickling elsewhere, so it cannot be switched off; use dbos>=3.4,<3.5"
@@ -317,6 +320,7 @@ async def make_tables(
         grants: Statements that let a role use them, to which its name is added.
         role: Whose they are, too.
     """
+    # Workers of one deployment start together, and `create table if not exists` of two at once fails for one of them.
     await own.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (lock,))
     try:
         (are_there,) = await (await own.execute(is_there)).fetchone()

@@ -91,6 +91,9 @@ Form = Mapping[str, Any]
 COMPARED_CHILD = ("agent_id", "run_id", "status", "output")
 
 
+# What stands in a journal is written out here by hand, and not derived from the classes of effects: those may get a
+# field or another name any day, while a form that was written once has to be read for ever (replay:J34). For the same
+# reason a member is left out where it says nothing, so that older recordings keep their fingerprints.
 def describe(item: Item) -> CallModel | Form:
     """Return the stored form of an effect; a model call stays as it is, it is stored as a difference to earlier ones."""
     effect = item.effect
@@ -113,6 +116,8 @@ def describe(item: Item) -> CallModel | Form:
     return form
 
 
+# Recorded, since another version of a sandbox may work a program out to something else; a divergence below the call
+# then names it as the likely cause.
 def sandbox_of(plan: RunPlan, tool_name: str) -> str:
     """Return the name and version of what carries out the body of a tool; ``""`` where it needs nothing, or has it not here."""
     binding = plan.tools.get(tool_name)
@@ -206,6 +211,8 @@ def _asked(question: Question) -> dict[str, Any]:
     return bare(question if is_bare else attrs.evolve(question, remember=None, wider=(), descriptions=()))
 
 
+# An argument may be a client or a connection, which no journal holds. It is recorded by what it is called, so that a
+# replay can compare it at all; `repr` would hold an address in memory, and differ each time.
 def _argument(value: object) -> object:
     try:
         return _shown_argument(value)
@@ -236,6 +243,8 @@ def name_of(thing: object) -> str:
     return name.rpartition("<locals>.")[2]
 
 
+# Each effect for which this is true costs a run on a disk one sync. Model calls do not: asked twice they cost money and
+# change nothing outside (reliability:R3).
 def must_last(item: Item, form: Any) -> bool:
     """
     Return whether it has to outlive a crash that an effect was begun: it cannot happen again, may be undone, or people see it.
@@ -288,6 +297,8 @@ def storable(error: StepEngineError) -> StepEngineError:
     return made
 
 
+# Without the type of the outcome and its time: a record has members of its own for both, and a journal holds as many of
+# these as effects.
 def outcome_members(outcome: Value | Failure) -> dict[str, Any]:
     """Return the members of a result record that an outcome makes."""
     if type(outcome) is Failure:
@@ -390,6 +401,11 @@ NO_FRAME = _Frame(None, is_shared=True)
 """Of whatever is no request."""
 
 
+# A step writes four lines, so what they cost is what recording costs. Three things keep that low. A line is put
+# together as text, from pieces that were made once for each class, in place of a dict that is then dumped. Requests are
+# stored as differences to earlier ones, or a run of n steps would hold n conversations (replay:J19). And what nearly
+# every request repeats (prompt, tools, settings) is text that stands ready around the messages. Only what is unusual
+# (secrets, long texts, `$`) takes the way through objects, whose result is the same bytes.
 class Encoder:
     """
     Makes the lines of one journal, in order.
@@ -427,6 +443,9 @@ class Encoder:
         """Let later requests be stored as differences to one that is in the journal already."""
         self._bases.remember(path, seq, transcript)
 
+    # The short way may be taken only by a text that is sure to need no change, so it is looked through for all that
+    # could need one: non-ASCII separators, `$`, length, shapes of secrets. Each look is one search of a C function over
+    # the text; a look that finds something by mistake costs time and no correctness.
     def lines(self, record: Record) -> list[bytes]:
         """
         Return the lines of a record: those of its blobs, then its own.
@@ -463,6 +482,8 @@ class Encoder:
         self._previous = crc if self._link else 0
         return [body + b',"crc":"%08x"}\n' % crc]
 
+    # A record that was read is written with the members that it had, those that nobody here knows included: an older
+    # version must not strip what a newer one wrote (replay:J34).
     def _others(self, record: Record) -> list[bytes]:
         """Return the lines of a record that was read from a line, or of which a journal has few."""
         if type(record) is Blob:
@@ -487,6 +508,8 @@ class Encoder:
         self._previous = crc if self._link else 0
         return line
 
+    # Secrets go first, long texts second: a blob is found by the fingerprint of what is in it, and one of a text with a
+    # secret would tell whoever guesses the secret that the guess is right.
     def _packed(self, record: Record, text: str, frame: _Frame) -> Iterator[Mapping[str, object]]:
         """Give what stands in lines without secrets and long texts."""
         members: dict[str, Any] = json.loads(text)
@@ -583,6 +606,8 @@ class Encoder:
             return f'{{"kind":"result","path":"{record.path}","seq":{record.seq},"at":{record.at},"value":{written_any(value, PLAIN)}'
         return PLAIN.json(self._result(record))[:-1]
 
+    # By identity of its parts, which are the same objects from step to step: to compare the schemas of all tools at
+    # each step would cost more than to write them.
     def _frame(self, request: ModelRequest) -> _Frame:
         """Return what stands around the messages of a request; in a run it is nearly always the same."""
         frame = self._last_frame
@@ -620,6 +645,9 @@ class Encoder:
         return members
 
 
+# A head has a member for each thing that a run may bring along, and is the one record whose form grows with the
+# package. Members are left out where they say nothing: each that was added later would otherwise change the bytes of
+# every recording that is made anew.
 def head_members(head: Head) -> dict[str, Any]:
     """Return the members of a head."""
     members: dict[str, object] = {"kind": "head", "format": head.format, "engine": head.engine, "agent": head.agent}
@@ -631,6 +659,8 @@ def head_members(head: Head) -> dict[str, Any]:
     return members | ({"signed": head.signed} if head.signed else {})
 
 
+# Settings at their default are left out, so that a setting that is added later changes no recorded request
+# (replay:J39).
 def request_members(request: ModelRequest, messages: Sequence[object], *, whole: bool) -> dict[str, Any]:
     """Return the stored form of a request whose history is *messages*; *whole* says whether prompt and tools are in it."""
     members: dict[str, object] = {"model": request.model}
@@ -651,6 +681,8 @@ def request_members(request: ModelRequest, messages: Sequence[object], *, whole:
 # --- blobs ----------------------------------------------------------------------------------------------------------
 
 
+# A long output of a tool stands in its result, in the next request, and in each one that is not a difference to it;
+# named by its fingerprint it stands in the journal once.
 def packed(value: object, blobs: dict[str, object], inline: int = MAX_INLINE) -> Any:
     """
     Return *value* with texts of more than *inline* characters replaced by ``{"$blob": fp}`` and put into *blobs*.
@@ -677,6 +709,8 @@ def too_long(value: object, inline: int) -> str:
     return f"its record would have {length:,} bytes, and one has at most {MAX_LINE:,}" if length > MAX_LINE else ""
 
 
+# An estimate that is never too low, made without encoding: exact counting would encode every output twice, for the rare
+# one that is too long.
 def may_be_long(value: Any) -> bool:
     """
     Return whether what is written of *value* may have more than ``MAX_LINE`` bytes; cheap, and never false for what has.
@@ -735,6 +769,8 @@ def _is_special(members: Mapping[str, object]) -> bool:
     return len(members) == 1 and next(iter(members)).startswith("$")
 
 
+# An object of the user's with one member that begins with `$` was wrapped when it was stored, so whatever looks like
+# one of our marks here is one.
 def unpacked(value: object, blobs: Mapping[str, object]) -> Any:
     """
     Return what ``packed`` made *value* of, which was read from a line.
@@ -754,6 +790,8 @@ def unpacked(value: object, blobs: Mapping[str, object]) -> Any:
     return {k: unpacked(v, blobs) for k, v in value.items()}
 
 
+# The old content of a file is kept so that a write can be undone. One that holds a secret is not: with a placeholder in
+# it, an undo would write the placeholder into the file.
 def without_secret(write: FileWrite, redactor: Redactor) -> FileWrite:
     """Return a write of a file without the old content, where that is what no journal may hold."""
     old = write.before
@@ -767,6 +805,9 @@ def without_secret(write: FileWrite, redactor: Redactor) -> FileWrite:
 # --- differences ----------------------------------------------------------------------------------------------------
 
 
+# Four requests of each path are kept, and not one: a handler may ask something beside the conversation in between, and
+# the next step is a difference to the step before it, not to that. Not all of them either: a run of n steps would hold
+# n transcripts.
 class _Bases:
     """The last requests of each path, which later ones are stored as differences to."""
 
@@ -783,6 +824,8 @@ class _Bases:
         length = len(transcript)
         kept.append(((path, seq), transcript, length, max(length, *[n for _, _, n, _ in kept], 0)))
 
+    # Nearly every request is the one before with something behind it. That is told by identity of the shared beginning,
+    # without a look at messages, so a step costs the same at 10 messages and at 10,000 (replay:J39).
     def difference(self, address: Address, transcript: Transcript) -> str:
         """Return *transcript* as JSON texts of messages and of slices of earlier requests, and keep it."""
         path, _ = address
@@ -810,6 +853,8 @@ class _Bases:
             return made + list(transcript[shared:])
         return made + list(self._matched(where, known, transcript, shared))
 
+    # The newest that shares most. A child looks at its parent's requests when it has none: one that inherits the
+    # history begins with thousands of messages that stand in the journal already.
     def _best(self, path: str, transcript: Transcript) -> tuple[Address, Transcript, int] | None:
         """Return the request that most of *transcript* is known to come from; a child may have begun with its parent's."""
         candidates: list[tuple[Address, Transcript, int, int]] = []
@@ -830,6 +875,9 @@ class _Bases:
         found = [(address, known, known.shared_prefix(transcript)) for address, known, _, _ in candidates]
         return max(found, key=lambda base: (base[2], len(base[1])))
 
+    # After a cut of the history nothing is shared from the beginning, and still most messages are known: so they are
+    # found by their digests, which are kept beside each message anyway. The digest says where to look, and equality
+    # decides.
     def _matched(
         self, where: Mapping[str, object], known: Transcript, transcript: Transcript, start: int
     ) -> Iterator[object]:

@@ -140,6 +140,7 @@ class FileJournal(Journal):
     def set_aside(self) -> Journal:
         """Copy the file to one beside it that is new, such as ``run.before-1.jsonl``."""
         number = 0
+        # A new name each time and never an overwritten one: what is put aside is the only copy of what was cut off.
         while True:
             number += 1
             path = self.path.with_name(f"{self.path.stem}.before-{number}{self.path.suffix}")
@@ -216,6 +217,8 @@ class FileTail(ByteTail):
             raise unusable(self._journal.path, error) from error
         finally:
             os.close(descriptor)
+        # The last bytes that were read are read once more: a file may have been replaced by one that is longer, under
+        # the same name and even with the same inode.
         if not data.startswith(self._last):
             return Look(again="rewritten")
         return Look(data[len(self._last) :], before + len(data) >= status.st_size)
@@ -270,6 +273,8 @@ class FileWriter(LineWriter):
         self._size = os.fstat(self._fd).st_size
         reading = read_file(self._fd, journal.path, journal.name)
         try:
+            # Cut off before anything is appended: what came behind half a line would be damage in the middle, which
+            # nobody can tell from an attack (reliability:JR01).
             if reading.torn:
                 os.ftruncate(self._fd, reading.end)
                 os.fsync(self._fd)
@@ -281,6 +286,8 @@ class FileWriter(LineWriter):
         return reading
 
     def _store(self, lines: list[bytes]) -> None:
+        # The file of that name may have been moved or replaced since (an editor, a sync tool): what is appended to the
+        # old one is found by nobody (reliability:JR16).
         self._check_file()
         data = lines[0] if len(lines) == 1 else b"".join(lines)
         try:
@@ -301,6 +308,7 @@ class FileWriter(LineWriter):
             if written < len(data):
                 self._write_all(data[written:])
         except OSError as error:
+            # What was written of it is cut off again: half a record may stand at the end of a file, and nowhere else.
             self._back()
             if error.errno not in FULL or self._reserve is None or not self._reserve.spend():
                 raise self._failed(said(error)) from error

@@ -28,6 +28,8 @@ from stepengine.redaction import Redactor
 __all__ = ("DEFAULT_SETTINGS", "Fingerprints", "definition_fingerprint", "fingerprint", "offered_tool", "seen")
 
 START = bytes(32)
+# Half of a SHA-256: 128 bits, against chance and not against somebody who looks for two inputs of one print. A line is
+# shorter by as much, and so is the name of a step in a database.
 DIGITS = 32
 KEPT = 64
 # What the outside world would see of each effect; ids, addresses and annotations are not part of it (replay:D2).
@@ -100,6 +102,8 @@ class Fingerprints:
         if type(effect) is CallModel:
             return self.of_request(effect.request)
         form: Any = effect
+        # Written out, as every second effect of a run is one; the text is what `seen` and the canonical encoder would
+        # make of it.
         if form["type"] == "CallTool":
             text = f'{{"input":{frozen_text(form["input"])},"tool_name":{quoted(form["tool_name"])},"type":"CallTool"}}'
             if not self.redactor.suspicious(text):
@@ -108,6 +112,8 @@ class Fingerprints:
 
     def of_request(self, request: ModelRequest, rest: str = "") -> str:
         """Return the fingerprint of a model call; *rest* is what ``rest`` said of it, where it was asked already."""
+        # A chain over the messages, kept beside each of them: step n adds one link and does not read the n messages
+        # before it (replay:J39).
         value = request.messages.fold(self._chain_key, self._link, START)
         for message in request.tail:
             value = self._link(value, message)
@@ -118,6 +124,8 @@ class Fingerprints:
     def rest(self, request: ModelRequest) -> str:
         """Return the canonical JSON of a request after its messages, made once for all that differ in nothing else."""
         known, rest = self._last
+        # By identity: prompt, tools and settings are the same objects at every step of a run, so the part of the
+        # request that they make is computed once.
         if known is None or not (
             known.model is request.model
             and known.system_prompt is request.system_prompt
@@ -161,6 +169,8 @@ class Fingerprints:
 
     def prompt(self, text: str) -> str:
         """Return the fingerprint of a system prompt."""
+        # By `id`, and the thing itself is kept, so that the number cannot be given to another one meanwhile; to hash a
+        # long prompt at each step would be the work that this saves.
         kept = self._kept.get(id(text))
         return kept[1] if kept is not None and kept[0] is text else self._keep(text, self.value(text))
 

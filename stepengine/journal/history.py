@@ -149,11 +149,15 @@ class History:
         self.waiting: set[Address] = set()
         self.blobs: dict[str, Any] = {}
         self.last_at = 0
+        # Transcripts that were put together: a request is stored as a difference to an earlier one, which is mostly the
+        # one before. Only a few are kept, or a journal of n steps would hold n conversations again.
         self._built: dict[Address, Transcript] = {}
         self._next: dict[str, int] = {}
         self._order: dict[Address, int] = {}
         # Intents whose stored form was looked at and found sound.
         self._sound: set[Address] = set()
+        # These are made when first asked: most who read a journal ask for none of them, and each is a walk through all
+        # of it.
         self._tools: dict[str, set[str]] | None = None
         self._about: dict[tuple[str, str, str | None], list[Intent]] | None = None
         self._told: dict[str, Address] | None = None
@@ -164,6 +168,8 @@ class History:
 
     def grow(self, records: Sequence[Record]) -> None:
         """Take in records that were written after those that are known; raises as the class."""
+        # Forgotten, and made anew when asked for: who follows a run grows it at each record, and asks for these hardly
+        # ever.
         self._tools, self._about, self._order, self._told = None, None, {}, None
         self._unheard = self._wakes = self._computed = None
         first = len(self.records) + 1
@@ -297,6 +303,9 @@ class History:
         path, seq = record.path, record.seq
         if ROOT in self.results:
             return "the root run has ended before it"
+        # Numbers follow each other without repetition (replay:J41): a line that is missing, doubled or moved would
+        # otherwise give every effect behind it the result of its neighbour, in a journal whose checksums may all be
+        # right.
         expected = self._next.get(path)
         if expected is None:
             expected = 0
@@ -373,6 +382,8 @@ class History:
         address = (intent.path, intent.seq)
         with self._reading(intent):
             form: Mapping[str, object] = unpacked(effect, self.blobs)
+            # A checksum finds damage and no intent: whoever made the file may have put anything into it. So each form
+            # is looked at before it is believed, once, and when it is first needed.
             if address not in self._sound:
                 check_effect(form, is_start=address == ROOT)
                 self._sound.add(address)
@@ -521,6 +532,8 @@ class History:
 
     def _check_earlier(self, source: Address, address: Address) -> None:
         """Raise unless a request shares messages with one that came before it: else putting it together would not end."""
+        # A request that shares messages with itself, or two that share with each other, would be put together for ever;
+        # no run writes that, and a stranger's file may hold it.
         if not self._order:
             self._order = {known: number for number, known in enumerate(self.intents)}
         known = self.intents.get(source)

@@ -60,6 +60,8 @@ __all__ = (
 )
 
 
+# A prompt that is written down in the code comes from the code, so that a change of it is found at the first request;
+# one that is computed comes from the record, since it may come out differently each time.
 def recalled(history: History, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
     """Return *plan* and *state* of a run with what was looked up for it when it was recorded, as far as it was."""
     if plan.body is not None:
@@ -84,9 +86,13 @@ def lookups(plan: RunPlan, state: AgentState) -> Iterator[Input]:
 
 
 STABLE_STEP = 1_000
+# A person once took two days to answer; nobody watches a replay for that long.
 MAX_PAUSE = 10.0
 
 
+# Three clocks meet here: the one of this process, that of the processes before it, and the made-up one of recordings
+# for git, in which times follow from addresses, so that the same run gives the same bytes (replay:J23). The machine
+# sees one time that only goes on.
 class Timing:
     """
     Puts outcomes on the run's own clock.
@@ -187,6 +193,13 @@ class Recorder:
         self._owed: list[tuple[Item, Value | Failure]] = []
         self._unseen: tuple[RunPlan | None, bool] = None, False
 
+    # Write-ahead, as a database does: that an effect begins is written before it begins, or a crash in the middle of it
+    # would look as if it had never been asked for, and it would happen twice. What must be on the disk by then, and not
+    # only in the file, is what must not happen twice; an idempotent call may be lost with its intent
+    # (reliability:JR41).
+    #
+    # It returns an awaitable and is no coroutine: for a run in memory nothing is waited for, and a coroutine that has
+    # nothing to wait for costs as much as the record. The same holds of `perform`.
     def begin(self, batch: Sequence[Item]) -> Awaitable[None]:  # noqa: C901 - a call for each would be longer than what it does
         """
         Compare effects with the record, or write down that they are about to happen.
@@ -229,6 +242,10 @@ class Recorder:
         owed, waiting = self._owed, self._lasting()
         return self._inner.begin(fresh) if waiting is None else self._begin_after(waiting, owed, fresh)
 
+    # A sync of the disk takes milliseconds, more than all other work of a step; so it is never waited for by itself
+    # where it can go with one that comes anyway. That is what is "owed": a reply that only the machine has seen need
+    # not be durable before the calls in it begin, as their intents stand behind it in the same file and cannot be
+    # durable without it.
     def _lasting(self) -> asyncio.Future[None] | None:
         """
         Commit the intents of effects that must not happen twice, or may be undone: that they were begun must outlive a power cut (reliability:JR41).
@@ -274,6 +291,10 @@ class Recorder:
         except StepEngineError as error:
             raise self._run.fail(error) from error.__cause__
 
+    # The order of these questions is the whole of resuming: a recorded outcome is given; a run that is recorded to its
+    # end stops where the record does; what lost its race stays lost; what was begun and has no result is in doubt; and
+    # only then is anything performed. Children are asked about first, since they are never answered from a record: they
+    # run again over their own.
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Answer an effect from the record, or perform and record it."""
         run, replayer = self._run, self._replayer
@@ -336,6 +357,9 @@ class Recorder:
             return Stop("cancelled", self._run.timing.last, self._run.fatal)
         return attrs.evolve(outcome, value=attrs.evolve(outcome.value, ended=ended))
 
+    # A replay ends where its record ends, and as that one did. Only a run that was suspended there still waits for
+    # something: that is told to the tree, so that its result names the questions and times again. A run that was
+    # cancelled or cut off waits for nothing.
     async def _halted(self, item: Item, io: IO) -> Single:
         assert self._replayer is not None  # noqa: S101 - it said that nothing is live
         questions = shown_questions(item) if type(item.effect) is AskPerson else ()
@@ -370,6 +394,9 @@ class Recorder:
             return _halted_with(Stop("diverged", self._run.timing.last, fatal), _child(outcome))
         return await self._kept_run(item, outcome)
 
+    # A child that is recorded to have ended is run all the same. Its result alone would answer the parent, but then
+    # nobody would compare what it asks for, a divergence below would go unseen, and an output of the author's own type
+    # could not be made from JSON.
     async def _start_again(self, item: Item, io: IO, replayer: Replayer) -> Single:
         """Run a child, or the body of a tool, over its own records; what its parent's record says of it is a check."""
         run, address = self._run, (item.path, item.effect.seq)
@@ -450,6 +477,9 @@ class Recorder:
         said = {"type": "Begun", "usage": bare(begun.usage), **cost}
         self._append(Input(item.path, item.effect.seq, at, said))
 
+    # The process died between intent and result, and nothing here can know whether the mail was sent. What is harmless
+    # twice is done again; what waits is waited for again; of the rest somebody decides (`in_doubt`), and that decision
+    # is recorded like a result, so that it is never asked for a second time (replay:J31).
     async def _doubtful(self, item: Item, io: IO) -> Single:
         """Deal with an effect that was begun and has no result."""
         run, address = self._run, (item.path, item.effect.seq)
@@ -486,6 +516,8 @@ class Recorder:
         begun = self._replayer.begun(item)
         return [lost if begun is None else {**lost, "usage": bare(begun.usage)}]
 
+    # What was used is written down also where the call is stopped: the exception takes nothing along, and nobody who
+    # comes later could know.
     async def _live(self, item: Item, io: IO, attempts: list[object], *, again: bool = False) -> Single:
         try:
             outcome = await self._inner.perform(item, self._noting(item, io, attempts))
@@ -506,6 +538,8 @@ class Recorder:
             await self._until(waiting, owed)
         return kept
 
+    # Encoded before anybody sees it: what cannot be stored must fail here, at the effect that gave it, and not when the
+    # run is read back. What the machine gets is what a replay will get (`_settled`).
     def _keep(
         self, item: Item, outcome: Single, attempts: Sequence[Any], io: IO | None = None, *, again: bool = False
     ) -> tuple[Single, Kept, asyncio.Future[None] | None]:
@@ -535,6 +569,8 @@ class Recorder:
         is_unseen = type(item.effect) is CallModel and io is not None and not io.watched and self._is_unseen(item.plan)
         return settled, owed, None if is_unseen and _asks_for_more(settled) else self._lasting()
 
+    # With nobody between the model and its calls, a reply that is lost in a crash has led to nothing: it may wait for
+    # the next commit. A handler, a hook or a watcher could already have told somebody of it.
     def _is_unseen(self, plan: RunPlan) -> bool:
         """Return whether nobody but the machine sees a reply: the run has no handler and no hooks, and nothing traces it."""
         known, is_unseen = self._unseen
@@ -567,6 +603,9 @@ class Recorder:
             _note_outcome(error, item, outcome)
         return self._run.fail(error)
 
+    # Live and replay must see the same value, or a handler would take another way the second time. So what storing
+    # changes (secrets that are taken out, errors of classes that only this process knows) is changed before the machine
+    # sees it, too. The first `return` is for nearly every outcome: there nothing is changed.
     def _settled(self, item: Item, outcome: Value | Failure, at: int) -> Value | Failure:
         """Return an outcome as it will be read back, so that recording and replay see the same (replay:K14)."""
         if type(outcome) is Value and outcome.at == at and not self._cleans:
@@ -597,6 +636,8 @@ class Recorder:
             said = {"by": given.by, "reason": given.reason}
             self._append(Input(item.path, seq, run.timing.last, {"type": "Taken", **said}))
 
+    # Of two questions of one effect the first may be answered days before the second. The effect has no result until
+    # then, so the answer stands by itself.
     def _keep_answers(self, item: Item, stop: Stop, at: int) -> None:
         """Keep what was answered while other questions of the same effect stay open: no answer is lost."""
         run = self._run
@@ -646,6 +687,8 @@ def _note_outcome(error: StepEngineError, item: Item, outcome: Value | Failure) 
     error.add_note(f"{what} happened, but its result is not in the journal, so resuming calls it in doubt: {said}")
 
 
+# A result that holds a bare value keeps it without the outcome around it: of a long run that is held in memory the
+# wrappers are a good part of what it weighs.
 def _given(outcome: Value | Failure, at: int) -> object:
     """Return what a record holds of an outcome: see ``Result``."""
     is_bare = type(outcome) is Value and outcome.at == at and not outcome.inputs and outcome.value is not None
@@ -659,6 +702,8 @@ def _asks_for_more(outcome: Single) -> bool:
     return ToolCallPart in map(type, outcome.value.content)
 
 
+# A wrapper for one call in place of a field of the effect: the effect is a frozen value that the machine made, and
+# knows no attempts.
 class Attempts:
     """The ``IO`` of one model call: notes its failed attempts, passes everything on."""
 

@@ -162,6 +162,8 @@ class Journal(abc.ABC):
             msg = f"inline is the number of characters that a text in a record may have, from {LEAST_INLINE:,} on, not {inline!r}"
             raise JournalError(msg)
         self.redact: Redact = redact if isinstance(redact, str) else "all"
+        # The environment is read when the journal is made: secrets that are in it are known by value, and replaced
+        # wherever they turn up, whatever wrote them there.
         self.redactor: Redactor = redactor_for(
             redact, os.environ, secrets, allow_secrets=allow_secrets, machine=machine
         )
@@ -192,6 +194,8 @@ class Journal(abc.ABC):
         Raises:
             JournalError: it names the key.
         """
+        # To go on unsigned would leave an end behind the last signature, which cannot be told from one that somebody
+        # forged.
         head = history.head
         if head is not None and head.signed and self.signing is None and not history.is_complete:
             msg = (
@@ -387,6 +391,9 @@ class MemoryJournal(Journal):
 
     def head(self) -> Head | None:
         """Return the first record; ``None`` while there is none."""
+        # Records may be given by anybody (`MemoryJournal(lines)`), and a journal that is being written is empty at
+        # first: what is no head is no answer here, and whoever reads the records is told what is wrong with them, by
+        # number.
         first = self._records[0] if self._records else None
         return first if type(first) is Head else None
 
@@ -459,9 +466,13 @@ class _MemoryWriter(Writer):
         """
         kind: object = type(record)
         given = record.given if kind is Result or kind is Intent else record.input if kind is Input else None  # type: ignore[union-attr]
+        # What no line could hold is refused here as by every other journal: an agent that records in memory in its
+        # tests must not fail in production with the first long output.
         if given is not None and type(given) is not CallModel and may_be_long(given):
             journal = self._journal
             Encoder(journal.redactor, link=False, inline=journal.inline).lines(record)
+        # The values themselves, which are frozen: lines are made when somebody asks, since most journals in memory are
+        # never written out.
         self._records.append(record)
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
@@ -536,6 +547,8 @@ class LineWriter(Writer):
         """
         if self._broken is not None or self._pid != _this_process:
             self._check()
+        # Only an intent can still be refused. A result has happened, and a mebibyte is kept for it on the disk
+        # (reliability:JR08, JR09).
         if type(record) is Intent and self._reserve is not None and self._reserve.is_short:
             self._need_room(self._reserve)
         chain = self._chain
@@ -618,6 +631,8 @@ class LineWriter(Writer):
         Those before a record that could not be made are whole; after lost ones there are none.
         """
         lines: list[bytes] = []
+        # One by one, as another thread may append meanwhile: what it appends is either in this commit or in the next,
+        # and never in none.
         while self._lines:
             lines.append(self._lines.popleft())
         return [] if self._is_lost else lines
@@ -656,6 +671,7 @@ def _chain_of(journal: Journal, history: History) -> Chain | None:
     return chain_of(journal.signing, journal.content(), history)
 
 
+# Commits of different journals do not wait for each other's disk. More than a few make no disk faster.
 THREADS = 8
 Made = TypeVar("Made")
 
@@ -690,11 +706,15 @@ class Commits:
 
         It holds a ``StepEngineError`` when that is impossible. Cancelling it ends the waiting, and no commit.
         """
+        # A future and no task: the commit runs in a thread, and all who asked in one turn of the loop are told
+        # together. A task for each cost about as much as the commit of a small record.
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         if self._loop is not loop:
             # None is under way, or one of a loop that has ended, where nobody waits any more.
             self._loop, self._waiting = loop, []
+            # At the end of this turn, so that results of other effects that end in it go along: a group of ten shares
+            # one sync.
             loop.call_soon(self._begin)
         self._waiting.append(future)
         self._writer.announce()
@@ -746,6 +766,8 @@ class Commits:
         for future in batch:
             if not future.done():
                 future.set_result(None) if error is None else future.set_exception(error)
+        # Who came while that commit ran was not in it, so the next begins at once; and there is never more than one
+        # under way, since lines are chained.
         if self._waiting:
             self._begin()
         else:

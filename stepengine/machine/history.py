@@ -123,12 +123,16 @@ class History:
         """Append a reply and the results of its calls together."""
         if self.last_word and message.text.strip():
             self.last_word = ""
+        # Reply and results are appended in one piece, so there is no moment at which the record holds a call without
+        # its result (reliability:I1).
         added: list[Message] = [message]
         for r in results:
             added.append(quick_tool(r.tool_call_id, r.tool_name, r.content, r.status))  # noqa: PERF401 - a comprehension is a call
         self._extend(added)
 
     def _extend(self, messages: Sequence[Message]) -> None:
+        # While nobody has changed the view it is the very same object as the record: one transcript is kept, and
+        # whether they differ is seen by identity.
         record = self.record.extend(messages)
         self.view = record if self.view is self.record else self.view.extend(messages)
         self.record = record
@@ -151,6 +155,9 @@ class History:
             if self._keeps_left_out:
                 # What was said for a time only is no part of the conversation that anybody would look up.
                 self.left_out += tuple([m for m in self.record.left_out_of(record) if _time_of(m) is None])
+            # What counts as this run's own (for its output, for a session) is the end of the record. A policy that
+            # rewrites it mostly keeps that end, and then it stays this run's; where it does not, nothing can be said to
+            # be.
             own, length = self.added(), len(record)
             is_kept = record[length - len(own) :] == own and (own or not has_begun)
             self.start = length - len(own) if is_kept else min(self.start, length)
@@ -180,6 +187,8 @@ class History:
         record, end = self.record, len(self.record)
         while end > self.start:
             # What was said last stands near the end, as a rule; a run of nothing but calls says nothing anywhere.
+            # In slices from the end, since a transcript gives slices cheaply and single items not; a long run would be
+            # walked through for one text.
             begin = max(self.start, end - LOOKED_AT)
             for message in reversed(record[begin:end]):
                 if type(message) is AssistantMessage and not _is_one_call(message):
@@ -224,6 +233,8 @@ class History:
 
     def expire(self, *ttls: TimeToLive) -> None:
         """Remove the messages whose time is over: of ``agent_step`` with the step, of ``user_prompt`` with the run."""
+        # Asked at every step of every run, where hardly any message has a time; the set of times answers without a look
+        # at messages.
         over = self._times.intersection(ttls) if self._times else ()
         if not over:
             return
@@ -315,6 +326,8 @@ class CallIds:
         """Return the next id."""
         history = self._history
         record, view = history.record, history.view
+        # A loop, since a history of another program may have used the same ids; each may stand once (reliability:I1).
+        # What is found by a set costs nothing.
         while True:
             call_id = f"{self._prefix}{self.next}"
             self.next += 1

@@ -169,14 +169,20 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:
     effect. What comes back is noted before *flow* gets it. After a stop nothing is handed out any more: ``Stopped`` is raised
     in *flow* where it asks.
     """
+    # The one place where the machine meets the world. Whoever needs something yields it here through any number of
+    # `yield from`s, so no part of the machine has to know how events are shown, time is kept or a stop is handled. It
+    # costs 4 % of a bare step, and took the place of three ways that each did half of it.
     send, sides, watched = flow.send, run.side_events, run.plan.watched
     try:
         effect = send(None)
         while True:
             is_shown = type(effect) is Notify
+            # After a stop nothing is handed out. It is raised where the part of the machine asks, so that each
+            # `finally` and `except Stopped` on the way out gives its calls a result.
             if run.stop is not None and not is_shown:
                 effect = flow.throw(Stopped(run.stop))
                 continue
+            # What a handler or tool said before this effect is shown before it, in the order in which it happened.
             if sides.waiting or (not is_shown and watched()):
                 yield from map(Notify, run.side_events.before(effect))
             outcome = yield effect
@@ -184,6 +190,8 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:
                 effect = send(None)
                 continue
             try:
+                # A spent limit may ask a person for more, which is an effect of its own: so it is looked at here,
+                # before anybody takes the failure for the end.
                 kind = type(outcome)
                 may_ask = kind is Failure or (kind is Gathered and Failure in map(type, outcome.outcomes))  # type: ignore[union-attr]
                 outcome = (yield from with_more(run, effect, outcome)) if may_ask else outcome  # type: ignore[arg-type]
@@ -201,6 +209,8 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:
 
 def parts_of(machine: Any) -> Iterator[Any]:
     """Give what a parked machine is made of, from the outside in: generators, and last of all what is none."""
+    # A generator shows where it waits only through its frame, and `exchange` sends its part by hand, which hides it
+    # from `gi_yieldfrom`. Divergences name the author's line by this.
     while machine is not None:
         yield machine
         frame = getattr(machine, "gi_frame", None)
@@ -219,6 +229,8 @@ def _until_end(run: RunState) -> Flow[_Ending]:
         run.begin_run()
         returned = yield from (run_alone(run) if run.agent.handle_steps is None else converse(run, _handler(run)))
         yield from settle_output(run, returned)
+    # The order of these is that of what is stronger: a stop from outside, a hook that aborts, a spent limit, and last
+    # an error.
     except Stopped as stopped:
         return _stopped(stopped.stop)
     except Abort as abort:
@@ -227,6 +239,7 @@ def _until_end(run: RunState) -> Flow[_Ending]:
         return _limited(run, reached.error)
     except StepEngineError as error:
         return _failed(run, error)
+    # A handler may catch the signal of a spent limit and return in peace; the status still says what happened.
     if run.budget.reached is not None:
         return _limited(run, run.budget.reached, returned)
     return _with_output(run, RunStatus.TRUNCATED if run.truncated else RunStatus.COMPLETED, returned)
@@ -278,6 +291,8 @@ def _open(run: RunState) -> None:
     content = "\n\n".join([t for t in (plan.prompt, _shown_params(plan)) if t.strip()])
     if content:
         added.append(quick_user((TextPart(content),), ("USER_PROMPT",)))
+    # A run that goes on with an open step has its instructions in the history already, before that step; a second copy
+    # would stand between a call and its result.
     if run.waiting and run.agent.handle_steps is None and run.reopen_step(added):
         # The instructions stand before it; what is said now follows the answer.
         return
@@ -339,6 +354,7 @@ def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
     """Tell the end, let the hooks look at it, and return it; nothing that was sent to the run is lost."""
     if run.background is not NO_CHILDREN:
         ending = yield from _without_background(run, ending)
+    # Said too late to be answered, but said: the next run of the conversation reads it.
     run.take_inbox()
     _expire_at_end(run, ending.status)
     if ending.error is not None:
@@ -347,6 +363,8 @@ def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
     yield from _tell(run, ending)
     if run.plan.hooks.post_run:
         stop = yield from hooks.post_run(run, _finished(run, ending))
+        # A `post_run` hook may do I/O, and the run may be stopped in it: then it ends as stopped, though its handler
+        # had returned.
         if stop is not None and ending.stop is None:
             kept = ending.output if stop.kind == "limit" and ending.was_returned else None
             ending = _stopped(stop)._replace(output=kept)
@@ -368,6 +386,8 @@ def _without_background(run: RunState, ending: _Ending) -> Flow[_Ending]:
 
 def _expire_at_end(run: RunState, status: RunStatus) -> None:
     """Remove what is over with the run; one that is suspended goes on, and so does the one around an inline child."""
+    # A suspended run is in the middle, and what is there for this run has to be there when it goes on. So has what an
+    # inline child finds: it stands in its parent's conversation.
     is_over = status is not RunStatus.SUSPENDED and not run.plan.is_inline
     run.history.expire(*(("agent_step", "user_prompt") if is_over else ("agent_step",)))
 

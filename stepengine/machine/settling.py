@@ -83,6 +83,8 @@ def settle_output(run: RunState, returned: object) -> Flow[None]:
 
 def _corrected(run: RunState, returned: object) -> Flow[None]:
     """Look for the output in the final text, and ask for it as often as the agent allows and the budget lasts."""
+    # The final text first: a model that wrote the JSON as text has done the work, and to ask it to say it again by a
+    # call costs a step (generator-contract:S12).
     if returned is None:
         _take_text(run)
     for left in range(run.agent.output_retries, 0, -1):

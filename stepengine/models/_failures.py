@@ -565,6 +565,10 @@ def wait_of(headers: Mapping[str, str]) -> float | None:
             seconds = float(text) * factor
         except ValueError:
             seconds = _until(text)
+        # A header is foreign text: `inf`, `nan` and negative numbers read as floats, and a wait of any of them would
+        # never end or never happen. They count as nothing said, so the usual back-off holds (reliability:MP10). There
+        # is no upper bound here: how long is too long is the retry policy's to say, which then fails the call and tells
+        # the number.
         if 0 <= seconds < float("inf"):
             return seconds
     return None

@@ -145,6 +145,8 @@ class ReplyReader:
         Raises:
             ModelError: for an error event, a broken protocol, and a reply that does not end.
         """
+        # Counted here, where all bytes pass, unpacked: a reply of a gigabyte must not be put together before somebody
+        # measures it (reliability:MP24).
         self._size += len(chunk)
         if self._size > MAX_REPLY:
             raise too_large(self._call, f"{MAX_REPLY} bytes", self.usage)
@@ -201,8 +203,13 @@ def understood(call: Call, read: Callable[[], T], usage: Callable[[], Usage | No
         return read()
     except ModelError:
         raise
+    # A decoder reads members of foreign JSON by the dozen, and each may be missing or of another kind. To check each of
+    # them would be most of its code; so it reads on, and whatever it raises is what it is: a reply that breaks its
+    # protocol. It is pure, so nothing else can have gone wrong.
     except Exception as error:  # noqa: BLE001 - see above
         what = _unreadable(error)
+    # Outside of the `except`, so that the error has no context: that would hold the frame with the reply, and with it
+    # whatever the reply held.
     raise protocol_failure(call, what, usage())
 
 
@@ -313,6 +320,7 @@ class Exchange:
             data = read_json(content)
         except ValueError:
             data = None
+        # Gemini's compatible endpoint wraps errors into a list of one.
         if isinstance(data, list) and len(data) == 1:
             data = data[0]
         if isinstance(data, Mapping):
@@ -358,6 +366,7 @@ async def pieces_of(exchange: Exchange, reader: ReplyReader) -> AsyncGenerator[t
             else:
                 chunk, ended = await _come(step, waits, patience.until())
             clean = ended is None or _is_clean(ended, exchange.call)
+            # Behind an end that was told of, silence costs nothing: some servers leave the connection open.
             if isinstance(ended, TimeoutError) and not reader.ended:
                 raise late(exchange.call, patience.limit(), exchange.timeouts, reader.usage)
             yield chunk, clean
@@ -387,6 +396,9 @@ class _Patience:
             self._events = events
             self._said = self._progress = now
 
+    # Three clocks run at once: for the next byte, for the next event that says something (keep-alives do not), and for
+    # the whole. Whichever is due first names the failure, since "sent nothing" and "sent nothing but keep-alives" have
+    # different cures.
     def _limits(self) -> dict[str, float]:
         timeouts, first = self._timeouts, "first_byte" if self._is_first else "idle"
         return {
@@ -479,6 +491,8 @@ async def drained(chunks: AsyncIterator[bytes]) -> None:
     """Read what follows the terminal marker, for a moment, so that the connection can be used again."""
     import httpx2
 
+    # A connection can be used again only when its body was read to the end. For a moment and some bytes only: a new
+    # connection is cheaper than a long wait.
     seen = 0
     with suppress(TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError):
         async with asyncio.timeout(DRAIN_SECONDS):

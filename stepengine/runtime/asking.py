@@ -38,6 +38,7 @@ from stepengine.tooling.definition import ToolPreview
 
 __all__ = ("Desk", "Remembered", "shown_questions")
 
+# An interactor may be a person who mistyped, or a program that will never do better.
 ASKED_AGAIN = 3
 """How often an interactor whose answer is none is asked the same question again."""
 
@@ -107,6 +108,7 @@ class Remembered:
         """Return the rule by which a question has its answer already, the narrowest of those that it offers."""
         offered = [] if question.remember is None else [question.remember, *question.wider]
         try:
+            # The narrowest first, so that what is told ("allowed by ...") says no more than what was allowed.
             return next((rule for rule in offered if self._has(rule)), None)
         except (StepEngineError, OSError) as error:
             LOGGER.warning("what was allowed for good cannot be looked up: %s", error)
@@ -182,6 +184,9 @@ class Desk:
         self.headless = False
         self.patience: float | None = 0.0
         self.remembered = Remembered()
+        # Two memories: one of this run tree, which is learnt from outcomes and therefore the same on replay, and one of
+        # the conversation, which only this process has. What a run was allowed is recorded in its own answers either
+        # way.
         self._of_session = Remembered() if of_session is None else of_session
         self.give(given, earlier)
         self._interactor = interactor
@@ -253,6 +258,8 @@ class Desk:
         Raises:
             LimitExceeded: as ``ask``.
         """
+        # Ten children reach the limit of their tree at about the same time. One asks, the others wait for its answer;
+        # if that one is stopped, the next of them asks.
         while question.id not in self._allowed:
             asking = self._asking.get(question.id)
             if asking is not None:
@@ -301,6 +308,8 @@ class Desk:
         return self.remembered.covering(question) or self._of_session.covering(question)
 
     async def _asked(self, questions: Sequence[Question], interactor: Interactor | None) -> list[Answer | None]:
+        # In this order: what was said before, or is settled by itself; then somebody in this process; then, where
+        # nobody may be waited for, a no; and only what is left stays open.
         answers = [self._up_front(question) or _refusal(question) for question in questions]
         somebody = interactor or self._interactor
         if somebody is not None:
@@ -313,6 +322,8 @@ class Desk:
                 for question, answer in zip(questions, answers, strict=True)
             ]
         self._wait_for(answers.count(None))
+        # Nobody is there and nobody is waited for: the questions go back at once, and the run is suspended, which costs
+        # nothing for as long as it lasts.
         if not self._attending and self.patience == 0:
             return answers
         opened = {i: self._opened(q) for i, q in enumerate(questions) if answers[i] is None}
@@ -337,6 +348,8 @@ class Desk:
         self._waiting += count
 
     def _up_front(self, question: Question) -> Answer | None:
+        # A run that goes on from a state asks anew, under other ids; the answer belongs to the question that is the
+        # same in all else.
         for index, (earlier, value) in enumerate(self._earlier):
             if not earlier.text or attrs.evolve(earlier, id=question.id) == question:
                 del self._earlier[index]
@@ -411,6 +424,8 @@ class Desk:
         _check_answer(answer, f"to the question {question_id!r}")
         if problem := answer_problem(answer, question):
             raise AnswerRejected(problem)
+        # From any thread, and perhaps two at once: which was first is decided in the loop, where `_resolve` looks once
+        # more.
         future.get_loop().call_soon_threadsafe(_resolve, future, answered(answer, question))
 
     async def _interact(self, interactor: Interactor, question: Question) -> Answer | None:
@@ -433,6 +448,7 @@ class Desk:
 
     async def _said(self, interactor: Interactor, question: Question) -> AnswerLike | None:
         value: Any
+        # A function that reads a terminal would hold up the loop for as long as the person thinks, with all other runs.
         if inspect.iscoroutinefunction(interactor.ask):
             value = interactor.ask(question)
         else:
@@ -513,6 +529,8 @@ def _preview(item: Item, question: Question) -> JsonDict | None:
             return None
         preview = {"action": str(shown.action), "details": freeze(shown.details)}
         return JsonDict(preview | ({"problem": str(shown.problem)} if shown.problem else {}))
+    # The person is asked all the same, with the bare input: a preview that fails must not become a way around the
+    # question, nor a reason to deny.
     except Exception as error:  # noqa: BLE001  (a preview is the tool author's code)
         LOGGER.warning("the preview of %r failed at question %r", question.tool_name, question.id, exc_info=error)
         return None

@@ -96,6 +96,8 @@ class Background:
             outcome = await performer.perform(asked, tree)
         except asyncio.CancelledError:
             outcome = Stop("cancelled", tree.elapsed())
+        # This task is awaited by nobody in particular, so an error that left it would be lost; it ends the tree
+        # instead.
         except BaseException as error:  # noqa: BLE001
             tree.root.broken(error)
             outcome = tree.root.halt()
@@ -131,6 +133,8 @@ class Background:
 
     def done(self, paths: Sequence[str]) -> list[str]:
         """Return those of *paths* whose children have ended, in the order in which they did by recorded time."""
+        # By recorded time, and then by path: which of two was first is what the record says, not what this process saw
+        # (a replay sees both at once).
         found = [(self.children[path].outcome, path) for path in paths if self.children[path].result is not None]
         return [path for _, path in sorted([(outcome.at, path) for outcome, path in found if outcome is not None])]
 
@@ -165,6 +169,7 @@ class Background:
         """End children by order of their parent: how they end is recorded."""
         for path in paths:
             child = self.children[path]
+            # The first word counts: a child that is ended twice, or ended while its tree stops, has one end.
             if child.outcome is None and child.stopping is None:
                 child.is_ended = True
                 child.stopping = Stop("cancelled", error=AgentError(reason) if reason else None)
@@ -190,6 +195,7 @@ class Background:
         """Stop what the run at *path* has in the background; that is no end which anybody records."""
         for child in self.of.get(path, ()):
             if child.outcome is None and child.stopping is None:
+                # No end: whoever goes on with the tree starts it again over its record.
                 child.stopping = stop
                 self._tree.stop_child(child.path, stop)
 

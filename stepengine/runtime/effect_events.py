@@ -105,7 +105,10 @@ STARTED: Mapping[type[Leaf], Callable[[Item, Any, At], Event]] = {
         **at, kind="child", children=effect.children, wakes_at=_date(item, effect.wakes)
     ),
 }
-"""What is shown before an effect that is no call of a model or a tool, and no question; what a child is told, it shows itself, and how it ends is shown when it does."""
+"""
+What is shown before an effect that is no call of a model or a tool, and no question. What a child is told it shows itself, and how it
+ends is shown when it does.
+"""
 
 
 def _date(item: Item, at: int | None) -> str:

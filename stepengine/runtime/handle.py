@@ -196,6 +196,7 @@ class RunHandle(Generic[Out]):
 
     async def wait(self) -> RunResult[Out]:
         """Do what ``result`` does, for whoever only looks after the run: it does not count as used."""
+        # Who stops waiting has not stopped the run.
         return await asyncio.shield(self._task)
 
     def events(self, after: str | None = None, *, answers: bool = False) -> AsyncGenerator[Event, None]:
@@ -399,6 +400,8 @@ class RunHandle(Generic[Out]):
 
     def _in_loop(self, call: Callable[..., object], *arguments: object) -> None:
         """Call something in the run's event loop: now, where that is the one that runs here."""
+        # At once where that is possible: put off to the next turn of the loop, an input would come behind a shutdown
+        # that was called after it.
         if asyncio._get_running_loop() is self._loop:  # noqa: SLF001  (it is public, and None where no loop runs)
             call(*arguments)
         elif not self._loop.is_closed():

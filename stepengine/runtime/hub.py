@@ -54,14 +54,19 @@ __all__ = ("WATCHED", "Hub", "Observer", "ObserverLike", "Subscription", "Watche
 MAX_QUEUE = 10_000
 MAX_KEPT_CHARS = 1_048_576
 """How much text the events hold at most that are kept for late subscribers; the newest event stays whatever its size."""
+# Each of them costs a queue and a turn of the loop at each event; who has more readers fans one of them out.
 MAX_SUBSCRIBERS = 100
 MAX_OBSERVER_ERRORS = 10
 MAX_JOINED = 4_096
 """Characters that deltas are joined to at most, so that joining many stays cheap."""
 BEHIND = 100
 """A reader has fallen behind when a hundredth of what may wait does: a stuck one costs kilobytes, and loses no text."""
+# Enough to tell the few processes apart that ever drive one run. It stands in the id of each event that goes over the
+# wire, so it is no longer than that.
 EPOCH_BYTES = 4
 EPOCH_DIGITS = frozenset("0123456789abcdef")
+# An id comes from a browser. Python refuses to read a number of more than 4,300 digits with an error of its own, and
+# takes time that grows with the square below that.
 MAX_INDEX_DIGITS = 18
 DELTAS = frozenset({TextDelta, ThinkingDelta, ToolInputDelta})
 STAMP = object.__setattr__
@@ -84,6 +89,8 @@ class Watcher:
     __slots__ = ("call", "errors", "name")
 
     def __init__(self, observer: ObserverLike) -> None:
+        # An object with `on_event` or a plain function: whoever only wants to print a line should not have to write a
+        # class.
         self.call: Callable[[Event], Any] | None = getattr(observer, "on_event", None) or observer  # type: ignore[assignment]
         self.name = getattr(observer, "__qualname__", type(observer).__qualname__)
         self.errors = 0
@@ -100,10 +107,14 @@ class Watcher:
         try:
             self.call(event)
         except BaseException as error:
+            # An observer may be a test's: what `pytest.fail` raises has to end the run and the test, and not be logged
+            # as the tenth error of an observer.
             if is_callers(error):
                 raise
             LOGGER.error("the observer %r raised at %s", self.name, event.type, exc_info=error)
             self.errors += 1
+            # Not at the first: one event of a kind that it does not know is no reason to lose the others. But one that
+            # fails at each event would write a traceback for each delta of each reply.
             if self.errors == MAX_OBSERVER_ERRORS:
                 self.call = None
                 text = f"the observer {self.name!r} raised {self.errors} times and is not called any more"
@@ -132,7 +143,10 @@ class Curtain:
     """
 
     def __init__(self) -> None:
-        self._flows: dict[str, tuple[Delta, Trickle]] = {}  # where something is held back
+        # By path, where something is held back: what a model says comes in pieces, and a secret may be cut in two by the end
+        # of a piece, so that neither half looks like one. Of each run the last characters are held back until the next
+        # piece shows that they begin no secret (reliability:R11).
+        self._flows: dict[str, tuple[Delta, Trickle]] = {}
         self._offer: tuple[Any, Any] = ((), ())
 
     def through(self, event: Event) -> Sequence[Event]:
@@ -142,6 +156,8 @@ class Curtain:
             if delta.path not in self._flows and type(delta) is not ToolInputDelta and KNOWN.leaves(delta.text):
                 return (delta,)
             return self._flowing(delta)
+        # Before anything else of a run is shown, its own held-back text goes out, or a reply would seem to go on behind
+        # its end.
         clean = self._started(event) if type(event) is ModelStarted else KNOWN.frozen(event)
         return (*self._ended(event.path), clean) if event.path in self._flows else (clean,)
 
@@ -157,6 +173,7 @@ class Curtain:
         self._flows.pop(delta.path, None)
         if trickle.holds:
             self._flows[delta.path] = delta, trickle
+        # A delta of which nothing may be shown yet is no event: an empty one would wake each reader for nothing.
         if text:
             shown.append(delta if text == delta.text else attrs.evolve(delta, text=text))
         return shown
@@ -175,6 +192,8 @@ class Curtain:
         request = event.request
         if request is None:
             return event
+        # Schemas of tools are the largest part of a short request and the same object at every step, so to look through
+        # them once is most of the work saved.
         if request.tools is not self._offer[0]:
             self._offer = request.tools, KNOWN.frozen(request.tools)
         kept = {name: getattr(request, name) for name in ("system_prompt", "messages", "tail")}
@@ -185,6 +204,7 @@ class Curtain:
 
 def _named(event: ToolInputDelta) -> ToolInputDelta:
     """Return *event* with a clean name: a model may call a tool whatever it likes."""
+    # Cleaned as wholes, while the text of the input comes in pieces: a name arrives in one.
     name, call = KNOWN.frozen(event.tool_name), KNOWN.frozen(event.tool_call_id)
     is_clean = name is event.tool_name and call is event.tool_call_id
     return event if is_clean else attrs.evolve(event, tool_name=name, tool_call_id=call)
@@ -206,6 +226,8 @@ class _Flow:
 
     def __init__(self, first: Delta) -> None:
         self.key = first.index
+        # A reply has thousands of deltas. As events each would keep an object of some hundred bytes; so the ring keeps
+        # a number and the text of each, and cuts the text where a reader comes back.
         self._indices = array("q")
         self._pieces: list[str] = []
         self.chars = 0
@@ -244,11 +266,16 @@ class Ring:
         if type(event) in DELTAS:
             self._flow(event)  # type: ignore[arg-type]
         else:
+            # The event that follows them says the same as a whole. Whoever comes late is not to read a reply letter by
+            # letter, and whoever had some of its deltas gets all of it.
             if type(event) in (ModelFinished, ReplyDiscarded):
                 self._forget_deltas(event.path, event.seq)
+            # A request holds the conversation so far: with it in the ring, a run of n steps would keep n conversations.
             elif type(event) is ModelStarted:
                 event = attrs.evolve(event, request=None)
             self._add(event.index, event, _chars(event))
+        # By number and by text, since one tool result may be as long as all other events. The newest stays whatever its
+        # size: without it a reader that comes back could not be told what happened last.
         while len(self._entries) > MAX_QUEUE or (self._chars > MAX_KEPT_CHARS and len(self._entries) > 1):
             oldest = next(iter(self._entries.values()))[0]
             self.start = (oldest.last if isinstance(oldest, _Flow) else oldest).index + 1
@@ -264,6 +291,7 @@ class Ring:
                 yield entry
 
     def _flow(self, delta: Delta) -> None:
+        # By call, since the deltas of one call are forgotten together, when the event comes that holds them whole.
         keys = self._flows.setdefault((delta.path, delta.seq), [])
         flow = self._entries[keys[-1]][0] if keys and keys[-1] in self._entries else None
         if not isinstance(flow, _Flow) or flow.chars > MAX_JOINED or not _goes_on(flow.last, delta):
@@ -292,6 +320,8 @@ class Ring:
 
 
 NO_TEXT = frozenset({int, float, bool, type(None)})
+# Read by name where a value has such a field: the size is an estimate for a bound on memory, so a kind of value that
+# nobody listed counts a little too small, and no import of all kinds is needed.
 OF_VALUES = ("text", "value", "data", "input", "raw_input", "details")
 """Where questions and the parts of results and replies hold what may be long."""
 OF_EVENTS = frozenset({"JsonValue", "ToolResult", "ModelReply | None", "Question"})
@@ -300,6 +330,8 @@ OF_EVENTS = frozenset({"JsonValue", "ToolResult", "ModelReply | None", "Question
 @cache
 def _fields(kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of the fields of a kind of event that are texts, and of those that may hold texts."""
+    # Found from the annotations once for each kind: a list by hand would forget the text of the next kind of event, and
+    # the ring would grow without anybody's noticing.
     own = [field for field in attrs.fields(EVENTS[kind]) if field.name not in ("path", "run_id", "epoch")]
     texts = tuple([field.name for field in own if field.type == "str"])
     return texts, tuple([field.name for field in own if field.type in OF_EVENTS])
@@ -314,6 +346,8 @@ def _chars(event: Event) -> int:
 
 def _size(value: Any) -> int:
     """Return how much text there is in JSON, a result, a reply, a question or one of their parts."""
+    # The commonest first, by exact type: this runs over every event of a watched run, and most of what stands in one is
+    # text and numbers.
     kind = type(value)
     if kind is str or kind is bytes:
         return len(value)
@@ -385,6 +419,7 @@ class Hub:
         self.goes_on = False
         self._epoch = ""
         self._index = 0
+        # Beginnings of steps of which not all is recorded: see `_news`.
         self._begun: dict[str, Event] = {}
         self._ring: Ring | None = None
         self._seats: dict[str, Seat] = {}
@@ -401,6 +436,9 @@ class Hub:
     @property
     def epoch(self) -> str:
         """What tells this stream from that of another process which drives the same run; from the OS, never recorded."""
+        # Drawn when first needed: a run that nobody watches asks the system for no random bytes. It is not the run's
+        # own chance, which a replay repeats: two processes that drive one run after each other must have different
+        # ones, or a reader that comes back would be given the events behind another one's place.
         if not self._epoch:
             self._epoch = os.urandom(EPOCH_BYTES).hex()
         return self._epoch
@@ -433,6 +471,8 @@ class Hub:
 
     def emit(self, event: Event) -> None:
         """Give *event* its index and show it, if it is news."""
+        # The two usual cases cost one comparison each: a run that is not resumed has only news, and a process that
+        # knows no secrets has nothing to look for.
         if self.shows is None and not GIVEN.names:
             self._pass_on(event)
             return
@@ -440,6 +480,7 @@ class Hub:
             if not GIVEN.names:
                 self._pass_on(news)
                 continue
+            # One event may become several: what deltas of that run had held back goes out in front of it.
             for clean in self._curtain.through(news):
                 self._pass_on(clean)
 
@@ -460,6 +501,8 @@ class Hub:
                 return
         elif not shows(event):
             return
+        # A child's news makes its parent's step news as well: shown are the beginnings of all steps around it,
+        # outermost first, or a viewer would have to hang the child below nothing.
         for above in sorted([one for one in held if not one or path == one or path.startswith(f"{one}.")], key=len):
             begun = held.pop(above)
             object.__setattr__(begun, "resumed", True)  # nobody has seen it yet, as with its stamp
@@ -472,6 +515,7 @@ class Hub:
             return
         for clean in self._curtain.rest():
             self._pass_on(clean)
+        # The result is the caller's and passes as it is, secrets and all; who makes JSON of the event gets it clean.
         event = attrs.evolve(event, clean=KNOWN.value)
         if not self.goes_on:
             self._last = event
@@ -505,6 +549,8 @@ class Hub:
         index = -1 if after is None else self._place(after)
         subscription = Subscription(self)
         if self._ring is not None:
+            # What fell out of the ring cannot be shown any more, but it can be counted: a page that comes back after an
+            # hour is told that it has not seen everything, and can load the run anew.
             missing = self._ring.start - (-1 if index is None else index) - 1
             if missing > 0 or index is None:
                 subscription.miss(max(0, missing), "epoch" if index is None else "buffer")
@@ -518,12 +564,16 @@ class Hub:
             subscription.end()
         else:
             self._subscriptions.append(subscription)
+            # Set only by those who watch, and asked before events are made: a run that nobody watches makes none of its
+            # steps (performance:Q2).
             self.watched = True
         return subscription
 
     def _place(self, after: object) -> int | None:
         """Return the index of an event's id; ``None`` for one of another epoch."""
         place = place_of(after, like=self.epoch)
+        # The process that gave this id has ended, and another goes on with the run: its numbers count other events. So
+        # the reader gets all that there is, and is told so.
         if place.epoch != self.epoch:
             return None
         if place.index >= self._index:
@@ -562,6 +612,8 @@ class Hub:
                 subscription.put(event)
 
     def _show(self, event: Event) -> None:
+        # Observers are called here and now, one after the other, in the order of the events: they return at once, by
+        # contract. A reader that takes its time subscribes, and has a queue.
         for watcher in self._watchers:
             try:
                 warning = watcher.show(event)
@@ -574,11 +626,13 @@ class Hub:
     def log(self, event: LogLine | ToolLog, data: object = None, *, step: int = 0) -> None:
         """Write a log line where the engine logs; the event itself is shown by ``emit``."""
         seat = self._seats.get(event.path) or Seat("", "")
+        # A cheap look for the beginnings of what is known; the thorough one copies, and hardly a line needs it.
         if KNOWN.suspicious(f"{event.message} {data!r}"):
             event, data = KNOWN.frozen(event), KNOWN.value(plain(data))
         context = {"run_id": seat.run_id, "agent_id": seat.agent_id, "path": event.path, "step": step}
         try:
             write(self._logger, event.level, event.message, context, data)
+        # A logger that is misconfigured must not end runs.
         except Exception as error:  # noqa: BLE001
             LOGGER.error("the logger of the engine raised", exc_info=error)
         except BaseException as error:  # noqa: BLE001 - it is the caller's
@@ -667,6 +721,7 @@ class Subscription:
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Give every event, then stop."""
+        # Reading ends by `aclose`, too, when the page is closed: the place among the subscribers has to become free.
         try:
             while True:
                 event = self.take()
@@ -726,6 +781,7 @@ class Subscription:
 
     def _make_room(self, event: Event) -> bool:
         """Drop deltas for anything else; return whether *event* may stay."""
+        # Whatever is lost, a reader must learn that the run has ended, or it waits for ever.
         if isinstance(event, RunFinished):
             return True
         if self._deltas and type(event) not in DELTAS:

@@ -25,6 +25,8 @@ __all__ = ("Mail", "Message", "MessageKind", "PostBox", "answer_in", "message_in
 
 MessageKind: TypeAlias = Literal["message", "answer", "cancel", "input", "result"]
 
+# Other processes post to a folder or a database, neither of which tells anybody. So it is looked into, only while a run
+# waits, and less and less often.
 POLL = 0.25
 """Seconds until the first look into a post box while a run waits for what somebody else's process may send."""
 MAX_POLL = 2.0
@@ -122,6 +124,8 @@ class Mail:
         self._warn = warn
         self.is_kept = box is not None
         self._waiting: dict[tuple[str, str], deque[Message]] = {}
+        # By id, for as long as the tree lasts: a letter is given again until the record says what it did, and must not
+        # be done twice.
         self._seen: set[str] = set()
         self._here: set[str] = set()
         self._arrivals: list[asyncio.Future[None]] = []
@@ -158,6 +162,7 @@ class Mail:
         """Take in a message of this process; to be called in the run's event loop. Return whether it was new."""
         if self._is_over or self.has(message.id):
             return False  # what comes too late is in the post box, for whoever goes on
+        # Kept before it is told: what a run has acted upon has to be in its record, or a replay would not hear it.
         if self._box is not None and not self._box.keep(message):
             return False
         self._sort((message,))
@@ -179,6 +184,7 @@ class Mail:
         try:
             found = await self._box.fetch()
         except StepEngineError as error:
+            # Said once and not at each look, four times a second; it may go well again.
             if self._trouble != error.message:
                 self._trouble = error.message
                 self._warn(f"what other processes send to this run cannot be read: {error.message}")
@@ -218,6 +224,7 @@ class Mail:
     def give_back(self, message: Message) -> None:
         """Let a message be the next on its topic again: who took it lost its race."""
         self._here.add(message.id)
+        # In front: it was the next one, and the order of a topic is that in which its messages came.
         self._waiting.setdefault((message.path, message.topic), deque()).appendleft(message)
         self._tell()
 

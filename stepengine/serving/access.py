@@ -233,6 +233,8 @@ class Tokens:
         It takes as long for a wrong token as for a right one, and looks at the file again where that was changed.
         """
         digest, found = _digest(token[:MAX_TOKEN]), None
+        # All of them, and no early way out: how long a refusal takes would tell how near a guess was. Digests are
+        # compared, so that the file is of no use to who reads it.
         for entry in self._read():
             if hmac.compare_digest(entry.digest, digest):
                 found = entry.known
@@ -258,6 +260,8 @@ class Tokens:
         import fcntl
 
         try:
+            # A file of its own beside: the tokens are replaced as a whole file, and a lock on the old one would hold
+            # nobody who opens the new one.
             fd = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, OWNER_ONLY)
         except OSError as error:
             msg = f"tokens cannot be kept in {str(self.path)!r}: {error.strerror or type(error).__name__}"
@@ -282,6 +286,8 @@ class Tokens:
                     self._seen, self._entries = None, ()
                     return ()
                 status = os.fstat(fd)
+                # Five facts of the file, since two changes within one tick of the clock leave time and size alike; a
+                # replaced file has another inode.
                 seen = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
                 if seen != self._seen:
                     with open(fd, "rb", closefd=False) as file:
@@ -303,6 +309,8 @@ def opened_secret(path: Path, what: str) -> Iterator[int | None]:
         DefinitionError: for any other file.
     """
     try:
+        # What is opened is what is checked, by its descriptor: asked by name, somebody could put another file there in
+        # between. `O_NONBLOCK`, or a pipe of that name would hold the server for ever.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         yield None
@@ -427,6 +435,7 @@ class Logins:
     def exchange(self, code: str) -> str | None:
         """Return the secret of a new session for the code of a link; ``None`` where it was used, or came too late."""
         with self._lock:
+            # Taken out before it is looked at: the same link twice, even at the same moment, is one session.
             found = self._codes.pop(_digest(code[:MAX_TOKEN]), None)
             if found is None or found.until <= self._clock():
                 return None

@@ -266,6 +266,8 @@ class Runs:
         self._is_closing, self.is_ready = True, False
         self.stopping.set()
         await self._stack.aclose()
+        # In this order: nothing new begins; what is under way may end by itself; only what is left is cut, and told as
+        # a shutdown, so that whoever follows it waits for the next process.
         waits = [asyncio.ensure_future(handle.wait()) for handle in self._live.values()]
         if waits:
             await asyncio.wait(waits, timeout=self._drain)
@@ -292,9 +294,13 @@ class Runs:
     async def _write(self, act: Act) -> Any:
         """Do *act* in the ledger; what a hundred callers want at once costs one look at the disk."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        # SQLite has one writer and each commit is a sync: a thousand starts at once were a thousand syncs, one after
+        # the other. So whatever comes while one commit is under way goes into the next.
         self._acts.append((act, future))
         if self._writing is None:
             self._writing = asyncio.ensure_future(self._write_all())
+        # A request that is given up meanwhile must not take the write of others along, nor its own, which somebody may
+        # have been told of.
         return await asyncio.shield(future)
 
     async def _write_all(self) -> None:
@@ -346,6 +352,8 @@ class Runs:
             request,
             session_of(caller, asked.session),
         )
+        # Registered first and begun then: should this process die in between, the run is under way by the ledger, and
+        # whoever sweeps next begins it. The other way round it would be at work and nobody would know whose it is.
         known = await self._registered(row, key)
         if known is not None:
             return known.run, False
@@ -378,6 +386,8 @@ class Runs:
         if self._is_closing:
             msg = "the server is about to stop and starts nothing; ask again in a moment"
             raise Problem(msg, status=503, kind="stopping", headers={"retry-after": "5"})
+        # Refused and not queued: whoever asks knows best whether waiting makes sense, and a queue in memory is lost
+        # with the process.
         if not self._has_room():
             msg = f"{self.max_live:,} runs are under way, which is as many as this server has at a time; ask again in a moment"
             raise Problem(msg, status=429, kind="too_many_runs", headers={"retry-after": "5"})
@@ -449,6 +459,7 @@ class Runs:
             error = result.error
         if error is not None:
             await self._failed(run, error)
+        # What closing cut is under way for whoever comes next, so nothing is written down as its end.
         elif result is not None and not (self._is_closing and result.status is RunStatus.CANCELLED):
             await self._rests(run, handle, result)
 

@@ -1,10 +1,14 @@
 """
 Runs for web pages that use the AI SDK of Vercel: its UI message stream.
 
+Events go out as chunks of that stream, in the order in which the page's parser wants them: a text that began has to end before another
+begins, and a tool's input comes before its output, also where our events overlap because several things happen at once.
+Conversations are kept here and not taken from the browser, which may have changed them.
+
 What lives here: our events as chunks of that stream, which are JSON objects, and what such a page sends back as prompts and answers. It
 needs no package.
 
-What must not: HTTP, and history from a browser.
+Must not be here: HTTP, and history from a browser.
 """
 
 from __future__ import annotations
@@ -165,7 +169,8 @@ def answers_of(messages: Sequence[object]) -> dict[str, AnswerLike]:
     """
     Return what a page answers to permissions, by question id: parts of its last message in the state ``approval-responded``.
 
-    An approval has the id ``RUN:QUESTION``. Empty when the last message is the user's. Questions that are no permissions are answered by the application's own request.
+    An approval has the id ``RUN:QUESTION``. Empty when the last message is the user's. Questions that are no permissions are answered
+    by the application's own request.
 
     Args:
         messages: The member ``messages`` of the request's body.

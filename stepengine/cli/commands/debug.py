@@ -1,7 +1,8 @@
 """
 ``stepengine debug``: stands at any step of a recorded run, goes both ways, changes one thing and runs on.
 
-Where this process may fork, the debugger is several processes (``ForkedWalk``), and the one that is awake has the terminal. What they count together, which command of ``--exec`` is next and whether one failed, stands in memory they share.
+Where this process may fork, the debugger is several processes (``ForkedWalk``), and the one that is awake has the terminal. What they
+have to know together, which command of ``--exec`` is next and whether one has failed, stands in memory that they share.
 """
 
 from __future__ import annotations

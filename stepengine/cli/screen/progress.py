@@ -2,8 +2,8 @@
 Live progress of a run, from its events to lines on stderr.
 
 ``Progress`` is an observer. On a terminal it keeps one status line below what it prints and shows text while it
-streams; elsewhere it prints plain lines. Many children at once are one line that counts them. Whatever comes from a model, a tool or a file is made visible first. Where
-children run at the same time, a line in brackets says whose lines follow.
+streams; elsewhere it prints plain lines. Many children at once are one line that counts them. Whatever comes from a model, a tool
+or a file is made visible first. Where children run at the same time, a line in brackets says whose lines follow.
 """
 
 from __future__ import annotations

@@ -190,6 +190,8 @@ class _Joiner(RolesInTurn):
         self._waits = False
 
     def add(self, turn: Turn) -> None:
+        # Results are encoded without the id of their call, since that is known only from the message before: so an
+        # encoded result is the same bytes whatever provider made the call, and is kept.
         if turn.role == "tool":
             wire_id = self._ids.get(turn.call_id)
             if wire_id is None:
@@ -236,6 +238,8 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
     if not calls:
         return Turn("assistant", joined(_ended(_answered(blocks))), after=after, ends=_ended_in(blocks))
     waits = frozenset(filter(None, [program_of(block) for block in blocks if block["type"] == "tool_use"]))
+    # With a thinking budget the API demands thinking at the beginning of a turn with calls. A history from another
+    # model has none, so its calls are told as text.
     if flags.manual and not waits and blocks[0]["type"] not in THINKING:
         said = joined([block for block in blocks if block["type"] != "tool_use"])
         return Turn("assistant", said, texts=_call_texts(calls), after=after)
@@ -335,6 +339,8 @@ def _own_block(data: Mapping[str, Any], flags: Flags) -> Json | None:
 
 def _thinking(part: ThinkingPart, flags: Flags) -> Json | None:
     data = part.provider_data
+    # Thinking goes back to who made it and to nobody else; elsewhere its signature is refused, and its text would
+    # become something that was said (ecosystem:EC99).
     if not is_own(data, flags.provider, flags.model):
         return None
     if data.get("redacted"):

@@ -56,7 +56,10 @@ DEFAULT_BUDGET = 10_000
 UNDEMANDED = frozenset({None, "auto", "none"})
 
 BOUND = re.compile(r"claude-fable-5-1")
-"""Models, whatever a cloud has put before their names, that refuse thinking after a change of anything before it, unless they are told to drop it (ecosystem:EC98)."""
+"""
+Models, whatever a cloud has put before their names, that refuse thinking after a change of anything before it, unless they are told
+to drop it (ecosystem:EC98).
+"""
 
 BINDING_BETA = "thinking-binding-controls-2026-08-01"
 
