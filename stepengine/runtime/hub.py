@@ -685,6 +685,8 @@ class Subscription:
         self._hub = hub
         self._limit = limit
         self._behind = limit // BEHIND
+        # A deque and a future of our own in place of `asyncio.Queue`: what waits is changed from both ends (deltas are
+        # joined to the last one, or thrown out from the middle), and whoever puts something must neither wait nor fail.
         self._queue: deque[Event | _Joined] = deque()
         self._deltas = 0
         self._dropped = 0
@@ -694,6 +696,7 @@ class Subscription:
 
     def put(self, event: Event) -> None:
         """Keep *event* for the reader, or count it as dropped."""
+        # Not joined for a reader that keeps up: a page shows text as it comes, and would get it in jumps.
         waiting = len(self._queue)
         if waiting > self._behind and self._joined(event):
             return
@@ -749,6 +752,8 @@ class Subscription:
         """Wait when no event does, and return whether another one may come."""
         if self._ended:
             return False
+        # Made for one wait and thrown away: a wait that is cancelled cancels its future, and one that is used again would be
+        # done already. An `asyncio.Event` would do the same with a set of waiters, for the one that there is.
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter
@@ -758,6 +763,7 @@ class Subscription:
 
     def _told_of_loss(self) -> EventsDropped:
         event = EventsDropped(count=self._dropped, reason=self._reason, run_id=self._hub.run_id, epoch=self._hub.epoch)
+        # Told once and then counted anew: the reader knows what it missed since the last time.
         self._dropped, self._reason = 0, "buffer"
         return event
 
@@ -769,6 +775,7 @@ class Subscription:
     def _joined(self, event: Event) -> bool:
         """Append a delta to the last one that waits, if it goes on where that stops."""
         last = self._queue[-1]
+        # Only to the one that waits last: joined to an earlier one, text would come before what was shown between the two.
         if type(last) is _Joined:
             return last.take(event)
         if type(last) not in DELTAS:
@@ -784,6 +791,8 @@ class Subscription:
         # Whatever is lost, a reader must learn that the run has ended, or it waits for ever.
         if isinstance(event, RunFinished):
             return True
+        # All of them at once and not the oldest: of a text with holes in it nobody can use the rest, and the event that
+        # ends the reply holds it whole.
         if self._deltas and type(event) not in DELTAS:
             self._queue = deque([e for e in self._queue if type(e) is not _Joined and type(e) not in DELTAS])
             self._dropped += self._deltas
