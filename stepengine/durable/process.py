@@ -32,6 +32,7 @@ from stepengine.durable.database import (
     unlocked,
 )
 from stepengine.durable.indexes import made_indexes
+from stepengine.durable.places import Records, looks_are_known
 from stepengine.durable.rates import SharedRates
 from stepengine.durable.schedule_book import made_book
 from stepengine.durable.sessions import Sessions
@@ -46,7 +47,7 @@ from stepengine.runtime.logs import LOGGER
 
 __all__ = ("ExecutorBusy", "Process", "Setting", "release_of")
 
-POOL_SIZE = 8
+POOL_SIZE = 7
 THREADS = 64
 WATCH_SECONDS = 0.5
 PATIENCE_SECONDS = 1.0
@@ -174,6 +175,7 @@ class Process:
         self._known: Mapping[str, str] = {}
         self._cleans = redactor_for("known", {})
         self._keeper: asyncio.Task[None] | None = None
+        self._records = Records(setting.url, setting.app)
         self.sessions: asyncio.Future[Sessions] = asyncio.get_running_loop().create_future()
 
     @property
@@ -199,6 +201,7 @@ class Process:
             msg = "a process is one worker: close the other DurableEngine first"
             raise StepEngineError(msg)
         package = guarded()
+        looks_are_known()
         from dbos import _error
 
         self._errors = _error
@@ -327,6 +330,7 @@ class Process:
             redactor=self._redactor(),
             seed=known,
             sessions=self.sessions,
+            records=self._records,
         )
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a workflow is executed in one
@@ -360,6 +364,7 @@ class Process:
         finally:
             if self._rates is not None:
                 await self._rates.close()
+            await self._records.close()
             if Process.current is self:
                 Process.current = None
                 # The loop was lent the package's threads, which are gone.
