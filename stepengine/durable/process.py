@@ -33,6 +33,7 @@ from stepengine.durable.database import (
 )
 from stepengine.durable.indexes import made_indexes
 from stepengine.durable.places import Records, looks_are_known
+from stepengine.durable.queues import LOOK_SECONDS, Queues
 from stepengine.durable.rates import SharedRates
 from stepengine.durable.schedule_book import made_book
 from stepengine.durable.sessions import Sessions
@@ -175,6 +176,7 @@ class Process:
         self._known: Mapping[str, str] = {}
         self._cleans = redactor_for("known", {})
         self._keeper: asyncio.Task[None] | None = None
+        self._queues: Queues | None = None
         self._records = Records(setting.url, setting.app)
         self.sessions: asyncio.Future[Sessions] = asyncio.get_running_loop().create_future()
 
@@ -236,12 +238,17 @@ class Process:
         self._lock = lock
 
     async def _keep_watch(self) -> None:
-        """Take the lock again after the database was away, and look whether runs that wait for answers are still ours."""
+        """Take runs, take the lock again after the database was away, and look whether runs that wait for answers are still ours."""
+        loop, looked = asyncio.get_running_loop(), 0.0
         while True:
-            await asyncio.sleep(WATCH_SECONDS)
+            await asyncio.sleep(WATCH_SECONDS if self._queues is None else self._queues.pause)
             try:
                 with away(self.setting.url):
-                    await self._look_at_waiting()
+                    if self._queues is not None:
+                        await self._queues.take(self._lock)
+                    if loop.time() - looked >= WATCH_SECONDS:
+                        looked = loop.time()
+                        await self._look_at_waiting()
             except DatabaseAway:
                 with contextlib.suppress(StepEngineError):
                     await self._lock.close()
@@ -252,6 +259,8 @@ class Process:
     async def _look_at_waiting(self) -> None:
         """End the executions here of runs that were cancelled, or that somebody else has: a wait does not notice that itself."""
         waiting = {run.order.id: run for run in self._under_way.values() if run.asking}
+        if not waiting:
+            return
         found = await self._lock.execute(OWNERS, (list(waiting),))
         for run, state, executor in await found.fetchall():
             if state == "CANCELLED":
@@ -296,22 +305,26 @@ class Process:
             "log_level": "WARNING",
             "console_log_level": "WARNING",
         }
-        queues = [queue_name(setting.pool, depth) for depth in range(setting.depth + 1)]
         package.DBOS(config=config)
         _register(package.DBOS)
-        package.DBOS.listen_queues(queues)
+        # None by itself: see Queues.
+        package.DBOS.listen_queues([])
         package.DBOS.launch()
-        for depth, name in enumerate(queues):
+        queues = Queues(setting.app, setting.release)
+        for depth in range(setting.depth + 1):
             # Only roots: a bound on children of all trees together would let trees wait for each other.
             most, starts = (setting.global_concurrency, setting.starts_per_minute) if depth == 0 else (None, None)
-            await package.DBOS.register_queue_async(
-                name,
+            pause = setting.polling if depth == 0 else min(LOOK_SECONDS, setting.polling)
+            queue = await package.DBOS.register_queue_async(
+                queue_name(setting.pool, depth),
                 worker_concurrency=setting.concurrency if most is None else min(setting.concurrency, most),
                 global_concurrency=most,
                 limiter=None if starts is None else {"limit": starts, "period": 60.0},
-                polling_interval_sec=setting.polling if depth == 0 else min(0.2, setting.polling),
+                polling_interval_sec=pause,
                 on_conflict="update_if_latest_version",
             )
+            queues.add(queue, pause)
+        self._queues = queues
 
     async def execute(self, form: dict[str, object], seed: dict[str, object] | None) -> dict[str, Any]:
         """Drive the run that *form* orders, as the body of its workflow; it begins with what *seed* holds. Both are emptied."""
@@ -358,6 +371,8 @@ class Process:
         loop = asyncio.get_running_loop()
         try:
             if self._dbos is not None and Process.current is self:
+                if self._queues is not None:
+                    await self._queues.close(PATIENCE_SECONDS)
                 await self._leave_runs(drain)
                 with ThreadPoolExecutor(1) as own:
                     await loop.run_in_executor(own, self._dbos.destroy)
