@@ -1,26 +1,30 @@
 """
-``Places``: what one execution of a run knows of the numbered places that its steps have in the database.
+``Places``: what one execution of a run knows of the numbered places that its steps have in the database, and what it writes there.
 
-The package looks into a place before each step, in a transaction of its own, and writes what came of it in another. What is needed before
-several effects begin is known at once, so here one statement looks into all of their places, sees whether the run may go on and is still
-this execution's, and makes the marks that are missing: that an effect which must not be repeated begins, that a child starts, that the run
-ends. A mark is durable when ``look`` returns, and so before anything that it stands for begins. Results are written by the package alone.
+The package would look into each place in a transaction of its own before the step, and write what came of it in another, over two or three
+changes of the thread. What is needed before several effects begin is known at once, so here one statement looks into all of their places,
+sees whether the run may go on and is still this execution's, and makes the marks that are missing: that an effect which must not be
+repeated begins, that a child starts, that the run ends. A mark is durable when ``look`` returns, and so before anything that it stands for
+begins. A result is written by one statement, too, and durable before anybody gets it. The rows are the package's own, down to the
+name, so that its commands, forks and rewinds meet what they know.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
+import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from stepengine.durable.database import DatabaseAway, lost_errors, plain_connection, portable
 from stepengine.errors import StepEngineError
 from stepengine.runtime.logs import LOGGER
 
-__all__ = ("Drawn", "Places", "Records", "looks_are_known")
+__all__ = ("Drawn", "Places", "Records", "check_package", "performed")
+
+T = TypeVar("T")
 
 FRESH_SECONDS = 0.5
 """For how long it is enough to have looked before an effect begins: a run may be cancelled, or taken over, while it waits for its turn."""
@@ -28,6 +32,7 @@ AHEAD = 200
 AHEAD_BYTES = 1_000_000
 """How much is read along while a run only repeats what is recorded."""
 FIRST_PAUSE, MOST_PAUSE = 0.1, 5.0
+CONNECTIONS = 3
 ROWS = "function_id, function_name, output, error, serialization"
 LOOK = f"""
 with found as (
@@ -50,7 +55,7 @@ with run as (
     )
     select %(run)s, mark.number, mark.name, mark.output, %(serialization)s, %(now)s, %(now)s, %(app)s,
         (extract(epoch from now()) * 1000)::bigint
-    from run, unnest(%(numbers)s::int[], %(names)s::text[], %(outputs)s::text[]) as mark (number, name, output)
+    from run, json_to_recordset(%(marks)s) as mark (number int, name text, output text)
     where run.owner_xid = %(owner)s and run.status <> 'CANCELLED' and (%(sure)s or not exists (select from found))
     on conflict do nothing returning function_id
 )
@@ -61,33 +66,23 @@ One statement is one transaction. The run's row is locked until it is committed,
 run over between the look at its owner and the marks.
 """
 
-_looked: contextvars.ContextVar[tuple[str, int] | None] = contextvars.ContextVar("looked", default=None)
-"""The place that is known to hold nothing: its run and its number."""
-
-
-def looks_are_known() -> None:
-    """
-    Let the package begin a step in a place that was looked into just now without looking there again.
-
-    Raises:
-        StepEngineError: when the installed package looks in another way.
-    """
-    from dbos._sys_db import SystemDatabase
-
-    look = getattr(SystemDatabase, "check_operation_execution", None)
-    if look is None:
-        msg = "this version of dbos looks for recorded steps elsewhere; use dbos>=3.4,<3.5"
-        raise StepEngineError(msg)
-    if getattr(look, "is_ours", False):
-        return
-
-    def check(self: object, workflow_id: str, function_id: int, function_name: str, **options: object) -> object:
-        if _looked.get() == (workflow_id, function_id):
-            return None
-        return look(self, workflow_id, function_id, function_name, **options)
-
-    check.is_ours = True  # type: ignore[attr-defined]
-    SystemDatabase.check_operation_execution = check  # type: ignore[method-assign,assignment]
+RECORD = """
+with run as (
+    select owner_xid from dbos.workflow_status where workflow_uuid = %(run)s for no key update
+), made as (
+    insert into dbos.operation_outputs (
+        workflow_uuid, function_id, function_name, output, serialization, started_at_epoch_ms, completed_at_epoch_ms,
+        application_name, retention_timestamp
+    )
+    select %(run)s, %(number)s, %(name)s, %(output)s, %(serialization)s, %(began)s, %(now)s, %(app)s,
+        (extract(epoch from now()) * 1000)::bigint
+    from run where owner_xid = %(owner)s
+    on conflict do nothing returning function_id
+)
+select owner_xid, (select count(*) from made), (
+    select completed_at_epoch_ms from dbos.operation_outputs where workflow_uuid = %(run)s and function_id = %(number)s
+) from run
+"""
 
 
 class Drawn(NamedTuple):
@@ -116,7 +111,7 @@ class _Row(NamedTuple):
 
 class Records:
     """
-    A connection for looks into places, which all runs of a process share; a database that is away is waited for.
+    A few connections for what stands in places, which all runs of a process share; a database that is away is waited for.
 
     Args:
         url: The database.
@@ -126,39 +121,49 @@ class Records:
     def __init__(self, url: str, app: str) -> None:
         self.app = app
         self._url = url
-        self._connection: Any = None
-        self._opening = asyncio.Lock()
+        self._idle: list[Any] = []
+        self._places = asyncio.Semaphore(CONNECTIONS)
         self._is_closed = False
 
     async def rows(self, statement: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
         """Return what a statement selects; one that a lost connection may have cut off is sent again, so it must bear that."""
+        # What a task is cancelled for must not cut off a statement: what it has written by then is not known.
+        return await asyncio.shield(self._selected(statement, values))
+
+    async def _selected(self, statement: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
         pause = FIRST_PAUSE
         while True:
             try:
-                connection = await self._opened()
-                found: list[tuple[Any, ...]] = await (await connection.execute(statement, values)).fetchall()
-                return found
+                async with self._connection() as connection:
+                    found: list[tuple[Any, ...]] = await (await connection.execute(statement, values)).fetchall()
+                    return found
             except Exception as error:
                 if not isinstance(error, lost_errors()) and not isinstance(error, DatabaseAway):
                     raise
-                LOGGER.debug("a look at recorded steps waits for the database: %s", error)
+                LOGGER.debug("what is recorded of steps waits for the database: %s", error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, MOST_PAUSE)
 
-    async def _opened(self) -> Any:
-        async with self._opening:
+    @contextlib.asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Any]:
+        async with self._places:
             if self._is_closed:
                 raise asyncio.CancelledError
-            if self._connection is None or self._connection.broken or self._connection.closed:
-                self._connection = await plain_connection(self._url)
-            return self._connection
+            # The one that was used last, so that where little is to be done one is enough.
+            own = self._idle.pop() if self._idle else await plain_connection(self._url)
+            try:
+                yield own
+            finally:
+                if own.broken or own.closed or self._is_closed:
+                    await own.close()
+                else:
+                    self._idle.append(own)
 
     async def close(self) -> None:
-        """Give the connection back; nobody waits for the database any more."""
+        """Give the connections back; nobody waits for the database any more."""
         self._is_closed = True
-        async with self._opening:
-            if self._connection is not None:
-                await self._connection.close()
+        while self._idle:
+            await self._idle.pop().close()
 
 
 class Places:
@@ -194,8 +199,7 @@ class Places:
         if any(place.number not in self._known for place in drawn):
             owner = current_owner_xid(self._run)
             assert owner is not None  # noqa: S101 - whoever executes a run owns it
-            # What the task is cancelled for must not cut off a statement of the connection that all runs share.
-            await asyncio.shield(self._ask(drawn, owner, _error, is_live=is_live))
+            await self._ask(drawn, owner, _error, is_live=is_live)
         self._check(drawn, _error)
         return any(place.number in self._known for place in drawn)
 
@@ -216,10 +220,9 @@ class Places:
 
     def _marking(self, marks: Sequence[Drawn], owner: str, *, sure: bool) -> dict[str, object]:
         serializer = portable()
+        made = [{"number": mark.number, "name": mark.name, "output": serializer.serialize(mark.mark)} for mark in marks]
         return {
-            "numbers": [mark.number for mark in marks],
-            "names": [mark.name for mark in marks],
-            "outputs": [serializer.serialize(mark.mark) for mark in marks],
+            "marks": json.dumps(made),
             "serialization": serializer.name(),
             "now": int(time.time() * 1000),
             "app": self._records.app,
@@ -255,21 +258,91 @@ class Places:
         row = self._known.pop(place.number, None)
         return place.mark if row is None else _value_of(row)
 
-    def recorded(self, number: int) -> tuple[Any] | None:
-        """Return the result that was found in a place; ``None`` where the package has to look itself."""
-        row = self._known.pop(number, None)
-        return None if row is None or row.error is not None else (_value_of(row),)
-
-    @contextlib.contextmanager
-    def beginning(self, number: int) -> Iterator[None]:
-        """Let a step begin without another look in a place that held nothing just now."""
+    def is_empty(self, number: int) -> bool:
+        """Return whether a place held nothing when it was looked into just now; asked once, when a step begins."""
         looked = self._empty.pop(number, None)
-        is_fresh = looked is not None and asyncio.get_running_loop().time() - looked < FRESH_SECONDS
-        token = _looked.set((self._run, number) if is_fresh else None)
-        try:
-            yield
-        finally:
-            _looked.reset(token)
+        return looked is not None and asyncio.get_running_loop().time() - looked < FRESH_SECONDS
+
+    def recorded(self, number: int) -> tuple[Any, bool] | None:
+        """Return what was found in a place, and whether it is a result and no error that the package has to raise."""
+        row = self._known.pop(number, None)
+        return None if row is None else (None if row.error is not None else _value_of(row), row.error is None)
+
+    async def record(self, place: Drawn, output: object, *, began: int) -> None:
+        """
+        Write the result of a step that began at *began*, in milliseconds of the epoch.
+
+        Raises:
+            Exception: of the package: when the run is another execution's by now, and when another result stands there.
+        """
+        from dbos import _error
+        from dbos._context import current_owner_xid
+
+        serializer, now = portable(), int(time.time() * 1000)
+        owner = current_owner_xid(self._run)
+        values = {
+            "run": self._run,
+            "number": place.number,
+            "name": place.name,
+            "output": serializer.serialize(output),
+            "serialization": serializer.name(),
+            "began": began,
+            "now": now,
+            "app": self._records.app,
+            "owner": owner,
+        }
+        ((is_owned_by, made, completed),) = await self._records.rows(RECORD, values) or [(None, 0, None)]
+        if is_owned_by != owner:
+            raise _error.DBOSWorkflowConflictIDError(self._run)
+        # One that a lost connection had committed after all was completed at the same time.
+        if not made and completed not in (None, now):
+            raise _error.DBOSStepNondeterminismError(self._run, place.number)
+
+
+async def performed(reservation: Any, name: str, act: Callable[[], Coroutine[Any, Any, T]], *, preemptible: bool) -> T:
+    """Return what *act* returns, done as the package does a step: in its context, and interrupted when the run is cancelled."""
+    from dbos._context import EnterDBOSStepCtx
+    from dbos._core import _supervise_step
+    from dbos._dbos import _get_dbos_instance
+
+    context = reservation._step_ctx  # noqa: SLF001 - the package's own
+    with EnterDBOSStepCtx({"name": name, "operationType": "step"}, context):
+        if not preemptible:
+            return await act()
+        return await _supervise_step(
+            _get_dbos_instance(),
+            context.workflow_id,
+            act,
+            (),
+            {},
+            step_name=name,
+            preemptible=True,
+            timeout_seconds=None,
+            shard_key=None,
+        )
+
+
+def check_package() -> None:
+    """
+    Do nothing where the installed package has what is used of it here.
+
+    Raises:
+        StepEngineError: when it has not.
+    """
+    from dbos import _context, _core, _dbos
+
+    needed = (
+        (_context, "EnterDBOSStepCtx"),
+        (_context, "current_owner_xid"),
+        (_core, "_supervise_step"),
+        (_dbos, "_get_dbos_instance"),
+    )
+    missing = [name for module, name in needed if not hasattr(module, name)]
+    if missing:
+        msg = (
+            f"this version of dbos performs steps in another way ({', '.join(missing)} is missing); use dbos>=3.4,<3.5"
+        )
+        raise StepEngineError(msg)
 
 
 def _value_of(row: _Row) -> Any:

@@ -32,7 +32,7 @@ from stepengine.durable.database import (
     unlocked,
 )
 from stepengine.durable.indexes import made_indexes
-from stepengine.durable.places import Records, looks_are_known
+from stepengine.durable.places import Records, check_package
 from stepengine.durable.queues import LOOK_SECONDS, Queues
 from stepengine.durable.rates import SharedRates
 from stepengine.durable.schedule_book import made_book
@@ -48,7 +48,7 @@ from stepengine.runtime.logs import LOGGER
 
 __all__ = ("ExecutorBusy", "Process", "Setting", "release_of")
 
-POOL_SIZE = 7
+POOL_SIZE = 5
 THREADS = 64
 WATCH_SECONDS = 0.5
 PATIENCE_SECONDS = 1.0
@@ -203,7 +203,7 @@ class Process:
             msg = "a process is one worker: close the other DurableEngine first"
             raise StepEngineError(msg)
         package = guarded()
-        looks_are_known()
+        check_package()
         from dbos import _error
 
         self._errors = _error

@@ -14,6 +14,7 @@ import contextlib
 import contextvars
 import re
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -45,7 +46,7 @@ from stepengine.data.tools import Yielding
 from stepengine.data.usage import Usage
 from stepengine.durable.database import WORKFLOW, away_errors, queue_name
 from stepengine.durable.messages import Heard, posted_topic
-from stepengine.durable.places import Drawn, Places, Records
+from stepengine.durable.places import Drawn, Places, Records, performed
 from stepengine.durable.sessions import Sessions
 from stepengine.durable.wire import (
     Ancestor,
@@ -397,23 +398,35 @@ class DurableRun:
         only_waits: bool = False,
     ) -> Any:
         """Do that in the place of *reservation*; cancelling the run interrupts it, and what *only_waits* is looked after together."""
-        done = False
-        known = self.places.recorded(reservation.step_id)
-        if known is not None:
-            self.was_replayed = True
-            return known[0]
+        place = Drawn(reservation.step_id, name)
+        known = self.places.recorded(place.number)
+        if known is None and not self.places.is_empty(place.number):
+            await self.look([place], where)
+            known = self.places.recorded(place.number)
+        if known is None:
+            return await self.guarded(self._done(reservation, place, act, preemptible=not only_waits), where)
+        self.was_replayed = True
+        value, is_result = known
+        if is_result:
+            return value
+        return await self.guarded(reservation.run_async({"name": name}, act), where)  # which raises what is recorded
 
-        async def doing() -> object:
-            nonlocal done
-            done = True
-            return await act()
+    async def _done(
+        self, reservation: Any, place: Drawn, act: Callable[[], Coroutine[Any, Any, T]], *, preemptible: bool
+    ) -> T:
+        began = int(time.time() * 1000)
+        try:
+            output = await performed(reservation, place.name, act, preemptible=preemptible)
+        except Exception as error:  # noqa: BLE001  (the package records and raises it)
+            failed = error
 
-        with self.places.beginning(reservation.step_id):
-            step = reservation.run_async({"name": name, "preemptible": not only_waits}, doing)
-            found = await self.guarded(step, where)
-        if not done:
-            self.was_replayed = True
-        return found
+            async def fail() -> T:
+                raise failed
+
+            found: T = await reservation.run_async({"name": place.name}, fail)
+            return found
+        await self.places.record(place, output, began=began)
+        return output
 
 
 class Steps:
