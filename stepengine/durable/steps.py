@@ -399,10 +399,10 @@ class DurableRun:
     ) -> Any:
         """Do that in the place of *reservation*; cancelling the run interrupts it, and what *only_waits* is looked after together."""
         place = Drawn(reservation.step_id, name)
-        known = self.places.recorded(place.number)
-        if known is None and not self.places.is_empty(place.number):
+        if not self.places.is_empty(place.number):
+            # One that was read along is compared, too.
             await self.look([place], where)
-            known = self.places.recorded(place.number)
+        known = self.places.recorded(place.number)
         if known is None:
             return await self.guarded(self._done(reservation, place, act, preemptible=not only_waits), where)
         self.was_replayed = True
