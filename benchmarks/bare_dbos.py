@@ -36,7 +36,7 @@ async def loop(count: int, size: int, seconds: float) -> str:
     return "done"
 
 
-async def serve(db: str, executor: str) -> None:
+async def serve(db: str, executor: str, concurrency: int) -> None:
     """Be a worker until nobody listens any more."""
     config: DBOSConfig = {
         "name": APP,
@@ -48,7 +48,7 @@ async def serve(db: str, executor: str) -> None:
     DBOS(config=config)
     DBOS.listen_queues([QUEUE])
     DBOS.launch()
-    await DBOS.register_queue_async(QUEUE, worker_concurrency=500)
+    await DBOS.register_queue_async(QUEUE, worker_concurrency=concurrency)
     print("serves", flush=True)
     async for _ in lines():
         print(time.process_time(), flush=True)
@@ -67,5 +67,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bare_dbos")
     parser.add_argument("--db", required=True)
     parser.add_argument("--executor", required=True)
+    parser.add_argument("--concurrency", type=int, default=500)
     given = parser.parse_args()
-    asyncio.run(serve(given.db, given.executor))
+    asyncio.run(serve(given.db, given.executor, given.concurrency))

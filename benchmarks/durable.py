@@ -46,6 +46,8 @@ PAUSE = 0.5
 SETTLE_SECONDS = 11.0
 """After so long without work a connection of the database has told of all its transactions."""
 LOOK_SECONDS = 0.05
+FAIR = 32
+"""How many runs a worker holds where two share them: as many as it performs effects at once, so that neither takes what it cannot do."""
 BARE, OURS, FREE = "bare DBOS", "ours", "ours, tools that may be repeated"
 IDLE_BARE, IDLE_OURS = "bare DBOS, idle", "ours, idle"
 GOING_ON, LONG_RESULTS = "going on, per recorded step", f"ours, results of {LARGE} bytes"
@@ -111,10 +113,10 @@ REPEATING = AgentDefinition("bench-repeating", tools=[look_again], handle_steps=
 ASKING = AgentDefinition("bench-asking", tools=[look_up], handle_steps=asking, limits=MANY)
 
 
-def engine(db: str, executor: str) -> DurableEngine:
-    """Return a worker, with what workers have by default."""
-    agents = [CALLING, REPEATING, ASKING]
-    return DurableEngine(agents, models=ScriptedModel([]), db=db, executor=executor, pricing=None)
+def engine(db: str, executor: str, concurrency: int = 500) -> DurableEngine:
+    """Return a worker, with what workers have by default but the number of runs that it holds."""
+    agents, models = [CALLING, REPEATING, ASKING], ScriptedModel([])
+    return DurableEngine(agents, models=models, db=db, executor=executor, concurrency=concurrency, pricing=None)
 
 
 class Server:
@@ -183,10 +185,11 @@ class Side:
         raise NotImplementedError
 
     @contextlib.asynccontextmanager
-    async def worker(self, executor: str) -> AsyncIterator[Worker]:
-        """Give a worker that runs."""
+    async def worker(self, executor: str, concurrency: int = 500) -> AsyncIterator[Worker]:
+        """Give a worker that runs, and holds so many runs."""
         pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(sys.executable, *self.command(executor), stdin=pipe, stdout=pipe)
+        command = [*self.command(executor), "--concurrency", str(concurrency)]
+        process = await asyncio.create_subprocess_exec(sys.executable, *command, stdin=pipe, stdout=pipe)
         try:
             worker = Worker(process)
             await worker.line()
@@ -343,7 +346,7 @@ async def throughput(side: Side, workers: int, runs: int, count: int, seconds: f
     """Return how many steps end per second in *runs* of *count* calls that wait for so many *seconds*, with so many workers."""
     async with contextlib.AsyncExitStack() as opened:
         for number in range(workers):
-            await opened.enter_async_context(side.worker(f"bench-w{number}"))
+            await opened.enter_async_context(side.worker(f"bench-w{number}", FAIR))
         start = time.perf_counter()
         ids = [await side.submit(count, SMALL, seconds) for _ in range(runs)]
         submitted = time.perf_counter() - start
@@ -352,11 +355,11 @@ async def throughput(side: Side, workers: int, runs: int, count: int, seconds: f
     return {"runs_per_s": runs / wall, "steps_per_s": runs * count / wall, "submit_ms": submitted * 1000 / runs}
 
 
-async def serve(db: str, executor: str) -> None:
+async def serve(db: str, executor: str, concurrency: int) -> None:
     """Be a worker until nobody listens any more; tell the CPU seconds of this process for every line."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    async with engine(db, executor):
+    async with engine(db, executor, concurrency):
         print("serves", flush=True)
         while await reader.readline():
             print(time.process_time(), flush=True)
@@ -551,14 +554,15 @@ def main() -> None:
     )
     parser.add_argument("--db", help="a PostgreSQL for this alone; default: a private one")
     parser.add_argument("--steps", type=int, default=1_000, help="effects of the long run")
-    parser.add_argument("--runs", type=int, default=100, help="runs that the workers share")
+    parser.add_argument("--runs", type=int, default=128, help="runs that the workers share")
     parser.add_argument("--repeat", type=int, default=5, help="rounds, of which the median counts")
     parser.add_argument("--only", choices=("steps", "others", "workers"), help="one part")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything to FILE")
+    parser.add_argument("--concurrency", type=int, default=500, help=argparse.SUPPRESS)
     parser.add_argument("--serve", metavar="EXECUTOR", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve is not None:
-        asyncio.run(serve(given.db, given.serve))
+        asyncio.run(serve(given.db, given.serve, given.concurrency))
         return
     before = os.getloadavg()[0]
     figures = asyncio.run(measured(given.db, given.steps, given.runs, given.repeat, given.only))
