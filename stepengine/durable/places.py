@@ -32,7 +32,7 @@ AHEAD = 200
 AHEAD_BYTES = 1_000_000
 """How much is read along while a run only repeats what is recorded."""
 FIRST_PAUSE, MOST_PAUSE = 0.1, 5.0
-CONNECTIONS = 3
+CONNECTIONS = 4
 ROWS = "function_id, function_name, output, error, serialization"
 LOOK = f"""
 with found as (

@@ -48,7 +48,7 @@ from stepengine.runtime.logs import LOGGER
 
 __all__ = ("ExecutorBusy", "Process", "Setting", "release_of")
 
-POOL_SIZE = 5
+POOL_SIZE = 4
 THREADS = 64
 WATCH_SECONDS = 0.5
 PATIENCE_SECONDS = 1.0
