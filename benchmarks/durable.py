@@ -12,6 +12,7 @@ most. How busy the machine was is printed. Timings never decide a unit test.
 
 from __future__ import annotations
 
+import abc
 import argparse
 import asyncio
 import contextlib
@@ -149,7 +150,7 @@ class Server:
         return used / os.sysconf("SC_CLK_TCK")
 
 
-class Side:
+class Side(abc.ABC):
     """
     One of the two kinds of workers, with a database of its own and somebody who orders runs there.
 
@@ -176,13 +177,13 @@ class Side:
         ((count,),) = await self.rows(statement)
         return int(count) - self._asked
 
+    @abc.abstractmethod
     async def submit(self, number: int, size: int, seconds: float, *, agent: str = "bench") -> str:
         """Order a run of so many calls, and return its id."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def command(self, executor: str) -> list[str]:
         """Return the command of a worker."""
-        raise NotImplementedError
 
     @contextlib.asynccontextmanager
     async def worker(self, executor: str, concurrency: int = 500) -> AsyncIterator[Worker]:
