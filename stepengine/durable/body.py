@@ -22,7 +22,7 @@ from stepengine.data.outcomes import Outcome
 from stepengine.data.state import AgentState
 from stepengine.data.tools import Yielding
 from stepengine.durable.sessions import ENTERED, begun, left_by_turn, looked_back
-from stepengine.durable.steps import END, LOOKUP, DurableRun, Steps, marking
+from stepengine.durable.steps import END, LOOKUP, DurableRun, Steps
 from stepengine.durable.wire import (
     Ancestor,
     Order,
@@ -159,7 +159,7 @@ async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: i
     print_ = run.prints.value(ended)
     # Named by the fingerprint of the result: a handler that returns something else when it is executed again diverges
     # here, at its very end (durable:U17).
-    known = await run.step(f"{END}:{print_}", marking(at=run.at()), "its end")
+    known = await run.mark(f"{END}:{print_}", {"at": run.at()}, "its end")
     # One that was begun by an earlier version has no time of its end.
     return form | (known or {}) if order.spawns else form
 

@@ -271,9 +271,10 @@ async def connected(url: str, **options: Any) -> Any:
 
 def away_errors() -> tuple[type[Exception], ...]:
     """Return the classes of what the packages raise when the database does not do what it is asked."""
+    import psycopg
     from sqlalchemy.exc import DBAPIError
 
-    return (DBAPIError,)
+    return (DBAPIError, psycopg.Error)
 
 
 def lost_errors() -> tuple[type[Exception], ...]:

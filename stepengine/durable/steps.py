@@ -14,6 +14,7 @@ import contextlib
 import contextvars
 import re
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -45,6 +46,7 @@ from stepengine.data.tools import Yielding
 from stepengine.data.usage import Usage
 from stepengine.durable.database import WORKFLOW, away_errors, queue_name
 from stepengine.durable.messages import Heard, posted_topic
+from stepengine.durable.places import Drawn, Places, Records, performed
 from stepengine.durable.sessions import Sessions
 from stepengine.durable.wire import (
     Ancestor,
@@ -161,6 +163,7 @@ class _Place(NamedTuple):
         name: The step's name.
         reservation: Its number; ``None`` for a question, and for a body in this run, whose result comes after what is done in it.
         is_doubtful: Whether it was begun by an execution before this one, and must not happen again.
+        intent: The mark that says who has begun it.
         asked: What a marker says of a question: who answered up front.
         answer: What waits for the answer to a question.
         seeded: The outcome in the seed.
@@ -172,6 +175,7 @@ class _Place(NamedTuple):
     name: str
     reservation: Any = None
     is_doubtful: bool = False
+    intent: Drawn | None = None
     asked: Mapping[str, Any] | None = None
     answer: asyncio.Task[Any] | None = None
     seeded: Mapping[str, Any] | None = None
@@ -193,6 +197,7 @@ class DurableRun:
         redactor: What takes secrets out of what is stored.
         seed: What it begins with.
         sessions: Where turns look up what was before them, once this process has connected to that.
+        records: Where it looks for what is recorded.
 
     Attributes:
         parked: Why this execution ends without a result: the run was cancelled, or belongs to somebody else now.
@@ -218,8 +223,10 @@ class DurableRun:
         redactor: Redactor,
         seed: Seed,
         sessions: asyncio.Future[Sessions],
+        records: Records,
     ) -> None:
         self.sessions = sessions
+        self.places = Places(records, order.id)
         self.heard = Heard()
         self.dbos = dbos
         self.order = order
@@ -319,8 +326,8 @@ class DurableRun:
     def is_long(self) -> None:
         """Say that the run grows long; its handler's variables cannot move to another run, so none is begun by itself."""
         message = (
-            f"the run {self.order.id!r} has {LONG:,} effects: whoever goes on with it reads all of them first, a second of CPU "
-            "for each 1,000 or so; give longer work to children, of which only the result is read"
+            f"the run {self.order.id!r} has {LONG:,} effects: whoever goes on with it reads all of them first, a quarter of a second "
+            "of CPU for each 1,000 or so; give longer work to children, of which only the result is read"
         )
         LOGGER.warning(message)
         if self.tree is not None:
@@ -388,6 +395,21 @@ class DurableRun:
         )
         return ReplayDivergence("\n".join(lines), kind="changed", address=where, site=site)
 
+    def draw(self, name: str, mark: Mapping[str, object] | None = None) -> tuple[Any, Drawn]:
+        """Draw the next place for a step of this name."""
+        reservation = self.dbos.reserve_step()
+        return reservation, Drawn(reservation.step_id, name, mark)
+
+    async def look(self, drawn: Sequence[Drawn], where: str) -> None:
+        """Look into places, and make the marks among them, as one transaction; errors as for ``guarded``."""
+        self.was_replayed |= await self.guarded(self.places.look(drawn, is_live=self.is_live), where)
+
+    async def mark(self, name: str, form: Mapping[str, object], where: str) -> Any:
+        """Return what was recorded under this name first: *form*, which it is from now on, or what an earlier execution wrote."""
+        _, drawn = self.draw(name, form)
+        await self.look([drawn], where)
+        return self.places.marked(drawn)
+
     async def step(self, name: str, act: Callable[[], Coroutine[Any, Any, Any]], where: str) -> Any:
         """Return what a step of this name returned when it was done first, or do it now."""
         return await self.at_place(self.dbos.reserve_step(), name, act, where)
@@ -402,19 +424,35 @@ class DurableRun:
         only_waits: bool = False,
     ) -> Any:
         """Do that in the place of *reservation*; cancelling the run interrupts it, and what *only_waits* is looked after together."""
-        # Whether the function ran tells whether this step was new or recorded: the package gives the same value for
-        # both.
-        done = False
+        place = Drawn(reservation.step_id, name)
+        if not self.places.is_empty(place.number):
+            # One that was read along is compared, too.
+            await self.look([place], where)
+        known = self.places.recorded(place.number)
+        if known is None:
+            return await self.guarded(self._done(reservation, place, act, preemptible=not only_waits), where)
+        self.was_replayed = True
+        value, is_result = known
+        if is_result:
+            return value
+        return await self.guarded(reservation.run_async({"name": name}, act), where)  # which raises what is recorded
 
-        async def doing() -> object:
-            nonlocal done
-            done = True
-            return await act()
+    async def _done(
+        self, reservation: Any, place: Drawn, act: Callable[[], Coroutine[Any, Any, T]], *, preemptible: bool
+    ) -> T:
+        began = int(time.time() * 1000)
+        try:
+            output = await performed(reservation, place.name, act, preemptible=preemptible)
+        except Exception as error:  # noqa: BLE001  (the package records and raises it)
+            failed = error
 
-        found = await self.guarded(reservation.run_async({"name": name, "preemptible": not only_waits}, doing), where)
-        if not done:
-            self.was_replayed = True
-        return found
+            async def fail() -> T:
+                raise failed
+
+            found: T = await reservation.run_async({"name": place.name}, fail)
+            return found
+        await self.places.record(place, output, began=began)
+        return output
 
 
 class Steps:
@@ -444,23 +482,39 @@ class Steps:
         # Numbers are drawn here, in the run's own task and one after the other: the package numbers steps in the order
         # in which they are asked for. Were they drawn when members of a group are performed, whoever is faster would
         # have the lower number, and the next execution another record (durable:U19).
-        self._run.check_going_on()
-        is_early = not self._run.is_live
+        run = self._run
+        run.check_going_on()
+        is_early = not run.is_live
         if batch[0].effect.seq < LONG <= batch[-1].effect.seq + 1 and not is_early:
-            self._run.is_long()
+            run.is_long()
+        places, drawn = [], list[Drawn]()
         for item in batch:
-            place = (await self._begun(item))._replace(is_early=is_early)
-            self._places[item.path, item.effect.seq] = self._in_race(item, place)
+            places.append((item, await self._begun(item, drawn)))
+        await self._look(drawn, item)
+        for item, place in places:
+            if place.intent is not None:
+                token = run.places.marked(place.intent)["token"]
+                place = place._replace(is_doubtful=token != run.token)  # noqa: PLW2901
+            self._places[item.path, item.effect.seq] = self._in_race(item, place._replace(is_early=is_early))
         await self._inner.begin(batch)
 
-    async def _begun(self, item: Item) -> _Place:
+    async def _look(self, drawn: list[Drawn], item: Item) -> None:
+        """Look into the places that were drawn so far, up to those of *item*, and make their marks."""
+        if drawn:
+            await self._run.look(drawn, shown_address(item.path, item.effect.seq))
+            for place in drawn:
+                if place.mark is not None and kind_of(place.name) != INTENT:
+                    self._run.places.marked(place)  # nothing is read from it: that it stands there is all
+            drawn.clear()
+
+    async def _begun(self, item: Item, drawn: list[Drawn]) -> _Place:
+        """Draw the places of an effect; those that are to be looked into are added to *drawn*."""
         run, effect = self._run, item.effect
         # Form and fingerprint are those of a journal: so a durable run can be exported as one, and is compared by the
         # same rules.
         form = describe(item)
         print_ = run.prints.of(form)
         name = f"{MODEL if type(effect) is CallModel else kind_of_effect(cast('Any', form))}:{print_}"
-        where = shown_address(item.path, effect.seq)
         _check_possible(item)
         seeded = run.seed.outcomes.get((item.path, effect.seq))
         if seeded is not None:
@@ -468,21 +522,23 @@ class Steps:
             if place is not None:
                 return place
         if type(effect) is AskPerson:
-            return await self._asking(item, name, where)
+            # How many places it draws follows from what is recorded, so everything before it is settled first.
+            await self._look(drawn, item)
+            return await self._asking(item, name, shown_address(item.path, effect.seq))
+        marks: list[tuple[str, Mapping[str, object]]] = []
         # What a run waits for is a step before the wait, since the wait itself is recorded only when it is over, and
-        # `stepengine status` has to see it meanwhile.
+        # `stepengine status` has to see it meanwhile. What may be done again needs no mark: the step that holds its
+        # outcome is enough.
         if type(effect) in WAITS:
-            await run.step(f"{WAIT}:{print_}", marking(**self._waiting_for(item)), where)
-            return _Place(name, run.dbos.reserve_step())
-        if type(effect) in RUNS and not _is_background(item):
-            return await self._starting(item, name, where, seeded)
-        # What may be done again needs no intent: the step that holds its outcome is enough, and costs two transactions
-        # less.
-        if is_repeatable(item):
-            return _Place(name, run.dbos.reserve_step())
-        mark = marking(seq=effect.seq, token=run.token, **run.placed(item))
-        intent = await run.step(f"{INTENT}:{print_}", mark, where)
-        return _Place(name, run.dbos.reserve_step(), is_doubtful=intent["token"] != run.token)
+            marks.append((f"{WAIT}:{print_}", self._waiting_for(item)))
+        elif type(effect) in RUNS and not _is_background(item):
+            return self._starting(item, name, seeded, drawn)
+        elif not is_repeatable(item):
+            marks.append((f"{INTENT}:{print_}", {"seq": effect.seq, "token": run.token, **run.placed(item)}))
+        made = [run.draw(*mark)[1] for mark in marks]
+        reservation, place_ = run.draw(name)
+        drawn += [*made, place_]
+        return _Place(name, reservation, intent=made[0] if made and type(effect) not in WAITS else None)
 
     def _waiting_for(self, item: Item) -> dict[str, Any]:
         """Return what is written down of a wait, for whoever looks what a run waits for."""
@@ -505,17 +561,20 @@ class Steps:
             del self._races[over]
         return place._replace(race=self._races.setdefault(first, _Known()))
 
-    async def _starting(self, item: Item, name: str, where: str, seeded: _Seeded | None) -> _Place:
+    def _starting(self, item: Item, name: str, seeded: _Seeded | None, drawn: list[Drawn]) -> _Place:
         """Take note that a child starts, or the body of a tool; one that is driven elsewhere has the place of its end already."""
         # The marker comes before the child is enqueued: the database compares names of steps and nothing else, and a
         # child's row is found by its id alone, so a changed spawn would be given another child's result (durable:U15).
         run, print_ = self._run, fingerprint_of(name)
         known = None if seeded is None else seeded[2]
+        mark = {"seq": item.effect.seq, **run.placed(item)}
         if not _is_here(item):
-            await run.step(f"{SPAWN}:{print_}", marking(seq=item.effect.seq, **run.placed(item)), where)
-            return _Place(f"{CHILD}:{print_}", run.dbos.reserve_step(), seeded=known)
+            drawn.append(run.draw(f"{SPAWN}:{print_}", mark)[1])
+            reservation, place = run.draw(f"{CHILD}:{print_}")
+            drawn.append(place)
+            return _Place(place.name, reservation, seeded=known)
         if known is None:
-            await run.step(f"{BODY}:{print_}", marking(seq=item.effect.seq, **run.placed(item)), where)
+            drawn.append(run.draw(f"{BODY}:{print_}", mark)[1])
         return _Place(name, seeded=known)
 
     def _of_seed(self, item: Item, name: str, seeded: _Seeded) -> _Place | None:
@@ -1333,15 +1392,6 @@ def inherited(effect: Leaf, plan: RunPlan) -> AgentState:
     if plan.is_inline:
         known["context"] = parent.context
     return AgentState(**known)
-
-
-def marking(**members: Any) -> Callable[[], Coroutine[Any, Any, dict[str, Any]]]:
-    """Return what records *members*."""
-
-    async def mark() -> dict[str, Any]:
-        return members
-
-    return mark
 
 
 def _decoded(form: Mapping[str, object], where: str) -> Single:
