@@ -36,7 +36,7 @@ from stepengine.data.effects import (
     TellRun,
 )
 from stepengine.data.fields import PLAIN, within
-from stepengine.data.json import freeze, quoted, thaw
+from stepengine.data.json import JsonDict, freeze, quoted, thaw
 from stepengine.data.messages import TextPart, ToolCallPart, ToolResult
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Value, quick_value
@@ -70,6 +70,7 @@ __all__ = (
     "bare",
     "comparable",
     "describe",
+    "differ_in_messages",
     "may_be_long",
     "must_last",
     "name_of",
@@ -587,14 +588,7 @@ class Encoder:
         """Return what stands around the messages of a request; in a run it is nearly always the same."""
         frame = self._last_frame
         known = frame.request
-        if known is None or not (
-            known.tools is request.tools
-            and known.system_prompt is request.system_prompt
-            and known.model is request.model
-            and known.settings is request.settings
-            and known.tool_choice is request.tool_choice
-            and known.tail is request.tail
-        ):
+        if known is None or not differ_in_messages(known, request):
             shared = tuple(self._shared(request))
             blobs = {name: {"$blob": fp} for name, fp, _ in shared}
             members = request_members(request, (), whole=False) | blobs
@@ -618,6 +612,18 @@ class Encoder:
             said = {k: v for k, v in value.pop("provider_data", {}).items() if k not in VOLATILE}
             members["value"] = {**value, **({"provider_data": said} if said else {})}
         return members
+
+
+def differ_in_messages(one: ModelRequest, other: ModelRequest) -> bool:
+    """Return whether two requests are known to differ in nothing but their messages: everything else in them is the same object."""
+    return (
+        one.tools is other.tools
+        and one.system_prompt is other.system_prompt
+        and one.model is other.model
+        and one.settings is other.settings
+        and one.tool_choice is other.tool_choice
+        and one.tail is other.tail
+    )
 
 
 def head_members(head: Head) -> dict[str, Any]:
@@ -690,12 +696,17 @@ def may_be_long(value: Any) -> bool:
         left -= LEAST_WEIGHT
         if kind is str:
             left -= len(one)
+        elif kind in NUMBERS:
+            # Asked whether it is a mapping, as any other thing is below, each number of a record took as long as the record.
+            pass
         elif kind is tuple:
             waiting += one
         elif (members := HEAVY.get(kind)) is not None:
-            waiting += [member for member in members(one) if member]
+            for member in members(one):
+                if member:
+                    waiting.append(member)
             left -= LEAST_WEIGHT * WIDEST
-        elif isinstance(one, Mapping):
+        elif kind is JsonDict or kind is dict or isinstance(one, Mapping):
             waiting += one.values()
             left -= sum(map(len, one))
         elif isinstance(one, list):
@@ -721,6 +732,7 @@ HEAVY: Mapping[type, Callable[[Any], Sequence[Any]]] = {
     ToolResult: attrgetter("content", "structured", "change", "side_effects"),
 }
 """What may be long in the values of which a journal is full; the rest of them is a few words and numbers."""
+NUMBERS = frozenset({int, float, bool, type(None)})
 WIDEST = 20
 """More than these have members."""
 
