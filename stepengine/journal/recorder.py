@@ -24,6 +24,7 @@ from stepengine.data.effects import (
     AwaitRuns,
     CallBody,
     CallModel,
+    CallTool,
     EndRuns,
     RunInBackground,
     Spawn,
@@ -202,11 +203,13 @@ class Recorder:
         lasts = not self._has_begun
         fresh: list[Item] = []
         for item in batch:
-            effect, path = item.effect, item.path
-            seq = effect.seq
-            together = None if item.gather is None else item.gather.effects[0].seq
-            intent = Intent(path, seq, effect if type(effect) is CallModel else describe(item), "", together)
-            intent.program_line = getattr(effect, "program_line", 0)
+            path, effect, _, gather, _ = item
+            kind, seq = type(effect), effect.seq
+            is_model = kind is CallModel
+            together = None if gather is None else gather.effects[0].seq
+            intent = Intent(path, seq, effect if is_model else describe(item), "", together)
+            if not is_model:
+                intent.program_line = getattr(effect, "program_line", 0)
             is_new = replayer is None or not replayer.meets(item, intent)
             if is_new:
                 fresh.append(item)
@@ -217,11 +220,13 @@ class Recorder:
                     run.append(intent)
                 except StepEngineError as error:
                     raise run.fail(error) from error.__cause__
-                lasts = lasts or (type(effect) is not CallModel and must_last(item, intent.given))
+                lasts = lasts or (not is_model and must_last(item, intent.given))
             self._next[path] = seq + 1
-            if type(effect) in RUNS:
+            if is_model or kind is CallTool:
+                continue
+            if kind in RUNS:
                 run.begins((path, seq))
-            if type(effect) in WAITS and (is_new or self._copies_begun((path, seq))):
+            if kind in WAITS and (is_new or self._copies_begun((path, seq))):
                 self._keep_waking(item)
         self._has_begun = self._has_begun or bool(fresh)
         if not (self._owed or (lasts and fresh and run.waits)):
@@ -280,6 +285,8 @@ class Recorder:
         if run.fatal is not None:
             return self._stopped(run.fatal)
         kind = type(item.effect)
+        if replayer is None and (kind is CallModel or kind is CallTool):
+            return self._live(item, io, [])
         if kind in STARTS:
             is_background = kind is Spawn and item.effect.is_background  # type: ignore[union-attr]
             return self._start_in_background(item, io) if is_background else self._start_run(item, io)
@@ -418,10 +425,8 @@ class Recorder:
         stop = self._replayer.halt(item.path, child.questions if child is not None else (), waits=waits)
         return _halted_with(stop, child)
 
-    def _noting(self, item: Item, io: IO, attempts: list[object]) -> IO:
-        """Return the ``IO`` of an effect that is performed live, which notes what else is recorded of it."""
-        if type(item.effect) is CallModel:
-            return Attempts(io, attempts)
+    def _noting(self, item: Item, io: IO) -> IO:
+        """Return the ``IO`` of an effect but a model call that is performed live, which notes what else is recorded of it."""
         # Whether a result comes before its body has returned is a matter of time, and a stable recording tells of none.
         return Waiting(io, self._keep_waiting) if is_deferred(item) and not self._run.source.stable else io
 
@@ -487,8 +492,9 @@ class Recorder:
         return [lost if begun is None else {**lost, "usage": bare(begun.usage)}]
 
     async def _live(self, item: Item, io: IO, attempts: list[object], *, again: bool = False) -> Single:
+        noting = Attempts(io, attempts) if type(item.effect) is CallModel else self._noting(item, io)
         try:
-            outcome = await self._inner.perform(item, self._noting(item, io, attempts))
+            outcome = await self._inner.perform(item, noting)
         except BaseException:
             self._note_stopped(item, io)
             raise
@@ -523,17 +529,25 @@ class Recorder:
             if outcome.begun is not None:
                 self._keep_begun(item, outcome.begun, at)
             return attrs.evolve(outcome, at=at), (), None
-        settled = self._settled(item, outcome, at)  # type: ignore[arg-type]
+        if type(outcome) is Value and outcome.at == at and not self._cleans:
+            # The run's clock started with this process and nothing is taken out, as in nearly every run.
+            settled: Value | Failure = outcome
+            given: object = outcome if outcome.inputs or outcome.value is None else outcome.value
+        else:
+            settled = given = self._settled(item, outcome, at)  # type: ignore[arg-type]
+            if type(settled) is Value and not settled.inputs and settled.value is not None:
+                given = settled.value
         try:
-            run.append(Result(path, seq, at, _given(settled, at), tuple(attempts), None, writes))
+            run.append(Result(path, seq, at, given, tuple(attempts), None, writes))
         except StepEngineError as error:
             raise self._failed(error, [(item, settled)]) from error.__cause__
         if not run.waits:
             return settled, (), None
         owed = self._owed
         owed.append((item, settled))
-        is_unseen = type(item.effect) is CallModel and io is not None and not io.watched and self._is_unseen(item.plan)
-        return settled, owed, None if is_unseen and _asks_for_more(settled) else self._lasting()
+        if type(item.effect) is CallModel and io is not None and not io.watched and self._is_unseen(item.plan):
+            return settled, owed, None if _asks_for_more(settled) else self._lasting()
+        return settled, owed, self._lasting()
 
     def _is_unseen(self, plan: RunPlan) -> bool:
         """Return whether nobody but the machine sees a reply: the run has no handler and no hooks, and nothing traces it."""
@@ -569,9 +583,6 @@ class Recorder:
 
     def _settled(self, item: Item, outcome: Value | Failure, at: int) -> Value | Failure:
         """Return an outcome as it will be read back, so that recording and replay see the same (replay:K14)."""
-        if type(outcome) is Value and outcome.at == at and not self._cleans:
-            # The run's clock started with this process, as it does in nearly every run.
-            return outcome
         if type(outcome) is Failure:
             outcome = Failure(storable(outcome.error), at, outcome.inputs)
         else:
@@ -644,12 +655,6 @@ def _note_outcome(error: StepEngineError, item: Item, outcome: Value | Failure) 
     asked = Intent(item.path, item.effect.seq, describe(item))
     what = f"{asked.type} {asked.path}#{asked.seq}"
     error.add_note(f"{what} happened, but its result is not in the journal, so resuming calls it in doubt: {said}")
-
-
-def _given(outcome: Value | Failure, at: int) -> object:
-    """Return what a record holds of an outcome: see ``Result``."""
-    is_bare = type(outcome) is Value and outcome.at == at and not outcome.inputs and outcome.value is not None
-    return outcome.value if is_bare else outcome  # type: ignore[union-attr]
 
 
 def _asks_for_more(outcome: Single) -> bool:

@@ -15,7 +15,6 @@ import asyncio
 import hashlib
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -598,7 +597,7 @@ class LineWriter(Writer):
             stable=journal.stable,
             inline=journal.inline,
         )
-        self._lines: deque[bytes] = deque()
+        self._lines: list[bytes] = []
         self._chain = _chain_of(journal, self.history)
         # One commit after the other: lines are chained, and a file has one end.
         self._storing = threading.Lock()
@@ -671,7 +670,17 @@ class LineWriter(Writer):
         with self._storing:
             if self._broken is not None:
                 raise self._broken
-            self._flush()
+            lines = self._lines
+            if not lines:
+                return
+            # Another thread may add behind the end meanwhile.
+            taken = lines[:]
+            del lines[: len(taken)]
+            try:
+                self._store(taken)
+            except JournalError as error:
+                self.lose(error)
+                raise
 
     def close(self) -> None:
         """Commit, and give the journal back; may be called twice. A forked process has nothing to give back."""
@@ -688,7 +697,7 @@ class LineWriter(Writer):
                 self._release()
 
     def _flush(self) -> None:
-        """Store the lines that wait."""
+        """Store the lines that wait, where none was lost."""
         lines = self.taken()
         if not lines:
             return
@@ -704,9 +713,9 @@ class LineWriter(Writer):
 
         Those before a record that could not be made are whole; after lost ones there are none.
         """
-        lines: list[bytes] = []
-        while self._lines:
-            lines.append(self._lines.popleft())
+        # One takes at a time, and another thread may add behind the end meanwhile.
+        lines = self._lines[:]
+        del self._lines[: len(lines)]
         return [] if self._is_lost else lines
 
     def lose(self, error: JournalError) -> None:
