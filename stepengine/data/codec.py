@@ -31,7 +31,21 @@ from stepengine.data import (
     usage,
     waiting,
 )
-from stepengine.data.fields import CANONICAL, ENDLESS, PLAIN, RAW, SCALARS, Codec, Style, fault, literal, mapping, sequence, shown, within
+from stepengine.data.fields import (
+    CANONICAL,
+    ENDLESS,
+    PLAIN,
+    RAW,
+    SCALARS,
+    Codec,
+    Style,
+    fault,
+    literal,
+    mapping,
+    sequence,
+    shown,
+    within,
+)
 from stepengine.data.generated import generated
 from stepengine.data.json import JsonDict, mended, quoted
 from stepengine.data.transcript import Transcript
@@ -47,9 +61,9 @@ __all__ = (
     "restored",
     "restored_any",
     "to_json",
+    "writers_twice",
     "written",
     "written_any",
-    "writers_twice",
 )
 
 FORMAT = 1

@@ -71,6 +71,7 @@ __all__ = (
     "comparable",
     "describe",
     "differ_in_messages",
+    "is_short",
     "may_be_long",
     "must_last",
     "name_of",
@@ -694,8 +695,6 @@ def may_be_long(value: Any) -> bool:
 
     What is never stored counts for nothing.
     """
-    if _is_short(value):
-        return False
     left, waiting = MAX_LINE // ESCAPED, [value]
     while waiting and left >= 0:
         one = waiting.pop()
@@ -703,17 +702,12 @@ def may_be_long(value: Any) -> bool:
         left -= LEAST_WEIGHT
         if kind is str:
             left -= len(one)
-        elif kind in NUMBERS:
-            # Asked whether it is a mapping, as any other thing is below, each number of a record took as long as the record.
-            pass
         elif kind is tuple:
             waiting += one
         elif (members := HEAVY.get(kind)) is not None:
-            for member in members(one):
-                if member:
-                    waiting.append(member)
+            waiting += [member for member in members(one) if member]
             left -= LEAST_WEIGHT * WIDEST
-        elif kind is JsonDict or kind is dict or isinstance(one, Mapping):
+        elif isinstance(one, Mapping):
             waiting += one.values()
             left -= sum(map(len, one))
         elif isinstance(one, list):
@@ -725,29 +719,25 @@ def may_be_long(value: Any) -> bool:
     return left < 0
 
 
-def _is_short(value: Any) -> bool:
+def is_short(value: Any) -> bool:
     """
     Return whether a value is one of those that a journal is full of, and nothing in it is long.
 
     Weighing each thing in them took 11 us a step, a third of what recording in memory took.
     """
     kind = type(value)
-    if kind is ToolResult:
-        if value.structured is not None or value.change is not None or value.side_effects:
-            return False
-        parts = value.content
-    elif kind is ModelReply:
-        if value.provider_data:
-            return False
-        parts = value.content
-    elif kind is dict:
+    if kind is dict:
         # The stored form of a call: but for its input it is a few words.
         return len(value) == PLAIN_CALL and value["type"] == "CallTool" and _is_short_json(value["input"])
+    if kind is ToolResult:
+        is_more = value.structured is not None or value.change is not None or value.side_effects
+    elif kind is ModelReply:
+        is_more = bool(value.provider_data)
     else:
         return False
-    if len(parts) > FEW_PARTS:
+    if is_more or len(value.content) > FEW_PARTS:
         return False
-    for part in parts:  # noqa: SIM110 - a generator would cost as much as what it asks
+    for part in value.content:  # noqa: SIM110 - a generator would cost as much as what it asks
         if not _is_short_part(part):
             return False
     return True
@@ -931,7 +921,7 @@ class _Bases:
 
 def _joined(said: str, messages: Sequence[Any], told: Sequence[tuple[Any, str]]) -> str:
     """Return *said* and the texts of *messages*, one after the other; those that its fingerprint took are there already."""
-    if len(told) == len(messages) and told[0][0] is messages[0]:
+    if told and len(told) == len(messages):  # both end with the last message
         return ",".join([said, *[text for _, text in told]])
     return ",".join([said, *[written(message, PLAIN) for message in messages]])
 

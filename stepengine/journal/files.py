@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from stepengine.errors import JournalError, JournalMissing
+from stepengine.errors import JournalError, JournalMissing, JournalWriteFailed
 from stepengine.journal.encoding import MAX_LINE
 from stepengine.journal.following import LAST, ByteTail, Look, Tail
 from stepengine.journal.held import HeldFile, opened_with_room
@@ -291,7 +291,7 @@ class FileWriter(LineWriter):
             status = os.stat(self._file)  # noqa: PTH116 - a path object takes its time
         except OSError:
             status = None
-        if status is None or not (status.st_size == self._size and status.st_ino == self._inode and status.st_dev == self._device):
+        if status is None or (status.st_size, status.st_ino, status.st_dev) != (self._size, self._inode, self._device):
             raise self._changed(status)
         data = lines[0] if len(lines) == 1 else b"".join(lines)
         held = self._held

@@ -85,8 +85,8 @@ class Fingerprints:
 
     Attributes:
         redactor: What takes secrets out first.
-        told: Messages that came to the chain, each with its plain text, for whoever writes them down, too, and clears it; ``None``
-            where nobody does.
+        told: The last messages of a history, those that came to its chain, each with its plain text, for whoever writes them
+            down, too, and clears it; ``None`` where nobody does.
     """
 
     def __init__(self, redactor: Redactor) -> None:
@@ -115,6 +115,9 @@ class Fingerprints:
         value = request.messages.fold(self._chain_key, self._link, START)
         for message in request.tail:
             value = self._link(value, message)
+        if request.tail and self.told:
+            # Step-scoped messages stand in the line by themselves.
+            del self.told[-len(request.tail) :]
         # In canonical JSON the member "messages" is the first.
         text = f'{{"messages":"{value.hex()[:DIGITS]}",{rest or self.rest(request)}'
         return sha256(text.encode()).hexdigest()[:DIGITS]

@@ -160,7 +160,9 @@ class Pace:
         self._shown = max(self._shown, at)
 
 
-STARTS = (*RUNS, RunInBackground)
+BARE = frozenset({CallModel, CallTool})
+"""What neither starts a run nor waits; nearly all effects are of these two kinds."""
+STARTS = frozenset({*RUNS, RunInBackground})
 OF_CHILDREN = (AwaitRuns, EndRuns)
 """What tells of children in the background, whose ends stand at their own addresses."""
 MAX_NOTED = 1_000
@@ -207,7 +209,7 @@ class Recorder:
             kind, seq = type(effect), effect.seq
             is_model = kind is CallModel
             together = None if gather is None else gather.effects[0].seq
-            intent = Intent(path, seq, effect if is_model else describe(item), "", together)
+            intent = Intent(path, seq, effect if is_model else describe(item), "", together)  # type: ignore[arg-type]
             if not is_model:
                 intent.program_line = getattr(effect, "program_line", 0)
             is_new = replayer is None or not replayer.meets(item, intent)
@@ -222,7 +224,7 @@ class Recorder:
                     raise run.fail(error) from error.__cause__
                 lasts = lasts or (not is_model and must_last(item, intent.given))
             self._next[path] = seq + 1
-            if is_model or kind is CallTool:
+            if kind in BARE:
                 continue
             if kind in RUNS:
                 run.begins((path, seq))
@@ -284,25 +286,19 @@ class Recorder:
         run, replayer = self._run, self._replayer
         if run.fatal is not None:
             return self._stopped(run.fatal)
-        kind = type(item.effect)
-        if replayer is None and (kind is CallModel or kind is CallTool):
-            return self._live(item, io, [])
-        if kind in STARTS:
-            is_background = kind is Spawn and item.effect.is_background  # type: ignore[union-attr]
-            return self._start_in_background(item, io) if is_background else self._start_run(item, io)
-        if replayer is not None:
-            address = (item.path, item.effect.seq)
-            known = replayer.result(address)
-            if known is not None:
-                again = kind not in OF_CHILDREN and replayer.is_performed(item)
-                return self._again(known, item, io) if again else self._answered(known, item, io)
-            if replayer.halts(item):
-                return self._halted(item, io)
-            if item.gather is not None and replayer.has_lost(item):
-                return self._kept(item, given_up(item, 0), [])
-            if replayer.was_begun(address):
-                return self._doubtful(item, io)
-        return self._live(item, io, [])
+        starts = type(item.effect) in STARTS
+        if starts or replayer is None:
+            return self._start(item, io) if starts else self._live(item, io, [])
+        address = (item.path, item.effect.seq)
+        known = replayer.result(address)
+        if known is not None:
+            again = type(item.effect) not in OF_CHILDREN and replayer.is_performed(item)
+            return self._again(known, item, io) if again else self._answered(known, item, io)
+        if replayer.halts(item):
+            return self._halted(item, io)
+        if item.gather is not None and replayer.has_lost(item):
+            return self._kept(item, given_up(item, 0), [])
+        return self._doubtful(item, io) if replayer.was_begun(address) else self._live(item, io, [])
 
     # --- from the record ----------------------------------------------------------------------------------------------
 
@@ -350,6 +346,11 @@ class Recorder:
         if stop.kind == "suspended":
             io.stands(item)
         return attrs.evolve(stop, begun=self._replayer.begun(item))
+
+    def _start(self, item: Item, io: IO) -> Awaitable[Single]:
+        """Start what an effect starts: a child in the background, or a run that is waited for."""
+        is_background = type(item.effect) is Spawn and item.effect.is_background
+        return self._start_in_background(item, io) if is_background else self._start_run(item, io)
 
     async def _start_in_background(self, item: Item, io: IO) -> Single:
         """Start a child in the background; that it was started is an outcome at once, and its end is one of its own."""

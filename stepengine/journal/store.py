@@ -35,7 +35,7 @@ from stepengine.errors import (
     JournalWriteFailed,
 )
 from stepengine.journal.altered import chain_of
-from stepengine.journal.encoding import MAX_INLINE, PLAIN_CALL, Encoder, differ_in_messages, may_be_long
+from stepengine.journal.encoding import MAX_INLINE, PLAIN_CALL, Encoder, differ_in_messages, is_short, may_be_long
 from stepengine.journal.following import Again, ContentTail, Found, Tail
 from stepengine.journal.history import History
 from stepengine.journal.mailbox import Mailbox, MemoryMailbox
@@ -481,7 +481,7 @@ def _call(path: str, seq: int, gather: int | None, *form: Any) -> Record:
     return Intent(path, seq, dict(zip(CALL, form, strict=True)), "", gather)
 
 
-def _request(
+def _request(  # noqa: PLR0917 - what a record was taken apart into, in order
     path: str, seq: int, gather: int | None, purpose: Any, frame: ModelRequest, shared: object, length: int
 ) -> Record:
     request = _with_messages(frame, Transcript.of_parts(shared, length))
@@ -545,7 +545,7 @@ class _MemoryWriter(Writer):
         """
         kind: object = type(record)
         given = record.given if kind is Result or kind is Intent else record.input if kind is Input else None  # type: ignore[union-attr]
-        if given is not None and type(given) is not CallModel and may_be_long(given):
+        if not (given is None or type(given) is CallModel or is_short(given)) and may_be_long(given):
             journal = self._journal
             Encoder(journal.redactor, link=False, inline=journal.inline).lines(record)
         self._add(record)
