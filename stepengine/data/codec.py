@@ -487,7 +487,8 @@ class _Pairs(dict[type[Any], Callable[[Any], Texts]]):
 
     def __missing__(self, cls: type[object]) -> Callable[[Any], Texts]:
         shape = _SHAPES.get(cls) or _shape(cls)
-        found = self[cls] = _pair_of(shape.name, shape.members, self._style)
+        members = {} if cls is Transcript else shape.members
+        found = self[cls] = _pair_of(shape.name, members, self._style)
         return found
 
 

@@ -416,7 +416,7 @@ class Encoder:
         inline: int = MAX_INLINE,
     ) -> None:
         self.prints = Fingerprints(redactor)
-        self._told = self.prints.told = list[tuple[Any, str]]()
+        self._told = self.prints.told = list[str]()
         self._redactor = redactor
         self._link = link
         self._previous = previous
@@ -844,7 +844,7 @@ class _Bases:
         length = len(transcript)
         kept.append(((path, seq), transcript, length, max(length, *[n for _, _, n, _ in kept], 0)))
 
-    def difference(self, address: Address, transcript: Transcript, told: Sequence[tuple[Any, str]]) -> str:
+    def difference(self, address: Address, transcript: Transcript, told: Sequence[str]) -> str:
         """
         Return *transcript* as JSON texts of messages and of slices of earlier requests, and keep it.
 
@@ -919,10 +919,10 @@ class _Bases:
             index += count or 1
 
 
-def _joined(said: str, messages: Sequence[Any], told: Sequence[tuple[Any, str]]) -> str:
+def _joined(said: str, messages: Sequence[Any], told: Sequence[str]) -> str:
     """Return *said* and the texts of *messages*, one after the other; those that its fingerprint took are there already."""
     if told and len(told) == len(messages):  # both end with the last message
-        return ",".join([said, *[text for _, text in told]])
+        return ",".join([said, *told])
     return ",".join([said, *[written(message, PLAIN) for message in messages]])
 
 

@@ -85,7 +85,7 @@ class Fingerprints:
 
     Attributes:
         redactor: What takes secrets out first.
-        told: The last messages of a history, those that came to its chain, each with its plain text, for whoever writes them
+        told: The last messages of a history, those that came to its chain, as plain texts, for whoever writes them
             down, too, and clears it; ``None`` where nobody does.
     """
 
@@ -97,7 +97,7 @@ class Fingerprints:
         self._kept: dict[int, tuple[Any, str]] = {}
         self._frames: dict[tuple[int, ...], tuple[Any, str]] = {}
         self._last: tuple[ModelRequest | None, str] = None, ""
-        self.told: list[tuple[Message, str]] | None = None
+        self.told: list[str] | None = None
 
     def of(self, effect: CallModel | Mapping[str, Any]) -> str:
         """Return the fingerprint of an effect in its stored form, or of a model call of this process."""
@@ -191,7 +191,7 @@ class Fingerprints:
             text = written(message, SEEN_OF_MESSAGE)
         else:
             plain, text = PLAIN_AND_SEEN[type(message)](message)
-            told.append((message, plain))
+            told.append(plain)
         if self.redactor.suspicious(text):
             text = self._cleaned(message)
         return sha256(before + sha256(text.encode()).digest()).digest()
