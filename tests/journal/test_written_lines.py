@@ -232,7 +232,7 @@ def test_a_journal_in_memory_gives_the_lines_of_what_it_was_given() -> None:
     longer = first.extend((AssistantMessage([call]), ToolMessage("c1", "add", "1")))
     requests = [ModelRequest("m/m", "Be brief.", messages) for messages in (first, longer)]
     requests.append(
-        ModelRequest("m/other", "Be brief.", longer, tail=(UserMessage([ImagePart("image/png", data=b"\x00")]),))
+        ModelRequest("m/other", "Be brief.", longer, tail=(UserMessage([ImagePart(data=b"\x00")]),))
     )
     form = {"type": "CallTool", "tool_name": "add", "input": freeze({"a": 1}), "tool_call_id": "c1", "source": "model"}
     given = [
