@@ -162,23 +162,27 @@ def test_the_line_of_a_request_is_what_it_says_of_the_last_one_and_its_new_messa
         crc, known = int(lines[0][-11:-3], 16), len(transcript)
 
 
-def test_a_message_that_stands_in_a_history_twice_is_written_by_itself_each_time() -> None:
+def test_a_history_whose_fingerprint_is_known_already_is_written_all_the_same() -> None:
     """
-    What the fingerprint has taken is matched with what the line holds; the same object may stand in both and mean another place.
+    Two journals may share a history; who comes second finds nothing to write in what its own fingerprint took, but the tail.
     """
-    said = UserMessage("again")
     encoder = Encoder(OFF, link=False, inline=LONG)
-    first = Transcript([said])
+    first = Transcript([UserMessage("first")])
     encoder.lines(Intent("", 0, CallModel(0, ModelRequest("m/m", messages=first))))
-    longer = first.extend((said, AssistantMessage("yes")))
-    (line,) = encoder.lines(Intent("", 1, CallModel(1, ModelRequest("m/m", messages=longer, tail=(said,)))))
+    request = ModelRequest("m/m", messages=first.extend((UserMessage("second"),)), tail=(UserMessage("now"),))
+    Fingerprints(OFF).of_request(request)
+    asked = json.loads(encoder.lines(Intent("", 1, CallModel(1, request)))[0])["effect"]["request"]
 
-    assert [m.get("type") for m in json.loads(line)["effect"]["request"]["messages"]] == [
-        "Slice",
-        "UserMessage",
-        "AssistantMessage",
-    ]
-    assert [bare(said)] == json.loads(line)["effect"]["request"]["tail"]
+    assert [{"type": "Slice", "seq": 0, "start": 0, "stop": 1}, bare(UserMessage("second"))] == asked["messages"]
+    assert [bare(UserMessage("now"))] == asked["tail"]
+
+
+def test_the_members_of_an_input_are_sorted_in_the_fingerprint_and_stand_as_they_came_in_the_line() -> None:
+    call = ToolCallPart("c1", "add", {"b": -0.0, "a": {"d": 1e-7, "c": 1}})
+    plain, canonical_text = PLAIN_AND_SEEN[AssistantMessage](AssistantMessage([call]))
+
+    assert '"input":{"b":-0.0,"a":{"d":1e-07,"c":1}}' in plain
+    assert '"input":{"a":{"c":1,"d":1e-07},"b":0.0}' in canonical_text
 
 
 def journals() -> list[Path]:
@@ -231,9 +235,7 @@ def test_a_journal_in_memory_gives_the_lines_of_what_it_was_given() -> None:
     call = ToolCallPart("c1", "add", {"a": 1})
     longer = first.extend((AssistantMessage([call]), ToolMessage("c1", "add", "1")))
     requests = [ModelRequest("m/m", "Be brief.", messages) for messages in (first, longer)]
-    requests.append(
-        ModelRequest("m/other", "Be brief.", longer, tail=(UserMessage([ImagePart(data=b"\x00")]),))
-    )
+    requests.append(ModelRequest("m/other", "Be brief.", longer, tail=(UserMessage([ImagePart(data=b"\x00")]),)))
     form = {"type": "CallTool", "tool_name": "add", "input": freeze({"a": 1}), "tool_call_id": "c1", "source": "model"}
     given = [
         Intent("", 0, CallModel(0, requests[0]), "", None),
