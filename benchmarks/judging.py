@@ -25,7 +25,7 @@ STARTS = (
 MACHINE = 12.5
 """How many times as much as a generator that makes a new state a step of the machine may cost."""
 
-REPLAY = {"memory": 3.5, "file": 4.0}
+REPLAY = {"memory": 4.0, "file": 4.4}
 """How many times as much as reading, checking and comparing four lines a replayed step may cost, from each kind of journal."""
 
 ADDED = (

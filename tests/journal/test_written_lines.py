@@ -130,7 +130,7 @@ def as_seen(message: Any) -> str:
 
 
 @pytest.mark.spec("replay:D2", "replay:J10", "reliability:JR40")
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(strategies.paired_messages(), st.sets(st.integers(1, 12)), st.booleans())
 def test_the_line_of_a_request_is_what_it_says_of_the_last_one_and_its_new_messages_as_plain_json(
     messages: list[Any], cuts: set[int], has_tail: bool
