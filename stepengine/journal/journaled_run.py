@@ -348,8 +348,6 @@ class JournaledRun:
         if writer.history.head is not None:
             msg = f"{self.journal.name} holds a run already; resume, replay or fork it, delete it first, or record into another journal"
             raise JournalError(msg)
-        # Nothing is kept back in a run that has no past: one call less for each of its records.
-        self.append = writer.append  # type: ignore[method-assign]
         self.append(new_head(plan, self._seed, link=self.journal.link, signed=self.journal.signed_by))
         model = plan.model if plan.definition.model is None else None
         self.append(Intent(*ROOT, root_form(plan, state, limits, model, models)))

@@ -530,14 +530,9 @@ class Recorder:
             if outcome.begun is not None:
                 self._keep_begun(item, outcome.begun, at)
             return attrs.evolve(outcome, at=at), (), None
-        if type(outcome) is Value and outcome.at == at and not self._cleans:
-            # The run's clock started with this process and nothing is taken out, as in nearly every run.
-            settled: Value | Failure = outcome
-            given: object = outcome if outcome.inputs or outcome.value is None else outcome.value
-        else:
-            settled = given = self._settled(item, outcome, at)  # type: ignore[arg-type]
-            if type(settled) is Value and not settled.inputs and settled.value is not None:
-                given = settled.value
+        settled = self._settled(item, outcome, at)  # type: ignore[arg-type]
+        is_bare = type(settled) is Value and not settled.inputs and settled.value is not None
+        given = settled.value if is_bare else settled  # type: ignore[union-attr]
         try:
             run.append(Result(path, seq, at, given, tuple(attempts), None, writes))
         except StepEngineError as error:
@@ -584,6 +579,9 @@ class Recorder:
 
     def _settled(self, item: Item, outcome: Value | Failure, at: int) -> Value | Failure:
         """Return an outcome as it will be read back, so that recording and replay see the same (replay:K14)."""
+        if type(outcome) is Value and outcome.at == at and not self._cleans:
+            # The run's clock started with this process, as it does in nearly every run.
+            return outcome
         if type(outcome) is Failure:
             outcome = Failure(storable(outcome.error), at, outcome.inputs)
         else:
