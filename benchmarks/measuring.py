@@ -159,7 +159,7 @@ def w1(bench: Bench) -> None:
         for engine in (*OURS, FAST, *(SLOW if turn < plan.slow else ())):
             found = bench.worker("W1", engine, "worker", "steps", engine, listed(plan.steps), plan.cap)
             bench.note(("W1", "step", engine), "us", turn, found)
-        for kind in ("plain", "step", "call"):
+        for kind in ("plain", "step", "call", "floor"):
             found = bench.worker("W1", "machine", "worker", kind, "machine", 1_000, plan.cap)
             bench.note(("W1", f"machine, {kind}", "machine"), "us", turn, found)
         if turn < SOME:

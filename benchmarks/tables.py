@@ -157,6 +157,10 @@ JOURNALS = {
     "replay, memory": "replayed from memory",
     "replay, file": "replayed from a file",
     "reading the file": "reading the file alone",
+    "floor, no journal": "floor: a generator with new states, asked by an asyncio loop",
+    "floor, memory": "floor: its four records kept",
+    "floor, file": "floor: its four lines written",
+    "floor, replay": "floor: four lines read and compared",
 }
 
 

@@ -305,15 +305,17 @@ def _remembering(make: Callable[[Any], str]) -> Callable[[Any], str]:
 
     What a model asks a tool for stands in its reply, in the call and in the history, which are written one after the other.
     """
+    # One variable, not two: another thread may make texts at the same time.
     last: tuple[object, str] = (None, "null")
 
     def text(value: Any) -> str:
         nonlocal last
-        known, made = last
-        if value is not known:
-            made = make(value)
-            if type(value) is JsonDict and hasattr(value, "_levels") and len(made) <= MAX_KEPT_TEXT:
-                last = (value, made)
+        kept = last
+        if value is kept[0]:
+            return kept[1]
+        made = make(value)
+        if type(value) is JsonDict and hasattr(value, "_levels") and len(made) <= MAX_KEPT_TEXT:
+            last = (value, made)
         return made
 
     return text

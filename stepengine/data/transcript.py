@@ -286,6 +286,16 @@ class Transcript(Sequence[Message]):
         buffer.free.append(len(items))
         return Transcript._version(buffer, len(items))
 
+    @property
+    def parts(self) -> tuple[object, int]:
+        """What ``of_parts`` makes this transcript of again: what it shares with all that grew from it, and its length."""
+        return self._buffer, self._length
+
+    @classmethod
+    def of_parts(cls, shared: Any, length: int) -> Transcript:
+        """Return the transcript that had these ``parts``."""
+        return cls._version(shared, length)
+
     def since(self, length: int) -> Sequence[Message]:
         """Return the messages after the first *length*."""
         return self._buffer.items[length : self._length]

@@ -36,8 +36,8 @@ from stepengine.data.effects import (
     TellRun,
 )
 from stepengine.data.fields import PLAIN, within
-from stepengine.data.json import freeze, quoted, thaw
-from stepengine.data.messages import TextPart, ToolCallPart, ToolResult
+from stepengine.data.json import JsonDict, freeze, quoted, thaw
+from stepengine.data.messages import JsonPart, TextPart, ToolCallPart, ToolResult
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Value, quick_value
 from stepengine.data.questions import Question
@@ -70,6 +70,8 @@ __all__ = (
     "bare",
     "comparable",
     "describe",
+    "differ_in_messages",
+    "is_short",
     "may_be_long",
     "must_last",
     "name_of",
@@ -430,6 +432,7 @@ class Encoder:
         inline: int = MAX_INLINE,
     ) -> None:
         self.prints = Fingerprints(redactor)
+        self._told = self.prints.told = list[str]()
         self._redactor = redactor
         self._link = link
         self._previous = previous
@@ -574,8 +577,10 @@ class Encoder:
 
     def _request(self, record: Intent, effect: CallModel, frame: _Frame) -> str:
         fp = record.fp = record.fp or self.prints.of_request(effect.request, frame.rest)
-        path, seq = record.path, record.seq
-        messages = self._bases.difference((path, seq), effect.request.messages)
+        path, seq, told = record.path, record.seq, self._told
+        messages = self._bases.difference((path, seq), effect.request.messages, told)
+        if told:
+            told.clear()
         together = "" if record.gather is None else f',"gather":{record.gather}'
         return (
             f'{{"kind":"intent","path":"{path}","seq":{seq},"fp":"{fp}","effect":{{"type":"CallModel",'
@@ -602,8 +607,10 @@ class Encoder:
 
     def _outcome(self, record: Result) -> str:
         value = record.given
-        if type(value) not in WHOLE and not self._stable and record.is_plain:
-            return f'{{"kind":"result","path":"{record.path}","seq":{record.seq},"at":{record.at},"value":{written_any(value, PLAIN)}'
+        kind = type(value)
+        if kind not in WHOLE and not self._stable and not record._attempts and not record._writes:  # noqa: SLF001 - as ``is_plain``, without a call
+            text = written(value, PLAIN) if kind in PLAIN.writers else written_any(value, PLAIN)
+            return f'{{"kind":"result","path":"{record.path}","seq":{record.seq},"at":{record.at},"value":{text}'
         return PLAIN.json(self._result(record))[:-1]
 
     # By identity of its parts, which are the same objects from step to step: to compare the schemas of all tools at
@@ -612,14 +619,7 @@ class Encoder:
         """Return what stands around the messages of a request; in a run it is nearly always the same."""
         frame = self._last_frame
         known = frame.request
-        if known is None or not (
-            known.tools is request.tools
-            and known.system_prompt is request.system_prompt
-            and known.model is request.model
-            and known.settings is request.settings
-            and known.tool_choice is request.tool_choice
-            and known.tail is request.tail
-        ):
+        if known is None or not differ_in_messages(known, request):
             shared = tuple(self._shared(request))
             blobs = {name: {"$blob": fp} for name, fp, _ in shared}
             members = request_members(request, (), whole=False) | blobs
@@ -643,6 +643,18 @@ class Encoder:
             said = {k: v for k, v in value.pop("provider_data", {}).items() if k not in VOLATILE}
             members["value"] = {**value, **({"provider_data": said} if said else {})}
         return members
+
+
+def differ_in_messages(one: ModelRequest, other: ModelRequest) -> bool:
+    """Return whether two requests are known to differ in nothing but their messages: everything else in them is the same object."""
+    return (
+        one.tools is other.tools
+        and one.system_prompt is other.system_prompt
+        and one.model is other.model
+        and one.settings is other.settings
+        and one.tool_choice is other.tool_choice
+        and one.tail is other.tail
+    )
 
 
 # A head has a member for each thing that a run may bring along, and is the one record whose form grows with the
@@ -741,6 +753,52 @@ def may_be_long(value: Any) -> bool:
     return left < 0
 
 
+def is_short(value: Any) -> bool:
+    """
+    Return whether a value is one of those that a journal is full of, and nothing in it is long.
+
+    Weighing each thing in them took 11 us a step, a third of what recording in memory took.
+    """
+    kind = type(value)
+    if kind is dict:
+        # The stored form of a call: but for its input it is a few words.
+        return len(value) == PLAIN_CALL and value["type"] == "CallTool" and _is_short_json(value["input"])
+    if kind is ToolResult:
+        is_more = value.structured is not None or value.change is not None or value.side_effects
+    elif kind is ModelReply:
+        is_more = bool(value.provider_data)
+    else:
+        return False
+    if is_more or len(value.content) > FEW_PARTS:
+        return False
+    for part in value.content:  # noqa: SIM110 - a generator would cost as much as what it asks
+        if not _is_short_part(part):
+            return False
+    return True
+
+
+def _is_short_part(part: Any) -> bool:
+    kind = type(part)
+    if kind is ToolCallPart:
+        return part.raw_input is None and not part.provider_data and _is_short_json(part.input)
+    if kind is TextPart:
+        return len(part.text) < SHORT and not part.provider_data
+    return kind is JsonPart and _is_short_json(part.value)
+
+
+def _is_short_json(value: Any) -> bool:
+    kind = type(value)
+    if kind is not JsonDict:
+        return kind in NUMBERS or (kind is str and len(value) < SHORT)
+    if len(value) > FEW_MEMBERS:
+        return False
+    for name, item in value.items():
+        kind = type(item)
+        if len(name) > SHORT or not (kind in NUMBERS or (kind is str and len(item) < SHORT)):
+            return False
+    return True
+
+
 @cache
 def _stored(kind: Any) -> Sequence[str]:
     if not attrs.has(kind):
@@ -755,6 +813,9 @@ HEAVY: Mapping[type, Callable[[Any], Sequence[Any]]] = {
     ToolResult: attrgetter("content", "structured", "change", "side_effects"),
 }
 """What may be long in the values of which a journal is full; the rest of them is a few words and numbers."""
+SHORT, FEW_MEMBERS, FEW_PARTS = 8_192, 16, 8
+"""A text of fewer characters is short; so few members and parts of short names and texts are less than ``MAX_LINE``, escaped."""
+NUMBERS = frozenset({int, float, bool, type(None)})
 WIDEST = 20
 """More than these have members."""
 
@@ -826,8 +887,15 @@ class _Bases:
 
     # Nearly every request is the one before with something behind it. That is told by identity of the shared beginning,
     # without a look at messages, so a step costs the same at 10 messages and at 10,000 (replay:J39).
-    def difference(self, address: Address, transcript: Transcript) -> str:
-        """Return *transcript* as JSON texts of messages and of slices of earlier requests, and keep it."""
+    def difference(self, address: Address, transcript: Transcript, told: Sequence[str]) -> str:
+        """
+        Return *transcript* as JSON texts of messages and of slices of earlier requests, and keep it.
+
+        Args:
+            address: Of the request.
+            transcript: Its messages.
+            told: The text of messages that were written already, in order.
+        """
         path, _ = address
         kept, length = self._known.get(path), len(transcript)
         if kept is not None:
@@ -835,8 +903,8 @@ class _Bases:
             if 0 < longest == before == known.shared_prefix(transcript):
                 # It goes on from the last one, as it nearly always does.
                 kept.append((address, transcript, length, length))
-                said = [f'{{"type":"Slice","seq":{seq},"start":0,"stop":{before}}}']
-                return ",".join(said + [written(message, PLAIN) for message in transcript.since(before)])
+                said = f'{{"type":"Slice","seq":{seq},"start":0,"stop":{before}}}'
+                return _joined(said, transcript.since(before), told)
         items = self._items(address, transcript)
         self.remember(*address, transcript)
         return ",".join([PLAIN.json(i) if type(i) is dict else written(i, PLAIN) for i in items])
@@ -897,6 +965,13 @@ class _Bases:
             else:
                 yield transcript[index]
             index += count or 1
+
+
+def _joined(said: str, messages: Sequence[Any], told: Sequence[str]) -> str:
+    """Return *said* and the texts of *messages*, one after the other; those that its fingerprint took are there already."""
+    if told and len(told) == len(messages):  # both end with the last message
+        return ",".join([said, *told])
+    return ",".join([said, *[written(message, PLAIN) for message in messages]])
 
 
 def _equal_at(a: Transcript, i: int, b: Transcript, j: int) -> bool:

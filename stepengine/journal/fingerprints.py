@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.codec import bare, written
+from stepengine.data.codec import bare, writers_twice, written
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import CallModel
 from stepengine.data.fields import CANONICAL
@@ -50,6 +50,7 @@ DEFAULT_SETTINGS = ModelSettings()
 UNSEEN = ("tags", "ttl")
 """What of a message no model sees."""
 SEEN_OF_MESSAGE = CANONICAL._replace(writers={}, without=UNSEEN, inside=CANONICAL)
+PLAIN_AND_SEEN = writers_twice(SEEN_OF_MESSAGE)
 
 
 def fingerprint(value: object) -> str:
@@ -86,6 +87,8 @@ class Fingerprints:
 
     Attributes:
         redactor: What takes secrets out first.
+        told: The last messages of a history, those that came to its chain, as plain texts, for whoever writes them
+            down, too, and clears it; ``None`` where nobody does.
     """
 
     def __init__(self, redactor: Redactor) -> None:
@@ -96,6 +99,7 @@ class Fingerprints:
         self._kept: dict[int, tuple[Any, str]] = {}
         self._frames: dict[tuple[int, ...], tuple[Any, str]] = {}
         self._last: tuple[ModelRequest | None, str] = None, ""
+        self.told: list[str] | None = None
 
     def of(self, effect: CallModel | Mapping[str, Any]) -> str:
         """Return the fingerprint of an effect in its stored form, or of a model call of this process."""
@@ -117,6 +121,9 @@ class Fingerprints:
         value = request.messages.fold(self._chain_key, self._link, START)
         for message in request.tail:
             value = self._link(value, message)
+        if request.tail and self.told:
+            # Step-scoped messages stand in the line by themselves.
+            del self.told[-len(request.tail) :]
         # In canonical JSON the member "messages" is the first.
         text = f'{{"messages":"{value.hex()[:DIGITS]}",{rest or self.rest(request)}'
         return sha256(text.encode()).hexdigest()[:DIGITS]
@@ -189,7 +196,12 @@ class Fingerprints:
 
     def _link(self, before: bytes, message: Message) -> bytes:
         """Return the chain with one more message; step-scoped ones stand at its end."""
-        text = written(message, SEEN_OF_MESSAGE)
+        told = self.told
+        if told is None:
+            text = written(message, SEEN_OF_MESSAGE)
+        else:
+            plain, text = PLAIN_AND_SEEN[type(message)](message)
+            told.append(plain)
         if self.redactor.suspicious(text):
             text = self._cleaned(message)
         return sha256(before + sha256(text.encode()).digest()).digest()

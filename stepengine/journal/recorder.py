@@ -24,6 +24,7 @@ from stepengine.data.effects import (
     AwaitRuns,
     CallBody,
     CallModel,
+    CallTool,
     EndRuns,
     RunInBackground,
     Spawn,
@@ -165,7 +166,9 @@ class Pace:
         self._shown = max(self._shown, at)
 
 
-STARTS = (*RUNS, RunInBackground)
+BARE = frozenset({CallModel, CallTool})
+"""What neither starts a run nor waits; nearly all effects are of these two kinds."""
+STARTS = frozenset({*RUNS, RunInBackground})
 OF_CHILDREN = (AwaitRuns, EndRuns)
 """What tells of children in the background, whose ends stand at their own addresses."""
 MAX_NOTED = 1_000
@@ -215,11 +218,13 @@ class Recorder:
         lasts = not self._has_begun
         fresh: list[Item] = []
         for item in batch:
-            effect, path = item.effect, item.path
-            seq = effect.seq
-            together = None if item.gather is None else item.gather.effects[0].seq
-            intent = Intent(path, seq, effect if type(effect) is CallModel else describe(item), "", together)
-            intent.program_line = getattr(effect, "program_line", 0)
+            path, effect, _, gather, _ = item
+            kind, seq = type(effect), effect.seq
+            is_model = kind is CallModel
+            together = None if gather is None else gather.effects[0].seq
+            intent = Intent(path, seq, effect if is_model else describe(item), "", together)  # type: ignore[arg-type]
+            if not is_model:
+                intent.program_line = getattr(effect, "program_line", 0)
             is_new = replayer is None or not replayer.meets(item, intent)
             if is_new:
                 fresh.append(item)
@@ -230,11 +235,13 @@ class Recorder:
                     run.append(intent)
                 except StepEngineError as error:
                     raise run.fail(error) from error.__cause__
-                lasts = lasts or (type(effect) is not CallModel and must_last(item, intent.given))
+                lasts = lasts or (not is_model and must_last(item, intent.given))
             self._next[path] = seq + 1
-            if type(effect) in RUNS:
+            if kind in BARE:
+                continue
+            if kind in RUNS:
                 run.begins((path, seq))
-            if type(effect) in WAITS and (is_new or self._copies_begun((path, seq))):
+            if kind in WAITS and (is_new or self._copies_begun((path, seq))):
                 self._keep_waking(item)
         self._has_begun = self._has_begun or bool(fresh)
         if not (self._owed or (lasts and fresh and run.waits)):
@@ -300,23 +307,19 @@ class Recorder:
         run, replayer = self._run, self._replayer
         if run.fatal is not None:
             return self._stopped(run.fatal)
-        kind = type(item.effect)
-        if kind in STARTS:
-            is_background = kind is Spawn and item.effect.is_background  # type: ignore[union-attr]
-            return self._start_in_background(item, io) if is_background else self._start_run(item, io)
-        if replayer is not None:
-            address = (item.path, item.effect.seq)
-            known = replayer.result(address)
-            if known is not None:
-                again = kind not in OF_CHILDREN and replayer.is_performed(item)
-                return self._again(known, item, io) if again else self._answered(known, item, io)
-            if replayer.halts(item):
-                return self._halted(item, io)
-            if item.gather is not None and replayer.has_lost(item):
-                return self._kept(item, given_up(item, 0), [])
-            if replayer.was_begun(address):
-                return self._doubtful(item, io)
-        return self._live(item, io, [])
+        starts = type(item.effect) in STARTS
+        if starts or replayer is None:
+            return self._start(item, io) if starts else self._live(item, io, [])
+        address = (item.path, item.effect.seq)
+        known = replayer.result(address)
+        if known is not None:
+            again = type(item.effect) not in OF_CHILDREN and replayer.is_performed(item)
+            return self._again(known, item, io) if again else self._answered(known, item, io)
+        if replayer.halts(item):
+            return self._halted(item, io)
+        if item.gather is not None and replayer.has_lost(item):
+            return self._kept(item, given_up(item, 0), [])
+        return self._doubtful(item, io) if replayer.was_begun(address) else self._live(item, io, [])
 
     # --- from the record ----------------------------------------------------------------------------------------------
 
@@ -367,6 +370,11 @@ class Recorder:
         if stop.kind == "suspended":
             io.stands(item)
         return attrs.evolve(stop, begun=self._replayer.begun(item))
+
+    def _start(self, item: Item, io: IO) -> Awaitable[Single]:
+        """Start what an effect starts: a child in the background, or a run that is waited for."""
+        is_background = type(item.effect) is Spawn and item.effect.is_background
+        return self._start_in_background(item, io) if is_background else self._start_run(item, io)
 
     async def _start_in_background(self, item: Item, io: IO) -> Single:
         """Start a child in the background; that it was started is an outcome at once, and its end is one of its own."""
@@ -445,10 +453,8 @@ class Recorder:
         stop = self._replayer.halt(item.path, child.questions if child is not None else (), waits=waits)
         return _halted_with(stop, child)
 
-    def _noting(self, item: Item, io: IO, attempts: list[object]) -> IO:
-        """Return the ``IO`` of an effect that is performed live, which notes what else is recorded of it."""
-        if type(item.effect) is CallModel:
-            return Attempts(io, attempts)
+    def _noting(self, item: Item, io: IO) -> IO:
+        """Return the ``IO`` of an effect but a model call that is performed live, which notes what else is recorded of it."""
         # Whether a result comes before its body has returned is a matter of time, and a stable recording tells of none.
         return Waiting(io, self._keep_waiting) if is_deferred(item) and not self._run.source.stable else io
 
@@ -519,8 +525,9 @@ class Recorder:
     # What was used is written down also where the call is stopped: the exception takes nothing along, and nobody who
     # comes later could know.
     async def _live(self, item: Item, io: IO, attempts: list[object], *, again: bool = False) -> Single:
+        noting = Attempts(io, attempts) if type(item.effect) is CallModel else self._noting(item, io)
         try:
-            outcome = await self._inner.perform(item, self._noting(item, io, attempts))
+            outcome = await self._inner.perform(item, noting)
         except BaseException:
             self._note_stopped(item, io)
             raise
@@ -558,16 +565,19 @@ class Recorder:
                 self._keep_begun(item, outcome.begun, at)
             return attrs.evolve(outcome, at=at), (), None
         settled = self._settled(item, outcome, at)  # type: ignore[arg-type]
+        is_bare = type(settled) is Value and not settled.inputs and settled.value is not None
+        given = settled.value if is_bare else settled  # type: ignore[union-attr]
         try:
-            run.append(Result(path, seq, at, _given(settled, at), tuple(attempts), None, writes))
+            run.append(Result(path, seq, at, given, tuple(attempts), None, writes))
         except StepEngineError as error:
             raise self._failed(error, [(item, settled)]) from error.__cause__
         if not run.waits:
             return settled, (), None
         owed = self._owed
         owed.append((item, settled))
-        is_unseen = type(item.effect) is CallModel and io is not None and not io.watched and self._is_unseen(item.plan)
-        return settled, owed, None if is_unseen and _asks_for_more(settled) else self._lasting()
+        if type(item.effect) is CallModel and io is not None and not io.watched and self._is_unseen(item.plan):
+            return settled, owed, None if _asks_for_more(settled) else self._lasting()
+        return settled, owed, self._lasting()
 
     # With nobody between the model and its calls, a reply that is lost in a crash has led to nothing: it may wait for
     # the next commit. A handler, a hook or a watcher could already have told somebody of it.
@@ -685,14 +695,6 @@ def _note_outcome(error: StepEngineError, item: Item, outcome: Value | Failure) 
     asked = Intent(item.path, item.effect.seq, describe(item))
     what = f"{asked.type} {asked.path}#{asked.seq}"
     error.add_note(f"{what} happened, but its result is not in the journal, so resuming calls it in doubt: {said}")
-
-
-# A result that holds a bare value keeps it without the outcome around it: of a long run that is held in memory the
-# wrappers are a good part of what it weighs.
-def _given(outcome: Value | Failure, at: int) -> object:
-    """Return what a record holds of an outcome: see ``Result``."""
-    is_bare = type(outcome) is Value and outcome.at == at and not outcome.inputs and outcome.value is not None
-    return outcome.value if is_bare else outcome  # type: ignore[union-attr]
 
 
 def _asks_for_more(outcome: Single) -> bool:

@@ -58,14 +58,27 @@ def test_a_budget_holds_up_to_its_bound_and_is_broken_above_it() -> None:
     assert "BROKEN" == word_of(slow, "N=1,000 against bu-agent-sdk")
 
 
-@pytest.mark.spec("performance:Q6", "performance:Q9")
-def test_a_journal_is_judged_by_what_it_costs_more_than_a_run_without() -> None:
-    bare = ("W4", "no journal", "stepengine", 1_000, [100.0])
+@pytest.mark.spec("performance:Q2", "performance:Q6", "performance:Q9")
+@pytest.mark.parametrize(
+    ("figure", "floor", "most", "what"),
+    [
+        (("W4", "adds, memory", "stepengine", 10_000), "adds, floor, memory", 2.0, "floor, memory, N=10,000"),
+        (("W4", "adds, file, to the system", "stepengine", 1_000), "adds, floor, file", 3.0, "the system, N=1,000"),
+        (("W4", "adds, file, to the system", "stepengine", 10_000), "adds, floor, file", 3.0, "the system, N=10,000"),
+        (("W4", "replay, memory", "stepengine", 1_000), "floor, replay", 4.0, "its floor, from memory"),
+        (("W4", "replay, file", "stepengine", 1_000), "floor, replay", 4.4, "its floor, from file"),
+        (("W1", "machine, step", "machine", 1_000), "machine, floor", 12.5, "new states, a handler's STEP"),
+    ],
+)
+def test_what_once_had_microseconds_is_judged_by_a_floor_of_the_same_round(
+    figure: tuple[str, str, str, int], floor: str, most: float, what: str
+) -> None:
+    work, _, engine, count = figure
+    least = (work, floor, engine, count, [10.0, 40.0])
 
-    assert "holds" == word_of(
-        sheet_of(bare, ("W4", "replay, memory", "stepengine", 1_000, [160.0])), "from memory, N=1,000"
-    )
-    assert "BROKEN" == word_of(sheet_of(bare, ("W4", "memory", "stepengine", 1_000, [131.0])), "not, memory, N=1,000")
+    assert "holds" == word_of(sheet_of((*figure, [10.0 * most, 40.0 * most]), least), what)
+    assert "BROKEN" == word_of(sheet_of((*figure, [10.2 * most, 40.8 * most]), least), what)
+    assert "not measured" == word_of(sheet_of((*figure, [1.0])), what)
 
 
 def held(budget: str, what: str, most: float, *figures: tuple[str, str, str, int, list[float]]) -> Any:
