@@ -887,7 +887,7 @@ MUTANTS = (
         ("tests/engine/test_spawn_fail_fast.py",),
     ),
     Mutant(
-        "a flat object may hold what is no JSON",
+        "a flat object may hold what is not JSON",
         "stepengine/data/json.py",
         "        if not ((kind is str and item.isascii()) or (kind is int and MIN_INT <= item <= MAX_INT)):\n            return False\n",
         "",

@@ -515,7 +515,7 @@ class EditorAgent:
             session.free.set()
 
     async def _idle(self, session_id: str) -> _Session:
-        """Return a session that can take a turn; the end of one that was cancelled is waited for."""
+        """Return a session that can take a turn, after waiting for the end of a turn that was cancelled."""
         session = self._session(session_id)
         while not session.free.is_set() and session.is_given_up:
             await session.free.wait()
@@ -561,7 +561,7 @@ class EditorAgent:
         session.handle, session.turn, session.events = handle, turn, handle.events()
 
     async def _caught_up(self, session: _Session) -> bool:
-        """Show what came of a run that slept where somebody else went on with it to its end; return whether that is so."""
+        """Show what came of a run that slept if somebody else has brought it to its end; return whether that is so."""
         from stepengine.journal import FileJournal
 
         assert session.asleep is not None  # noqa: S101

@@ -342,7 +342,7 @@ def _shared(state: Any, shares: tuple[str, ...]) -> dict[str, Any]:
     try:
         return {name: plain(value) for name, value in freeze_object(state).items()}
     except (ValueError, TypeError, RecursionError) as error:
-        msg = f"a page sent a state that is no JSON: {error!s:.200}"
+        msg = f"a page sent a state that is not JSON: {error!s:.200}"
         raise InputError(msg, issues=("state: no JSON",)) from None
 
 

@@ -133,7 +133,7 @@ def bench_for(
     from stepengine.engine import Engine
 
     if not options.cwd.is_dir():
-        msg = f"--cwd {str(options.cwd)!r} is no folder"
+        msg = f"--cwd {str(options.cwd)!r} is not a folder"
         raise UsageProblem(msg)
     settings = options.settings
     agents = family(agent, options.agent, settings.agent_folders)
@@ -249,7 +249,7 @@ def models_of(options: Options, homeless: Iterable[str] = ()) -> Models | Provid
     request that went there would be priced as what it is not. Those in *homeless* have no provider, so that server gets them.
 
     Raises:
-        UsageProblem: when that is no address, or a key is named without it.
+        UsageProblem: when that is not an address, or a key is named without it.
     """
     models = registry_of(options.settings)
     if not options.base_url:

@@ -159,7 +159,7 @@ def found(options: Options, *, waiting: bool = False) -> Options:
 
     Args:
         options: What was typed.
-        waiting: With ``--last``, take the newest run that can be gone on with.
+        waiting: With ``--last``, take the newest run that can be resumed.
 
     Raises:
         UsageProblem: when no run or several are meant.

@@ -114,7 +114,7 @@ def interrupt(handle: RunHandle, loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def result_of(run: Awaitable[RunResult]) -> RunResult:
-    """Return the result of *run*, also of one that raises when it is at a limit (``on_max_steps="raise"``)."""
+    """Return the result of *run*, also when it raises at a limit (``on_max_steps="raise"``)."""
     try:
         return await run
     except LimitExceeded as error:

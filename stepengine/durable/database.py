@@ -345,7 +345,7 @@ def away(url: str) -> Iterator[None]:
     try:
         yield
     except UnicodeEncodeError:
-        msg = "what was given holds half of a surrogate pair, which is no text"
+        msg = "what was given holds half of a surrogate pair, which is not text"
         raise DataError(msg) from None
     except (psycopg.Error, DBAPIError) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error

@@ -73,7 +73,7 @@ class DurableEngine:
     Runs agents on a database: what is submitted here is run by this process or by any other worker of the deployment.
 
     ``async with DurableEngine(...) as engine`` connects and, unless it only submits, works; what is under way when it is
-    closed is gone on with by the next worker under the same executor id, or by who takes over.
+    closed is resumed by the next worker under the same executor id, or by whoever takes over.
 
     Args:
         agents: As for ``Engine``.
@@ -430,7 +430,7 @@ class DurableEngine:
                     return self._suspended(run, asked, left)
                 until, pause = None, min(2 * pause, MOST_PAUSE)
             except DatabaseAway:
-                # Workers wait for it as well; who waits here is told when it stays away.
+                # Workers wait for it as well; whoever waits here is told when it stays away.
                 until = until or loop.time() + AWAY_SECONDS
                 if loop.time() > until:
                     raise
@@ -516,7 +516,7 @@ class DurableEngine:
 
     async def export(self, run: str, into: JournalLike | None = None) -> Journal:
         """
-        Return what is recorded of a run as an ordinary journal: to replay, fork, compare, look at, or go on with elsewhere.
+        Return what is recorded of a run as an ordinary journal: to replay, fork, compare, look at, or resume elsewhere.
 
         The database keeps no requests, so the agents are driven over the recorded outcomes; nothing is performed.
 
@@ -535,7 +535,7 @@ class DurableEngine:
         """
         Let a run that an ``Engine`` recorded go on in the database, where its journal ends, and return its id.
 
-        What is recorded is not done again. The journal stays as it is, and must not be gone on with elsewhere.
+        What is recorded is not done again. The journal stays as it is, and must not be resumed elsewhere.
 
         Args:
             journal: The journal of a run that was suspended, stopped, or cut off, or the path of its file.

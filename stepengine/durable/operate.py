@@ -44,7 +44,7 @@ from stepengine.journal.encoding import restored
 __all__ = ("OVER", "Operator", "RunView", "Step", "Waiting", "new_id")
 
 OVER = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
-"""The states of runs that no worker will go on with by itself."""
+"""The states of runs that no worker resumes by itself."""
 MAX_ID = 200
 MAX_VALUE = 1024 * 1024
 UNREAD = """
@@ -184,7 +184,7 @@ class RunView:
 
     @property
     def is_over(self) -> bool:
-        """Whether no worker will go on with it by itself."""
+        """Whether no worker resumes it by itself."""
         return self.state in OVER
 
 
@@ -554,7 +554,7 @@ class Operator:
         return [_step(run, *row) for row in await self.rows(STEPS, run, list(known))]
 
     async def sizes(self, runs: Sequence[str]) -> dict[str, int]:
-        """Return how many steps are recorded of these runs, by id; none of one of which nothing is."""
+        """Return how many steps of these runs are recorded, by id; a run without any is left out."""
         return {str(run): int(size) for run, size in await self.rows(SIZES, list(runs))}
 
     async def waiting(self, root: str) -> list[Waiting]:
@@ -562,7 +562,7 @@ class Operator:
         Return what a run and those below it wait for an answer to, in the order of their ids.
 
         Raises:
-            JournalCorrupt: when a row is no JSON.
+            JournalCorrupt: when a row is not JSON.
         """
         return await self._asking_in([root])
 
@@ -582,7 +582,7 @@ class Operator:
         Return what a run and those below it wait for beside answers, each with the run; not a message that has come already.
 
         Raises:
-            JournalCorrupt: when a row is no JSON.
+            JournalCorrupt: when a row is not JSON.
         """
         return await self._waits_in([root])
 
@@ -847,7 +847,7 @@ class Operator:
             release: The release that goes on with it; by default the one that it belongs to.
 
         Raises:
-            JournalCorrupt: when an answer that waits is no JSON; the run stays as it is.
+            JournalCorrupt: when an answer that waits is not JSON; the run stays as it is.
             JournalError: when it goes on already.
         """
         # Rewinding deletes messages that were not taken: read before, they are sent again with their keys.

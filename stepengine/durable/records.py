@@ -437,7 +437,7 @@ class Played:
         return False
 
     def ended_at(self, path: str) -> int:
-        """Return when the child in the background at *path* ended; of one that was cancelled, when it last did something."""
+        """Return when the child in the background at *path* ended; if it was cancelled, when it last did something."""
         known = self._archive.ends.get(path)
         if known is not None:
             return known

@@ -47,7 +47,7 @@ GRANTS = (
     "grant select, insert, update, delete on stepengine.served, stepengine.served_events",
 )
 OVER = ("completed", "failed", "cancelled", "max_steps", "truncated", "stranded")
-"""How a run that nobody goes on with by itself is called."""
+"""The state of a run that no worker resumes by itself."""
 ENDED = "(coalesce(o.output, a.output)::json->>'status')"
 STATUS = f"""
     coalesce(v.ended, case
@@ -71,7 +71,7 @@ ANSWERED = """
     left join dbos.workflow_status a on a.workflow_uuid = coalesce(s.attributes->>'answered', s.workflow_uuid)
     left join dbos.workflow_output o on o.workflow_uuid = a.workflow_uuid
 """
-# One that was submitted and is not there was deleted by who cleans up, and nobody has to know of it.
+# One that was submitted and is not there was deleted by whoever cleans up, and nobody has to know of it.
 OF_SOMEBODY = f"""
     from stepengine.served v left join dbos.workflow_status s on s.workflow_uuid = v.run {ANSWERED}
     where v.app = %(app)s and (s.workflow_uuid is not null or not v.is_submitted)

@@ -110,7 +110,7 @@ REASON = "reason"
 AGAIN = ("takeover", "again")
 """Attributes of runs that an operator gave to another worker, which makes the count of their executions begin anew."""
 LONG = 5_000
-"""How many effects a run may have before whoever watches it is told that it is long to go on with."""
+"""How many effects a run may have before whoever watches it is told that resuming it takes long."""
 FOR_EVER = 10 * 365 * 24 * 3600.0
 CHILD_POLL = 0.2
 NAMES = re.compile(r"recorded|expected|(?P<name>[a-z]{1,16}:[0-9a-f]{32}|DBOS\.[A-Za-z]{1,64})")
@@ -595,7 +595,7 @@ class Steps:
             if place.race is not None:
                 place.race.settle(item, is_won=False)
             if isinstance(stopped.outcome.error, ReplayDivergence):
-                # What stands below can be gone on with, so this run has not ended either.
+                # What stands below can be resumed, so this run has not ended either.
                 run.fatal = run.fatal or stopped.outcome.error
             return stopped.outcome, {}
         outcome = _decoded(form, where)
@@ -628,7 +628,7 @@ class Steps:
         """
         Run the body of a tool in this run, and give its result: the recorded one, with what the body leaves now.
 
-        Its effects are recorded one by one as the run's own are, so whoever goes on with the run goes through it again.
+        Its effects are recorded one by one as the run's own are, so whoever resumes the run goes through it again.
         """
         run, where = self._run, shown_address(item.path, item.effect.seq)
         run.bodies.append(asked_by(item))

@@ -605,7 +605,7 @@ class Engine:
 
         Raises:
             BadYield: for what is no topic.
-            DataError: for what is no JSON.
+            DataError: for what is not JSON.
             InputError: when it is too long, or another message has its id.
             JournalMissing: when there is no such run.
             JournalError: when it cannot be kept.

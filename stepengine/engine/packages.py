@@ -277,7 +277,7 @@ def _package(entry: metadata.EntryPoint) -> Package:
     try:
         Version(version)
     except InvalidVersion:
-        msg = f"its version is {version[:ID_CHARS]!r}, which is none"
+        msg = f"its version is {version[:ID_CHARS]!r}, which is not a version"
         raise DefinitionError(msg) from None
     folder = _folder_of(dist, value["module"])
     return Package(
@@ -349,7 +349,7 @@ def declaration_of(content: bytes, where: str = FILE) -> dict[str, Any]:
     try:
         told = json.loads(content)
     except (ValueError, RecursionError) as error:
-        msg = f"{where} is no JSON: {error}"
+        msg = f"{where} is not JSON: {error}"
         raise DefinitionError(msg) from None
     _object(told, where, "format", "agents", "reads", "writes", "hosts")
     _expect(
@@ -368,7 +368,7 @@ def declaration_of(content: bytes, where: str = FILE) -> dict[str, Any]:
 
 def _declared(agent_id: str, value: object, where: str) -> Declared:
     _expect(
-        ID.fullmatch(agent_id) is not None and len(agent_id) <= ID_CHARS, f"{where} is no id such as 'code-reviewer'"
+        ID.fullmatch(agent_id) is not None and len(agent_id) <= ID_CHARS, f"{where} is not an id such as 'code-reviewer'"
     )
     told = _object(value, where, "description", "tools", "spawns")
     description, tools = told.get("description", ""), told.get("tools", {})

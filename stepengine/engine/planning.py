@@ -570,7 +570,7 @@ def info_of(options: dict[str, Any]) -> RunInfo:
     Take what the caller says of a run out of its options.
 
     Raises:
-        InputError: when the metadata is no JSON object.
+        InputError: when the metadata is not a JSON object.
     """
     session_id, user_id = options.pop("session_id", None), options.pop("user_id", None)
     metadata = options.pop("metadata", None)

@@ -291,7 +291,7 @@ class Scheduler:
         return started
 
     def _tell_wakers(self, due: Due, wakes_at: datetime | None) -> None:
-        """Let whoever wakes runs go on with this one from then on, should this process die; ``None`` when it has ended."""
+        """Let whoever wakes runs resume this one from then on, should this process die; ``None`` when it has ended."""
         is_database = database_of(str(self._runs)) is not None
         run, agent = due.run if is_database else f"{due.run}.jsonl", due.schedule.agent
         try:

@@ -60,7 +60,7 @@ OPEN = Question("", "")
 
 @frozen(eq=False)
 class Place:
-    """A place in the line of a session; who has the first one is in."""
+    """A place in the line of a session; whoever has the first one is in."""
 
     loop: asyncio.AbstractEventLoop
     let_in: Future[None] = attrs.field(factory=Future)
@@ -634,7 +634,7 @@ def _waits(journal: Journal) -> list[Waits]:
 
 
 def _is_suspended(history: History) -> bool:
-    """Return whether a run ended in waiting, and nothing of it was under way: one that a crash cut off is not gone on with here."""
+    """Return whether a run ended waiting, with nothing under way: one that a crash cut off is not resumed here."""
     is_stopped = history.stop is not None and history.stop.input["kind"] == "suspended"
     return bool(history.open_questions()) or (is_stopped and bool(history.waits()))
 

@@ -66,7 +66,7 @@ class HeldFile:
         with self._lock:
             self._all[self] = self._open[self] = None
             if len(self._open) > 1:
-                # Tried while there are descriptors to try it with, and not when the first file has to be closed for want of one.
+                # Tried while there are descriptors to try it with, and not when the first file has to be closed for lack of one.
                 self._keeps()
             self._make_room(bound())
 
@@ -141,7 +141,7 @@ class HeldFile:
             os.close(descriptor)
 
     def _keeps(self) -> bool | None:
-        """Return whether locks of closed files last on this disk; ``None`` where that could not be tried for want of descriptors."""
+        """Return whether locks of closed files last on this disk; ``None`` where that could not be tried for lack of descriptors."""
         keeps = self._keeping.get(self._device)
         if keeps is None:
             try:

@@ -242,7 +242,7 @@ class History:
         return not any(message["type"] == "AssistantMessage" for message in tail)
 
     def named_output(self, path: str) -> bool:
-        """Return whether only the type's name is recorded of the output of the run at *path*, as was once done for what is no JSON."""
+        """Return whether only the type's name is recorded of the output of the run at *path*, as was once done for what is not JSON."""
         result = self.end_of(path)
         value = None if result is None else getattr(self.outcome(result), "value", None)
         output = value.output if isinstance(value, ChildResult) else None

@@ -591,7 +591,7 @@ class JournaledRun:
         self.append(Input(message.path, -1, self.timing.last, said))
 
     def _keep_answer(self, letter: Letter) -> None:
-        """Keep the answer to a question for which nobody here waits any more: whoever goes on with the run has it."""
+        """Keep the answer to a question that nobody here waits for any more: whoever resumes the run finds it."""
         (path, seq), question = self._left_open[letter.topic]
         answer = answer_in(letter.value)
         if problem := answer_problem(answer, question):
@@ -646,7 +646,7 @@ class JournaledRun:
         return self.past is None or not self.past.history.named_output(path)
 
     def _unkept(self, output: JsonValue) -> str:
-        """Return why an output is no record of this journal; what is recorded already was short enough."""
+        """Return why an output is not a record of this journal; what is recorded already was short enough."""
         return too_long(output, self.source.inline)
 
     def _root(self, running: Generator[Any, Outcome | None, Finished]) -> Generator[Any, Outcome | None, Finished]:
@@ -806,7 +806,7 @@ class JournaledRun:
             )
 
     def _end(self, finished: Finished) -> None:
-        """Write down how the root run ended; a run that was only stopped can be gone on with, so it has no end."""
+        """Write down how the root run ended; a run that was only stopped can be resumed, so it has no end."""
         self._warn_of_kept()
         past, stop = self.past, stop_of(finished.status, finished.error)
         if past is not None and stop is None:

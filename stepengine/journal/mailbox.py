@@ -232,7 +232,7 @@ class StoredLetter(NamedTuple):
         Return what a line without its newline holds; ``None`` for a letter of a kind that this version does not know.
 
         Raises:
-            JournalCorrupt: for what is no letter; it begins with *where*, a text or what has one.
+            JournalCorrupt: for what is not a letter; it begins with *where*, a text or what has one.
         """
         if len(line) >= MAX_LINE or checked(line, 0) is None:
             msg = f"{where} is damaged: its checksum is wrong"
@@ -248,7 +248,7 @@ class StoredLetter(NamedTuple):
                 raise TypeError(msg)
             return cls(members["run"], Letter(**given))
         except (StepEngineError, *UNREADABLE) as error:
-            msg = f"{where} is no letter: {type(error).__name__}: {error}"
+            msg = f"{where} is not a letter: {type(error).__name__}: {error}"
             raise JournalCorrupt(msg) from error
 
 
@@ -430,7 +430,7 @@ class FileMailbox(Mailbox):
     """
     A mailbox in a file of lines beside a journal's file: ``run.jsonl.mail``. A place is a number of bytes.
 
-    A line that was cut off when its sender was killed is no letter, and the next sender removes it.
+    A line that was cut off when its sender was killed is not a letter, and the next sender removes it.
 
     Args:
         journal: The journal.
@@ -616,10 +616,10 @@ class FileMailbox(Mailbox):
             raise self._unusable(error) from error
 
     def _check(self, descriptor: int) -> None:
-        """Raise for what is no file, and for letters that somebody else than the journal's owner may have written."""
+        """Raise for what is not a file, and for letters that somebody else than the journal's owner may have written."""
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            msg = f"{self._path} is no regular file; a mailbox is one"
+            msg = f"{self._path} is not a regular file; a mailbox is one"
             raise JournalError(msg)
         if os.name != "posix":
             return

@@ -137,7 +137,7 @@ class Resuming(Mode):
     resumes = takes_letters = True
 
     def is_closed(self, history: History) -> bool:
-        """Return whether the record has an end: then there is nothing to go on with."""
+        """Return whether the record has an end: then there is nothing to resume."""
         return history.is_complete
 
     def tells_stop(self, stop: Stop, past: Past | None) -> bool:

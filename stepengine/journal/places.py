@@ -67,7 +67,7 @@ def opened(path: Path) -> int | None:
     Return a descriptor to read the file at *path*; ``None`` when there is none.
 
     Raises:
-        JournalError: when it cannot be read, or is no regular file.
+        JournalError: when it cannot be read, or is not a regular file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | CAREFULLY)
@@ -134,7 +134,7 @@ def make_private(path: Path, descriptor: int | None = None) -> None:
 
 def check_place(path: Path, status: os.stat_result) -> None:
     """
-    Raise for what is no regular file.
+    Raise for what is not a regular file.
 
     Raises:
         JournalError: it says what was found.
@@ -143,7 +143,7 @@ def check_place(path: Path, status: os.stat_result) -> None:
         msg = f"{path} is a symbolic link; give the path of the journal itself"
         raise JournalError(msg)
     if not stat.S_ISREG(status.st_mode):
-        msg = f"{path} is no regular file; a journal is one"
+        msg = f"{path} is not a regular file; a journal is one"
         raise JournalError(msg)
 
 

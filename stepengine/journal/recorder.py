@@ -585,7 +585,7 @@ class Recorder:
             return outcome
         cleaned = outcome_of({**clean, "at": at})
         if type(cleaned) is Value and type(outcome) is Value and outcome.body is not None:
-            # What a body leaves is its caller's, and is no record.
+            # What a body leaves is its caller's, and is not a record.
             return attrs.evolve(cleaned, body=outcome.body)
         return cleaned
 

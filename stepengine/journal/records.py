@@ -167,7 +167,7 @@ def check_members(value: object, shape: Shape, what: str) -> None:
 def check_place(path: str, seq: int, at: int = 0) -> None:
     """Raise for an address or a time that no run has."""
     if PATH.fullmatch(path) is None:
-        msg = f"{path[:80]!r} is no path of a run"
+        msg = f"{path[:80]!r} is not a path of a run"
         raise ValueError(msg)
     if not (-1 <= seq < MAX_SEQ and 0 <= at < MAX_AT):
         msg = f"seq {seq} and at {at} should be below {MAX_SEQ} and {MAX_AT}"
@@ -213,7 +213,7 @@ def _check_start(form: Mapping[str, Any]) -> None:
 def _check_children(paths: Sequence[object]) -> None:
     for path in paths:
         if not isinstance(path, str) or not path or PATH.fullmatch(path) is None:
-            msg = f"{str(path)[:80]!r} is no path of a child"
+            msg = f"{str(path)[:80]!r} is not a path of a child"
             raise ValueError(msg)
 
 
@@ -363,7 +363,7 @@ class Unread(Protocol):
     """The bytes of a journal, whose records are read when somebody needs them."""
 
     def members(self, start: int, end: int) -> Mapping[str, Any]:
-        """Return what the line from *start* to *end* holds; raises ``JournalCorrupt`` when that is no record."""
+        """Return what the line from *start* to *end* holds; raises ``JournalCorrupt`` when that is not a record."""
 
     def filled(self, start: int, end: int, blobs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return what the line holds with its blobs put in; raises ``KeyError``, too, when one is missing."""

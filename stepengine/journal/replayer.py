@@ -89,7 +89,7 @@ def place_of(history: History, at: int | str) -> Address:
     Return the address of an effect that has a result, as ``address_of`` does.
 
     Raises:
-        JournalError: for what is no address; when there is no such effect, or it has no result.
+        JournalError: for what is not an address; when there is no such effect, or it has no result.
     """
     address = address_of(at)
     _check_place(history, address)

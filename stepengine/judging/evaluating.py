@@ -127,7 +127,7 @@ class Evaluation:
     def problems(self, root: Path) -> list[str]:
         """Return all that keeps the evaluation from being run; *root* is the folder that its files are below."""
         found = [
-            f"{what} {name!r} is no name: letters, digits, '.', '_' and '-', at most 100"
+            f"{what} {name!r} is not a name: letters, digits, '.', '_' and '-', at most 100"
             for what, names in (
                 ("the evaluation's", [self.name]), ("case", [c.id for c in self.cases]), ("agent", [*self.agents]),
             )
@@ -173,7 +173,7 @@ def _problems_of(files: Files, root: Path) -> Iterator[str]:
     if not folder.is_relative_to(root.resolve()):
         yield f"files: {str(files)!r} lies outside of {root}"
     elif not folder.is_dir():
-        yield f"files: {str(files)!r} is no folder"
+        yield f"files: {str(files)!r} is not a folder"
 
 
 # --- what comes of it -------------------------------------------------------------------------------------------------
@@ -716,7 +716,7 @@ class _Run:
             return None
 
     async def _read_again(self, slot: _Slot, old: _Slot, note: _Note) -> _Made | None:
-        """Return an earlier run of the same case: as it is, gone on with from what changed, or ``None`` for neither."""
+        """Return an earlier run of the same case: as it is, continued from what changed, or ``None`` for neither."""
         journal = FileJournal(old.place)
         history = journal.history()
         if not history.is_complete or _cut_off(history):

@@ -17,7 +17,7 @@ def is_spent(error: BaseException) -> TypeGuard[LimitExceeded]:
 
 
 def raised(error: StepEngineError) -> StepEngineError | LimitReached:
-    """Return what is raised for the error of a failed effect: a spent budget arrives as a signal."""
+    """Return what to raise for the error of a failed effect: a spent budget arrives as a signal."""
     return LimitReached(error) if is_spent(error) else error
 
 
@@ -36,7 +36,7 @@ class Budget:
     __slots__ = ("_actions", "_agent_id", "_denials", "denied", "limits", "most_steps", "reached", "steps_left")
 
     def __init__(self, limits: Limits, agent_id: str) -> None:
-        """Begin with all that *limits* allow the agent *agent_id*, which messages name."""
+        """Begin with everything that *limits* allow; messages name the agent *agent_id*."""
         self.limits = limits
         self.reached: LimitExceeded | None = None
         self.steps_left = self.most_steps = limits.max_steps or 0
@@ -52,7 +52,7 @@ class Budget:
 
     def check(self, before: LimitExceeded | None = None) -> None:
         """
-        Make sure that nothing was spent since *before*, the budget that had been reached then.
+        Raise if a budget was reached since *before*, which is what had been reached then.
 
         Raises:
             LimitReached: when something was.

@@ -83,7 +83,7 @@ def run_agent(plan: RunPlan, state: AgentState) -> Flow[Finished]:
 
 def _run_body(run: RunState, body: Body) -> Flow[Finished]:
     """
-    Run the body of a tool: what a handler is without prompt, history, steps and output of its own.
+    Run the body of a tool: a handler without a prompt, history, steps and output of its own.
 
     Nobody is told that it begins and ends, since its call is shown; hooks and policies see the calls that it makes.
     """
@@ -103,7 +103,7 @@ def _run_body(run: RunState, body: Body) -> Flow[Finished]:
 
 def _timed(run: RunState, body: Body, flow: Flow[T]) -> Flow[T]:
     """
-    Run *flow*, and end it once it was at work for longer than the tool's time limit.
+    Run *flow*, and end it once it has worked for longer than the tool's time limit.
 
     What it waits for people and children does not count. It is looked at before an effect is asked for, by the recorded time,
     so that a replay ends it at the same place; what is under way is not cut off, it has limits of its own.
@@ -200,7 +200,7 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:
 
 
 def parts_of(machine: Any) -> Iterator[Any]:
-    """Give what a parked machine is made of, from the outside in: generators, and last of all what is none."""
+    """Give what a parked machine is made of, from the outside in: generators, and last of all something that is not one."""
     while machine is not None:
         yield machine
         frame = getattr(machine, "gi_frame", None)

@@ -116,10 +116,10 @@ def _take_returned(run: RunState, returned: object) -> None:
 
 def _check_returned(run: RunState, returned: Any, error: Exception) -> None:
     """
-    Refuse an output that is no JSON, as *error* says, where it was not meant or has to be written down.
+    Refuse an output that is not JSON, as *error* says, where it was not meant or has to be written down.
 
     Raises:
-        HandlerError: for what was not awaited, and with a journal for whatever else is no JSON.
+        HandlerError: for what was not awaited, and with a journal for whatever else is not JSON.
     """
     kind, handler = type(returned), run.agent.handle_steps
     where = location_of(unwrapped(handler))

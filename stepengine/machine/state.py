@@ -418,7 +418,7 @@ class RunState:
             self.take_inbox()
 
     def count_step(self, reason: StopReason | None, *, only_thoughts: bool) -> int:
-        """Take the step whose reply has come from the budget; return how many replies in a row were only thoughts."""
+        """Deduct from the budget the step whose reply has arrived; return how many replies in a row were only thoughts."""
         self.budget.take_step()
         self.step_index += 1
         self.stop_reason = reason

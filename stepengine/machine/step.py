@@ -309,7 +309,7 @@ def _whole(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelR
         reply = _joined(reply, (yield from _more(run, request, purpose, reply)))
     for _ in range(MAX_CUTS):
         how = request.settings
-        # Half an answer by a schema cannot be gone on with: each reply is a whole one.
+        # Half an answer to a schema cannot be continued: each reply has to be whole.
         if purpose != "step" or not how.continue_cut or how.response_schema is not None or not _is_cut_text(reply):
             break
         if run.plan.left_cut(run.seq - 1):

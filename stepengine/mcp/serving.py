@@ -543,7 +543,7 @@ def _shown(call: Call, result: RunResult) -> object:
 
 
 def _sleeping(call: Call, result: RunResult) -> str:
-    """Return in words what a run waits for that no client can answer, and who goes on with it."""
+    """Return in words what a run waits for that no client can answer, and who resumes it."""
     waits = visible(waits_in_words(result.waits_for))
     said = f"\nIt said before: {result.text}" if result.text else ""
     if not call.goes_on:

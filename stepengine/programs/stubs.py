@@ -191,7 +191,7 @@ class Stubs:
         return [self._line(name) for _, _, name in sorted(found)[:MOST_FOUND]]
 
     def describe(self, name: str) -> str:
-        """Return the stub of one function; of one that there is not, which are called nearly so. What the helper gives."""
+        """Return the stub of one function; for an unknown name, the names that come close. What the helper gives."""
         if name in self.declarations:
             return self.declarations[name]
         near = get_close_matches(name[:LONGEST_NAME], self.functions, n=3)

@@ -414,7 +414,7 @@ class Desk:
         future.get_loop().call_soon_threadsafe(_resolve, future, answered(answer, question))
 
     async def _interact(self, interactor: Interactor, question: Question) -> Answer | None:
-        """Return what an interactor answers; who gives what is no answer is asked again, and in the end nobody has given one."""
+        """Return what an interactor answers; one that gives something else is asked again, and in the end counts as having given no answer."""
         for _ in range(1 + ASKED_AGAIN):
             try:
                 value = await self._said(interactor, question)

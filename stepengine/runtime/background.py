@@ -135,7 +135,7 @@ class Background:
         return [path for _, path in sorted([(outcome.at, path) for outcome, path in found if outcome is not None])]
 
     def results(self, paths: Sequence[str]) -> dict[str, ChildResult[Any]]:
-        """Return how the children at *paths* ended, all of which have; who asks tells their parent."""
+        """Return how the children at *paths* ended, all of which have; the caller tells their parent."""
         found: dict[str, ChildResult[Any]] = {}
         for path in paths:
             child = self.children[path]

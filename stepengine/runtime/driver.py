@@ -511,7 +511,7 @@ class _Together:
                 task.cancel()
 
     async def run(self, group: Group | None = None) -> None:
-        """Return when all members have ended; after a stop no other one starts."""
+        """Return when all members have ended; after a stop none of the rest starts."""
         self._group = group
         while self._running or (self._run.stopping is None and self._next < len(self.items)):
             try:

@@ -202,7 +202,7 @@ class RunHandle(Generic[Out]):
         """
         Give every event from the run's first one on; the last one is ``RunFinished``. To be iterated in the run's event loop.
 
-        The newest 10,000 events are kept, also when the run has ended; who is too late for more gets one ``EventsDropped``
+        The newest 10,000 events are kept, also when the run has ended; whoever comes too late for more gets one ``EventsDropped``
         first. At most 10,000 events wait for a reader, who never slows the run. A reader who comes late, or falls behind,
         gets deltas that belong together as one, and none of model calls that have ended: ``TextCompleted``,
         ``ThinkingCompleted`` and ``ToolStarted`` hold them whole.
@@ -214,7 +214,7 @@ class RunHandle(Generic[Out]):
 
         Raises:
             LimitExceeded: when the run has 100 readers already.
-            StepEngineError: when *after* is no id of an event of this stream.
+            StepEngineError: when *after* is not an id of an event of this stream.
         """
         self._is_used = True
         subscription = self._tree.hub.subscribe(after)
@@ -304,7 +304,7 @@ class RunHandle(Generic[Out]):
 
         Raises:
             BadYield: for what is no topic.
-            DataError: for what is no JSON.
+            DataError: for what is not JSON.
             InputError: when it is over 1 MiB, or another message has its id.
             JournalError: when it cannot be kept.
             StepEngineError: when the run has ended.
@@ -327,7 +327,7 @@ class RunHandle(Generic[Out]):
         Give a call of a deferred tool its result, once and for all.
 
         As ``send_tool_result``, but of a run that is recorded the result is on the disk, in the mailbox beside the journal, when this
-        returns: whoever goes on with the run has it, too.
+        returns: whoever resumes the run has it, too.
 
         Args:
             tool_call_id: The call's id, as ``ToolStarted`` has it.
@@ -339,7 +339,7 @@ class RunHandle(Generic[Out]):
 
         Raises:
             ToolError: when no call with that id waits for its result.
-            DataError: for what is no JSON.
+            DataError: for what is not JSON.
             InputError: when it is over 1 MiB, or the call was given another result.
             JournalError: when it cannot be kept.
         """
@@ -442,7 +442,7 @@ class RunHandle(Generic[Out]):
         try:
             self._next_turn("\n\n".join(late))
         except StepEngineError as error:
-            text = f"what was said after the turn had ended started no other one: {error.message}"
+            text = f"what was said after the turn had ended could not start another one: {error.message}"
             LOGGER.warning(text)
             self._tree.hub.emit(Warned(message=text))
 

@@ -116,7 +116,7 @@ NOTHING = cast("Awaitable[None]", _Nothing())
 
 class Innermost:
     """
-    The performer of one run tree that no other one stands in: it does what is asked for.
+    The performer at the core of one run tree, which all others wrap: it does what is asked for.
 
     Args:
         tree: The tree.

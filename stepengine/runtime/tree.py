@@ -75,7 +75,7 @@ class Level(Protocol):
         """Return whether an effect was begun, or never will be."""
 
     def has_outcome(self, item: Item) -> bool:
-        """Return whether nothing new has to happen for an effect; of one that starts a run, what that does is asked for itself."""
+        """Return whether nothing new has to happen for an effect; when it starts a run, the effects of that run are asked about one by one."""
 
 
 @frozen(kw_only=True, weakref_slot=False)
@@ -102,7 +102,7 @@ class Services:
         sleep_in_process: Seconds up to which a wait for a time is none for which a tree is suspended.
         since: What time it was for the run when this process took over, in milliseconds since the root was created; ``None``
             where its times are made up.
-        resumable: Whether somebody can go on with a tree that is suspended, because it is recorded.
+        resumable: Whether somebody can resume a tree that is suspended, because it is recorded.
         wakes_now: Whether sleeps that are recorded are over at once, whatever time it is.
         mail: What keeps the messages that were sent to its runs; ``None`` for this process alone.
         record: Says what is in the record of a tree that goes on at several places at once: nothing else begins before all of its

@@ -184,7 +184,7 @@ class Tokens:
 
         Raises:
             DefinitionError: where others could read or change the file.
-            DataError: where it is no file of tokens.
+            DataError: where it is not a file of tokens.
         """
         tokens = cls(Path(path), clock=clock)
         tokens._read()
@@ -319,7 +319,7 @@ def opened_secret(path: Path, what: str) -> Iterator[int | None]:
 
 def _check_secret(status: os.stat_result, path: Path, what: str) -> None:
     if not stat.S_ISREG(status.st_mode):
-        msg = f"{str(path)!r} is no regular file; a file of {what} is one"
+        msg = f"{str(path)!r} is not a regular file; a file of {what} is one"
         raise DefinitionError(msg)
     if status.st_uid != os.geteuid():
         msg = f"{str(path)!r} belongs to another user, who could let anybody in; a file of your own would be fine"
@@ -368,7 +368,7 @@ def _entries(data: bytes, path: Path) -> tuple[_Entry, ...]:
             raise DataError(msg, path="$.format")
         return tuple([_entry(each) for each in read["tokens"]])
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, DefinitionError):
-        msg = f"{str(path)!r} is no file of tokens; `stepengine tokens add` makes one"
+        msg = f"{str(path)!r} is not a file of tokens; `stepengine tokens add` makes one"
         raise DataError(msg) from None
 
 
@@ -493,7 +493,7 @@ PREFLIGHT = {
 
 def _positive(_: object, of: attrs.Attribute[Any], value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        msg = f"Caps({of.name}={value!r}) is no number above 0"
+        msg = f"Caps({of.name}={value!r}) is not a number above 0"
         raise DefinitionError(msg)
 
 
@@ -761,7 +761,7 @@ class Guard:
         """
         length = asked.header("content-length")
         if length is not None and not (length.isascii() and length.isdigit()):
-            msg = "Content-Length is no number"
+            msg = "Content-Length is not a number"
             raise Problem(msg, status=400, kind="bad_request")
         if length is not None and (len(length) > MAX_DIGITS or int(length) > self.caps.body):
             raise self._too_large()
@@ -809,7 +809,7 @@ class _Asked:
         self.root = f"/{quote(root.strip('/'))}/" if root.strip("/") else "/"
 
     def header(self, name: str) -> str | None:
-        """Return a header; the values of one that is there several times are joined, so that none of them is fine alone."""
+        """Return a header; if it is there several times, its values are joined, so that none of them is accepted alone."""
         found = self._headers.get(name.encode("ascii"))
         return None if found is None else b", ".join(found).decode("latin-1")
 

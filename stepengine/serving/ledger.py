@@ -140,7 +140,7 @@ class Ledger:
         """
         Do all of *acts* in one transaction, which is on the disk when this returns, and return what each gave.
 
-        One that raises ``InputError`` gives that error and takes no other one with it.
+        One that raises ``InputError`` gives that error and does not spoil the others.
         """
         made: list[Any] = []
         with self._used() as known, known.lock, known.writing() as database:

@@ -483,7 +483,7 @@ class Runs:
         return found is not None and found.wakes_at is not None and found.wakes_at.timestamp() <= time.time()
 
     async def _failed(self, run: str, error: BaseException) -> None:
-        """Take note that nobody could go on with a run; after three times it is left alone."""
+        """Take note that nobody could resume a run; after three times it is left alone."""
         if isinstance(error, JournalLocked):
             return
         row = await asyncio.to_thread(self._ledger.find, run)
@@ -712,7 +712,7 @@ class Runs:
         """
         Return what shows the events of a run from its first on, or from behind *after*.
 
-        A run of this process is shown live; what it did before this process went on with it, from its journal. So is one that
+        A run of this process is shown live; what it did before this process resumed it, from its journal. So is one that
         another process has, and one that ended long ago: whole texts and no pieces of them.
 
         Args:
@@ -721,7 +721,7 @@ class Runs:
 
         Raises:
             LimitExceeded: when the run has 100 readers already.
-            StepEngineError: when *after* is no id of an event.
+            StepEngineError: when *after* is not an id of an event.
         """
         had, handle = Had.of(after), self._shown_by(row)
         if handle is None:
@@ -738,7 +738,7 @@ class Runs:
     def _shown_by(self, row: RunRow) -> RunHandle | None:
         """Return the handle that has the newest events of a run, if that is one of this process."""
         handle, noted = self._live.get(row.run), self._rested_at.get(row.run, math.inf)
-        # Another server may have gone on with what rests here; of what ended just now the row may be older.
+        # Another server may have resumed what rests here; the row of what ended just now may be older.
         is_newest = row.changed < noted or (row.changed == noted and row.status not in UNDER_WAY)
         return handle if handle is not None or not is_newest else self._rested.get(row.run)
 
@@ -751,7 +751,7 @@ class Runs:
         Return how far a reader has come who brings back the id *after*.
 
         Raises:
-            StepEngineError: when it is no id of an event.
+            StepEngineError: when it is not an id of an event.
         """
         return Had.of(after)
 
@@ -796,7 +796,7 @@ class Runs:
         await self._nudge(row)
 
     async def _open_questions(self, row: RunRow, wanted: Iterable[str]) -> dict[str, Question]:
-        """Return the open questions of a run, those in *wanted* also while the run is being suspended for want of an answer."""
+        """Return the open questions of a run, those in *wanted* also while the run is being suspended because nobody answers."""
         until = time.monotonic() + SUSPEND_SECONDS
         while True:
             is_live = row.run in self._live

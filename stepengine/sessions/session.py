@@ -205,7 +205,7 @@ def check_id(session_id: str) -> str:
     try:
         session_id.encode()
     except UnicodeEncodeError:
-        msg = f"the session id {session_id!r} holds half of a surrogate pair, which is no text"
+        msg = f"the session id {session_id!r} holds half of a surrogate pair, which is not text"
         raise SessionError(msg) from None
     return session_id
 

@@ -215,7 +215,7 @@ def joined(base: Target, location: str) -> Target:
     try:
         return parse_url(urljoin(base.url, location.strip(" ")))
     except ValueError:
-        raise _refused(location, "the redirect is no address") from None
+        raise _refused(location, "the redirect is not an address") from None
 
 
 class AllowList:
@@ -235,7 +235,7 @@ class AllowList:
         self._ports = frozenset({80, 443, *ports})
         self._public = hosts == "public"
         if not hosts or (isinstance(hosts, str) and not self._public):
-            msg = f'allow={hosts!r} is no list of hosts; write allow=["docs.python.org", "*.example.com"] or allow="public"'
+            msg = f'allow={hosts!r} is not a list of hosts; write allow=["docs.python.org", "*.example.com"] or allow="public"'
             raise DefinitionError(msg)
         self._exact: set[tuple[str, int | None]] = set()
         self._below: set[tuple[tuple[str, ...], int | None]] = set()

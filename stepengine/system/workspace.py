@@ -78,7 +78,7 @@ class Workspace:
     def __fspath__(self) -> str:
         if self.system is None:
             return os.fspath(self.root)
-        msg = f"the workspace {self.name} is no folder of this machine"
+        msg = f"the workspace {self.name} is not a folder of this machine"
         raise DefinitionError(msg)
 
     def __enter__(self) -> Self:
@@ -272,7 +272,7 @@ class Workspace:
             start_seconds: How long the start may take.
 
         Raises:
-            DefinitionError: when it is no folder, or ``/``.
+            DefinitionError: when it is not a folder, or ``/``.
         """
         from stepengine.system.bubblewrap import PROGRAM, shown_system
 

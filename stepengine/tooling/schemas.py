@@ -438,7 +438,7 @@ class _Outline:
         return self.root
 
     def schema_at(self, place: str, way: Sequence[str | int]) -> Mapping[str, Any]:
-        """Return the schema to which *way* leads from a place; an empty one for what is none."""
+        """Return the schema to which *way* leads from a place; an empty one where there is no schema."""
         found = functools.reduce(_member, way, self._schemas[place])
         return found if isinstance(found, dict) else {}
 

@@ -131,7 +131,7 @@ def test_a_suspended_run_says_how_to_answer_and_resume_goes_on_without_repeating
         (["--answer", "yes"], "--answer 'yes' is no ID=TEXT"),
         (["--in-doubt", "pray"], "it is one of fail, retry, ask"),
         (["--agent", "nowhere.py"], "there is no agent file 'nowhere.py'"),
-        (["--cwd", "nowhere"], "--cwd 'nowhere' is no folder"),
+        (["--cwd", "nowhere"], "--cwd 'nowhere' is not a folder"),
     ],
 )
 def test_wrong_usage_of_resume_is_one_message_and_changes_nothing(asked: str, arguments: list[str], said: str) -> None:

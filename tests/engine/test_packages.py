@@ -196,7 +196,7 @@ def test_an_agent_of_a_package_takes_no_place_of_a_bundled_one_and_is_named_wher
         ({"entries": "acme = odd\nother = odd\n"}, "it has several entries"),
         ({"agents": {}}, "agents are an object with 1 to 200 members"),
         ({"agents": {f"a{n}": {} for n in range(201)}}, "agents are an object with 1 to 200 members"),
-        ({"agents": {"Reviewer": {}}}, "agents.Reviewer is no id"),
+        ({"agents": {"Reviewer": {}}}, "agents.Reviewer is not an id"),
         ({"agents": {"reviewer": []}}, "agents.reviewer is [], and no object"),
         ({"agents": {"reviewer": {"grants": ["all"]}}}, "has ['grants'], which is not known"),
         ({"agents": {"reviewer": {"tools": {"x": 1}}}}, "should hold at most 500 printable texts"),

@@ -476,7 +476,7 @@ def test_a_crash_leaves_a_tail_that_is_told_and_the_run_goes_on_with_the_chain(
     first = crashed.signed + 1
     assert told.startswith(("record", "each of the records"))
     assert f"{first}" in told
-    assert told.endswith("stood there unsigned when the run was gone on with, and was signed then")
+    assert told.endswith("stood there unsigned when the run was resumed, and was signed then")
     assert verified.signed == verified.records
 
 

@@ -340,7 +340,7 @@ def test_what_cannot_be_run_is_told_all_at_once_before_anything_is_spent(folder:
     said = folder.type("eval", "evals.py", code=2).stderr
 
     for part in (
-        "'../b' is no name",
+        "'../b' is not a name",
         "2 cases have the id 'a'",
         "'a': it has no check",
         "'..' lies outside",

@@ -391,7 +391,7 @@ async def test_a_single_step_has_the_tools_of_a_server_too(near: Any, agent: Any
 def test_a_server_is_named_in_code_and_never_by_text() -> None:
     with pytest.raises(DefinitionError, match="not the text 'rm -rf /'"):
         mcp_tools("rm -rf /", name="small")
-    with pytest.raises(DefinitionError, match="is no name of a server"):
+    with pytest.raises(DefinitionError, match="is not a name of a server"):
         mcp_tools(["x"], name="a__b")
 
 

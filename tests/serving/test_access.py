@@ -121,8 +121,8 @@ def test_a_token_is_worth_nothing_from_the_moment_that_it_expires(tmp_path: Path
     ("given", "said"),
     [
         ({"name": "anna"}, "there is a token 'anna'"),
-        ({"name": ""}, "is no name of a token"),
-        ({"name": "a\nb\u202e"}, r"'a\\nb\\u202e' is no name"),
+        ({"name": ""}, "is not a name of a token"),
+        ({"name": "a\nb\u202e"}, r"'a\\nb\\u202e' is not a name"),
         ({"name": "x" * 65}, "1 to 64"),
         ({"name": "b", "owner": "../x"}, "is no owner"),
         ({"name": "b", "scopes": ["root"]}, "'root' is no scope"),

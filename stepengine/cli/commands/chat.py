@@ -339,7 +339,7 @@ class Chat:
             self._notes.append(f"(I ran `{command}` myself. It printed:)\n{output[:SENT_CHARS]}")
 
     async def _at_once(self, said: str) -> bool:
-        """Do a command that can be done while a turn goes on, or at a question, and say of one that there is not that there is none."""
+        """Carry out a command that is possible while a turn is under way, or at a question; say so when there is no such command."""
         name, _, rest = said[1:].strip().partition(" ")
         if name in COMMANDS and name not in TELLING and (name not in SHOWING or rest.strip()):
             return False
@@ -838,7 +838,7 @@ def _said(state: AgentState) -> list[UserMessage | AssistantMessage]:
 
 
 def _number(typed: str) -> int:
-    """Return the number that was typed, -1 for what is none."""
+    """Return the number that was typed, -1 for anything else."""
     return int(typed) if typed.isascii() and typed.isdigit() and len(typed) < DIGITS else -1
 
 

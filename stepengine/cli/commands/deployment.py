@@ -1,5 +1,5 @@
 """
-What is done to runs from outside, by who has not got them in hands.
+What is done to runs from outside, by somebody who does not hold them.
 
 ``stepengine submit``, ``status``, ``answer``, ``say``, ``cancel``, ``retry``, ``takeover``, ``gc`` and ``migrate`` need the database of durable runs
 and nothing else: no agents, no models, no keys. ``answer``, ``say`` and ``cancel`` take the mailbox of a journal as well.
@@ -172,7 +172,7 @@ def _object(text: str) -> dict[str, Any] | None:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        msg = f"--params is no JSON: {error}"
+        msg = f"--params is not JSON: {error}"
         raise UsageProblem(msg) from None
     if not isinstance(found, dict):
         msg = f'--params is a JSON object, such as {{"folder": "src"}}, not {type(found).__name__}'

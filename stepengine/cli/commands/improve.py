@@ -252,12 +252,12 @@ class _Search:
         }  # fmt: skip
 
     def _recorded(self, budget: str) -> dict[str, Any]:
-        """Return the plan of a search that is gone on with."""
+        """Return the plan of a search that is continued."""
         from stepengine.data.codec import plain
 
         if not self._has_begun():
             msg = (
-                f"{str(self.folder)!r} is no folder of a search: it has no {JOURNAL} with a run; --out begins one there"
+                f"{str(self.folder)!r} is not a folder of a search: it has no {JOURNAL} with a run; --out begins one there"
             )
             raise UsageProblem(msg)
         plan: dict[str, Any] = plain(self.journal.history().root["params"])

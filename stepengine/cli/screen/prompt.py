@@ -395,7 +395,7 @@ class Prompt(Terminal):
             f"[paste {number}: {pasted.count(chr(10)) + 1} lines]": pasted
             for number, pasted in enumerate(self._pastes, start=1)
         }
-        # In one go: a paste is searched for no other one.
+        # In one go: a paste is not searched for another one.
         return PASTE.sub(lambda word: known.get(word[0], word[0]), said)
 
 
