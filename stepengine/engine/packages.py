@@ -368,7 +368,8 @@ def declaration_of(content: bytes, where: str = FILE) -> dict[str, Any]:
 
 def _declared(agent_id: str, value: object, where: str) -> Declared:
     _expect(
-        ID.fullmatch(agent_id) is not None and len(agent_id) <= ID_CHARS, f"{where} is not an id such as 'code-reviewer'"
+        ID.fullmatch(agent_id) is not None and len(agent_id) <= ID_CHARS,
+        f"{where} is not an id such as 'code-reviewer'",
     )
     told = _object(value, where, "description", "tools", "spawns")
     description, tools = told.get("description", ""), told.get("tools", {})

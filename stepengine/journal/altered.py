@@ -232,7 +232,7 @@ class _Pair(NamedTuple):
 
 
 def changes_in(expected: Sequence[str], actual: Sequence[str], first: int) -> list[str]:
-    """Return what was done to records with the marks *expected*, of which now *actual* stand there, from record *first* on."""
+    """Return what was done to the records with the marks *expected*, where *actual* are found now, from record *first* on."""
     pairs = _paired(expected, actual)
     stayed = [pair for pair in pairs if pair[0] == pair[1]]
     if len(stayed) < len(pairs):

@@ -181,7 +181,7 @@ class HeldFile:
 
     @classmethod
     def renew(cls) -> None:
-        """Close in a forked child what belongs to the parent, and unlock nothing: its locks end with it, and not with this process."""
+        """Close in a forked child what belongs to the parent, and unlock nothing: the parent's locks end with the parent."""
         for one in cls._all:
             if one.descriptor is not None:
                 with contextlib.suppress(OSError):
@@ -231,7 +231,7 @@ def _libc() -> Any:
 
 
 def _mapped(descriptor: int) -> int | None:
-    """Map a page of a file, which nobody may look at, and which no forked process gets; return where, ``None`` if that failed."""
+    """Map a page of a file, unreadable and not inherited by forks; return its address, ``None`` if that failed."""
     import ctypes
     import mmap
 

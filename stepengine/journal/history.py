@@ -185,7 +185,7 @@ class History:
 
     @property
     def computed(self) -> Mapping[Address, Sequence[Any]]:
-        """What the work of bodies of tools came to, in order, by the address of the call, as far as that had its result."""
+        """The results of the work in bodies of tools, in order, by the address of the call, as far as the call has its result."""
         if self._computed is None:
             found = [record for record in self.inputs if record.input.get("type") == "Computed"]
             self._computed = {(record.path, record.seq): record.input["values"] for record in found}
@@ -227,7 +227,7 @@ class History:
 
     def left_cut(self, path: str, seq: int) -> bool:
         """
-        Return whether the run at *path* took a reply that was cut, that of its effect *seq*, as it was.
+        Return whether the run at *path* took the reply to its effect *seq*, which was cut, as it was.
 
         Runs did so before texts that were cut were continued, and it cannot be seen in a run that stopped right there.
         """
@@ -380,7 +380,7 @@ class History:
 
     @contextlib.contextmanager
     def _reading(self, record: Record) -> Iterator[None]:
-        """Call the record damaged when what stands in it cannot be read."""
+        """Report a record as damaged when its content cannot be read."""
         try:
             yield
         except JournalError:
@@ -626,7 +626,7 @@ class History:
                 return attrs.evolve(record, line=None)
 
     def has_run(self, path: str) -> bool:
-        """Return whether something is recorded that a run at *path* is the work of."""
+        """Return whether a call is recorded whose work a run at *path* is."""
         return parent_of(path) in self.intents
 
     def has_ended(self, path: str) -> bool:
@@ -804,7 +804,7 @@ def changes_since(head: Head, plan: RunPlan, name: str) -> list[str]:
 
 
 def other_packages(head: Head, packages: Mapping[str, str], name: str) -> Iterator[str]:
-    """Say of each agent of a package that it is now of another version, or of none; *packages* are those of now."""
+    """Say which agents of packages now have another version, or none; *packages* are the present ones."""
     for agent, was in sorted(head.packages.items()):
         now = packages.get(agent)
         if now != was:

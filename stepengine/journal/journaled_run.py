@@ -202,7 +202,7 @@ class JournaledRun:
 
     @classmethod
     def walk(cls, journal: Journal, history: History, *, leeway: Leeway = NO_LEEWAY) -> JournaledRun:
-        """Return a recorded run whose machines somebody else drives; any number of them share one *history* of the journal."""
+        """Return a recorded run whose machines the caller drives; any number of them share one *history* of the journal."""
         run = cls(Walking(), journal)
         run._remember(history, leeway)
         return run
@@ -443,7 +443,7 @@ class JournaledRun:
         return [*kept, *first]
 
     def unheard(self, path: str) -> Sequence[str]:
-        """Return what was said to the run at *path* before this process took over, and that it did not hear."""
+        """Return what was said to the run at *path* before this process took over, and did not reach it."""
         past = self.past
         return () if past is None or not self.mode.goes_on(past.history) else past.history.unheard(path)
 
@@ -463,7 +463,7 @@ class JournaledRun:
         return [*self._cancels.values(), *self._taken_in([*early, *letters])]
 
     def keep(self, message: Message) -> bool:
-        """Write down a message of this process, unless it is for a run that has not begun: a record below none spoils the journal."""
+        """Record a message of this process, unless its run has not begun: a record without a run would spoil the journal."""
         if not self._is_there(message.path):
             return False
         self._known.add(message.id)
@@ -503,7 +503,7 @@ class JournaledRun:
         self._left_open.update({question.id: (address, question) for question in questions})
 
     def _mailbox(self) -> Mailbox | None:
-        """Return the mailbox of the run; ``None`` where nobody posts, as to a recording of a test, which is to be repeated."""
+        """Return the mailbox of the run; ``None`` where nobody posts, as for the recording of a test, which is to be repeated."""
         if not self.mode.takes_letters or self.source.stable:
             return None
         if self._box is None:
@@ -604,7 +604,7 @@ class JournaledRun:
         self.append(Input(path, seq, self.timing.last, {"type": "Answered", **said}))
 
     def _innermost(self, services: Services) -> Iterator[Middleware]:
-        """Give what wraps that which is live, beside what the services have themselves."""
+        """Give the wrappers of live effects, beside those of the services."""
         around = self._around
         if around is not None:
             prices, clock = services.pricing, services.clock
@@ -677,7 +677,7 @@ class JournaledRun:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def append(self, record: Record) -> None:
-        """Write a record; it is durable with the next commit. One that is only walked through is written nowhere."""
+        """Write a record; it is durable with the next commit. A run that is only walked through writes nothing."""
         if not self.mode.writes:
             return
         assert self._writer is not None  # noqa: S101 - there is one from start to end
@@ -766,7 +766,7 @@ class JournaledRun:
         return attrs.evolve(finished, warnings=(*finished.warnings, *self.warnings)) if self.warnings else finished
 
     def _bed(self, finished: Finished) -> Bed | None:
-        """Return where the run sleeps now, or slept until now; a run that never waits has nothing looked up."""
+        """Return where the run sleeps now, or slept until now; for a run that never waits, nothing is looked up."""
         is_asleep = finished.status is RunStatus.SUSPENDED
         slept = self.past is not None and self.mode.goes_on(self.past.history) and bool(self.past.history.waits())
         if not self.mode.takes_letters or self.source.stable or not (is_asleep or slept):

@@ -581,13 +581,13 @@ class FileMailbox(Mailbox):
             return False
 
     def _give(self, descriptor: int) -> None:
-        """Let a file that was made now belong to whom the journal belongs to, where an administrator made it."""
+        """Give a new file to the owner of the journal, if an administrator made it."""
         owner = self._of.stat()
         if os.name == "posix" and os.geteuid() != owner.st_uid:
             os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
     def _lock(self, descriptor: int) -> None:
-        """Lock the file; others are waited for as long as they come on."""
+        """Lock the file, waiting for others as long as they make progress."""
         try:
             import fcntl
         except ImportError:
@@ -636,7 +636,7 @@ class FileMailbox(Mailbox):
             raise JournalError(msg)
 
     def _check_size(self, descriptor: int) -> int:
-        """Return how long the file is; raise when no sender would have let it become so long."""
+        """Return the length of the file; raise when it is longer than any sender would make it."""
         size = os.fstat(descriptor).st_size
         if size > MAX_BYTES + MAX_LINE:
             msg = f"{self._path} has {size:,} bytes, and a mailbox has at most {MAX_BYTES:,}; remove it"

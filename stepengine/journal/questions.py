@@ -174,7 +174,7 @@ def kept_answers(history: History) -> dict[str, AnswerLike]:
 
 
 def _before(path: str, seq: int) -> str:
-    """Return the address behind which a fork does an effect again; of the first one of a child also its start."""
+    """Return the address after which a fork repeats an effect; for a child's first effect, the child's start is repeated, too."""
     while path and not seq:
         path, seq = parent_of(path)
     return shown_address(path, seq - 1)

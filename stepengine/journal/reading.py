@@ -422,7 +422,7 @@ def _damaged(records: Sequence[Record], offset: int, source: Source, *, is_moved
 
 def strict_members(line: bytes, where: str) -> Mapping[str, object]:
     """
-    Return a line's members, read with suspicion: no name twice, nothing that we would have written differently.
+    Return a line's members, read strictly: no name twice, nothing that we would have written differently.
 
     Raises:
         JournalCorrupt: naming *where*.

@@ -486,7 +486,7 @@ class Result:
 
     @property
     def outcome(self) -> Value | Failure | None:
-        """What the machine is sent; ``None`` for one that stands in a line."""
+        """What the machine is sent; ``None`` for a result that was read from a line."""
         given = self.given
         if given is None or type(given) is Value or type(given) is Failure:
             return given
@@ -515,7 +515,7 @@ class Result:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has neither failed attempts nor writes, as nearly every one; only of one of this process."""
+        """Whether it has neither failed attempts nor writes, as nearly all do; known only for results of this process."""
         return not self._attempts and not self._writes
 
 

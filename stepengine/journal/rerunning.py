@@ -106,7 +106,7 @@ class Purse:
         return None
 
     def settle(self, reserved: Decimal | None, cost: Decimal | None) -> None:
-        """Count what a call cost that *reserved* was set aside for; what nobody can say counts as that."""
+        """Count the cost of a call for which *reserved* was set aside; an unknown cost counts as that."""
         if self.dollars is not None:
             self._reserved -= reserved or Decimal(0)
         known = reserved if cost is None else cost
@@ -354,7 +354,7 @@ class Rerunner(Replayer):
         self._break(address)
 
     def _break(self, address: Address) -> None:
-        """Let the record hold no longer from an effect on; what comes live follows on the recorded time."""
+        """Discard the record from an effect on; what follows live continues from the recorded time."""
         run, history = self._run, self._past.history
         if not self._is_broken:
             self._count.broke_at = shown_address(*address)

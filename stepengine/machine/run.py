@@ -133,7 +133,7 @@ NO_WORK = (AskPerson, *RUNS, *WAITS)
 
 
 def _waits(effect: Effect) -> bool:
-    """Return whether an effect is no work of the body that asks for it: a person, a time, a message, or a run of its own."""
+    """Return whether an effect is not work of the body that asks for it, but a person, a time, a message, or a run of its own."""
     members = effect.effects if type(effect) is Gather else (effect,)
     return any(type(member) in NO_WORK for member in members)
 
@@ -163,7 +163,7 @@ def _log_failure(run: RunState, body: Body, error: StepEngineError) -> None:
 
 def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:
     """
-    Run *flow*, a part of the machine, and exchange what it asks for with the world: this alone does.
+    Run *flow*, a part of the machine, and pass its effects to the world: nothing else does.
 
     What was said on the side is shown before anything else that is shown or asked for, the phase that the run enters before an
     effect. What comes back is noted before *flow* gets it. After a stop nothing is handed out any more: ``Stopped`` is raised
@@ -211,7 +211,7 @@ def parts_of(machine: Any) -> Iterator[Any]:
 
 
 def _until_end(run: RunState) -> Flow[_Ending]:
-    """Run to the end and return why it is one; the handler is closed when this returns."""
+    """Run to the end and return how it ended; the handler is closed when this returns."""
     try:
         _open(run)
         if run.plan.hooks.pre_run:
@@ -242,7 +242,7 @@ def _stopped(stop: Stop) -> _Ending:
 
 
 def _failed(run: RunState, error: StepEngineError) -> _Ending:
-    """Return how a run fails; once a limit was reached, that is why it ends, and the error is noted."""
+    """Return how a run fails; if a limit was reached before, that is why it ends, and the error is only noted."""
     if run.budget.reached is None:
         return _Ending(RunStatus.FAILED, error)
     run.side_events.warn(error.message)
@@ -336,7 +336,7 @@ def _context(run: RunState) -> StepContext:
 
 
 def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
-    """Tell the end, let the hooks look at it, and return it; nothing that was sent to the run is lost."""
+    """Announce the end, let the hooks look at it, and return it; nothing that was sent to the run is lost."""
     if run.background is not NO_CHILDREN:
         ending = yield from _without_background(run, ending)
     run.take_inbox()
@@ -356,7 +356,7 @@ def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
 
 
 def _without_background(run: RunState, ending: _Ending) -> Flow[_Ending]:
-    """Return how a run ends once no child of it is at work in the background; whoever drives a stopped run ends those itself."""
+    """Return how a run ends once none of its background children is at work; whoever drives a stopped run ends them itself."""
     if run.stop is not None:
         return ending
     try:
@@ -367,7 +367,7 @@ def _without_background(run: RunState, ending: _Ending) -> Flow[_Ending]:
 
 
 def _expire_at_end(run: RunState, status: RunStatus) -> None:
-    """Remove what is over with the run; one that is suspended goes on, and so does the one around an inline child."""
+    """Remove what ends with the run; a suspended run goes on, and so does the run around an inline child."""
     is_over = status is not RunStatus.SUSPENDED and not run.plan.is_inline
     run.history.expire(*(("agent_step", "user_prompt") if is_over else ("agent_step",)))
 

@@ -74,7 +74,7 @@ class Spent:
         self.credits_used = self._own_credits + self._children.credits_used
 
     def count_child(self, child: ChildResult) -> None:
-        """Add a child and what it spent; what an inline one leaves is none of the record."""
+        """Add a child and what it spent; what an inline child leaves is not recorded here."""
         self.entries += 1
         self.children.append(child if child.left is None else attrs.evolve(child, left=None))
         others = self._children = self._children + child.spending

@@ -244,7 +244,7 @@ class RunState:
         return value
 
     def _is_still(self, known: AgentState) -> bool:
-        """Return whether a state holds what the run does; an id that was only given to a call makes no other state."""
+        """Return whether a state equals that of the run; an id that was merely handed to a call does not make a difference."""
         return (
             known.view is self.history.view
             and self._entries == self.spent.entries
@@ -269,7 +269,7 @@ class RunState:
         raise UnknownModel(msg, kind="no_model")
 
     def own_background(self) -> Background:
-        """Return what knows the children in the background, for who starts some."""
+        """Return the registry of background children, for code that starts some."""
         if self.background is NO_CHILDREN:
             self.background = Background()
         return self.background
@@ -336,7 +336,7 @@ class RunState:
 
     def receive(self, outcome: Any, effect: Leaf | Gather | Compute) -> Single | Gathered:
         """
-        Return the outcome of *effect*, after everything that it says beside its value was noted.
+        Return the outcome of *effect*, after noting everything that it carries beside its value.
 
         A suspension that names no questions is given those of the ``AskPerson`` that it answers.
         """
@@ -412,7 +412,7 @@ class RunState:
         return self.budget.steps_left > 0 and self.budget.reached is None
 
     def begin_step(self) -> None:
-        """Make room for a step: results that expired go, what was sent meanwhile stands in its place."""
+        """Prepare a step: expired results are removed, and messages that arrived meanwhile are appended."""
         self.history.expire_results()
         if self.inbox:
             self.take_inbox()
@@ -442,11 +442,11 @@ class RunState:
         return complete
 
     def let_stop(self) -> None:
-        """Take note that a turn ended, so that hooks may refuse the next end as often again."""
+        """Note that a turn ended, so that hooks may refuse the next end just as often."""
         self._stops_refused = 0
 
     def refuse_stop(self, most: int) -> bool:
-        """Take note that a hook wants the turn to go on; return whether it may want that, *most* times in a row."""
+        """Note that a hook wants the turn to go on; return whether it may, which is at most *most* times in a row."""
         if self._stops_refused >= most:
             return False
         self._stops_refused += 1
@@ -457,7 +457,7 @@ class RunState:
         self.stop_reason = reason
 
     def too_long(self, overflow: ContextOverflow | None) -> None:
-        """Tell hooks from now on that the prompt was refused as too long; ``None`` ends that."""
+        """From now on tell hooks that the prompt was refused as too long; ``None`` ends that."""
         self._overflow = overflow
         self._refused_tokens = None if overflow is None else self.frozen().context_tokens
 
@@ -508,7 +508,7 @@ class RunState:
             self._adopt(change.tools)
 
     def _adopt(self, tools: Sequence[ToolLike]) -> None:
-        """Know tools that were found when the run began, in the plan's own table, where performers look for them, too."""
+        """Add tools that were found when the run began to the plan's own table, where performers look for them, too."""
         for tool in tools:
             self.bindings[tool.spec.name] = tool.binding()
         offered = {**self.offered, **{tool.spec.name: tool.spec for tool in tools}}
@@ -544,12 +544,12 @@ class RunState:
                 self.note_output()
 
     def hand_on_inbox(self) -> None:
-        """Leave what was sent to the body of a tool to its caller, whose conversation it belongs into."""
+        """Pass what was sent to the body of a tool to its caller, to whose conversation it belongs."""
         self.changes += self.inbox
         self.inbox = []
 
     def note_output(self) -> None:
-        """Take note that the output was set: what the body of a tool sets is its caller's."""
+        """Note that the output was set: what the body of a tool sets belongs to its caller."""
         if self.plan.body is not None:
             self.changes.append(SetOutput(self.output.value))
 
@@ -559,7 +559,7 @@ class RunState:
         return self._values
 
     def take_history(self, child: ChildResult, call_id: str) -> None:
-        """Put history and context that an inline child leaves in the place of the run's own."""
+        """Replace the run's history and context by what an inline child leaves."""
         if child.left is not None and not child.is_error:
             record, view = self.history.left_by_inline(child.left, call_id)
             self._context = child.left.context

@@ -83,7 +83,7 @@ _quick_reply = maker_of(Reply)
 
 
 def run_turn(run: RunState) -> Flow[None]:
-    """Run steps until the turn ends or the budget is spent; one whose children are at work in the background goes on with them."""
+    """Run steps until the turn ends or the budget is spent; a turn with background children at work goes on for them."""
     while not (yield from budgeted_step(run, PLAIN)) or (
         run.background is not NO_CHILDREN and (yield from wait_for_children(run))
     ):
@@ -193,7 +193,7 @@ def _started(run: RunState) -> ev.Event:
 
 
 def _left(run: RunState, error: BaseException) -> Flow[None]:
-    """Tell how a step ended that *error* leaves; whoever closes the machine is told nothing more."""
+    """Report the end of a step that *error* leaves; when the machine is being closed, nothing is reported any more."""
     if run.plan.watched() and not isinstance(error, GeneratorExit):
         yield Notify(_finished(run, status=status_after(error)))
 
@@ -272,7 +272,7 @@ def _callable(run: RunState, request: ModelRequest) -> Collection[str]:
 
 
 def _shorter(run: RunState, over: StepWith, error: ContextOverflow) -> Flow[ModelRequest]:
-    """Return the request as the hooks make it when told that it was too long, or raise *error*."""
+    """Return the request as hooks shorten it when told that it was too long, or raise *error*."""
     run.take_inbox()
     before = (run.system_prompt, run.history.view)
     run.too_long(error)
@@ -295,7 +295,7 @@ def _ask(run: RunState, request: ModelRequest, purpose: Purpose) -> Flow[ModelRe
 
 def _whole(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelReply) -> Flow[ModelReply]:
     """
-    Return a reply to its end: one that the provider paused is continued, and so is one that was cut.
+    Complete a reply: one that the provider paused is continued, and so is one that was cut.
 
     What is continued after a cut is text alone, at most three times, and not where the settings forbid it or the run
     that is repeated ended there.
@@ -334,14 +334,14 @@ def _more(
 
 
 def _is_cut_text(reply: ModelReply) -> bool:
-    """Return whether a reply of words alone was cut at the output limit."""
+    """Return whether a reply without calls was cut at the output limit."""
     if reply.stop_reason is not MAX_TOKENS or not reply.said.strip():
         return False
     return all(type(part) is TextPart or type(part) is ThinkingPart for part in reply.content)
 
 
 def _after(run: RunState, paused: ModelReply) -> Callable[[int], str]:
-    """Return what gives the ids of the calls that follow those of a reply that has only begun."""
+    """Return the generator of ids for the calls that follow those of an unfinished reply."""
     held = sum(type(part) is ToolCallPart for part in paused.content)
     return lambda number: run.coming_call_id(held + number)
 
@@ -358,7 +358,7 @@ def _joined(paused: ModelReply, more: ModelReply) -> ModelReply:
 
 
 def _numbered(run: RunState, reply: ModelReply) -> Reply:
-    """Give every call of a reply our own id; of a reply that was cut off, the last call stays as text."""
+    """Give every call of a reply an id of ours; the last call of a reply that was cut off stays text."""
     parts: list[AssistantPart] = []
     calls: list[ToolCallPart] = []
     last = len(reply.content) - 1
@@ -401,7 +401,7 @@ def _heard(run: RunState, reply: Reply) -> Flow[None]:
 
 
 def _warn_of_written_call(run: RunState, reply: ModelReply) -> None:
-    """Say once in the result that a model wrote a call into its text, which then is text and nothing more."""
+    """Say once in the result that a model wrote a call into its text, where it is not carried out."""
     mark = mark_in(reply.said)
     if not mark:
         return
@@ -454,7 +454,7 @@ def _run_tools(run: RunState, reply: Reply, calls: Sequence[Call]) -> Flow[Limit
 
 
 def _commit(run: RunState, message: AssistantMessage, calls: Sequence[Call]) -> None:
-    """Append a reply and its results, inputs that people changed as they ran: the model must not take its own for that."""
+    """Append a reply and its results, with the inputs as people changed them: the model must not believe that its own ran."""
     results: list[ToolResult] = []
     ran: dict[str, AssistantPart] = {}
     for call in calls:
@@ -487,7 +487,7 @@ def _ends(run: RunState, calls: Sequence[Call]) -> bool:
 
 
 def _may_end(run: RunState) -> Flow[bool]:
-    """Ask the ``on_stop`` hooks whether a turn that would end may; one whose budget is spent or reply was cut does."""
+    """Ask the ``on_stop`` hooks whether a turn may end; it ends without asking when its budget is spent or its reply was cut."""
     if not run.plan.hooks.on_stop or run.budget.steps_left <= 0 or run.truncated:
         return True
     return not (yield from hooks.on_stop(run))

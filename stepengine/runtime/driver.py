@@ -145,7 +145,7 @@ class RunTask:
         self._loop.call_soon_threadsafe(self._kick)
 
     def performer_of(self, kind: type) -> Performer:
-        """Return what an effect of this kind goes to; repeated calls of tools are counted while somebody watches."""
+        """Return the performer for an effect of this kind; repeated calls of tools are counted while somebody watches."""
         direct = self.direct
         if direct is None or kind not in BARE or (kind is CallTool and self.tree.hub.watched):
             return self.tree.performer
@@ -158,7 +158,7 @@ class RunTask:
         return [item for item in items if self._lasts(item)]
 
     def spare(self, stop: Stop) -> None:
-        """Let nothing more begin, and cut what is under way but for what is ``lasting``; children are told themselves."""
+        """Let nothing more begin, and cut what is under way except what is ``lasting``; children are told separately."""
         self.stopping = self.stopping or stop
         busy = self.busy
         if type(busy) is _Together:
@@ -197,7 +197,7 @@ class RunTask:
             self.stopping = self.stopping or Stop("cancelled")
 
     def crashed(self, error: BaseException) -> Stop:
-        """Account for an exception that is the caller's: the tree ends, then it is raised there."""
+        """Account for an exception that belongs to the caller: the tree ends, then it is raised there."""
         self.tree.reraise = self.tree.reraise or error
         is_interrupt = isinstance(error, KeyboardInterrupt | SystemExit)
         stop = Stop("cancelled") if is_interrupt else Stop("crashed", error=error)
@@ -216,7 +216,7 @@ class RunTask:
         return self.halt()
 
     def halt(self, item: Item | None = None) -> Stop:
-        """Return the outcome of an effect that is not, or not to its end, performed, with what became of it until then."""
+        """Return the outcome of an effect that was not performed, or not to its end, with what became of it until then."""
         stop, tree = self.stopping or Stop("cancelled"), self.tree
         if item is None:
             return Stop(stop.kind, tree.elapsed(), stop.error, stop.questions)
@@ -273,7 +273,7 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
 
 
 async def _compute(run: RunTask, effect: Compute) -> Single:
-    """Have work done in a thread; where the run is stopped the work is ended, and waited for. What is recorded takes none."""
+    """Have work done in a thread; if the run is stopped, end the work and wait for it. Recorded work needs no thread."""
     if run.must_stop():
         return run.halt()
     tree = run.tree
@@ -407,7 +407,7 @@ def _take_message(tree: RunTree, item: Item, outcome: Single) -> None:
 
 
 def _is_known(tree: RunTree, item: Item) -> bool:
-    """Return whether a question asks what somebody allowed for good, or what another run asks already: that is shown to nobody."""
+    """Return whether a question asks for what was allowed for good, or is asked by another run already: then nobody is shown it."""
     if item.effect.purpose == "limit":  # type: ignore[union-attr]
         return not tree.desk.announces(item.effect.questions[0])  # type: ignore[union-attr]
     return all(map(tree.desk.knows, item.effect.questions))  # type: ignore[union-attr]
@@ -498,7 +498,7 @@ class _Together:
         return list(self._running.values())
 
     def all_wait(self, is_waiting: Callable[[Item], bool]) -> bool:
-        """Return whether every member that is under way waits, and none is about to begin."""
+        """Return whether every member under way is waiting, and none is about to begin."""
         if not self._beginning and self._run.stopping is None and self._admissible():
             return False
         items = [*self._running.values(), *self._beginning]
@@ -588,7 +588,7 @@ class _Together:
                 self._look_at_race(race, ends=not was_given_up(outcome))
 
     def _look_at_race(self, race: range, *, ends: bool) -> None:
-        """Give up the others of a race that a member has *ended*; once all have, a message that a loser had is there for the next."""
+        """Give up the others of a race that a member has *ended*; once all have ended, a message that a loser took is free for the next."""
         left = [self.items[n] for n in race if self.outcomes[n] is None]
         if ends:
             self._run.tree.brake.give_up(left)

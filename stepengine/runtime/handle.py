@@ -122,7 +122,7 @@ class RunHandle(Generic[Out]):
 
     @property
     def children(self) -> tuple[ChildRun, ...]:
-        """The runs below this one that are under way, those of children included; how others ended is in the result."""
+        """The runs below this one that are under way, at any depth; how others ended is in the result."""
         seats = self._tree.hub.seats()
         return tuple([ChildRun(path, seat.run_id, seat.agent_id) for path, seat in seats.items() if path])
 
@@ -153,7 +153,7 @@ class RunHandle(Generic[Out]):
 
     @property
     def questions(self) -> tuple[Question, ...]:
-        """The questions that ``answer`` can be given for now; those that a suspended run left are in its result."""
+        """The questions that ``answer`` can answer now; those that a suspended run left are in its result."""
         return self._tree.desk.open
 
     @property
@@ -173,7 +173,7 @@ class RunHandle(Generic[Out]):
 
     @property
     def _has_crashed(self) -> bool:
-        """Whether the last turn left nothing to go on from; so it is from its end on, before ``_turn_ended`` is called."""
+        """Whether the last turn left nothing to continue from; this holds from its end on, before ``_turn_ended`` is called."""
         return self._task.done() and (self._task.cancelled() or self._task.exception() is not None)
 
     def on_end(self, tell: Callable[[], object]) -> None:
@@ -195,7 +195,7 @@ class RunHandle(Generic[Out]):
         return await self.wait()
 
     async def wait(self) -> RunResult[Out]:
-        """Do what ``result`` does, for whoever only looks after the run: it does not count as used."""
+        """Do what ``result`` does, for code that only looks after the run: the result does not count as used."""
         return await asyncio.shield(self._task)
 
     def events(self, after: str | None = None, *, answers: bool = False) -> AsyncGenerator[Event, None]:
@@ -268,7 +268,7 @@ class RunHandle(Generic[Out]):
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """What was sent to the run and did not get to it yet; when it has ended, what never did."""
+        """What was sent to the run and has not reached it yet; once it has ended, what never did."""
         return tuple([message.text for message in self._tree.inbox])
 
     def send_tool_result(self, tool_call_id: str, result: object, *, path: str | None = None) -> None:
@@ -398,7 +398,7 @@ class RunHandle(Generic[Out]):
         self._in_loop(self._end_if_idle)
 
     def _in_loop(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call something in the run's event loop: now, where that is the one that runs here."""
+        """Call something in the run's event loop: at once if that is the loop of the caller."""
         if asyncio._get_running_loop() is self._loop:  # noqa: SLF001  (it is public, and None where no loop runs)
             call(*arguments)
         elif not self._loop.is_closed():

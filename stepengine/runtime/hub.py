@@ -436,7 +436,7 @@ class Hub:
 
     def _news(self, event: Event, shows: Callable[[Event], bool]) -> Iterator[Event]:
         """
-        Give what of *event* is shown of a run that goes on: the news, whole steps around them.
+        Give what is shown of *event* in a resumed run: the news, and whole steps around them.
 
         A step of which only the rest is news begins with the first of it, so that whoever is shown its end saw it begin.
         """
@@ -616,7 +616,7 @@ class Subscription:
             self._wake()
 
     def miss(self, count: int, reason: str) -> None:
-        """Have the reader told first that it does not get *count* events, or not those of another epoch."""
+        """Tell the reader first that it misses *count* events, or those of another epoch."""
         self._dropped, self._reason = count, reason
 
     def end(self) -> None:

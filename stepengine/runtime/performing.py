@@ -165,7 +165,7 @@ class Innermost:
     # --- model calls --------------------------------------------------------------------------------------------------
 
     async def _call_model(self, item: Item, io: IO) -> Single:
-        """Ask a model, again where that may help; what failed attempts used is added to usage and cost, or to the error's."""
+        """Ask a model, again if that may help; what failed attempts used is added to the usage and cost of the reply or error."""
         request: ModelRequest = item.effect.request  # type: ignore[union-attr]
         spent: Usage | None = None
         try:
@@ -275,7 +275,7 @@ class Innermost:
         return self._cost(model, usage) if cost is None and reply.model is not None else cost
 
     def _unpriced(self, model: str, reply: ModelReply) -> tuple[str, ...]:
-        """Return what of *reply* has no price, which makes of its cost a lower bound."""
+        """Return the parts of *reply* that have no price, which makes its cost a lower bound."""
         of: Callable[[str, ModelReply, datetime], tuple[str, ...]] | None
         of = getattr(self._services.pricing, "unpriced", None)
         return () if of is None else self._guarded(model, lambda: of(model, reply, self._tree.now())) or ()
@@ -497,7 +497,7 @@ class Innermost:
     async def _in_time(
         self, item: Item, effect: AwaitMessage | AwaitRuns, coming: Callable[[], asyncio.Future[None]]
     ) -> Single | None:
-        """Wait until something came, and return ``None``, so that it is looked at; else what ends the wait."""
+        """Wait until something has come, and return ``None``, so that it is looked at; else return what ends the wait."""
         if effect.wakes is None:
             came = await self._tree.standstill.until(item, waits_of(item), coming)
             return None if came else Stop("suspended", self._elapsed())
@@ -523,7 +523,7 @@ class Innermost:
         sleep: Callable[[], Awaitable[None]],
         *coming: Callable[[], asyncio.Future[None]],
     ) -> bool:
-        """Wait so many *seconds*, as *sleep* does, or for what is *coming*; return ``False`` when the tree stood still before."""
+        """Wait so many *seconds*, as *sleep* does, or for what is *coming*; return ``False`` if the tree came to rest first."""
         if seconds > self._services.sleep_in_process:
             return await self._tree.standstill.until(item, waits_of(item), *coming, sleep)
         if coming:
@@ -552,7 +552,7 @@ class Innermost:
         return self._awaited(item, effect.children, background.done(effect.children))
 
     async def _run_in_background(self, item: Item, io: IO) -> Single:
-        """Run a child in the background; one that stands still does not end before its tree does, or its parent ends it."""
+        """Run a child in the background; a child at rest ends only with its tree, or when its parent ends it."""
         effect: RunInBackground = item.effect  # type: ignore[assignment]
         finished = await io.drive(effect.plan, effect.state, item.path)
         child, known = finished.as_child(), self._tree.background.child(item.path)
@@ -575,7 +575,7 @@ class Innermost:
         return self._value(item, child)
 
     def _stopped_with(self, finished: Finished, **end: Any) -> Stop | None:
-        """Return how an effect is stopped whose run was, with its *end* as ``child`` or ``body``; ``None`` where that has ended."""
+        """Return the stop of an effect whose run was stopped, with its *end* as ``child`` or ``body``; ``None`` if that run has ended."""
         if finished.status is RunStatus.SUSPENDED:
             return Stop("suspended", self._elapsed(), questions=finished.pending, **end)
         stop = self._tree.root.stopping
@@ -613,7 +613,7 @@ async def _first(*coming: Awaitable[Any]) -> None:
 
 
 def _interactor_of(item: Item) -> Interactor | None:
-    """Return who was given to the tool that asks, ``ask_user_tool(interactor)``; ``None`` for nobody."""
+    """Return the interactor that was given to ``ask_user_tool(interactor)``; ``None`` for none."""
     effect = cast("AskPerson", item.effect)
     of_tool = effect.tool_call_id and effect.purpose == "question"
     binding = item.plan.tools.get("ask_user") if of_tool else None
@@ -635,7 +635,7 @@ def _caught(body: Callable[[], object]) -> tuple[Any, Exception | None]:
 
 
 def _drop_frames(error: BaseException | None) -> None:
-    """Let an error that is handed on hold no frames, nor what led to it: frames hold on to whole transcripts."""
+    """Strip frames and causes from an error that is passed on: frames keep whole transcripts alive."""
     found, seen = [error], set[int]()
     while found:
         one = found.pop()
@@ -703,7 +703,7 @@ class _Heard:
 
     def tell(self, stopped: BaseException) -> None:
         """
-        Let *stopped*, which ended the stream, say what that had used: what the provider told of it, and no less than was streamed.
+        Add to *stopped*, which ended the stream, what the stream had used: what the provider said, and no less than was streamed.
 
         Four characters are a token. The size of the prompt is left to the provider, who alone knows how much was cached.
         """
@@ -779,7 +779,7 @@ def _notice(item: Item, io: IO, request: ModelRequest) -> Notice:
 
 
 def _is_stop(raised: BaseException) -> bool:
-    """Return whether what a call ended with is no failure of its provider: a cancellation of ours, or what is the caller's."""
+    """Return whether a call ended for a reason other than its provider: a cancellation of ours, or an exception for the caller."""
     if isinstance(raised, asyncio.CancelledError):
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0
@@ -787,7 +787,7 @@ def _is_stop(raised: BaseException) -> bool:
 
 
 def _with_use(late: Stop, value: object) -> Stop:
-    """Return *late*, the outcome of what came too late, with what it had used if it is a reply."""
+    """Return *late*, an outcome that came too late, with what it had used if it is a reply."""
     if not isinstance(value, ModelReply) or value.usage is None:
         return late
     return attrs.evolve(late, begun=Begun(value.usage, value.cost))
@@ -904,7 +904,7 @@ class Deferred:
 
     def deliver(self, call_id: str, result: object, path: str | None = None) -> None:
         """
-        Give a call that waits its result; may be called from any thread.
+        Give a waiting call its result; may be called from any thread.
 
         Raises:
             ToolError: when no call with that id waits, or those of several runs do and *path* does not say which.
@@ -914,7 +914,7 @@ class Deferred:
 
     def place(self, call_id: str, path: str | None = None) -> tuple[str, int]:
         """
-        Return which effect a call is that waits: the path of its run, and its number there; may be called from any thread.
+        Return the effect of a waiting call: the path of its run, and its number there; may be called from any thread.
 
         Raises:
             ToolError: as ``deliver``.

@@ -137,7 +137,7 @@ lent = changer_of(Services, "models", "tools", "window", "planner", "remembered"
 
 
 class _Wrapping(NamedTuple):
-    """What stands around the innermost performer, from the inside out; the gate is not asked for by anybody."""
+    """What wraps the innermost performer, from the inside out; nobody asks for the gate."""
 
     brake: Brake
     recording: Performer
@@ -267,7 +267,7 @@ class RunTree:
         *,
         earlier: Sequence[tuple[Question, AnswerLike]] = (),
     ) -> None:
-        """Let the root start from these, before it runs: what a session holds is known only when it was loaded."""
+        """Make the root start from these, before it runs: what a session holds is known only once it is loaded."""
         self.root.plan, self.root.state, self.root.path = plan, state, plan.path
         self.desk.give(answers or {}, earlier)
         self._lend(services, plan)
@@ -381,7 +381,7 @@ class RunTree:
         return True
 
     def stands(self, item: Item) -> None:
-        """Take note that a wait is one for which the tree is suspended."""
+        """Note that the tree is suspended for this wait."""
         self.standstill.waits[item.path, item.effect.seq] = waits_of(item)
 
     async def hold_new(self, item: Item, *, begins: bool) -> None:
@@ -430,7 +430,7 @@ class RunTree:
         return is_new
 
     def steer(self, message: Message) -> None:
-        """Do what somebody sent who does not hold the run: answer a question, end a run, say something to one."""
+        """Do what somebody outside sent: answer a question, end a run, say something to one."""
         said = str(message.value)
         match message.kind:
             case "input" if message.path:
@@ -678,7 +678,7 @@ class RunTree:
         return loop.call_later(max(0.0, seconds), run.stop, _too_late(seconds))
 
     def _hear(self, path: str) -> None:
-        """Give a run that goes on what was said to it before, and that it did not hear."""
+        """Give a resumed run what was said to it before and did not reach it."""
         unheard = [UserMessage(text) for text in self.mail.unheard(path)]
         if unheard:
             (self.inboxes.setdefault(path, []) if path else self.inbox).extend(unheard)
@@ -700,7 +700,7 @@ class RunTree:
         return None
 
     def _forget(self, path: str) -> None:
-        """Keep nothing of a run that has ended, so that ten thousand children leave no more behind than one."""
+        """Forget a run that has ended, so that ten thousand children leave no more behind than one."""
         self.runs.pop(path, None)
         self.deadlines.pop(path, None)
         self.inboxes.pop(path, None)
@@ -749,7 +749,7 @@ def _broken_off(finished: Finished, error: BaseException | None) -> Finished:
 
 
 def _lost(run: RunTask, error: BaseException) -> Finished:
-    """Return how a run ends whose machine broke: it takes nothing else down."""
+    """Return the end of a run whose machine broke, which takes nothing else down."""
     if not isinstance(error, StepEngineError):
         msg = f"the run of {run.plan.definition.id!r} broke with {type(error).__name__}: {error}"
         wrapped = StepEngineError(msg)

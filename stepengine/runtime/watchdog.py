@@ -137,7 +137,7 @@ def _keep(loop: asyncio.AbstractEventLoop, watchdog: Watchdog) -> None:
 
 @renews
 def _forget() -> None:
-    """Watch nothing of the parent's: its loops never answer in a forked child, where there is no thread that asks, either."""
+    """Watch nothing of the parent's: its loops never answer in a forked child, which has no thread to ask them, either."""
     _watchdogs.clear()
     _threads.clear()
 

@@ -256,9 +256,7 @@ class _Search:
         from stepengine.data.codec import plain
 
         if not self._has_begun():
-            msg = (
-                f"{str(self.folder)!r} is not a folder of a search: it has no {JOURNAL} with a run; --out begins one there"
-            )
+            msg = f"{str(self.folder)!r} is not a folder of a search: it has no {JOURNAL} with a run; --out begins one there"
             raise UsageProblem(msg)
         plan: dict[str, Any] = plain(self.journal.history().root["params"])
         if plan["source"] != self._source():
