@@ -1147,7 +1147,7 @@ MUTANTS = (
         ("tests/models/test_wrong_keys.py",),
     ),
     Mutant(
-        "an answer as an object is no reply",
+        "an answer as an object is not a reply",
         "stepengine/models/openai_chat/decode.py",
         '    if isinstance(message.get("content"), Mapping) and _wants_json(call):\n',
         "    if False:\n",

@@ -826,7 +826,7 @@ PLACES = (
         ("models/google/calls.py:SEGMENT",),
     ),
     Place(
-        "reply of a server that is no message",
+        "reply of a server that is not a message",
         lambda line: (ANSWER.search(line), list(ID.finditer(line))),
         (
             ofb("a"),

@@ -617,7 +617,7 @@ class EditorAgent:
         session.agent = servers.with_sources(engine.agent(self._agent), session.sources)
 
     def _answer_with(self, session: _Session, said: prompts.Prompt) -> None:
-        """Give the run what it asked for; a text that is no answer leaves its question open."""
+        """Give the run what it asked for; a text that is not an answer leaves its question open."""
         assert session.handle is not None  # noqa: S101 - the turn before left it
         if said.media:
             msg = "the agent waits for an answer in words; send images and files with the prompt after it"

@@ -121,7 +121,7 @@ def bench_for(
         into: A journal beside that of the options, which tools are not to show either.
         is_new: Whether the run begins now: models that are set for agents hold for it, a recorded run keeps its own.
         observers: Who else is shown the events of runs.
-        headless: Whether nobody is there to answer; by default that is the case where stdin is no terminal.
+        headless: Whether nobody is there to answer; by default that is the case where stdin is not a terminal.
         asks_nobody: Whether the person at the terminal is not asked, who would have to answer for many runs.
         hooks: The names of the hooks of a recorded run: of those of the command line only these are there; by default all.
         others: More agents that the engine has, with those that they may spawn.
@@ -310,7 +310,7 @@ def pricing_of(options: Options) -> Pricing:
     Return what replies cost: the packaged prices, and what ``--price`` says of models that have none or are at ``--base-url``.
 
     Raises:
-        UsageProblem: when that is no price.
+        UsageProblem: when that is not a price.
     """
     from stepengine.models.pricing import cost_of
 

@@ -469,7 +469,7 @@ def refuse_foreign_yes(
         journal: The journal.
         history: What it says.
         after: Where it is forked; by default it goes on where it ends.
-        edited: Whether the outcome there is given anew, which is no word of the journal.
+        edited: Whether the outcome there is given anew, which is not a word of the journal.
 
     Raises:
         UsageProblem: when it allows a call that has not begun; it says what helps.

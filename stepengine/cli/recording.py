@@ -2,7 +2,7 @@
 Recording by default: the state folder of the user, what lies beside each journal, and which runs go when there are many.
 
 A run is ``runs/<stem>.jsonl`` and its companion ``runs/<stem>.json``, which says what a journal does not: the agent's file,
-the folder, the options. It is no part of the journal, and where it is lost the journal tells what is needed. Lives here:
+the folder, the options. It is not part of the journal, and where it is lost the journal tells what is needed. Lives here:
 folders, companions, their names and their end. Must not be here: how a run is started or shown.
 """
 

@@ -600,7 +600,7 @@ class Receive(Member["T_co | None"], Generic[T_co]):
         schema: What a message has to fit; one that does not is left out, with a warning in the run's result.
 
     Raises:
-        BadYield: for what is no topic, timeout or schema.
+        BadYield: for what is not a topic, timeout or schema.
     """
 
     topic: str = attrs.field(converter=a_topic)

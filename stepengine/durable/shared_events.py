@@ -311,7 +311,7 @@ class SharedEvents:
         """
         Return the keys of what is new and has a place to get.
 
-        How a run without a result ended is no part of the order, and is shown behind it: somebody may let the run go on.
+        How a run without a result ended is not part of the order, and is shown behind it: somebody may let the run go on.
         """
         unplaced: list[str] = []
         for record in follower.news().records:

@@ -130,7 +130,7 @@ class Order:
         spawns: The way to this run, from what the root asked for on; empty for the root.
         parent: What the parent's state gives to a child.
         slice: What this child may use of its tree's budgets.
-        turn: Its number in the session that ``info`` names; 0 for what is no turn.
+        turn: Its number in the session that ``info`` names; 0 for what is not a turn.
         rules: What people allowed for good before it began; a turn knows them when it is its turn.
         before: What the turns before it left beside state and rules, once it is its turn; never stored.
     """
@@ -212,7 +212,7 @@ class Order:
                 spawns=tuple([Ancestor(**spawn) for spawn in form["spawns"]]),
             )
         except (LookupError, TypeError, AttributeError) as error:
-            msg = f"this is no request of a run: {type(error).__name__}: {error}"
+            msg = f"this is not a request of a run: {type(error).__name__}: {error}"
             raise DataError(msg) from error
 
 

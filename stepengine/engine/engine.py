@@ -604,7 +604,7 @@ class Engine:
             Whether it is new: ``False`` when it was sent before.
 
         Raises:
-            BadYield: for what is no topic.
+            BadYield: for what is not a topic.
             DataError: for what is not JSON.
             InputError: when it is too long, or another message has its id.
             JournalMissing: when there is no such run.

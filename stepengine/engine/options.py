@@ -292,7 +292,7 @@ def given(method: str, kind: type[Any], options: Mapping[str, Any]) -> dict[str,
         if name not in kind.__annotations__:
             hint = MODEL_HINT if name == "model" else ""
             msg = f"{method}() takes no {name!r}; its options are: {', '.join(kind.__annotations__)}{hint}"
-            raise InputError(msg, issues=(f"{name} is no option",))
+            raise InputError(msg, issues=(f"{name} is not an option",))
     issues = [what.problem(name, options[name]) for name, what in RUN.items() if name in options]
     for issue in filter(None, issues):
         msg = f"{method}(): {issue}"

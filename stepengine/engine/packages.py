@@ -249,7 +249,7 @@ def _is_version(version: str, member: Member, wanted: str) -> bool:
     try:
         return Version(version) == Version(member.package.version)
     except InvalidVersion:
-        msg = f"{version[:ID_CHARS]!r} in {wanted[:TEXT_CHARS]!r} is no version; one like '1.2' would be fine"
+        msg = f"{version[:ID_CHARS]!r} in {wanted[:TEXT_CHARS]!r} is not a version; one like '1.2' would be fine"
         raise DefinitionError(msg) from None
 
 

@@ -387,7 +387,7 @@ class _Frame:
 
 
 NO_FRAME = _Frame(None, is_shared=True)
-"""Of whatever is no request."""
+"""Of whatever is not a request."""
 
 
 class Encoder:

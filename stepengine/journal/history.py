@@ -283,7 +283,7 @@ class History:
     def _take_intent(self, record: Intent) -> str:
         path, seq, kind = record.path, record.seq, record.type
         if kind not in EFFECTS:
-            return f"{kind[:80]!r} is no effect"
+            return f"{kind[:80]!r} is not an effect"
         if (path, seq) == ROOT:
             problem = "the root run starts twice" if self.intents else ""
         else:
@@ -529,7 +529,7 @@ class History:
             or not (source == ROOT or known.type == "CallModel")
             or self._order[source] >= self._order[address]
         ):
-            msg = f"it shares messages with {shown_address(*source)}, which is no earlier request"
+            msg = f"it shares messages with {shown_address(*source)}, which is not an earlier request"
             raise self._corrupt(self.intents[address], DataError(msg))
 
     def _items(self, address: Address) -> list[Mapping[str, Any]]:
@@ -626,7 +626,7 @@ class History:
                 return attrs.evolve(record, line=None)
 
     def has_run(self, path: str) -> bool:
-        """Return whether a call is recorded whose work a run at *path* is."""
+        """Return whether the effect that starts the run at *path* is recorded."""
         return parent_of(path) in self.intents
 
     def has_ended(self, path: str) -> bool:
@@ -820,12 +820,12 @@ def created_of(head: Head) -> datetime:
     Return when the recorded root run was created.
 
     Raises:
-        JournalCorrupt: when that is no time.
+        JournalCorrupt: when that is not a time.
     """
     try:
         return datetime.fromisoformat(head.created)
     except ValueError as error:
-        msg = f"the head says that the run was created at {head.created!r}, which is no time"
+        msg = f"the head says that the run was created at {head.created!r}, which is not a time"
         raise JournalCorrupt(msg) from error
 
 

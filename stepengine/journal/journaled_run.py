@@ -531,7 +531,7 @@ class JournaledRun:
             elif letter.topic in waiting:
                 self._take_answer(letter, waiting[letter.topic], asks_again=asks_again)
             elif letter.topic not in asked:
-                self._leave_out(letter, f"{letter.topic!r} is no question of this run")
+                self._leave_out(letter, f"{letter.topic!r} is not a question of this run")
 
     def _take_answer(self, letter: Letter, question: Question, *, asks_again: bool) -> None:
         """Let a question be answered by a letter, unless whoever resumes the run answers it."""

@@ -1,7 +1,7 @@
 """
 How a run is opened on its journal; one journal, one mode, from start to end. What differs by the mode stands here, alone.
 
-A mode is no state: it is asked about the run and its past, and says what is to be done.
+A mode is not a state: it is asked about the run and its past, and says what is to be done.
 """
 
 from __future__ import annotations

@@ -398,7 +398,7 @@ class Reserve:
             self._take(sizes)
 
     def _take(self, sizes: tuple[int, ...]) -> None:
-        """Keep the first of these sizes that there is room for; a full disk is no error."""
+        """Keep the first of these sizes that there is room for; a full disk is not an error."""
         for size in sizes:
             try:
                 self._descriptor = _room(self._folder, size)

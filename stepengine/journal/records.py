@@ -264,7 +264,7 @@ def check_outcome(effect: str, outcome: Value | Failure, asked: int = 0) -> None
         msg = f"a {type(value).__name__} is no outcome of this {effect}"
         raise ValueError(msg)
     if not all(isinstance(message, UserMessage) for message in outcome.inputs):
-        msg = "what was sent to the run meanwhile is no user message"
+        msg = "what was sent to the run meanwhile is not a user message"
         raise ValueError(msg)
 
 

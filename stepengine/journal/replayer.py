@@ -226,7 +226,9 @@ def live_kinds(names: Collection[str]) -> frozenset[str]:
         other = (
             "; models answer anew in a rerun: engine.rerun(journal, at=0, reuse=False)" if "call_model" in wrong else ""
         )
-        msg = f"live={wrong[0]!r} is no kind of effect that a replay can perform; those are: {', '.join(KINDS)}{other}"
+        msg = (
+            f"live={wrong[0]!r} is not a kind of effect that a replay can perform; those are: {', '.join(KINDS)}{other}"
+        )
         raise JournalError(msg)
     return frozenset([KINDS[name] for name in given])
 

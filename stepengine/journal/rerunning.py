@@ -81,7 +81,7 @@ class Purse:
         is_empty: Whether a call was refused because there was no room for it.
 
     Raises:
-        JournalError: for what is no amount above 0.
+        JournalError: for what is not an amount above 0.
     """
 
     def __init__(self, dollars: Decimal | float | str | None = None) -> None:

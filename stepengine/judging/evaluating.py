@@ -152,7 +152,7 @@ class Evaluation:
         checks: list[object] = [*self.checks, *case.checks]
         if not checks:
             yield "it has no check, so that nothing can be said of it"
-        yield from [f"{check!r} is no check; one is a function" for check in checks if not callable(check)]
+        yield from [f"{check!r} is not a check; one is a function" for check in checks if not callable(check)]
         yield from _problems_of(self.files_of(case), root)
 
     def files_of(self, case: Case) -> Files:
@@ -833,13 +833,13 @@ def _is_judge(check: CheckFunction) -> bool:
 
 
 def _status_of(result: RunResult) -> str:
-    """Return how a run ended; a provider that fails after all retries is no failure of the agent."""
+    """Return how a run ended; a provider that fails after all retries is not a failure of the agent."""
     is_provider = result.status is RunStatus.FAILED and isinstance(result.error, ModelError)
     return ERROR if is_provider else result.status.value
 
 
 def _cut_off(history: History) -> str:
-    """Return what a run or a child of it lost that is no fault of theirs, such as a server of tools; ``""`` for nothing."""
+    """Return what a run or a child of it lost that is not a fault of theirs, such as a server of tools; ``""`` for nothing."""
     for address, intent in in_program_order(history):
         known = history.results.get(address)
         if known is None or intent.type not in ("CallTool", "Perform"):

@@ -128,7 +128,7 @@ def _short(value: Any) -> str:
 
 
 def _short_dict(value: dict[Any, object]) -> str:
-    """Return a dict as source code, as far as it is plain and short; the ``repr`` of its members is never called."""
+    """Return a dict as source code, as far as it is plain and short; no ``repr`` of a member's own class is called."""
     members = [f"{_short_member(k)}: {_short_member(v)}" for k, v in islice(value.items(), MEMBERS)]
     more = [f"... {len(value) - MEMBERS} more"] if len(value) > MEMBERS else []
     return f"{{{', '.join([*members, *more])}}}"

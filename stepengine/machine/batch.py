@@ -231,7 +231,7 @@ def _conclude(members: Sequence[Member]) -> None:
 
 
 def _has_no_room(outcome: Single) -> bool:
-    """Return whether a member was not begun, because a limit has no room for all the children that it asked for."""
+    """Return whether a member was not begun, because a limit has no room for all the children that were asked for with it."""
     return type(outcome) is Failure and isinstance(outcome.error, LimitExceeded) and outcome.error.kind == "children"
 
 
@@ -311,11 +311,9 @@ def _deny(call: Call, message: str) -> None:
     """Give a call the result that it is denied; a model that keeps trying is told to stop, and in the end its run is stopped."""
     name = call.own_name
     text = message or f"The call of {call.asked.tool_name} was denied."
-    row = call.run.budget.deny(name)
-    if row >= TOLD_AT:
-        text += (
-            f" {name} was denied {row} times in a row: do not call it again, go on without it or say what is missing."
-        )
+    in_a_row = call.run.budget.deny(name)
+    if in_a_row >= TOLD_AT:
+        text += f" {name} was denied {in_a_row} times in a row: do not call it again, go on without it or say what is missing."
     call.finish(ToolResult.error(text, status="denied"))
 
 

@@ -88,7 +88,7 @@ class Budget:
     def deny(self, tool_name: str) -> int:
         """Count a denied call; return how many calls of its tool in a row that makes. Too many of all end the run."""
         self._denials += 1
-        row = self.denied[tool_name] = self.denied.get(tool_name, 0) + 1
+        in_a_row = self.denied[tool_name] = self.denied.get(tool_name, 0) + 1
         most = self.limits.max_denials
         if most is not None and self._denials >= most:
             msg = (
@@ -97,7 +97,7 @@ class Budget:
                 "Limits(max_denials=...)"
             )
             self.reach(LimitExceeded(msg, kind="denials", limit=most))
-        return row
+        return in_a_row
 
     def allow(self, tool_name: str) -> None:
         """Take note that a call of a tool was not denied."""

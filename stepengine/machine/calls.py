@@ -260,7 +260,7 @@ class Child(Member):
         return self.handed_out
 
     def _agent_id(self) -> str:
-        """Return the id that was asked for, without its publisher if that is how the agent is known."""
+        """Return the id that was asked for; for one with a publisher, that of the agent that it stands for."""
         wanted = self._asked.agent_id
         return (resolved(self.run, wanted) or wanted) if "/" in wanted else wanted
 

@@ -149,7 +149,7 @@ class History:
         """
         if record is not None:
             if self._keeps_left_out:
-                # What was said for a time only is no part of the conversation that anybody would look up.
+                # What was said for a time only is not part of the conversation that anybody would look up.
                 self.left_out += tuple([m for m in self.record.left_out_of(record) if _time_of(m) is None])
             own, length = self.added(), len(record)
             is_kept = record[length - len(own) :] == own and (own or not has_begun)

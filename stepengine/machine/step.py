@@ -259,9 +259,9 @@ def _tail(run: RunState) -> Flow[Sequence[Message]]:
 
 def _taken(run: RunState, model: ModelReply, request: ModelRequest) -> tuple[Reply, list[Call]]:
     """Count the step that a reply makes; return the reply and its calls."""
-    row = run.count_step(model.stop_reason, only_thoughts=_is_only_thoughts(model))
-    if row >= MAX_THOUGHTS:
-        run.cut_turn(f"the turn was ended after {row} replies in a row that were only thoughts")
+    in_a_row = run.count_step(model.stop_reason, only_thoughts=_is_only_thoughts(model))
+    if in_a_row >= MAX_THOUGHTS:
+        run.cut_turn(f"the turn was ended after {in_a_row} replies in a row that were only thoughts")
     reply = _numbered(run, model)
     return reply, called_by_model(run, reply.calls, _callable(run, request))
 
@@ -341,7 +341,7 @@ def _is_cut_text(reply: ModelReply) -> bool:
 
 
 def _after(run: RunState, paused: ModelReply) -> Callable[[int], str]:
-    """Return the generator of ids for the calls that follow those of an unfinished reply."""
+    """Return the function that gives ids to the calls that follow those of an unfinished reply."""
     held = sum(type(part) is ToolCallPart for part in paused.content)
     return lambda number: run.coming_call_id(held + number)
 

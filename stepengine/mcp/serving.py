@@ -500,7 +500,7 @@ async def _asked(ctx: Any, question: Question) -> AnswerLike:
 
 
 def _answer(given: Any, question: Question) -> AnswerLike:
-    """Return what a client answered; what is no answer declines, since a run that it was refused by would be lost."""
+    """Return what a client answered; what is not an answer declines, since a run that it was refused by would be lost."""
     if given is None or getattr(given, "action", "") != "accept":
         return Answer(declined=True)
     value = (given.content or {}).get("answer")

@@ -70,7 +70,7 @@ def _mended(data: bytes) -> bytes:
     return ESCAPE.sub(lambda match: b"\\ufffd" if match.group(1) else match.group(0), text)
 
 
-# What a reply must hold is asked for with its kind: a value of another kind is no reply, and nothing is made of it.
+# What a reply must hold is asked for with its kind: a value of another kind is not a reply, and nothing is made of it.
 
 
 def object_at(source: Mapping[str, object], name: str) -> Mapping[str, Any]:

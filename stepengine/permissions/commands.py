@@ -173,7 +173,7 @@ class _Words:
 
     @property
     def operands(self) -> list[str]:
-        """All that is no option; the value of an option that is a word of its own counts, since only the program knows it."""
+        """All that is not an option; the value of an option that is a word of its own counts, since only the program knows it."""
         return [*[word for word in self.before if not _is_option(word)], *self.behind]
 
 
@@ -518,7 +518,7 @@ def _says_its_deed(program: str, words: Sequence[str]) -> bool:
 
 
 def _is_name(word: str) -> bool:
-    """Return whether a word names something: it is no option, and does not stand for what is typed in."""
+    """Return whether a word names something: it is not an option, and does not stand for what is typed in."""
     return word not in {"", "-"} and not _is_option(word)
 
 

@@ -493,7 +493,7 @@ class PolicyFile:
         Return whether exactly this rule, in its stored form, is kept; the file is read when it has changed.
 
         Raises:
-            DefinitionError: when the file is no policy any more.
+            DefinitionError: when the file is not a policy any more.
         """
         status = self.path.stat() if self.path.exists() else None
         state = status and (status.st_ino, status.st_size, status.st_mtime_ns)
@@ -506,7 +506,7 @@ class PolicyFile:
         Keep a rule, in its stored form; it is durable when this returns.
 
         Raises:
-            DefinitionError: when it is no rule, or the file is no policy any more.
+            DefinitionError: when it is no rule, or the file is not a policy any more.
             OSError: when the file cannot be written.
         """
         made = _loaded(thaw(rule), "the rule")
@@ -517,7 +517,7 @@ class PolicyFile:
         Drop what people allowed for good: the rules of these ids, all without one.
 
         Raises:
-            DefinitionError: when the file is no policy any more.
+            DefinitionError: when the file is not a policy any more.
             OSError: when the file cannot be written.
         """
         self._change(lambda kept: {i: rule for i, rule in kept.items() if ids and i not in ids})

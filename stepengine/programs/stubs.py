@@ -502,7 +502,7 @@ class _Types:
         return self._plain(schema, hint, depth)
 
     def resolved(self, schema: Any) -> Mapping[str, Any]:
-        """Return what *schema* refers to; what cannot be found, and what is no object, says nothing."""
+        """Return what *schema* refers to; what cannot be found, and what is not an object, says nothing."""
         for _ in range(MOST_DEPTH):
             if not isinstance(schema, Mapping):
                 return {}

@@ -400,7 +400,7 @@ class Desk:
 
         Raises:
             AnswerRejected: when no question with that id is open, it was answered already, or *answer*
-                is none, such as a text that is no option.
+                is none, such as a text that is not an option.
         """
         known = self._open.get(question_id)
         if known is None or known.future.done():

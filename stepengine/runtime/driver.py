@@ -71,7 +71,7 @@ class RunTask:
         path: Its path.
         stopping: Why the run must end, once somebody said so.
         busy: What is under way, so that there is something to cancel: an effect, the members of a ``Gather``, or ``True``
-            for a wait that is no effect; ``None`` while nothing is.
+            for a wait that is not an effect; ``None`` while nothing is.
         spares: Whether what is under way, and cannot happen again, may come to its end although the run must stop.
         cancelled: Whether the run's task was cancelled from outside.
         is_ending: Whether its machine has ended, and its children in the background are waited for.

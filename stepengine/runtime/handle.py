@@ -303,7 +303,7 @@ class RunHandle(Generic[Out]):
             Whether it is new: ``False`` when it was sent before.
 
         Raises:
-            BadYield: for what is no topic.
+            BadYield: for what is not a topic.
             DataError: for what is not JSON.
             InputError: when it is over 1 MiB, or another message has its id.
             JournalError: when it cannot be kept.

@@ -109,7 +109,7 @@ class Mail:
 
     Args:
         box: What outlives the process; ``None`` for nothing.
-        steer: Does what is no message: answers a question, ends a run, says something to one.
+        steer: Does what is not a message: answers a question, ends a run, says something to one.
         warn: Tells whoever gets the result what was odd.
 
     Attributes:
@@ -284,7 +284,7 @@ def misfit_of(topic: str, schema: Any) -> Callable[[JsonValue], str]:
     Return why a message on *topic* does not fit *schema*, ``""`` when it does.
 
     Raises:
-        DefinitionError: when what it has to fit is no schema.
+        DefinitionError: when what it has to fit is not a schema.
     """
     if schema is None:
         return lambda _: ""

@@ -247,7 +247,7 @@ class Innermost:
         Return a reply with its cost, and with what failed attempts *spent*.
 
         Raises:
-            ModelError: when it is no reply.
+            ModelError: when it is not a reply.
         """
         if not isinstance(reply, ModelReply):
             msg = f"the provider of {model!r} gave a {type(reply).__name__} instead of a ModelReply"

@@ -179,7 +179,7 @@ def _read(place: ReportPlace) -> Report | None:
             data = file.read(MAX_BYTES + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
         report = _parsed(data)
     except (OSError, ValidationError, ValueError) as error:
-        logger.info("%s is no report of an evaluation: %s", place.file, type(error).__name__)
+        logger.info("%s is not a report of an evaluation: %s", place.file, type(error).__name__)
         return None
     if report is not None:
         report.id = place.id

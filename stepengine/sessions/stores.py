@@ -92,7 +92,7 @@ class Store(ABC):
 
     @abstractmethod
     def delete(self, session_id: str) -> None:
-        """Remove a session with the journals of its runs; one that is not known is no error."""
+        """Remove a session with the journals of its runs; one that is not known is not an error."""
 
     @abstractmethod
     def get_cached(self, key: str) -> Any:
@@ -272,7 +272,7 @@ def _messages(lines: Iterator[bytes], where: str) -> list[Message]:
         try:
             found += messages_from_json([json.loads(line)])
         except (ValueError, RecursionError, SessionError) as error:
-            msg = f"{where}, line {number}, is no stored message: {error}"
+            msg = f"{where}, line {number}, is not a stored message: {error}"
             raise SessionError(msg) from None
     return found
 
@@ -586,7 +586,7 @@ class SqliteSessions(Store):
         clock: Gives the time of a save.
 
     Raises:
-        SessionError: when it cannot be opened, or is no database.
+        SessionError: when it cannot be opened, or is not a database.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, clock: Clock = _utc) -> None:

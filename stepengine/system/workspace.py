@@ -226,7 +226,7 @@ class Workspace:
         """
         Return a folder of another machine, reached by OpenSSH.
 
-        It is no sandbox: commands there can do what the user there can do. Nothing is forwarded, and no password is asked for: keys are
+        It is not a sandbox: commands there can do what the user there can do. Nothing is forwarded, and no password is asked for: keys are
         those of ``ssh`` and its agent, and stay here.
 
         Args:

@@ -193,7 +193,7 @@ class Database:
 
         Raises:
             OSError: when the file was replaced.
-            sqlite3.Error: when it cannot be opened, or is no database.
+            sqlite3.Error: when it cannot be opened, or is not a database.
         """
         if self._writer is None:
             database = self._connected()

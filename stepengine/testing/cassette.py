@@ -479,7 +479,7 @@ class Cassette:
 
         Raises:
             FileNotFoundError: when there is no such file.
-            DataError: naming file, interaction index and key, for whatever is no cassette. No code in it is run.
+            DataError: naming file, interaction index and key, for whatever is not a cassette. No code in it is run.
         """
         return cls(parse_cassette(Path(path).read_bytes(), str(path)), path=path, **options)
 

@@ -93,7 +93,7 @@ class JsonSchema:
         schema: The schema; JSON.
 
     Raises:
-        DefinitionError: when it is no schema, refers to what is outside of it, or would take too long to be checked.
+        DefinitionError: when it is not a schema, refers to what is outside of it, or would take too long to be checked.
     """
 
     def __init__(self, where: str, schema: Mapping[str, object]) -> None:

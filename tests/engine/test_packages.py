@@ -151,7 +151,7 @@ def test_a_version_is_compared_as_python_does_and_another_one_is_told(site: Site
     assert load_agent("acme/reviewer@1.2") is load_agent("acme/reviewer@1.2.0") is load_agent("acme/reviewer")
     with pytest.raises(DefinitionError, match=r"acme-agents 1\.2\.0 is installed; install acme-agents==1\.3"):
         load_agent("acme/reviewer@1.3")
-    with pytest.raises(DefinitionError, match="'latest' in 'acme/reviewer@latest' is no version"):
+    with pytest.raises(DefinitionError, match="'latest' in 'acme/reviewer@latest' is not a version"):
         load_agent("acme/reviewer@latest")
     with pytest.raises(DefinitionError, match=r"acme-agents 1\.2\.0 is installed"):
         Engine([AgentDefinition("lead", spawnable_agents=["acme/reviewer@2"], tools=["spawn_agents"])])

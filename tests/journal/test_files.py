@@ -854,7 +854,7 @@ def test_a_file_beside_an_sqlite_file_may_go_while_it_is_looked_at(tmp_path, wor
 @pytest.mark.spec("reliability:JR39", "reliability:JR17")
 def test_an_sqlite_file_that_is_none_is_refused_before_the_first_effect(tmp_path, world):
     path = tmp_path / "runs.db"
-    path.write_bytes(b"this is no database, but it is long enough to be looked at" * 20)
+    path.write_bytes(b"this is not a database, but it is long enough to be looked at" * 20)
     for act in (lambda: world.rig().record(SqliteJournal(path)), lambda: SqliteJournal(path, "one").records()):
         with pytest.raises(JournalError, match=r"cannot be (used|read) as a journal"):
             act()

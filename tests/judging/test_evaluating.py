@@ -344,7 +344,7 @@ def test_what_cannot_be_run_is_told_all_at_once_before_anything_is_spent(folder:
         "2 cases have the id 'a'",
         "'a': it has no check",
         "'..' lies outside",
-        "3 is no check",
+        "3 is not a check",
         "'/etc/x'",
     ):
         assert part in said
@@ -525,7 +525,7 @@ def test_an_evaluation_that_was_interrupted_goes_on_with_what_is_missing(folder:
 @pytest.mark.spec("judging:JG61", "judging:JG62", "judging:JG98")
 def test_a_judge_is_recorded_read_again_and_counted_by_itself(folder: Any) -> None:
     """
-    Its score is no part of `pass`; while it is asked the same it is not asked again.
+    Its score is not part of `pass`; while it is asked the same it is not asked again.
     """
     judged = LOOKER.replace("called", "judge").replace(
         "checks=[", 'checks=[judge(AgentDefinition("strict", model="t/m"), "Is it short?"), '

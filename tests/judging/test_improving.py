@@ -311,7 +311,7 @@ def test_a_book_that_holds_something_else_is_refused(line: str, tmp_path: Path) 
     file = tmp_path / "book.jsonl"
     file.write_text(f"{line}\n")
 
-    with pytest.raises(DataError, match="line 1, is no line of a book"):
+    with pytest.raises(DataError, match="line 1, is not a line of a book"):
         Book(file, Decimal(1))
 
 

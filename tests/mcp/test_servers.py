@@ -309,7 +309,7 @@ async def test_a_reply_that_cannot_be_read_is_an_error_at_once_and_not_when_the_
 
     ((status, said),) = results(result)
     assert "error" == status
-    assert "its reply is no message of the protocol" in said
+    assert "its reply is not a message of the protocol" in said
 
 
 @pytest.mark.spec("reliability:MC05", "interfaces:IF58", "interfaces:IF59")
@@ -318,7 +318,7 @@ async def test_a_reply_that_cannot_be_read_is_an_error_at_once_and_not_when_the_
     [
         ("dead", "it said: no licence"),
         ("mute", "it did not answer within 0.1 s; give it longer, with start_timeout=60"),
-        ("noise", "it wrote more than 100 lines that are no messages, the first: this is no message"),
+        ("noise", "it wrote more than 100 lines that are no messages, the first: this is not a message"),
     ],
 )
 async def test_a_server_that_does_not_come_up_fails_the_run_and_says_why(

@@ -597,7 +597,7 @@ def test_links_and_things_that_are_no_files_are_refused(tmp_path):
         path.write_bytes(kept)
     with pytest.raises(SessionError, match="cannot be opened"):
         SqliteSessions(tmp_path / "missing" / "x.db")
-    (tmp_path / "no.db").write_text("this is no database, but it is long enough to be taken for one" * 20)
+    (tmp_path / "no.db").write_text("this is not a database, but it is long enough to be taken for one" * 20)
     with pytest.raises(SessionError):
         SqliteSessions(tmp_path / "no.db").load("x")
 

@@ -148,7 +148,7 @@ def _shown_package(package: Package) -> str:
             f"  tools   {visible(tools, strict=True) or 'none'}",
             f"  spawns  {visible(', '.join(agent.spawns), strict=True)}" if agent.spawns else "",
             f"  package {visible(str(package), strict=True)}; publisher {package.publisher}; {agreed}",
-            f"  wants   {visible(wants, strict=True)}; so it says, which is no limit" if wants else "",
+            f"  wants   {visible(wants, strict=True)}; so it says, which is not a limit" if wants else "",
         ]
         blocks.append("\n".join([line for line in lines if line]))
     return "\n\n".join(blocks)

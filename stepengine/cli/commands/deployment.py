@@ -625,7 +625,7 @@ def collect(
     """
     found = AGE.fullmatch(older_than)
     if found is None:
-        msg = f"--older-than {older_than!r} is no age; 30d, 12h, 90m and 2w would be fine"
+        msg = f"--older-than {older_than!r} is not an age; 30d, 12h, 90m and 2w would be fine"
         raise UsageProblem(msg)
 
     async def deleted(operator: Operator) -> Exit:

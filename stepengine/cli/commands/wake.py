@@ -111,7 +111,7 @@ def _place(text: str) -> Path:
     Return the place that is meant.
 
     Raises:
-        UsageProblem: for what is no place, or is not there.
+        UsageProblem: for what is not a place, or is not there.
     """
     from stepengine.journal.finding import database_of
     from stepengine.journal.sleeping import is_place

@@ -148,7 +148,7 @@ def _limited(known: Any, typed: Mapping[str, Iterable[str]]) -> dict[str, object
         for text in texts:
             name, _, number = text.partition("=")
             if not name or not number.isdecimal() or len(number) > MOST_DIGITS or int(number) < 1:
-                msg = f"--{limit.replace('_', '-')} {text!r} is no limit of a provider; anthropic=50 would be fine"
+                msg = f"--{limit.replace('_', '-')} {text!r} is not a limit of a provider; anthropic=50 would be fine"
                 raise UsageProblem(msg)
             given.setdefault(name, {})[limit] = int(number)
     if not given:

@@ -275,7 +275,7 @@ class Prompt(Terminal):
         self._unsent.append(text)
 
     def typed_ahead(self) -> list[str]:
-        """Drop keys that nobody has read; what was read but not sent stays in the line, and is no answer."""
+        """Drop keys that nobody has read; what was read but not sent stays in the line, and is not an answer."""
         if self._session is None:
             return super().typed_ahead()
         from prompt_toolkit.input.typeahead import clear_typeahead

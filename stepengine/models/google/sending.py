@@ -146,7 +146,7 @@ class Refused(Exception):
     """
     Carries a reply with an error status past the SDK.
 
-    That reads the body as JSON, and loses the status where it is no UTF-8, or JSON that Python does not read.
+    That reads the body as JSON, and loses the status where it is not UTF-8, or JSON that Python does not read.
     """
 
     def __init__(self, response: Any) -> None:
