@@ -392,7 +392,7 @@ def new_journal(path: str, *, sign: str = "") -> Journal:
         made = FileJournal(path, sign=sign or None)
     if taken:
         msg = (
-            f"{path!r} exists already; `stepengine resume {path}` goes on with its run, `stepengine show {path}` shows it. "
+            f"{path!r} exists already; `stepengine resume {path}` continues its run, `stepengine show {path}` shows it. "
             "Name another one to record another run"
         )
         raise UsageProblem(msg)

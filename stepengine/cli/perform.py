@@ -1,4 +1,4 @@
-"""A run from its start to what is told of it: signals, the result, why it ended, and the command that goes on with it."""
+"""A run from its start to what is printed about it: signals, the result, why it ended, and the command that resumes it."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def ending_of(run: Run) -> str:
 
 def resume_hint(options: Options, agent_id: str = "") -> str:
     """
-    Return the command that goes on with the run in ``options.journal``.
+    Return the command that resumes the run in ``options.journal``.
 
     Args:
         options: What the run was started with.

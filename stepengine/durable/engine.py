@@ -405,7 +405,7 @@ class DurableEngine:
         """
         Return how a run ended, once it has, or what it waits for, once nothing of it goes on by itself.
 
-        It waits for answers, for messages, and for times further than ``sleep_in_process`` of ``Engine``; workers go on with it
+        It waits for answers, for messages, and for times further than ``sleep_in_process`` of ``Engine``; workers resume it
         when these come, whether or not anybody asks for the result.
 
         Args:
@@ -539,7 +539,7 @@ class DurableEngine:
 
         Args:
             journal: The journal of a run that was suspended, stopped, or cut off, or the path of its file.
-            release: Which release goes on with it; by default this engine's.
+            release: Which release resumes it; by default this engine's.
 
         Raises:
             JournalError: when the journal is damaged, holds no run, its run has ended, or the database has that run already.
@@ -573,7 +573,7 @@ class DurableEngine:
             edit: Another outcome for it.
             allow_repeat: Go on although effects that are cut off have changed the world and may happen again.
             id: The new run's id; drawn by default.
-            release: Which release goes on with it; by default the one that *run* belongs to.
+            release: Which release resumes it; by default the one that *run* belongs to.
 
         Raises:
             InputError: when *id* cannot be used.

@@ -813,7 +813,7 @@ class Operator:
 
         Args:
             root: The root run.
-            release: The release that goes on with it; by default the one that it belongs to.
+            release: The release that resumes it; by default the one that it belongs to.
 
         Returns:
             The ids of the runs that go on.
@@ -844,7 +844,7 @@ class Operator:
         Args:
             run: The run; only it, nothing below it.
             queue: The queue.
-            release: The release that goes on with it; by default the one that it belongs to.
+            release: The release that resumes it; by default the one that it belongs to.
 
         Raises:
             JournalCorrupt: when an answer that waits is not JSON; the run stays as it is.

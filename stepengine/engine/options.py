@@ -62,7 +62,7 @@ class RunOptions(TypedDict, total=False):
         metadata: A JSON object for hooks and tools; a store adds it to the session's own.
         limits: Limits of this run.
         answers: Answers to questions that the run will ask, by question id or text; those that *previous* waits for are
-            named as in its ``pending``, and the run goes on with the step that was suspended. Only an agent without a
+            named as in its ``pending``, and the run continues with the step that was suspended. Only an agent without a
             handler goes on from a state alone; for others ``AnswerRejected`` is raised, they need their journal, which a
             session store keeps.
         journal: Where the run is recorded: a journal that holds no run yet, or the path of its file; ``RUNS.db`` holds many.

@@ -187,7 +187,7 @@ class Waker:
             result = await self._resume(journal, one)
             self._tell(attrs.evolve(about, result=result, again_at=await self._settled(one, journal, result)))
         except asyncio.CancelledError:
-            # This waker ends, and not the run: the next one goes on with it.
+            # This waker ends, and not the run: the next one resumes it.
             await asyncio.to_thread(self._note_again, one)
             raise
         except JournalMissing:

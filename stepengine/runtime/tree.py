@@ -399,7 +399,7 @@ class RunTree:
         Return whether a tree that stands still, and waits for these, is suspended.
 
         Not while somebody attends to it: who answers questions may send messages, too. One that is not recorded waits here, as
-        nobody could go on with it, except for what nobody here could ever send.
+        nobody could resume it, except for what nobody here could ever send.
         """
         if self.desk.attends:
             return False

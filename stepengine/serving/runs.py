@@ -231,7 +231,7 @@ class Runs:
 
     async def open(self) -> None:
         """
-        Begin to look after the place: go on with what was under way, and with what becomes due.
+        Begin to look after the place: resume what was under way, and what becomes due.
 
         Raises:
             DefinitionError: when others could write the place.
@@ -460,7 +460,7 @@ class Runs:
         now = time.time()
         if result.status is RunStatus.SUSPENDED:
             # In this order: what comes behind the count is seen by the count, and before it by the look. Should this process die
-            # in between, the run is under way by the ledger, and whoever sweeps next goes on with it.
+            # in between, the run is under way by the ledger, and whoever sweeps next resumes it.
             woken = await asyncio.to_thread(self._ledger.woken, run)
             has_mail = woken > 0 and await asyncio.to_thread(self._has_mail, run)
             if has_mail or not await self._write(suspending(run, now, woken)):
@@ -604,7 +604,7 @@ class Runs:
     async def _nudge(self, row: RunRow) -> None:
         """Let a run take in what was posted for it, wherever it is."""
         # On the disk before anybody is told, also of a run of this process, which may be lying down and past its last look: who
-        # dies behind this leaves a run that somebody goes on with.
+        # dies behind this leaves a run that somebody resumes.
         await self._write(waking(row.run))
         handle = self._live.get(row.run)
         if handle is not None:

@@ -188,7 +188,7 @@ def _last_chat(agent: str) -> Entry:
     here = str(Path.cwd())
     found = next((e for e in entries() if e.text("command") == "chat" and e.text("cwd") == here), None)
     if found is None:
-        msg = "there is no chat of this folder to go on with; begin one without --resume"
+        msg = "there is no chat of this folder to continue; begin one without --resume"
         raise UsageProblem(msg)
     if (
         agent
@@ -772,7 +772,7 @@ class Chat:
         return None if not window else max(0, 100 - round(100 * (filled or self._filled or 0) / window))
 
     def _left(self, recording: Recording, options: Options) -> Exit:
-        """Say how to go on with a turn that was left in the middle."""
+        """Say how to continue a turn that was left in the middle."""
         self._leaves = True
         complain("left in the middle of a turn")
         if recording.journal is not None:

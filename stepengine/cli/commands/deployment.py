@@ -505,8 +505,8 @@ def cancel(run: Run, *, db: Db = "", app: App = "stepengine") -> Exit:
     Cancel a run that somebody else has in hands.
 
     Everything below it ends, too. What a worker has is interrupted within a second; a tool that must not be interrupted
-    ends first. `stepengine retry` goes on with it. RUN is a durable run with --db, or a journal or recorded run: whoever has it ends it within
-    seconds, and whoever goes on with it ends it at once.
+    ends first. `stepengine retry` resumes it. RUN is a durable run with --db, or a journal or recorded run: whoever has it ends it within
+    seconds, and whoever resumes it ends it at once.
 
     Examples:
       stepengine cancel review-17
@@ -526,7 +526,7 @@ def cancel(run: Run, *, db: Db = "", app: App = "stepengine") -> Exit:
 def retry(
     run: Run,
     *,
-    release: Annotated[str, typer.Option(help="The release that goes on with it; default: its own.")] = "",
+    release: Annotated[str, typer.Option(help="The release that resumes it; default: its own.")] = "",
     db: Db = "",
     app: App = "stepengine",
 ) -> Exit:
