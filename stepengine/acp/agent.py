@@ -281,7 +281,7 @@ class EditorAgent:
         return schema.CloseSessionResponse()
 
     async def delete_session(self, session_id: str) -> None:
-        """Close a session, and delete it with its journals; one that there is not is gone already."""
+        """Close a session, and delete it with its journals; an unknown session counts as deleted."""
         await self.close_session(session_id)
         self._asked(lambda: self._kept.remove(session_id))
 
@@ -816,7 +816,7 @@ async def _told(telling: Any) -> None:
 
 
 def _taken(make: object) -> frozenset[str]:
-    """Return what of the choices of a person an engine's maker takes."""
+    """Return which of a person's choices the maker of an engine accepts."""
     try:
         parameters = inspect.signature(make).parameters.values()  # type: ignore[arg-type]
     except (TypeError, ValueError):

@@ -356,7 +356,7 @@ class _Priced:
         return self._of(reply.usage) if listed is None else listed
 
     def unpriced(self, model: str, reply: ModelReply, at: datetime) -> tuple[str, ...]:
-        """Return what of *reply* of *model* has no price."""
+        """Return the parts of *reply* of *model* that have no price."""
         from stepengine.models.pricing import cost_of
 
         return () if model in self.own else cost_of.unpriced(model, reply, at)

@@ -212,7 +212,7 @@ def journal_at(text: str, *, sign: str = "") -> Journal:
 
 
 def agent_id_of(history: History) -> str:
-    """Return the id of the recorded agent; of one of a package with its publisher."""
+    """Return the id of the recorded agent, with its publisher if it comes from a package."""
     root, head = str(history.root["agent_id"]), history.head
     return root if head is None or "/" not in head.agent else head.agent
 
@@ -279,7 +279,7 @@ def recorded_agent(
 
 
 def hooks_of(history: History) -> Sequence[str]:
-    """Return the names of the hooks that a run was recorded with: of a program's run it has none of the command line's."""
+    """Return the names of the hooks that a run was recorded with: the run of a program has none of the command line's."""
     return () if history.head is None else history.head.hooks
 
 

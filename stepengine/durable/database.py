@@ -281,7 +281,7 @@ def lost_errors() -> tuple[type[Exception], ...]:
 
 
 def lacks_rights() -> type[Exception]:
-    """Return the class of what a connection of ``plain_connection`` raises for what its role may not do."""
+    """Return the class of the error that a connection of ``plain_connection`` raises for what its role may not do."""
     import psycopg
 
     return psycopg.errors.InsufficientPrivilege

@@ -159,7 +159,7 @@ class DurableEngine:
         renewed(self)
 
     def renew(self) -> None:
-        """Leave to the parent what it works with: a forked child has its connections, and none of the threads behind them."""
+        """Leave connections to the parent: a forked child has them, but none of the threads behind them."""
         self._was_forked = self._was_forked or self._operator is not None
         leave(self._operator, self._process, self._chores)
         self._operator = self._process = None

@@ -139,7 +139,7 @@ class Heard:
         self._refused += self._recorded(message.id)
 
     def _recorded(self, message_id: str) -> list[str]:
-        """Return the key of a message, for the record; nothing for one of which that tells, since who took it lost its race."""
+        """Return the key of a message, for the record; nothing if it was returned before, to somebody who then lost a race."""
         key = self._posted.pop(message_id, None)
         return [] if key is None else [key]
 

@@ -599,7 +599,7 @@ class Operator:
         return found
 
     async def stuck(self, root: str) -> list[Waiting]:
-        """Return the questions of a tree of which all only waits, for answers or else; nothing while some run of it goes on."""
+        """Return the questions of a tree whose runs all only wait, for answers or something else; nothing while one of them is at work."""
         return (await self.rests(root))[0]
 
     async def rests(self, root: str, *, beyond: float = 60.0) -> tuple[list[Waiting], list[Waits]]:
@@ -615,7 +615,7 @@ class Operator:
     async def resting(
         self, roots: Sequence[str], *, beyond: float = 60.0
     ) -> dict[str, tuple[list[Waiting], list[Waits]]]:
-        """Return what ``rests`` does for each of *roots* of which nothing goes on; a few queries however many."""
+        """Return what ``rests`` returns for each of *roots* whose runs all rest; a few queries, however many roots."""
         found = await self._resting(roots, beyond)
         unsure = [root for root, (_, waits) in found.items() if any(wait.kind == "child" for wait in waits)]
         if unsure:

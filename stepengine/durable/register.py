@@ -232,7 +232,7 @@ class Register:
         await self._database.rows(AGAIN, run)
 
     async def promised(self) -> list[Registered]:
-        """Return the runs that were to be submitted seconds ago, and of which nobody has said that they were."""
+        """Return the runs that should have been submitted seconds ago, but that nobody has reported as submitted."""
         late = f"select {COLUMNS} {OF_SOMEBODY} and not v.is_submitted and v.ended is null and v.created < %(late)s order by v.created limit 100"
         given = {"app": self._app, "late": time.time() - LATE_SECONDS}
         return [_row(row) for row in await self._database.rows(late, given)]

@@ -326,7 +326,7 @@ class SharedEvents:
         return unplaced
 
     async def _agree(self) -> None:
-        """Read which places were given, and give the next ones to what has none."""
+        """Read which places are taken, and give the next ones to events without one."""
         while self._mine:
             for (keys,) in await self._operator.rows(PLACED, self.run, self._placed):
                 self._placed += len(keys)
@@ -365,7 +365,7 @@ class SharedEvents:
 
 
 def _key(record: Record) -> str | None:
-    """Return what a record is called in the order; ``None`` for one of which nothing is shown."""
+    """Return the key of a record in the order; ``None`` for a record that shows nothing."""
     if isinstance(record, Intent):
         return f"i{record.path}#{record.seq}"
     if isinstance(record, Result):

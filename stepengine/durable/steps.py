@@ -128,7 +128,7 @@ def fingerprint_of(name: str) -> str:
 
 
 def kind_of_effect(form: Mapping[str, Any]) -> str:
-    """Return the kind of step that holds the outcome of an effect, of which *form* is the description."""
+    """Return the kind of step that holds the outcome of the effect that *form* describes."""
     return START if form.get("background") else KINDS[form["type"]]
 
 
@@ -264,7 +264,7 @@ class DurableRun:
             await self._idle.wait()
 
     def placed(self, item: Item) -> dict[str, str]:
-        """Return what a form says of where an effect belongs: nothing of one of the run itself, its path of one in a body."""
+        """Return where a form says that an effect belongs: nothing for one of the run itself, the path for one in a body."""
         return {} if item.path == self.order.path else {"path": item.path}
 
     def check_going_on(self) -> None:
@@ -491,7 +491,7 @@ class Steps:
         return None if _leaves_more(item, form) else _Place(name, seeded=form, is_settled=True)
 
     async def _asking(self, item: Item, name: str, where: str) -> _Place:
-        """Write down what is asked, and wait from now on for what nobody has answered up front."""
+        """Record the questions, and wait from now on for those that nobody has answered in advance."""
         run = self._run
         effect = cast("AskPerson", item.effect)
 
@@ -1081,7 +1081,7 @@ class _Elsewhere:
 
 
 async def _cancelled(run: DurableRun, child: str, reason: str = "") -> None:
-    """Cancel a child and what is below it, in no step of the run: nobody waits for what they would give."""
+    """Cancel a child and all below it, outside of any recorded step: nobody waits for their results."""
     await asyncio.create_task(_cancel(run.dbos, child, reason), context=contextvars.Context())
 
 
@@ -1171,7 +1171,7 @@ def _unreachable(item: Item) -> Failure | None:
 
 
 def _is_of_model(item: Item) -> bool:
-    """Return whether a model asked for what an effect starts."""
+    """Return whether a model asked for the run that an effect starts."""
     effect, body = item.effect, item.plan.body
     if type(effect) is CallBody:
         return effect.source == "model" if body is None else body.by_model

@@ -259,7 +259,7 @@ class Seed:
         return cls(outcomes, form["lookups"])
 
     def below(self, path: str) -> Seed:
-        """Return what of it is about the run at *path* and those below."""
+        """Return the part that is about the run at *path* and those below."""
         inside = f"{path}."
         outcomes = {a: found for a, found in self.outcomes.items() if a[0] == path or a[0].startswith(inside)}
         return Seed(outcomes, {p: found for p, found in self.lookups.items() if p == path or p.startswith(inside)})
@@ -429,7 +429,7 @@ def _change_of(form: Mapping[str, Any]) -> Change | SetOutput | UserMessage:
 
 
 def values_form(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return of what hooks share what can be stored; the rest are objects of one process, and stay there."""
+    """Return the storable part of what hooks share; the rest are objects of one process, and stay there."""
     kept: dict[str, object] = {}
     for name, value in values.items():
         try:

@@ -440,7 +440,7 @@ def stands_in(made: AgentDefinition, original: AgentDefinition) -> None:
 
 
 def id_of(definition: AgentDefinition) -> str:
-    """Return the id by which an agent is found: its own, and of one of a package ``publisher/name``."""
+    """Return the id by which an agent is found: its own, or ``publisher/name`` for a package's agent."""
     member = member_of(definition)
     return definition.id if member is None else member.id
 
@@ -460,7 +460,7 @@ def _held(package: Package) -> Held:
 
 
 def _held_in_sandbox(package: Package) -> Held:
-    """Return the agents of a package of which nothing is imported: those of its files that hold some."""
+    """Return the agents of a package without importing it: from those of its files that hold some."""
     load = sandboxed_loader()
     agents, problems = list[AgentDefinition](), list[str]()
     for file in sorted(package.folder.glob("*.py")):

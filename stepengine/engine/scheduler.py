@@ -120,10 +120,10 @@ class Book(Protocol):
         """Take a time over; return whether nobody had it before."""
 
     def pass_over(self, schedule: str, until: datetime, *, missed: tuple[datetime, ...] = ()) -> bool:
-        """Start none of the times up to *until*; return whether nobody had decided so before."""
+        """Skip all times up to *until*; return whether this had not been decided before."""
 
     def claimed(self) -> tuple[Ran, ...]:
-        """Return the times that were claimed, and of which nobody has said what became of them."""
+        """Return the times that were claimed and whose outcome nobody has reported."""
 
     def mark(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
         """Say what became of a time."""

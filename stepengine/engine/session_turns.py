@@ -55,7 +55,7 @@ __all__ = ("Sessions", "Turn")
 
 NUMBERS = [field.name for field in attrs.fields(Usage) if field.type in (int, "int")]
 OPEN = Question("", "")
-"""A question of which no more is known than that a call waits for its answer."""
+"""A question of which nothing is known except that a call waits for its answer."""
 
 
 @frozen(eq=False)
@@ -193,7 +193,7 @@ class Journals:
         return FileJournal(place.folder / f"{name}.jsonl")
 
     def names(self) -> list[str]:
-        """Return the names of those that there are, sorted."""
+        """Return the names of the existing ones, sorted."""
         from stepengine.journal import SqliteJournal
 
         place = self.place
@@ -393,7 +393,7 @@ class Turn:
         return before.state.pending if before.info.agent_id == request.agent.definition.id else ()
 
     def _answers(self) -> Mapping[str, AnswerLike]:
-        """Return the answers by question; what is said where something was asked is the answer to the first question."""
+        """Return the answers by question; a message to a run that has asked something answers its first question."""
         given, said = self._request.answers, self._request.prompt
         if given or not said or not self._waiting:
             return given or {}
@@ -427,7 +427,7 @@ class Turn:
         return recording
 
     def _refuse_while_asleep(self, journal: Journal, waits: Sequence[Waits]) -> None:
-        """Refuse what is said to a run that waits for something else than a person, and for which nothing came yet."""
+        """Refuse a message to a run that waits for something other than a person, as long as that has not come."""
         from stepengine.journal.sleeping import is_due
 
         before, request = self._before, self._request

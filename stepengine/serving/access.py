@@ -695,7 +695,7 @@ class Guard:
             raise Problem(msg, status=421, kind="foreign_host")
 
     def _check_origin(self, asked: _Asked, others: Collection[str]) -> None:
-        """Raise for what a page of another site lets a browser do in the name of who uses it."""
+        """Raise for requests that a page of another site makes a browser send in its user's name."""
         site, origin = asked.header("sec-fetch-site"), asked.header("origin")
         if asked.method in SAFE:
             # A link is followed; a script, an image or a frame of another site has no business here.

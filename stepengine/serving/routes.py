@@ -1,4 +1,4 @@
-"""What clients may ask for: one table of operations, of which the routes and the OpenAPI document are made."""
+"""What clients may ask for: one table of operations, from which the routes and the OpenAPI document are made."""
 
 from __future__ import annotations
 

@@ -1246,7 +1246,7 @@ def _status(row: RunRow, history: History) -> str:
 def _of_request(
     error: StepEngineError, own: type[StepEngineError], row: RunRow, journal: Journal, *, status: int, kind: str
 ) -> Exception:
-    """Return what is told of an error: one of *own*, and none of its children, says that a run cannot do what was asked."""
+    """Return what clients are told of an error: an error of a class in *own*, and not of a subclass, says that a run cannot do what was asked."""
     told = error.message.replace(journal.name, f"run {row.run}")
     if isinstance(error, InputError):
         return InputError(told, issues=(told,))

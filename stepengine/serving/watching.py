@@ -120,7 +120,7 @@ class Had:
         return None if self.place is None else f"{self.place.epoch}-{self.place.index}"
 
     def take(self, event: Event) -> str:
-        """Take in that the reader gets an event, and return the id that it gets with it; ``""`` for one that has none."""
+        """Note that the reader gets an event, and return the id that is sent with it; ``""`` for an event without one."""
         if isinstance(event, EventsDropped):
             # What it missed is not known, unless it begins anew.
             self.marks = {} if event.reason == "epoch" else None

@@ -299,7 +299,7 @@ class Chat:
         return code
 
     async def _do(self, said: str, code: Exit) -> Exit:
-        """Do what was said; return the exit code of it, or the one before where it has none."""
+        """Do what was said; return its exit code, or the previous one if it has none."""
         if self._wanted:
             await self._do_mode(self._wanted)
         if said.startswith("/") and not said.startswith("//"):

@@ -279,7 +279,7 @@ class _Search:
         return plan
 
     def _has_begun(self) -> bool:
-        """Return whether there is anything of a search: one that was killed before its first record has none."""
+        """Return whether a search has begun: one that was killed before its first record has not."""
         from stepengine.errors import JournalMissing
 
         try:

@@ -655,7 +655,7 @@ def _named(rules: Sequence[JsonDict], which: str) -> JsonDict | None:
 SOON_SECONDS = 60.0
 """What piped input waits for at most."""
 DIGITS = 10
-"""Longer numbers are none of an option; Python reads no number of thousands of digits."""
+"""No option takes longer numbers, and Python reads no number of thousands of digits."""
 
 
 def _choice(question: Question, line: str) -> object:

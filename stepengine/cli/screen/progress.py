@@ -43,7 +43,7 @@ OF_MANY = (
     ev.HandlerNotice,
     ev.Warned,
 )
-"""What is shown or counted of a run that is one of many."""
+"""What is shown or counted of one run among many."""
 TODOS = "write_todos"
 LEVELS = ("debug", "info", "warning", "error", "off")
 

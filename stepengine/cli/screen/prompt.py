@@ -318,7 +318,7 @@ class Prompt(Terminal):
     # --- keys ---------------------------------------------------------------------------------------------------------
 
     def _sessions(self, commands: Sequence[str], root: Path, history: History) -> tuple[Any, Any]:
-        """Return what reads what is said, and what reads answers; nothing without prompt_toolkit."""
+        """Return the readers of prompts and of answers; nothing without prompt_toolkit."""
         try:
             from prompt_toolkit import PromptSession
         except ImportError:
@@ -376,7 +376,7 @@ class Prompt(Terminal):
     # --- pastes -------------------------------------------------------------------------------------------------------
 
     def _folded(self, pasted: str) -> str:
-        """Return what stands in the line for what was pasted; a long paste is one word until it is sent."""
+        """Return what the line shows for a paste; a long paste is one word until it is sent."""
         lines = pasted.count("\n") + 1
         if len(pasted.encode(errors="replace")) > PASTE_BYTES:
             self.say(
