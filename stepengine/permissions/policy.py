@@ -136,7 +136,7 @@ class Policy:
 
     def __attrs_post_init__(self) -> None:
         if self.mode not in MODES:
-            msg = f"{self.mode!r} is no mode of a policy{_near(str(self.mode), MODES)}; {', '.join(MODES)} are"
+            msg = f"{self.mode!r} is not a mode of a policy{_near(str(self.mode), MODES)}; {', '.join(MODES)} are"
             raise DefinitionError(msg)
         ordered = sorted(self.rules, key=lambda rule: (ORDER[rule.scope.kind], -rule.priority))
         object.__setattr__(self, "_ordered", tuple(ordered))
@@ -407,7 +407,7 @@ class Policy:
             msg = f"{where} cannot be read: {error.strerror}"
             raise DefinitionError(msg) from None
         except (ValueError, RecursionError) as error:
-            msg = f"{where} is no JSON: {error}"
+            msg = f"{where} is not JSON: {error}"
             raise DefinitionError(msg) from None
         return cls.from_json(data, where=where)
 

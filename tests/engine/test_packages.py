@@ -186,7 +186,7 @@ def test_an_agent_of_a_package_takes_no_place_of_a_bundled_one_and_is_named_wher
     ("options", "said"),
     [
         ({"agents": None}, f"no '{FILE}' lies in the folder"),
-        ({"version": "soon"}, "its version is 'soon', which is none"),
+        ({"version": "soon"}, "its version is 'soon', which is not a version"),
         ({"publisher": "stepengine"}, "'stepengine' stands for what comes with the engine"),
         ({"publisher": "Acme Inc"}, "its publisher is 'Acme Inc'"),
         ({"publisher": "a" * 200}, "its publisher is 'aaa"),
