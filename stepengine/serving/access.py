@@ -208,7 +208,7 @@ class Tokens:
         owner = name if owner is None else owner
         for what, said in (("name", name), ("owner", owner)):
             if not NAME.fullmatch(said):
-                msg = f"{said[:80]!r} is not a {what} of a token; 1 to 64 letters, digits and . _ @ + - would be fine"
+                msg = f"{said[:80]!r} cannot be the {what} of a token; 1 to 64 letters, digits and . _ @ + - would be fine"
                 raise DefinitionError(msg)
         now = self._clock()
         if expires is not None and (expires.tzinfo is None or expires <= now):

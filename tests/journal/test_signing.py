@@ -510,7 +510,7 @@ async def test_a_fork_is_a_journal_of_its_own_with_its_own_signatures_or_none(ke
     verified = verify(into, public)
     assert () == verified.problems
     assert verified.signed == verified.records
-    assert "stood there unsigned when the run was gone on with" in verified.unsigned[0]
+    assert "stood there unsigned when the run was resumed" in verified.unsigned[0]
 
 
 def secrets_in(path: Path) -> list[str]:

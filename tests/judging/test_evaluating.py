@@ -361,9 +361,9 @@ def test_what_cannot_be_run_is_told_all_at_once_before_anything_is_spent(folder:
         (("greeting.py", "--budget", "-1"), "a budget is an amount"),
         (("greeting.py", "--case", "nobody*"), "no case"),
         (("greeting.py", "--agent", "new"), "NAME=PATH"),
-        (("greeting.py", "--recheck", "gone"), "no folder of results"),
+        (("greeting.py", "--recheck", "gone"), "not a folder of results"),
         (("live.py",), "--budget USD"),
-        (("bad.yaml",), "no check; one is like"),
+        (("bad.yaml",), "not a check; one is like"),
         (("alias.yaml",), "alias"),
     ],
 )
