@@ -392,7 +392,7 @@ class Keys:
     What was told once is known for good, since what it was used for may be written much later.
 
     Attributes:
-        count: How often something new was told; who keeps what follows from the names asks for it.
+        count: How often something new was told; code that caches what follows from the names compares it.
         names: The values, and the name that stands for each.
         forms: What to look for, each with the name that stands for it.
     """
@@ -624,7 +624,7 @@ class Redactor:
         return {secret: name for secret, name in found.items() if not self._is_kept(secret)}
 
     def binary(self, data: bytes) -> bytes:
-        """Return *data*, which is no text, without known values; nothing else is looked for in it."""
+        """Return *data*, which is not text, without known values; nothing else is looked for in it."""
         for form, name in self._forms().items():
             data = data.replace(form.encode(errors="replace"), f"<redacted:{name}>".encode())
         return data

@@ -842,7 +842,7 @@ PLACES = (
         ("models/google/calls.py:SEGMENT",),
     ),
     Place(
-        "reply of a server that is no message",
+        "reply of a server that is not a message",
         lambda line: (ANSWER.search(line), list(ID.finditer(line))),
         (
             ofb("a"),
@@ -961,7 +961,7 @@ PLACES = (
         "output", captured, tuple(ofb(unit) for unit in (*OPENERS, "\x07", "a\n", "\x00")), ("tools/shell/output.py:*",)
     ),
     Place(
-        "output that is no text",
+        "output that is not text",
         captured,
         (lambda n: b"\xff" * n, lambda n: b"\xf0\x9f" * (n // 2), lambda n: b"\xc2" * n),
     ),

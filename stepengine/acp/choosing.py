@@ -69,7 +69,7 @@ class Offer:
 
     def __attrs_post_init__(self) -> None:
         if unknown := [mode for mode in self.modes if mode not in MODES]:
-            msg = f"{unknown[0]!r} is no mode of a policy; {', '.join(MODES)} are"
+            msg = f"{unknown[0]!r} is not a mode of a policy; {', '.join(MODES)} are"
             raise DefinitionError(msg)
 
     @property

@@ -330,7 +330,7 @@ class _Talk:
             msg = f"{self._led.id!r} needs a folder to work in: ExternalAgent(workspace=...), or that of the engine"
             raise ExternalAgentError(msg, kind="start")
         if place.here is None:
-            msg = f"{self._led.id!r} runs on this machine, and the workspace {place.name} is no folder of it"
+            msg = f"{self._led.id!r} runs on this machine, and the workspace {place.name} is not a folder of it"
             raise ExternalAgentError(msg, kind="start")
         return place.here.resolve()
 

@@ -39,7 +39,7 @@ LINGER_SECONDS = 1.0
 START_SECONDS = 60.0
 ALWAYS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "TERM")
 """What a program sees of our variables: what it needs to find itself and its own settings, and no keys."""
-REASONS = {2: "there is no such program", 13: "it is not executable", 8: "it is no program of this system"}
+REASONS = {2: "there is no such program", 13: "it is not executable", 8: "it is not a program of this system"}
 
 
 def environment_of(names: Sequence[str]) -> dict[str, str]:

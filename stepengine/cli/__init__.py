@@ -84,7 +84,7 @@ def loading() -> Iterator[None]:
 
 
 def _at_interrupt(handler: Callable[..., object], instead_of: Callable[..., object]) -> None:
-    """Let Ctrl-C do something else than it does; who ignores it, or has a handler of their own, keeps that."""
+    """Let Ctrl-C do something else than usual; a process that ignores it, or has its own handler, keeps that."""
     if signal.getsignal(signal.SIGINT) is instead_of:
         with suppress(ValueError):  # another thread than the main one is never interrupted
             signal.signal(signal.SIGINT, handler)

@@ -130,7 +130,7 @@ def freeze_object(value: Any, path: str = "$") -> JsonDict:
     Return *value*, a mapping, as an immutable JSON object.
 
     Raises:
-        DataError: as ``freeze``, and for what is no mapping.
+        DataError: as ``freeze``, and for what is not a mapping.
     """
     kind = type(value)
     if kind is JsonDict and (hasattr(value, "_levels") or not value):
@@ -162,7 +162,7 @@ def text_of(value: str, path: str = "$") -> str:
     Return *value*, a string that can be stored.
 
     Raises:
-        DataError: for what is no string, and for lone surrogates.
+        DataError: for what is not a string, and for lone surrogates.
     """
     if type(value) is str and value.isascii():
         return value

@@ -115,7 +115,7 @@ class Transcript(Sequence[Message]):
     equal when their messages are.
 
     Raises:
-        TranscriptError: for unpaired, repeated or misplaced calls and results, and for what is no message.
+        TranscriptError: for unpaired, repeated or misplaced calls and results, and for what is not a message.
     """
 
     __slots__ = ("_buffer", "_length")

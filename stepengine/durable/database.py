@@ -285,7 +285,7 @@ def lost_errors() -> tuple[type[Exception], ...]:
 
 
 def lacks_rights() -> type[Exception]:
-    """Return the class of what a connection of ``plain_connection`` raises for what its role may not do."""
+    """Return the class of the error that a connection of ``plain_connection`` raises for what its role may not do."""
     import psycopg
 
     return psycopg.errors.InsufficientPrivilege
@@ -350,7 +350,7 @@ def away(url: str) -> Iterator[None]:
     try:
         yield
     except UnicodeEncodeError:
-        msg = "what was given holds half of a surrogate pair, which is no text"
+        msg = "what was given holds half of a surrogate pair, which is not text"
         raise DataError(msg) from None
     except (psycopg.Error, DBAPIError) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error

@@ -366,7 +366,7 @@ class Process:
         """
         Begin nothing more, wait up to *drain* seconds for the effects under way, and give everything back.
 
-        What still waits then is found and gone on with by the next process under this id, or by who takes over.
+        What still waits then is found and resumed by the next process under this id, or by whoever takes over.
         """
         loop = asyncio.get_running_loop()
         try:

@@ -82,7 +82,7 @@ begin
         select coalesce(sum(w.running), 0) into elsewhere
             from stepengine.rate_workers w where w.account = of_account and w.worker <> of_worker;
     end if;
-    -- Who waits asks at least every second; who no longer asks no longer waits.
+    -- Whoever waits asks at least every second; whoever no longer asks no longer waits.
     select min(w.waits), count(*) filter (where w.waits < now_is - coalesce(waited[1], 0)) into first_elsewhere, ahead
         from stepengine.rate_workers w
         where w.account = of_account and w.worker <> of_worker and w.waits is not null and w.asked > now_is - 5;

@@ -114,7 +114,7 @@ REASON = "reason"
 AGAIN = ("takeover", "again")
 """Attributes of runs that an operator gave to another worker, which makes the count of their executions begin anew."""
 LONG = 5_000
-"""How many effects a run may have before whoever watches it is told that it is long to go on with."""
+"""How many effects a run may have before whoever watches it is told that resuming it takes long."""
 # The package waits only with a time limit, so a question that has none gets one that nobody will see.
 FOR_EVER = 10 * 365 * 24 * 3600.0
 # Five times a second: a tree of a hundred waiting parents asks the database 500 times so, which it bears; once a second
@@ -135,7 +135,7 @@ def fingerprint_of(name: str) -> str:
 
 
 def kind_of_effect(form: Mapping[str, Any]) -> str:
-    """Return the kind of step that holds the outcome of an effect, of which *form* is the description."""
+    """Return the kind of step that holds the outcome of the effect that *form* describes."""
     return START if form.get("background") else KINDS[form["type"]]
 
 
@@ -286,7 +286,7 @@ class DurableRun:
             await self._idle.wait()
 
     def placed(self, item: Item) -> dict[str, str]:
-        """Return what a form says of where an effect belongs: nothing of one of the run itself, its path of one in a body."""
+        """Return where a form says that an effect belongs: nothing for one of the run itself, the path for one in a body."""
         return {} if item.path == self.order.path else {"path": item.path}
 
     def check_going_on(self) -> None:
@@ -592,7 +592,7 @@ class Steps:
         return None if _leaves_more(item, form) else _Place(name, seeded=form, is_settled=True)
 
     async def _asking(self, item: Item, name: str, where: str) -> _Place:
-        """Write down what is asked, and wait from now on for what nobody has answered up front."""
+        """Record the questions, and wait from now on for those that nobody has answered in advance."""
         run = self._run
         effect = cast("AskPerson", item.effect)
 
@@ -704,7 +704,7 @@ class Steps:
             if place.race is not None:
                 place.race.settle(item, is_won=False)
             if isinstance(stopped.outcome.error, ReplayDivergence):
-                # What stands below can be gone on with, so this run has not ended either.
+                # What stands below can be resumed, so this run has not ended either.
                 run.fatal = run.fatal or stopped.outcome.error
             return stopped.outcome, {}
         # Also what was performed just now is read back from its form: a tuple that is a list on replay must be a list
@@ -745,7 +745,7 @@ class Steps:
         """
         Run the body of a tool in this run, and give its result: the recorded one, with what the body leaves now.
 
-        Its effects are recorded one by one as the run's own are, so whoever goes on with the run goes through it again.
+        Its effects are recorded one by one as the run's own are, so whoever resumes the run goes through it again.
         """
         run, where = self._run, shown_address(item.path, item.effect.seq)
         run.bodies.append(asked_by(item))
@@ -1236,7 +1236,7 @@ class _Elsewhere:
 
 
 async def _cancelled(run: DurableRun, child: str, reason: str = "") -> None:
-    """Cancel a child and what is below it, in no step of the run: nobody waits for what they would give."""
+    """Cancel a child and all below it, outside of any recorded step: nobody waits for their results."""
     # In a context of its own, so that the package does not take it for a step of the run: it may happen in one
     # execution and not in the next.
     await asyncio.create_task(_cancel(run.dbos, child, reason), context=contextvars.Context())
@@ -1331,7 +1331,7 @@ def _unreachable(item: Item) -> Failure | None:
 
 
 def _is_of_model(item: Item) -> bool:
-    """Return whether a model asked for what an effect starts."""
+    """Return whether a model asked for the run that an effect starts."""
     effect, body = item.effect, item.plan.body
     if type(effect) is CallBody:
         return effect.source == "model" if body is None else body.by_model

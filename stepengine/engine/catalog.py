@@ -628,7 +628,7 @@ def _collected(
 
 
 def _key_of(definition: AgentDefinition) -> str:
-    """Return what an agent is found by in an engine: its id, and of one of a package with the publisher."""
+    """Return the id by which an engine finds an agent; that of a package's agent has the publisher in front."""
     member = packages.member_of(definition)
     return normalised_id(definition.id) if member is None else member.id
 

@@ -235,7 +235,7 @@ class Launcher:
         return self.ready_with(session, request, _recorded_models(session, None), into)
 
     def _now(self, request: Request, made: Planned | None, recorded: RecordedModels = NOTHING_RECORDED) -> Planned:
-        """Return how *request* is planned, of which all but what it goes on from was *made* already, if anything was."""
+        """Return the plan of *request*; *made*, if given, is that plan except for the state that it continues."""
         return self.plan(request, recorded) if made is None else made.going_on(request, self.services.clock.now())
 
     def again(

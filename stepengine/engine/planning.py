@@ -108,8 +108,8 @@ def reopening(request: Request) -> Request:
     """
     Return *request* with the answers to the questions that its ``previous`` state waits for beside the other ones.
 
-    A run goes on with the step that the state was suspended in when one of these is answered, or nothing else is said. Then
-    the state keeps its questions; otherwise they are dropped, and the conversation goes on without an answer.
+    A run continues the step that the state was suspended in when one of these is answered, or nothing else is said. Then
+    the state keeps its questions; otherwise they are dropped, and the conversation continues without an answer.
 
     Raises:
         AnswerRejected: when a state alone cannot be gone on from with an answer, or an answer is none to
@@ -605,7 +605,7 @@ def info_of(options: dict[str, Any]) -> RunInfo:
     Take what the caller says of a run out of its options.
 
     Raises:
-        InputError: when the metadata is no JSON object.
+        InputError: when the metadata is not a JSON object.
     """
     session_id, user_id = options.pop("session_id", None), options.pop("user_id", None)
     metadata = options.pop("metadata", None)

@@ -233,7 +233,7 @@ async def streamed(live: EngineRun) -> AsyncGenerator[Event, None]:
 
 
 def failing(error: StepEngineError) -> MachineMaker:
-    """Return a machine whose run fails at once, for what goes wrong while a run is prepared."""
+    """Return a machine whose run fails at once, for errors while a run is prepared."""
 
     def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
         yield Notify(RunStarted(path=plan.path, own_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt))

@@ -55,12 +55,12 @@ __all__ = ("Sessions", "Turn")
 
 NUMBERS = [field.name for field in attrs.fields(Usage) if field.type in (int, "int")]
 OPEN = Question("", "")
-"""A question of which no more is known than that a call waits for its answer."""
+"""A question of which nothing is known except that a call waits for its answer."""
 
 
 @frozen(eq=False)
 class Place:
-    """A place in the line of a session; who has the first one is in."""
+    """A place in the line of a session; whoever has the first one is in."""
 
     loop: asyncio.AbstractEventLoop
     let_in: Future[None] = attrs.field(factory=Future)
@@ -198,7 +198,7 @@ class Journals:
         return FileJournal(place.folder / f"{name}.jsonl")
 
     def names(self) -> list[str]:
-        """Return the names of those that there are, sorted."""
+        """Return the names of the existing ones, sorted."""
         from stepengine.journal import SqliteJournal
 
         place = self.place
@@ -403,7 +403,7 @@ class Turn:
         return before.state.pending if before.info.agent_id == request.agent.definition.id else ()
 
     def _answers(self) -> Mapping[str, AnswerLike]:
-        """Return the answers by question; what is said where something was asked is the answer to the first question."""
+        """Return the answers by question; a message to a run that has asked something answers its first question."""
         given, said = self._request.answers, self._request.prompt
         if given or not said or not self._waiting:
             return given or {}
@@ -440,7 +440,7 @@ class Turn:
         return recording
 
     def _refuse_while_asleep(self, journal: Journal, waits: Sequence[Waits]) -> None:
-        """Refuse what is said to a run that waits for something else than a person, and for which nothing came yet."""
+        """Refuse a message to a run that waits for something other than a person, as long as that has not come."""
         from stepengine.journal.sleeping import is_due
 
         before, request = self._before, self._request
@@ -651,7 +651,7 @@ def _waits(journal: Journal) -> list[Waits]:
 
 
 def _is_suspended(history: History) -> bool:
-    """Return whether a run ended in waiting, and nothing of it was under way: one that a crash cut off is not gone on with here."""
+    """Return whether a run ended waiting, with nothing under way: one that a crash cut off is not resumed here."""
     is_stopped = history.stop is not None and history.stop.input["kind"] == "suspended"
     return bool(history.open_questions()) or (is_stopped and bool(history.waits()))
 

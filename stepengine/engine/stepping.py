@@ -624,7 +624,7 @@ class Stepper:
         return finished
 
     def _left_behind(self, path: str, run: _Running) -> ChildResult:
-        """Return how a child in the background ended, or stood still, of which a run that ended was not told."""
+        """Return how a background child ended, or came to rest, if its parent ended without being told."""
         child = run.background[path]
         if child is not None:
             return child

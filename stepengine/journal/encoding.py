@@ -249,7 +249,7 @@ def name_of(thing: object) -> str:
 # change nothing outside (reliability:R3).
 def must_last(item: Item, form: Any) -> bool:
     """
-    Return whether it has to outlive a crash that an effect was begun: it cannot happen again, may be undone, or people see it.
+    Return whether the beginning of an effect has to outlive a crash: it cannot happen again, may be undone, or people see it.
 
     *form* is its stored form.
     """
@@ -266,7 +266,7 @@ def must_last(item: Item, form: Any) -> bool:
 
 
 def touched_world(form: object) -> bool:
-    """Return whether a recorded effect may have changed something outside that a second time would change again."""
+    """Return whether a recorded effect may have changed something outside, so that repeating it would change it again."""
     if not isinstance(form, Mapping) or form["type"] not in ("CallTool", "Perform"):
         return False
     # What the body of a tool did is in its own effects.
@@ -400,7 +400,7 @@ class _Frame:
 
 
 NO_FRAME = _Frame(None, is_shared=True)
-"""Of whatever is no request."""
+"""Of whatever is not a request."""
 
 
 # A step writes four lines, so what they cost is what recording costs. Three things keep that low. A line is put
@@ -725,7 +725,7 @@ def too_long(value: object, inline: int) -> str:
 # one that is too long.
 def may_be_long(value: Any) -> bool:
     """
-    Return whether what is written of *value* may have more than ``MAX_LINE`` bytes; cheap, and never false for what has.
+    Return whether *value* may need more than ``MAX_LINE`` bytes when written; cheap, and never false for one that does.
 
     What is never stored counts for nothing.
     """
@@ -878,7 +878,7 @@ class _Bases:
         self._known: dict[str, deque[tuple[Address, Transcript, int, int]]] = {}
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
-        """Keep a request; handlers that ask beside the conversation must not push the conversation out at once."""
+        """Keep a request; handlers that ask beside the conversation must not push the conversation out of memory."""
         kept = self._known.get(path)
         if kept is None:
             kept = self._known[path] = deque(maxlen=KEPT_BASES)

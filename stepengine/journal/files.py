@@ -328,7 +328,7 @@ class FileWriter(LineWriter):
         return self._failed(why)
 
     def _sync_name(self) -> None:
-        """Make the name of a new file durable, once; with its first records, and so where waiting for the disk is expected."""
+        """Make the name of a new file durable, once; this happens with its first records, where waiting for the disk is expected."""
         if self._is_new:
             try:
                 sync_folder(self._path.parent)
@@ -376,6 +376,6 @@ class FileWriter(LineWriter):
 
 
 def _check_no_link(path: Path) -> None:
-    """Raise for a file that is none: replacing a symbolic link would leave what it leads to as it was."""
+    """Raise unless it is a regular file: replacing a symbolic link would leave its target as it was."""
     with contextlib.suppress(FileNotFoundError):
         check_place(path, path.lstat())

@@ -69,7 +69,7 @@ class HeldFile:
         with self._lock:
             self._all[self] = self._open[self] = None
             if len(self._open) > 1:
-                # Tried while there are descriptors to try it with, and not when the first file has to be closed for want of one.
+                # Tried while there are descriptors to try it with, and not when the first file has to be closed for lack of one.
                 self._keeps()
             self._make_room(bound())
 
@@ -151,7 +151,7 @@ class HeldFile:
             os.close(descriptor)
 
     def _keeps(self) -> bool | None:
-        """Return whether locks of closed files last on this disk; ``None`` where that could not be tried for want of descriptors."""
+        """Return whether locks of closed files last on this disk; ``None`` where that could not be tried for lack of descriptors."""
         keeps = self._keeping.get(self._device)
         if keeps is None:
             try:
@@ -191,7 +191,7 @@ class HeldFile:
 
     @classmethod
     def renew(cls) -> None:
-        """Close in a forked child what belongs to the parent, and unlock nothing: its locks end with it, and not with this process."""
+        """Close in a forked child what belongs to the parent, and unlock nothing: the parent's locks end with the parent."""
         for one in cls._all:
             if one.descriptor is not None:
                 with contextlib.suppress(OSError):
@@ -241,7 +241,7 @@ def _libc() -> Any:
 
 
 def _mapped(descriptor: int) -> int | None:
-    """Map a page of a file, which nobody may look at, and which no forked process gets; return where, ``None`` if that failed."""
+    """Map a page of a file, unreadable and not inherited by forks; return its address, ``None`` if that failed."""
     import ctypes
     import mmap
 

@@ -213,7 +213,7 @@ class JournaledRun:
 
     @classmethod
     def walk(cls, journal: Journal, history: History, *, leeway: Leeway = NO_LEEWAY) -> JournaledRun:
-        """Return a recorded run whose machines somebody else drives; any number of them share one *history* of the journal."""
+        """Return a recorded run whose machines the caller drives; any number of them share one *history* of the journal."""
         # No writer and no lock: a debugger makes a walk for each place that somebody looks at, and all of them read one
         # history.
         run = cls(Walking(), journal)
@@ -483,7 +483,7 @@ class JournaledRun:
         return [*kept, *first]
 
     def unheard(self, path: str) -> Sequence[str]:
-        """Return what was said to the run at *path* before this process took over, and that it did not hear."""
+        """Return what was said to the run at *path* before this process took over, and did not reach it."""
         past = self.past
         return () if past is None or not self.mode.goes_on(past.history) else past.history.unheard(path)
 
@@ -504,7 +504,7 @@ class JournaledRun:
         return [*self._cancels.values(), *self._taken_in([*early, *letters])]
 
     def keep(self, message: Message) -> bool:
-        """Write down a message of this process, unless it is for a run that has not begun: a record below none spoils the journal."""
+        """Record a message of this process, unless its run has not begun: a record without a run would spoil the journal."""
         if not self._is_there(message.path):
             return False
         self._known.add(message.id)
@@ -544,7 +544,7 @@ class JournaledRun:
         self._left_open.update({question.id: (address, question) for question in questions})
 
     def _mailbox(self) -> Mailbox | None:
-        """Return the mailbox of the run; ``None`` where nobody posts, as to a recording of a test, which is to be repeated."""
+        """Return the mailbox of the run; ``None`` where nobody posts, as for the recording of a test, which is to be repeated."""
         if not self.mode.takes_letters or self.source.stable:
             return None
         # Opened when first asked for, since most runs are never posted to; a journal of a kind that has no mailbox is
@@ -576,7 +576,7 @@ class JournaledRun:
             elif letter.topic in waiting:
                 self._take_answer(letter, waiting[letter.topic], asks_again=asks_again)
             elif letter.topic not in asked:
-                self._leave_out(letter, f"{letter.topic!r} is no question of this run")
+                self._leave_out(letter, f"{letter.topic!r} is not a question of this run")
 
     def _take_answer(self, letter: Letter, question: Question, *, asks_again: bool) -> None:
         """Let a question be answered by a letter, unless whoever resumes the run answers it."""
@@ -640,7 +640,7 @@ class JournaledRun:
         self.append(Input(message.path, -1, self.timing.last, said))
 
     def _keep_answer(self, letter: Letter) -> None:
-        """Keep the answer to a question for which nobody here waits any more: whoever goes on with the run has it."""
+        """Keep the answer to a question that nobody here waits for any more: whoever resumes the run finds it."""
         (path, seq), question = self._left_open[letter.topic]
         answer = answer_in(letter.value)
         if problem := answer_problem(answer, question):
@@ -653,7 +653,7 @@ class JournaledRun:
         self.append(Input(path, seq, self.timing.last, {"type": "Answered", **said}))
 
     def _innermost(self, services: Services) -> Iterator[Middleware]:
-        """Give what wraps that which is live, beside what the services have themselves."""
+        """Give the wrappers of live effects, beside those of the services."""
         around = self._around
         if around is not None:
             prices, clock = services.pricing, services.clock
@@ -697,7 +697,7 @@ class JournaledRun:
         return self.past is None or not self.past.history.named_output(path)
 
     def _unkept(self, output: JsonValue) -> str:
-        """Return why an output is no record of this journal; what is recorded already was short enough."""
+        """Return why an output is not a record of this journal; what is recorded already was short enough."""
         return too_long(output, self.source.inline)
 
     def _root(self, running: Generator[Any, Outcome | None, Finished]) -> Generator[Any, Outcome | None, Finished]:
@@ -730,7 +730,7 @@ class JournaledRun:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def append(self, record: Record) -> None:
-        """Write a record; it is durable with the next commit. One that is only walked through is written nowhere."""
+        """Write a record; it is durable with the next commit. A run that is only walked through writes nothing."""
         if not self.mode.writes:
             return
         assert self._writer is not None  # noqa: S101 - there is one from start to end
@@ -826,7 +826,7 @@ class JournaledRun:
         return attrs.evolve(finished, warnings=(*finished.warnings, *self.warnings)) if self.warnings else finished
 
     def _bed(self, finished: Finished) -> Bed | None:
-        """Return where the run sleeps now, or slept until now; a run that never waits has nothing looked up."""
+        """Return where the run sleeps now, or slept until now; for a run that never waits, nothing is looked up."""
         is_asleep = finished.status is RunStatus.SUSPENDED
         slept = self.past is not None and self.mode.goes_on(self.past.history) and bool(self.past.history.waits())
         if not self.mode.takes_letters or self.source.stable or not (is_asleep or slept):
@@ -868,7 +868,7 @@ class JournaledRun:
             )
 
     def _end(self, finished: Finished) -> None:
-        """Write down how the root run ended; a run that was only stopped can be gone on with, so it has no end."""
+        """Write down how the root run ended; a run that was only stopped can be resumed, so it has no end."""
         self._warn_of_kept()
         # A run that was stopped gets no end in its record, for nothing may follow one (replay:J17): a cancelled run can
         # be gone on with, a finished one cannot.

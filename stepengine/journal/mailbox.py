@@ -238,7 +238,7 @@ class StoredLetter(NamedTuple):
         Return what a line without its newline holds; ``None`` for a letter of a kind that this version does not know.
 
         Raises:
-            JournalCorrupt: for what is no letter; it begins with *where*, a text or what has one.
+            JournalCorrupt: for what is not a letter; it begins with *where*, a text or what has one.
         """
         if len(line) >= MAX_LINE or checked(line, 0) is None:
             msg = f"{where} is damaged: its checksum is wrong"
@@ -254,7 +254,7 @@ class StoredLetter(NamedTuple):
                 raise TypeError(msg)
             return cls(members["run"], Letter(**given))
         except (StepEngineError, *UNREADABLE) as error:
-            msg = f"{where} is no letter: {type(error).__name__}: {error}"
+            msg = f"{where} is not a letter: {type(error).__name__}: {error}"
             raise JournalCorrupt(msg) from error
 
 
@@ -444,7 +444,7 @@ class FileMailbox(Mailbox):
     """
     A mailbox in a file of lines beside a journal's file: ``run.jsonl.mail``. A place is a number of bytes.
 
-    A line that was cut off when its sender was killed is no letter, and the next sender removes it.
+    A line that was cut off when its sender was killed is not a letter, and the next sender removes it.
 
     Args:
         journal: The journal.
@@ -615,7 +615,7 @@ class FileMailbox(Mailbox):
             return False
 
     def _give(self, descriptor: int) -> None:
-        """Let a file that was made now belong to whom the journal belongs to, where an administrator made it."""
+        """Give a new file to the owner of the journal, if an administrator made it."""
         # Else an administrator who answers a question of somebody's run would leave a file that its holder does not
         # believe, since it belongs to another user.
         owner = self._of.stat()
@@ -623,7 +623,7 @@ class FileMailbox(Mailbox):
             os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
     def _lock(self, descriptor: int) -> None:
-        """Lock the file; others are waited for as long as they come on."""
+        """Lock the file, waiting for others as long as they make progress."""
         try:
             import fcntl
         except ImportError:
@@ -656,10 +656,10 @@ class FileMailbox(Mailbox):
             raise self._unusable(error) from error
 
     def _check(self, descriptor: int) -> None:
-        """Raise for what is no file, and for letters that somebody else than the journal's owner may have written."""
+        """Raise for what is not a file, and for letters that somebody else than the journal's owner may have written."""
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            msg = f"{self._path} is no regular file; a mailbox is one"
+            msg = f"{self._path} is not a regular file; a mailbox is one"
             raise JournalError(msg)
         if os.name != "posix":
             return
@@ -678,7 +678,7 @@ class FileMailbox(Mailbox):
             raise JournalError(msg)
 
     def _check_size(self, descriptor: int) -> int:
-        """Return how long the file is; raise when no sender would have let it become so long."""
+        """Return the length of the file; raise when it is longer than any sender would make it."""
         size = os.fstat(descriptor).st_size
         if size > MAX_BYTES + MAX_LINE:
             msg = f"{self._path} has {size:,} bytes, and a mailbox has at most {MAX_BYTES:,}; remove it"

@@ -116,7 +116,7 @@ class Timing:
         self.last = 0
 
     def go_on(self, last: int, created: datetime, now: datetime) -> None:
-        """Go on from a record that reaches to *last*; a wall clock that was set back does not turn time back."""
+        """Continue a record that reaches to *last*; a wall clock that was set back does not turn time back."""
         self.last = last
         self._offset = max(last, (now - created) // timedelta(milliseconds=1))
 
@@ -255,7 +255,7 @@ class Recorder:
     # durable without it.
     def _lasting(self) -> asyncio.Future[None] | None:
         """
-        Commit the intents of effects that must not happen twice, or may be undone: that they were begun must outlive a power cut (reliability:JR41).
+        Commit the intents of effects that must not happen twice, or may be undone: their beginning must outlive a power cut (reliability:JR41).
 
         So must what people are asked: who has seen a question may answer it, whatever became of the process that asked.
         The first of a run waits, too, so that whatever was paid for belongs to a run that can be resumed. So does whatever
@@ -272,7 +272,7 @@ class Recorder:
         await self._inner.begin(batch)
 
     async def _before_more(self, waiting: asyncio.Future[None], owed: Kept) -> None:
-        """Wait until what is owed is durable, where more is to come: a run that is stopped meanwhile ends, and does not go on."""
+        """Wait until what is owed is durable, if more is to come: a run that is stopped meanwhile ends here."""
         try:
             await waiting
         except StepEngineError as error:
@@ -286,7 +286,7 @@ class Recorder:
         return replayer is not None and mode.copies and not mode.takes_over and replayer.was_begun(address)
 
     def _keep_waking(self, item: Item) -> None:
-        """Keep when a wait ends at the latest, for whoever wakes runs: by itself the machine would find the same time again."""
+        """Record when a wait ends at the latest, for whoever wakes runs; the machine alone would compute the same time again."""
         wakes = item.effect.wakes  # type: ignore[union-attr]
         if wakes is not None:
             said = {"type": "Wakes", "until": wakes}
@@ -344,7 +344,7 @@ class Recorder:
         return await self._when_ended(outcome, item, io) if is_of_children else outcome
 
     async def _again(self, known: Result, item: Item, io: IO) -> Single:
-        """Perform what is recorded once more; it must come to the same."""
+        """Perform a recorded effect once more; its result must be the same."""
         assert self._replayer is not None  # noqa: S101 - it found the result
         outcome = await self._inner.perform(item, io)
         if type(outcome) is not Stop:
@@ -377,7 +377,7 @@ class Recorder:
         return self._start_in_background(item, io) if is_background else self._start_run(item, io)
 
     async def _start_in_background(self, item: Item, io: IO) -> Single:
-        """Start a child in the background; that it was started is an outcome at once, and its end is one of its own."""
+        """Start a child in the background; the start is an outcome at once, and the end is recorded separately."""
         replayer, address = self._replayer, (item.path, item.effect.seq)
         known = replayer.result(address) if replayer is not None else None
         if replayer is not None:
@@ -406,7 +406,7 @@ class Recorder:
     # nobody would compare what it asks for, a divergence below would go unseen, and an output of the author's own type
     # could not be made from JSON.
     async def _start_again(self, item: Item, io: IO, replayer: Replayer) -> Single:
-        """Run a child, or the body of a tool, over its own records; what its parent's record says of it is a check."""
+        """Run a child, or the body of a tool, over its own records; the result in its parent's record serves as a check."""
         run, address = self._run, (item.path, item.effect.seq)
         instead = await self._instead_of_run(item, io, replayer)
         if instead is not None:
@@ -436,7 +436,7 @@ class Recorder:
         return await self._kept(item, outcome, [])
 
     async def _instead_of_run(self, item: Item, io: IO, replayer: Replayer) -> Single | None:
-        """Return the outcome of a child, or of the body of a tool, that does not start by what is recorded; else ``None``."""
+        """Return the outcome of a child, or of the body of a tool, that does not start according to the record; else ``None``."""
         address = (item.path, item.effect.seq)
         refused = replayer.refused_run(address, item)
         if refused is not None:
@@ -446,7 +446,7 @@ class Recorder:
         return await self._halted(item, io) if replayer.halts_before_run(address, item) else None
 
     def _ended_with(self, item: Item, outcome: Single) -> Single:
-        """Return how a run that started another one stops where its record does."""
+        """Return how a run that started another stops where its record stops."""
         assert self._replayer is not None  # noqa: S101 - it said that nothing is live
         child = _child(outcome)
         waits = type(outcome) is Stop and outcome.kind == "suspended"
@@ -472,7 +472,7 @@ class Recorder:
     # --- live ---------------------------------------------------------------------------------------------------------
 
     def _note_stopped(self, item: Item, io: IO) -> None:
-        """Write down what a model call had used that is stopped; what cannot be written ends the run, which ends anyway."""
+        """Record what a model call had used when it was stopped; if that fails, the run ends, as it does anyway."""
         begun = io.begun(item) if type(item.effect) is CallModel else None
         if begun is not None:
             with contextlib.suppress(StepEngineError):
@@ -507,7 +507,7 @@ class Recorder:
         return await self._kept(item, decided, [])
 
     def _copy_begun(self, item: Item, history: History) -> None:
-        """Let a journal that is written anew know of an effect what is known of it, as it may have no result this time either."""
+        """Copy what is known of an effect into a rewritten journal, since it may have no result this time either."""
         address = (item.path, item.effect.seq)
         if address in history.waiting:
             self._append_waits(item)
@@ -634,12 +634,12 @@ class Recorder:
             return outcome
         cleaned = outcome_of({**clean, "at": at})
         if type(cleaned) is Value and type(outcome) is Value and outcome.body is not None:
-            # What a body leaves is its caller's, and is no record.
+            # What a body leaves is its caller's, and is not a record.
             return attrs.evolve(cleaned, body=outcome.body)
         return cleaned
 
     def _keep_taken(self, item: Item, outcome: Single) -> None:
-        """Keep who said what came of an effect in doubt: nothing but their word stands behind that result."""
+        """Record who stated the outcome of an effect in doubt: nothing but their word supports it."""
         run, seq = self._run, item.effect.seq
         given = run.decisions.get(f"{DOUBT}{shown_address(item.path, seq)}")
         if type(outcome) is not Stop and isinstance(given, Answer) and given.result is not ABSENT:

@@ -170,7 +170,7 @@ def check_members(value: object, shape: Shape, what: str) -> None:
 def check_place(path: str, seq: int, at: int = 0) -> None:
     """Raise for an address or a time that no run has."""
     if PATH.fullmatch(path) is None:
-        msg = f"{path[:80]!r} is no path of a run"
+        msg = f"{path[:80]!r} is not a path of a run"
         raise ValueError(msg)
     if not (-1 <= seq < MAX_SEQ and 0 <= at < MAX_AT):
         msg = f"seq {seq} and at {at} should be below {MAX_SEQ} and {MAX_AT}"
@@ -218,7 +218,7 @@ def _check_start(form: Mapping[str, Any]) -> None:
 def _check_children(paths: Sequence[object]) -> None:
     for path in paths:
         if not isinstance(path, str) or not path or PATH.fullmatch(path) is None:
-            msg = f"{str(path)[:80]!r} is no path of a child"
+            msg = f"{str(path)[:80]!r} is not a path of a child"
             raise ValueError(msg)
 
 
@@ -271,7 +271,7 @@ def check_outcome(effect: str, outcome: Value | Failure, asked: int = 0) -> None
         msg = f"a {type(value).__name__} is no outcome of this {effect}"
         raise ValueError(msg)
     if not all(isinstance(message, UserMessage) for message in outcome.inputs):
-        msg = "what was sent to the run meanwhile is no user message"
+        msg = "what was sent to the run meanwhile is not a user message"
         raise ValueError(msg)
 
 
@@ -374,7 +374,7 @@ class Unread(Protocol):
     """The bytes of a journal, whose records are read when somebody needs them."""
 
     def members(self, start: int, end: int) -> Mapping[str, Any]:
-        """Return what the line from *start* to *end* holds; raises ``JournalCorrupt`` when that is no record."""
+        """Return what the line from *start* to *end* holds; raises ``JournalCorrupt`` when that is not a record."""
 
     def filled(self, start: int, end: int, blobs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return what the line holds with its blobs put in; raises ``KeyError``, too, when one is missing."""
@@ -497,7 +497,7 @@ class Result:
 
     @property
     def outcome(self) -> Value | Failure | None:
-        """What the machine is sent; ``None`` for one that stands in a line."""
+        """What the machine is sent; ``None`` for a result that was read from a line."""
         given = self.given
         if given is None or type(given) is Value or type(given) is Failure:
             return given
@@ -526,7 +526,7 @@ class Result:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has neither failed attempts nor writes, as nearly every one; only of one of this process."""
+        """Whether it has neither failed attempts nor writes, as nearly all do; known only for results of this process."""
         return not self._attempts and not self._writes
 
 

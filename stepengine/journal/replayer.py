@@ -74,7 +74,7 @@ TEXT_FORM = re.compile(r"(?:(?P<path>[0-9]{1,9}(?:\.[0-9]{1,9})*)?#)?(?P<seq>-1|
 
 
 def for_once(answer: Any) -> Any:
-    """Return an answer without what it says of later calls: a yes for good is one for the call that was asked about."""
+    """Return an answer without what it says of later calls: a yes for good becomes a yes to the call that was asked about."""
     if not isinstance(answer, Answer) or answer.remember is None:
         return answer
     # A journal of somebody else may hold "always allow"; believed as that it would let calls run which its reader never
@@ -91,7 +91,7 @@ def place_of(history: History, at: int | str) -> Address:
     Return the address of an effect that has a result, as ``address_of`` does.
 
     Raises:
-        JournalError: for what is no address; when there is no such effect, or it has no result.
+        JournalError: for what is not an address; when there is no such effect, or it has no result.
     """
     address = address_of(at)
     _check_place(history, address)
@@ -241,7 +241,9 @@ def live_kinds(names: Collection[str]) -> frozenset[str]:
         other = (
             "; models answer anew in a rerun: engine.rerun(journal, at=0, reuse=False)" if "call_model" in wrong else ""
         )
-        msg = f"live={wrong[0]!r} is no kind of effect that a replay can perform; those are: {', '.join(KINDS)}{other}"
+        msg = (
+            f"live={wrong[0]!r} is not a kind of effect that a replay can perform; those are: {', '.join(KINDS)}{other}"
+        )
         raise JournalError(msg)
     return frozenset([KINDS[name] for name in given])
 
@@ -249,7 +251,7 @@ def live_kinds(names: Collection[str]) -> frozenset[str]:
 @frozen
 class Leeway:
     """
-    What a run that is recorded may do differently this time; by default nothing.
+    What a recorded run may do differently this time; by default nothing.
 
     Attributes:
         live: The types of effects that are performed for real; their results must be the recorded ones.
@@ -351,7 +353,7 @@ class Past:
 
     def same_elsewhere(self, asked: Intent, *, models: bool = False) -> Address | None:
         """
-        Return where an equal effect with a result stands that the run did not come by yet.
+        Return where an equal effect with a result is recorded that the run has not reached yet.
 
         The first on the same path comes before the first on any other, so that siblings do not take each other's.
 
@@ -384,7 +386,7 @@ class Past:
         return None
 
     def _came_to_its_end(self, address: Address, intent: Intent) -> bool:
-        """Return whether an effect has a result of its own, and was not given up by a race; members of races alone can have been."""
+        """Return whether an effect has a result of its own, and was not given up by a race, as only members of races can be."""
         known = self.history.results.get(address)
         return known is not None and (intent.gather is None or not was_given_up(self.history.outcome(known)))
 
@@ -425,7 +427,7 @@ class Past:
         return known.fp == asked.fp
 
     def was_kept(self, address: Address, fp: str) -> bool:
-        """Return whether what has this fingerprint was accepted here when the run went on after an edit."""
+        """Return whether an effect with this fingerprint was accepted here when the run went on after an edit."""
         return (address, fp) in self.history.kept
 
     def same_child(self, known: Value, child: ChildResult) -> bool:
@@ -532,7 +534,7 @@ class Past:
         return list(fields_between(clean(outcome_members(known)), clean(outcome_members(now))))
 
     def unused(self, agent_id: str) -> ReplayDivergence | None:
-        """Return the error for records that the run did not come by, if there are any."""
+        """Return the error for records that the run did not reach, if there are any."""
         # Two counts tell it for nearly every replay; the first that is missing is searched only where something is. A
         # run that was cut, or may leave something, has a reason to.
         #
@@ -582,7 +584,7 @@ class Past:
         )
 
     def _other_sandbox(self, item: Item) -> str:
-        """Return what is to be said where the body of a tool was worked out by another sandbox than it is now, if it was."""
+        """Return the warning for a tool body that another sandbox than the present one carried out, if one did."""
         call, body = self.history.intents.get(parent_of(item.path)), item.plan.body
         form = {} if call is None or body is None else self.history.form(call)
         then, now = form.get("sandbox", ""), "" if body is None else sandbox_of(item.plan, body.tool_name)
@@ -625,7 +627,7 @@ class Replayer:
         self._given_up: set[str] = set()
 
     def is_performed(self, item: Item) -> bool:
-        """Return whether an effect that is recorded is performed nevertheless, to see if its result is still the same."""
+        """Return whether a recorded effect is performed all the same, to see if its result is still the same."""
         return type(item.effect).__name__ in self._leeway.live
 
     def meets(self, item: Item, asked: Intent) -> bool:
@@ -695,7 +697,7 @@ class Replayer:
 
     def _approves_another(self, address: Address, item: Item) -> bool:
         """
-        Return whether an answer would let a call run that nobody was asked about: an approval holds for its input only.
+        Return whether an answer would let a call run that nobody was asked about: an approval covers only its own input.
 
         Where the call has run already, or nobody has agreed, nothing runs.
         """
@@ -736,7 +738,7 @@ class Replayer:
 
     def _refuse_recorded_yes(self, item: Item) -> None:
         """
-        Let no call begin on a permission of somebody else that was believed because what came of the call is recorded, too.
+        Let no call begin on somebody else's permission that was believed only because the call's outcome is recorded, too.
 
         Raises:
             JournalError: when it would, since the record does not hold any more in between.
@@ -898,7 +900,7 @@ class Replayer:
         return self.answer(known, item) if refused else None
 
     def halts_before_run(self, address: Address, item: Item) -> bool:
-        """Return whether the run stops before it starts another one: that was never begun, so that nothing is counted of it."""
+        """Return whether the run stops before it starts another one, which was never begun and so counts for nothing."""
         return type(item.effect) in RUNS and self._past.intent(address) is None and self.halts(item)
 
     def has_begun(self, address: Address) -> bool:
@@ -938,7 +940,7 @@ class Replayer:
         return self._other_end(known, recorded, outcome, item)
 
     def _other_end(self, known: Result, recorded: Any, outcome: Single, item: Item) -> Single:
-        """Return the recorded end of a child that ended in another way now, where that serves nevertheless."""
+        """Return the recorded end of a child that ended differently now, where the recorded one may serve."""
         run, past, address = self._run, self._past, (item.path, item.effect.seq)
         if type(item.effect) is CallBody:
             return self._other_result(known, recorded, outcome, item)
@@ -966,7 +968,7 @@ class Replayer:
         return Value(ended, known.at, recorded.inputs)
 
     def _other_result(self, known: Result, recorded: Any, outcome: Single, item: Item) -> Single:
-        """Return the recorded result of the body of a tool that gave another one now, where that serves nevertheless."""
+        """Return the recorded result of a tool body that gave another one now, where the recorded one may serve."""
         run, past = self._run, self._past
         if type(outcome) is not Value:
             msg = f"the body of the tool {item.effect.tool_name!r} was stopped where it is recorded to have ended"  # type: ignore[union-attr]
@@ -1028,7 +1030,7 @@ class Replayer:
         return False
 
     def halt(self, path: str, questions: tuple[Question, ...], *, waits: bool = False) -> Stop:
-        """Return how a run stops where its record does: as the recorded one did, for *questions*, or because it only *waits*."""
+        """Return how a run stops where its record stops: as the recorded one did, for *questions*, or because it only *waits*."""
         # The run has to end here although nobody stopped it this time, because the recorded one did. Which end that was
         # is looked for from the nearest to the farthest: that of a child around, that of its race, a suspension, the
         # last stop that was written down. A record that says nothing of all this was cut off by a crash, which a replay

@@ -71,7 +71,7 @@ class SqliteJournal(Journal):
         self._options = options
         self.path = Path(path)
         if run is not None and RUN_ID.fullmatch(run) is None:
-            msg = f"{run!r} is no run id; one has 1 to 64 letters, digits, hyphens and underscores"
+            msg = f"{run!r} is not a run id; one has 1 to 64 letters, digits, hyphens and underscores"
             raise JournalError(msg)
         self.run = run
 
@@ -350,7 +350,7 @@ class SqliteWriter(LineWriter):
                 self._release()
 
     def _store_waiting(self) -> None:
-        """Store what this writer and those that announced it have ready; each learns what became of its own."""
+        """Store what this writer and those that announced a commit have ready; each learns what became of its own records."""
         writers = {self: None}
         while self._database.waiting:
             writers[self._database.waiting.popleft()] = None
@@ -384,7 +384,7 @@ class SqliteWriter(LineWriter):
                 one.count(lines)
 
     def begin(self) -> list[bytes]:
-        """Return the lines that are to be stored now; ``end`` follows, whatever became of them."""
+        """Return the lines that are to be stored now; ``end`` follows, whether or not they were stored."""
         # First of all: whoever closes this writer sees lines that wait, or that they are under way.
         self._is_under_way = True
         self._is_announced = False

@@ -108,7 +108,7 @@ class Writer(abc.ABC):
         """
 
     def announce(self) -> None:  # noqa: B027 - most have nobody to tell
-        """Hear that a ``commit`` will follow: who commits for several writers may take this one along."""
+        """Learn that a ``commit`` will follow: whoever commits for several writers may take this one along."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -140,7 +140,7 @@ class Journal(abc.ABC):
         sign: The key by which it is signed while it is written, or the path of its file: see ``SigningKey`` and ``verify``.
 
     Raises:
-        JournalError: when *inline* is no number from 1,024 on, or the key cannot be used.
+        JournalError: when *inline* is not a number from 1,024 on, or the key cannot be used.
 
     Attributes:
         forks: How many forks were made of this journal.
@@ -236,7 +236,7 @@ class Journal(abc.ABC):
         self.replace([])
 
     def set_aside(self) -> Journal | None:
-        """Put what is stored beside, before it is replaced; return where it is, ``None`` where there is no such place."""
+        """Put a copy of what is stored beside it before it is replaced; return its place, ``None`` where there is none."""
         return None
 
     def bound(self, run: str) -> Journal:
@@ -244,7 +244,7 @@ class Journal(abc.ABC):
         return self
 
     def with_rules_of(self, other: Journal) -> Self:
-        """Return this journal, which from now on takes secrets out as *other* does."""
+        """Return this journal, which from now on removes secrets as *other* does."""
         self.redact, self.redactor = other.redact, other.redactor
         return self
 
@@ -281,7 +281,7 @@ class Journal(abc.ABC):
         return True
 
     def is_held(self) -> bool:
-        """Return whether a process writes the run now, without reading anything of it; false where that cannot be told."""
+        """Return whether a process writes the run now, without reading any of it; false where that is unknown."""
         return False
 
     def missing(self) -> JournalMissing:
@@ -329,7 +329,7 @@ class Journal(abc.ABC):
 
 
 def _signed_lines(key: SigningKey, records: Iterable[Record], encoder: Encoder) -> list[bytes]:
-    """Return the lines of a journal that is made at once: its one signature says that it was found so."""
+    """Return the lines of a journal that is made in one go: its one signature says that it was found as it is."""
     lines: list[bytes] = []
     for record in records:
         made = record
@@ -657,13 +657,13 @@ class LineWriter(Writer):
         self._lines.append(line)
 
     def _sign_last(self) -> None:
-        """Sign what is left before the journal is given back; what was lost leaves an end that nobody vouches for."""
+        """Sign what is left before the journal is given back; if lines were lost, nobody vouches for its end."""
         chain = self._chain
         if chain is not None and chain.is_unclosed and self._broken is None and not self._is_lost:
             self._sign(chain, closes=True)
 
     def _need_room(self, reserve: Reserve) -> None:
-        """Raise unless there is room again for what comes of an effect: one that does not begin is never in doubt."""
+        """Raise unless there is room again for the outcome of an effect: one that does not begin is never in doubt."""
         if not reserve.renew(self._folder):
             why = f"the disk is full; an effect begins only where {ROOM // 1024} KiB are left for what comes of it"
             # What is under way may still be recorded: the writer is not broken.
@@ -782,7 +782,7 @@ class Commits:
 
     @classmethod
     def renew(cls) -> None:
-        """Count no journal of the parent's in a forked child, which has none of its threads."""
+        """Forget the parent's journals in a forked child, which has none of its threads."""
         cls._users = 0
 
     def __init__(self, writer: Writer) -> None:
@@ -794,7 +794,7 @@ class Commits:
 
     def durable(self) -> asyncio.Future[None]:
         """
-        Return what is done when everything is durable that was appended before.
+        Return what is done once everything appended before is durable.
 
         It holds a ``StepEngineError`` when that is impossible. Cancelling it ends the waiting, and no commit.
         """

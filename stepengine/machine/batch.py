@@ -71,14 +71,14 @@ def called_by_model(run: RunState, calls: Sequence[ToolCallPart], offered: Colle
 
 
 def _meant(run: RunState, name: str, offered: Collection[str]) -> str | None:
-    """Return the offered tool that a model means: an agent's tool may be called by its id, too (generator-contract:L28)."""
+    """Return the offered tool that a model means: the tool of an agent may also be called by the agent's id (generator-contract:L28)."""
     other = name.replace("-", "_")
     return other if other in offered and run.bindings[other].runs.how == "spawns" else None
 
 
 def run_batch(run: RunState, members: Sequence[Member], asked: Parallel[object] | None = None) -> Flow[None]:
     """
-    Give every member its result; what was *asked* for as a ``Parallel`` runs together whatever its tools say.
+    Give every member its result; members that were *asked* for as a ``Parallel`` run together, whatever their tools say.
 
     Only there may others than calls stand among them.
 
@@ -116,7 +116,7 @@ def _is_parallel(calls: Sequence[Call]) -> bool:
 
 
 def _in_turn(run: RunState, calls: Sequence[Call]) -> Flow[None]:
-    """Run calls one after another: each is judged, carried out where it may run, or only shown, and looked at by the hooks."""
+    """Run calls one after another: each is judged, carried out if it may run or else only shown, and passed to the hooks."""
     # `before` is the limit that was spent already when the batch began, such as the steps of a final answer: only one
     # that is spent within this batch skips the calls behind it.
     why, before, points = "", run.budget.reached, run.plan.hooks
@@ -153,7 +153,7 @@ def _in_turn(run: RunState, calls: Sequence[Call]) -> Flow[None]:
 
 
 def _may_run(call: Call, why: str) -> bool:
-    """Return whether a call is valid and has no result yet; *why*, if anything, none of the batch is carried out any more."""
+    """Return whether a call is valid and has no result yet; *why*, if not empty, says why the rest of the batch is not carried out."""
     if call.result is not None:
         return False
     if why:
@@ -163,7 +163,7 @@ def _may_run(call: Call, why: str) -> bool:
 
 
 def _raise_to_author(call: Call, error: StepEngineError) -> None:
-    """Raise what failed a call of the author's; a model is told by the result."""
+    """Raise the error that made a call of the author's fail; a model learns of it from the result."""
     # A handler's wrong call is a bug, and raised at the line that made it (generator-contract:G32); a model's is data,
     # and the model corrects itself by the result.
     if call.source != "model":
@@ -253,7 +253,7 @@ def _together(
 
 
 def _judged_together(run: RunState, calls: Sequence[Call]) -> Flow[None]:
-    """Judge calls, and ask for all that have to be asked for at once."""
+    """Judge calls, and ask about all of those that need a person's answer at once."""
     asking: list[_Asking] = []
     for call in calls:
         asking += yield from _judged(call)
@@ -282,7 +282,7 @@ def _conclude(members: Sequence[Member]) -> None:
 
 
 def _has_no_room(outcome: Single) -> bool:
-    """Return whether a member was not begun, because a limit has no room for the children that were asked for with it."""
+    """Return whether a member was not begun, because a limit has no room for all the children that were asked for with it."""
     return type(outcome) is Failure and isinstance(outcome.error, LimitExceeded) and outcome.error.kind == "children"
 
 
@@ -304,7 +304,7 @@ def _begun(member: Member) -> Flow[Sequence[Leaf]]:
 
 
 def _begin_race(race: Raced) -> Flow[Sequence[Leaf]]:
-    """Return the effects of the members of a race; none where one has ended before the others could begin, which is that it has won."""
+    """Return the effects of the members of a race; none if one of them ended before the others could begin, for then it has won."""
     if not race.has_ended():
         for member in race.members:
             yield from _begun(member)
@@ -338,7 +338,7 @@ class _Asking(NamedTuple):
 
 
 def _is_valid(call: Call) -> bool:
-    """Validate a call; what is wrong with a handler's own is raised, a model's gets an error result."""
+    """Validate a call; a mistake in a handler's own call is raised, one in a model's call becomes an error result."""
     try:
         call.validate()
     except StepEngineError as error:
@@ -367,15 +367,13 @@ def _judged(call: Call) -> Flow[Sequence[_Asking]]:
 
 
 def _deny(call: Call, message: str) -> None:
-    """Give a call the result that it is denied; a model that will not hear it is told so, and in the end stopped."""
+    """Give a call the result that it is denied; a model that keeps trying is told to stop, and in the end its run is stopped."""
     # By the tool's own name: a model may call an agent by two spellings, and would be told to stop twice as late.
     name = call.own_name
     text = message or f"The call of {call.asked.tool_name} was denied."
-    row = call.run.budget.deny(name)
-    if row >= TOLD_AT:
-        text += (
-            f" {name} was denied {row} times in a row: do not call it again, go on without it or say what is missing."
-        )
+    in_a_row = call.run.budget.deny(name)
+    if in_a_row >= TOLD_AT:
+        text += f" {name} was denied {in_a_row} times in a row: do not call it again, go on without it or say what is missing."
     call.finish(ToolResult.error(text, status="denied"))
 
 
@@ -403,7 +401,7 @@ def _asked(run: RunState, asking: Sequence[_Asking], *, together: bool) -> Flow[
 
 
 def _ask_round(run: RunState, asking: Sequence[_Asking], *, together: bool) -> Flow[Sequence[_Asking]]:
-    """Ask once, what is the same only once, and return what has to be asked about what people made of the calls."""
+    """Ask all questions in one go, equal ones only once, and return what has to be asked about the calls that people changed."""
     # A model that calls one tool five times with one input means one thing, and to ask a person five times teaches them
     # to agree without reading (reliability:PM38).
     alike = _alike(asking)
@@ -430,7 +428,7 @@ def _ask_round(run: RunState, asking: Sequence[_Asking], *, together: bool) -> F
 
 
 def _alike(asking: Sequence[_Asking]) -> list[list[_Asking]]:
-    """Return together the calls that ask the same, to be asked once."""
+    """Group the calls that ask the same question, which is then asked once."""
     found: dict[str, list[_Asking]] = {}
     for one in asking:
         question = one.question
@@ -441,7 +439,7 @@ def _alike(asking: Sequence[_Asking]) -> list[list[_Asking]]:
 
 
 def _permitted(call: Call, effect: AskPerson, answers: Sequence[Answer]) -> Flow[Sequence[_Asking]]:
-    """Do with a call what a person said; return what has to be asked about the input that the person made of it."""
+    """Do with a call what a person decided; return what has to be asked about an input that the person changed."""
     answer = answers[0]
     if answer.agrees and answer.edited_input is not None:
         return (yield from _edited(call, answer))
@@ -461,7 +459,7 @@ def _permitted(call: Call, effect: AskPerson, answers: Sequence[Answer]) -> Flow
 
 
 def _edited(call: Call, answer: Answer) -> Flow[Sequence[_Asking]]:
-    """Take over the input that a person made of a call; it is judged like the first one, and a deny still wins."""
+    """Take over the input to which a person changed a call; it is judged like the first one, and a deny still wins."""
     assert answer.edited_input is not None  # noqa: S101
     call.edit(answer.edited_input)
     message, allowed = "", False

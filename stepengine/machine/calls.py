@@ -116,11 +116,11 @@ class Member(ABC):
 
     @abstractmethod
     def effects(self) -> Sequence[Leaf]:
-        """Return what it needs of the world; each effect gets its number now."""
+        """Return the effects that it needs from the world; each gets its number now."""
 
     @abstractmethod
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
-        """Make the result of the outcomes of its effects, in their order; return the stop when one of them was stopped."""
+        """Turn the outcomes of its effects, in their order, into the result; return the stop when one of them was stopped."""
 
 
 def carry_out(member: Member) -> Flow[Any]:
@@ -246,7 +246,7 @@ def _carried_out_shown(call: Call) -> Flow[Any]:
 
 
 class Child(Member):
-    """A child run that a handler asks for; where it stands alone, only a depth that is used up stays inside its result."""
+    """A child run that a handler asks for; if it stands alone, only the error for a depth that is used up stays inside its result."""
 
     __slots__ = ("_asked", "_by", "_is_background", "_of")
 
@@ -284,7 +284,7 @@ class Child(Member):
         return self.handed_out
 
     def _agent_id(self) -> str:
-        """Return the id that was asked for, or the one that an id with a publisher stands for."""
+        """Return the id that was asked for; for one with a publisher, that of the agent that it stands for."""
         wanted = self._asked.agent_id
         # Only where there is a publisher. A plain id that is not found stays as it was written, since the error about
         # it is made by who plans the child, with the names that are known there.
@@ -649,7 +649,7 @@ class Told(Waiting):
         return ef.AwaitRuns(run.number(), paths, asked.need, asked.timeout, wakes=wakes, asked=run.now)
 
     def value_of(self, outcome: Value) -> Any:
-        """Return how those that have ended did, and count each the first time."""
+        """Return how the ended ones ended, and count each of them the first time."""
         awaited, refs = outcome.value, {ref.path: ref for ref in self._asked.refs}
         done = tuple([_taken(self.run, path, awaited.ended[path]) for path in awaited.done])
         return Waited(done, tuple([refs[path] for path in awaited.open]))
@@ -696,7 +696,7 @@ class Cancelled(Waiting):
 
 def end_background(run: RunState) -> Flow[None]:
     """
-    Let no child in the background outlive its run: those that nobody waited for are ended, or waited for.
+    Let no background child outlive its run: those that nobody waited for are ended, or waited for.
 
     Raises:
         Stopped: when the world ended the run meanwhile.
@@ -756,7 +756,7 @@ class Raced(Member):
         self._won = 0
 
     def effects(self) -> Sequence[Leaf]:
-        """Return the effects of all, each of which was asked for its own before."""
+        """Return the effects of all members, which have numbered theirs already."""
         # Each member has asked for its own already, so that the numbers are in order; here they are only put side by
         # side.
         self.handed_out = [effect for member in self.members for effect in member.handed_out]
@@ -784,7 +784,7 @@ class Raced(Member):
         return True
 
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
-        """Take what came of the members, of which the first has won; a race among them ends with the first of its own."""
+        """Take the outcomes of the members, the first of which has won; a race among them ends with its own first one."""
         stops: list[Stop] = []
         ends: list[int] = []
         for number, member in enumerate(self.members):
@@ -869,12 +869,12 @@ class Call(Member):
 
     @property
     def own_name(self) -> str:
-        """The tool's own name, by which hooks know it, whatever the model called it."""
+        """The tool's own name, under which hooks know it, whatever name the model used."""
         return self.asked.tool_name if self.binding is None else self.binding.spec.name
 
     @property
     def judged_call(self) -> ToolCallPart:
-        """The call as it would run: under the tool's own name, with the input that validation made of what came."""
+        """The call as it would run: under the tool's own name, with its validated input."""
         call = _renamed(self.asked, self.own_name)
         return call if self.input is call.input else attrs.evolve(call, input=self.input)
 
@@ -903,7 +903,7 @@ class Call(Member):
 
     def validate(self) -> None:
         """
-        Check the call's input; names are mended before, and for models what they often get wrong in values.
+        Check the call's input; names are corrected first, and for models also what they often get wrong in values.
 
         Raises:
             ToolInputError: when it does not fit, or a validator of the author's raised.
@@ -938,7 +938,7 @@ class Call(Member):
             self.asked = quick_call(asked.tool_call_id, asked.tool_name, given)
 
     def revalidate(self, changed: ToolCallPart) -> ToolCallPart:
-        """Take over what a hook made of the call, under the name that the model used, and return it as it would run."""
+        """Take over a hook's change to the call, under the name that the model used, and return the call as it would run."""
         # What a hook makes of a call is validated before rules judge it, for a rule looks at validated values only. If
         # it does not fit, the call stays what it was, and the hook is the one that is refused.
         before = self.asked
@@ -951,7 +951,7 @@ class Call(Member):
         return self.judged_call
 
     def edit(self, input: JsonDict) -> None:
-        """Take over what a person made of the input; of the call the model is shown what ran."""
+        """Take over a person's change to the input; the model is shown the call that ran."""
         asked = self.asked
         self.edits += 1
         self.asked = ToolCallPart(asked.tool_call_id, asked.tool_name, input, provider_data=asked.provider_data)
@@ -1011,7 +1011,7 @@ class Call(Member):
     # --- what came of it --------------------------------------------------------------------------------------------
 
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
-        """Take what the effects gave: the result, and what else a call leaves in its run."""
+        """Take the outcomes of the effects: the result, and whatever else a call leaves in its run."""
         runs = self.binding.runs  # type: ignore[union-attr]
         if type(runs) is Control:
             return None
@@ -1039,7 +1039,7 @@ class Call(Member):
         return None
 
     def _take_children(self, runs: Spawning, outcomes: Sequence[Single]) -> Stop | None:
-        """Take the children's results; those that never could be have theirs in their place."""
+        """Take the children's results; a child that could never start has an error in its place."""
         run, ran = self.run, []
         for effect, outcome in zip(self.handed_out, outcomes, strict=True):
             # Those that ended are counted although the call as a whole is stopped: the sums of a run must hold what was
@@ -1068,7 +1068,7 @@ class Call(Member):
         return None
 
     def _tell_of_refused(self, ran: Sequence[ChildResult]) -> None:
-        """Warn of entries that a limit refused: the call as a whole goes well, and its author may look at no entry."""
+        """Warn of entries that a limit refused: the call as a whole succeeds, and its author may not look at the entries."""
         # A call of a model shows its entries to the model; an author's program goes on with the list and may look at
         # none of it. What would be missing in silence is told once in the run's warnings.
         refused = [
@@ -1101,7 +1101,7 @@ class Call(Member):
         self.result = named(result, self.asked)
 
     def replace(self, result: ToolResult) -> None:
-        """Put another result in the place of the one that it has, such as what hooks made of it."""
+        """Replace the result, for example by what hooks made of it."""
         self.result = result
 
     def recall(self, result: ToolResult) -> None:
@@ -1177,7 +1177,7 @@ class Call(Member):
 
 
 def _with_example(error: ToolInputError, spec: ToolSpec) -> ToolInputError:
-    """Return what is wrong with an author's input with an input that is fine, where the tool shows one, in its place."""
+    """Return what is wrong with an author's input, with a valid input as an example where the tool shows one."""
     shown = next((line for line in spec.description.split("\n") if line.startswith(EXAMPLES)), "")
     if not shown or not error.issues:
         return error
@@ -1216,7 +1216,7 @@ def unavailable(run: RunState, name: str, known: Sequence[str], hint: str = "") 
 
 
 def unavailable_here(run: RunState, name: str) -> ToolNotAvailable:
-    """Return the error for what an author calls and cannot: what was probably meant, and what to do."""
+    """Return the error for a call that the author may not make: what was probably meant, and what to do."""
     # An author can be told more than a model: what was probably meant, and which line to write; a model is told what it
     # may call.
     known = tuple(run.offered)

@@ -141,7 +141,7 @@ def _may_have_spawned(run: RunState, asked: Any) -> bool:
 
 
 def _tell_of_unread(run: RunState, author: Author, asked: object, answer: y.StepResult) -> None:
-    """Warn of children that failed where the handler throws away what it is sent, as a bare ``yield`` does."""
+    """Warn of failed children when the handler ignores what it is sent, as a bare ``yield`` does."""
     # A failed child is a value and no exception, so a handler that throws it away goes on as if all were well. It is
     # told only where the answer is dropped; who looks at it needs no warning.
     why = _why_not(asked, answer)
@@ -168,7 +168,7 @@ def _why_not(asked: object, answer: y.StepResult) -> str:
 
 
 def _answer(run: RunState, author: Author, asked: y.Yieldable | Compute) -> Answer:
-    """Carry out what the handler yielded; whether that is anything that it may yield, its row says."""
+    """Carry out what the handler yielded; its row in the table says whether that may be yielded."""
     if type(asked) is Compute:
         return _compute(run, asked) if run.plan.body is not None else _turn(run, asked)
     row = (YIELDS if run.plan.body is None else OF_TOOLS).get(type(asked)) or _refuse(run, author, asked)
@@ -180,7 +180,7 @@ def _answer(run: RunState, author: Author, asked: y.Yieldable | Compute) -> Answ
 
 
 def _compute(run: RunState, asked: Compute) -> Answer:
-    """Have work done, or taken from the record of a call that had its result."""
+    """Have work done, or take it from the record of a call that has its result."""
     # What a sandbox worked out is recorded, unlike a turn of a handler: a replay then needs no sandbox, and one of
     # another version cannot come to something else.
     known = cast("Body", run.plan.body).recalled(len(run.computed))
@@ -199,7 +199,7 @@ def _compute(run: RunState, asked: Compute) -> Answer:
 
 
 def _turn(run: RunState, asked: Compute) -> Answer:
-    """Have a turn of a handler done that runs in a sandbox; nothing of it is recorded, since the handler runs again in a replay."""
+    """Advance a handler that runs in a sandbox; nothing of it is recorded, since the handler runs again in a replay."""
     outcome = yield asked
     if type(outcome) is Stop:
         raise Stopped(outcome)

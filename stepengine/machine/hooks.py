@@ -130,7 +130,7 @@ def _answer(run: RunState, author: Author, asked: Any) -> Flow[StepResult]:
 
 
 def _race(run: RunState, author: Author, asked: Race[Any]) -> Flow[Any]:
-    """Carry out a race of what only waits, of functions and of model calls; a call of a tool is a hook's own only by itself."""
+    """Carry out a race of waits, functions and model calls; a hook may call a tool only on its own, not in a race."""
     race = Raced(run, [_racer(run, author, one) for one in asked.members])
     outcomes = yield from run.gather(effects := race.begin(), races=((0, len(effects)),))
     stop = race.take(outcomes)

@@ -83,7 +83,7 @@ def run_agent(plan: RunPlan, state: AgentState) -> Flow[Finished]:
 
 def _run_body(run: RunState, body: Body) -> Flow[Finished]:
     """
-    Run the body of a tool: what a handler is without prompt, history, steps and output of its own.
+    Run the body of a tool: a handler without a prompt, history, steps and output of its own.
 
     Nobody is told that it begins and ends, since its call is shown; hooks and policies see the calls that it makes.
     """
@@ -103,7 +103,7 @@ def _run_body(run: RunState, body: Body) -> Flow[Finished]:
 
 def _timed(run: RunState, body: Body, flow: Flow[T]) -> Flow[T]:
     """
-    Run *flow*, and end it once it was at work for longer than the tool's time limit.
+    Run *flow*, and end it once it has worked for longer than the tool's time limit.
 
     What it waits for people and children does not count. It is looked at before an effect is asked for, by the recorded time,
     so that a replay ends it at the same place; what is under way is not cut off, it has limits of its own.
@@ -133,7 +133,7 @@ NO_WORK = (AskPerson, *RUNS, *WAITS)
 
 
 def _waits(effect: Effect) -> bool:
-    """Return whether an effect is no work of the body that asks for it: a person, a time, a message, or a run of its own."""
+    """Return whether an effect is not work of the body that asks for it, but a person, a time, a message, or a run of its own."""
     members = effect.effects if type(effect) is Gather else (effect,)
     return any(type(member) in NO_WORK for member in members)
 
@@ -163,7 +163,7 @@ def _log_failure(run: RunState, body: Body, error: StepEngineError) -> None:
 
 def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:
     """
-    Run *flow*, a part of the machine, and exchange what it asks for with the world: this alone does.
+    Run *flow*, a part of the machine, and pass its effects to the world: nothing else does.
 
     What was said on the side is shown before anything else that is shown or asked for, the phase that the run enters before an
     effect. What comes back is noted before *flow* gets it. After a stop nothing is handed out any more: ``Stopped`` is raised
@@ -208,7 +208,7 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:
 
 
 def parts_of(machine: Any) -> Iterator[Any]:
-    """Give what a parked machine is made of, from the outside in: generators, and last of all what is none."""
+    """Give what a parked machine is made of, from the outside in: generators, and last of all something that is not one."""
     # A generator shows where it waits only through its frame, and `exchange` sends its part by hand, which hides it
     # from `gi_yieldfrom`. Divergences name the author's line by this.
     while machine is not None:
@@ -221,7 +221,7 @@ def parts_of(machine: Any) -> Iterator[Any]:
 
 
 def _until_end(run: RunState) -> Flow[_Ending]:
-    """Run to the end and return why it is one; the handler is closed when this returns."""
+    """Run to the end and return how it ended; the handler is closed when this returns."""
     try:
         _open(run)
         if run.plan.hooks.pre_run:
@@ -255,7 +255,7 @@ def _stopped(stop: Stop) -> _Ending:
 
 
 def _failed(run: RunState, error: StepEngineError) -> _Ending:
-    """Return how a run fails; once a limit was reached, that is why it ends, and the error is noted."""
+    """Return how a run fails; if a limit was reached before, that is why it ends, and the error is only noted."""
     if run.budget.reached is None:
         return _Ending(RunStatus.FAILED, error)
     run.side_events.warn(error.message)
@@ -351,7 +351,7 @@ def _context(run: RunState) -> StepContext:
 
 
 def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
-    """Tell the end, let the hooks look at it, and return it; nothing that was sent to the run is lost."""
+    """Announce the end, let the hooks look at it, and return it; nothing that was sent to the run is lost."""
     if run.background is not NO_CHILDREN:
         ending = yield from _without_background(run, ending)
     # Said too late to be answered, but said: the next run of the conversation reads it.
@@ -374,7 +374,7 @@ def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
 
 
 def _without_background(run: RunState, ending: _Ending) -> Flow[_Ending]:
-    """Return how a run ends once no child of it is at work in the background; whoever drives a stopped run ends those itself."""
+    """Return how a run ends once none of its background children is at work; whoever drives a stopped run ends them itself."""
     if run.stop is not None:
         return ending
     try:
@@ -385,7 +385,7 @@ def _without_background(run: RunState, ending: _Ending) -> Flow[_Ending]:
 
 
 def _expire_at_end(run: RunState, status: RunStatus) -> None:
-    """Remove what is over with the run; one that is suspended goes on, and so does the one around an inline child."""
+    """Remove what ends with the run; a suspended run goes on, and so does the run around an inline child."""
     # A suspended run is in the middle, and what is there for this run has to be there when it goes on. So has what an
     # inline child finds: it stands in its parent's conversation.
     is_over = status is not RunStatus.SUSPENDED and not run.plan.is_inline

@@ -75,7 +75,7 @@ class Spent:
         self.credits_used = self._own_credits + self._children.credits_used
 
     def count_child(self, child: ChildResult) -> None:
-        """Add a child and what it spent; what an inline one leaves is none of the record."""
+        """Add a child and what it spent; what an inline child leaves is not recorded here."""
         self.entries += 1
         # What an inline child leaves is taken over once, by its parent; kept here it would hold a second conversation
         # for as long as the run lasts.

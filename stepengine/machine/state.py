@@ -265,7 +265,7 @@ class RunState:
         return value
 
     def _is_still(self, known: AgentState) -> bool:
-        """Return whether a state holds what the run does; an id that was only given to a call makes no other state."""
+        """Return whether a state equals that of the run; an id that was merely handed to a call does not make a difference."""
         # Everything that `frozen` puts in and that can change, by identity or as a number. What is not asked here
         # follows from what is.
         return (
@@ -294,7 +294,7 @@ class RunState:
         raise UnknownModel(msg, kind="no_model")
 
     def own_background(self) -> Background:
-        """Return what knows the children in the background, for who starts some."""
+        """Return the registry of background children, for code that starts some."""
         if self.background is NO_CHILDREN:
             self.background = Background()
         return self.background
@@ -371,7 +371,7 @@ class RunState:
 
     def receive(self, outcome: Any, effect: Leaf | Gather | Compute) -> Single | Gathered:
         """
-        Return the outcome of *effect*, after everything that it says beside its value was noted.
+        Return the outcome of *effect*, after noting everything that it carries beside its value.
 
         A suspension that names no questions is given those of the ``AskPerson`` that it answers.
         """
@@ -464,7 +464,7 @@ class RunState:
         return self.budget.steps_left > 0 and self.budget.reached is None
 
     def begin_step(self) -> None:
-        """Make room for a step: results that expired go, what was sent meanwhile stands in its place."""
+        """Prepare a step: expired results are removed, and messages that arrived meanwhile are appended."""
         # Before the request is made, and in the view alone: what an ephemeral tool said earlier is not sent again, and
         # the record keeps it (reliability:TL23).
         self.history.expire_results()
@@ -472,7 +472,7 @@ class RunState:
             self.take_inbox()
 
     def count_step(self, reason: StopReason | None, *, only_thoughts: bool) -> int:
-        """Take the step whose reply has come from the budget; return how many replies in a row were only thoughts."""
+        """Deduct from the budget the step whose reply has arrived; return how many replies in a row were only thoughts."""
         # Counted when the reply is there, not when it is asked for: a request that failed for good is no step, and a
         # handler that catches the error still has its step.
         self.budget.take_step()
@@ -498,11 +498,11 @@ class RunState:
         return complete
 
     def let_stop(self) -> None:
-        """Take note that a turn ended, so that hooks may refuse the next end as often again."""
+        """Note that a turn ended, so that hooks may refuse the next end just as often."""
         self._stops_refused = 0
 
     def refuse_stop(self, most: int) -> bool:
-        """Take note that a hook wants the turn to go on; return whether it may want that, *most* times in a row."""
+        """Note that a hook wants the turn to go on; return whether it may, which is at most *most* times in a row."""
         # A hook that never lets the turn end would spend the whole step budget, with the model saying at each step that
         # it is done.
         if self._stops_refused >= most:
@@ -515,7 +515,7 @@ class RunState:
         self.stop_reason = reason
 
     def too_long(self, overflow: ContextOverflow | None) -> None:
-        """Tell hooks from now on that the prompt was refused as too long; ``None`` ends that."""
+        """From now on tell hooks that the prompt was refused as too long; ``None`` ends that."""
         self._overflow = overflow
         # Counted at the moment of the refusal, since a hook shortens the view before others ask how large it was.
         self._refused_tokens = None if overflow is None else self.frozen().context_tokens
@@ -574,7 +574,7 @@ class RunState:
             self._adopt(change.tools)
 
     def _adopt(self, tools: Sequence[ToolLike]) -> None:
-        """Know tools that were found when the run began, in the plan's own table, where performers look for them, too."""
+        """Add tools that were found when the run began to the plan's own table, where performers look for them, too."""
         # Into the table of the plan itself: performers look there for what to run. The plan has its own copy where
         # anything may be added.
         for tool in tools:
@@ -614,12 +614,12 @@ class RunState:
                 self.note_output()
 
     def hand_on_inbox(self) -> None:
-        """Leave what was sent to the body of a tool to its caller, whose conversation it belongs into."""
+        """Pass what was sent to the body of a tool to its caller, to whose conversation it belongs."""
         self.changes += self.inbox
         self.inbox = []
 
     def note_output(self) -> None:
-        """Take note that the output was set: what the body of a tool sets is its caller's."""
+        """Note that the output was set: what the body of a tool sets belongs to its caller."""
         if self.plan.body is not None:
             self.changes.append(SetOutput(self.output.value))
 
@@ -629,7 +629,7 @@ class RunState:
         return self._values
 
     def take_history(self, child: ChildResult, call_id: str) -> None:
-        """Put history and context that an inline child leaves in the place of the run's own."""
+        """Replace the run's history and context by what an inline child leaves."""
         # A child that failed may have left half of something; the conversation then stays as it was
         # (generator-contract:L23).
         if child.left is not None and not child.is_error:

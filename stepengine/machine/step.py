@@ -91,7 +91,7 @@ _quick_reply = maker_of(Reply)
 
 
 def run_turn(run: RunState) -> Flow[None]:
-    """Run steps until the turn ends or the budget is spent; one whose children are at work in the background goes on with them."""
+    """Run steps until the turn ends or the budget is spent; a turn with background children at work goes on for them."""
     # Children in the background may still be at work when the model has ended its turn: what they say is a message,
     # which the model has to answer, so the turn goes on when they have ended.
     while not (yield from budgeted_step(run, PLAIN)) or (
@@ -228,7 +228,7 @@ def _started(run: RunState) -> ev.Event:
 
 
 def _left(run: RunState, error: BaseException) -> Flow[None]:
-    """Tell how a step ended that *error* leaves; whoever closes the machine is told nothing more."""
+    """Report the end of a step that *error* leaves; when the machine is being closed, nothing is reported any more."""
     if run.plan.watched() and not isinstance(error, GeneratorExit):
         yield Notify(_finished(run, status=status_after(error)))
 
@@ -307,9 +307,9 @@ def _tail(run: RunState) -> Flow[Sequence[Message]]:
 
 def _taken(run: RunState, model: ModelReply, request: ModelRequest) -> tuple[Reply, list[Call]]:
     """Count the step that a reply makes; return the reply and its calls."""
-    row = run.count_step(model.stop_reason, only_thoughts=_is_only_thoughts(model))
-    if row >= MAX_THOUGHTS:
-        run.cut_turn(f"the turn was ended after {row} replies in a row that were only thoughts")
+    in_a_row = run.count_step(model.stop_reason, only_thoughts=_is_only_thoughts(model))
+    if in_a_row >= MAX_THOUGHTS:
+        run.cut_turn(f"the turn was ended after {in_a_row} replies in a row that were only thoughts")
     reply = _numbered(run, model)
     return reply, called_by_model(run, reply.calls, _callable(run, request))
 
@@ -322,7 +322,7 @@ def _callable(run: RunState, request: ModelRequest) -> Collection[str]:
 
 
 def _shorter(run: RunState, over: StepWith, error: ContextOverflow) -> Flow[ModelRequest]:
-    """Return the request as the hooks make it when told that it was too long, or raise *error*."""
+    """Return the request as hooks shorten it when told that it was too long, or raise *error*."""
     run.take_inbox()
     # Whether the hooks did something is seen by what the request is made of, and not by what they say they did.
     before = (run.system_prompt, run.history.view)
@@ -350,7 +350,7 @@ def _ask(run: RunState, request: ModelRequest, purpose: Purpose) -> Flow[ModelRe
 
 def _whole(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelReply) -> Flow[ModelReply]:
     """
-    Return a reply to its end: one that the provider paused is continued, and so is one that was cut.
+    Complete a reply: one that the provider paused is continued, and so is one that was cut.
 
     What is continued after a cut is text alone, at most three times, and not where the settings forbid it or the run
     that is repeated ended there.
@@ -364,7 +364,7 @@ def _whole(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelR
         reply = _joined(reply, (yield from _more(run, request, purpose, reply)))
     for _ in range(MAX_CUTS):
         how = request.settings
-        # Half an answer by a schema cannot be gone on with: each reply is a whole one.
+        # Half an answer to a schema cannot be continued: each reply has to be whole.
         # Asked at each turn, of the reply that has grown: with a call in it nothing more is put on, as half a call
         # cannot be continued.
         if purpose != "step" or not how.continue_cut or how.response_schema is not None or not _is_cut_text(reply):
@@ -396,7 +396,7 @@ def _more(
 
 
 def _is_cut_text(reply: ModelReply) -> bool:
-    """Return whether a reply of words alone was cut at the output limit."""
+    """Return whether a reply without calls was cut at the output limit."""
     if reply.stop_reason is not MAX_TOKENS or not reply.said.strip():
         return False
     # Thoughts may stand before it, since they go back as they came; half a call may not.
@@ -404,7 +404,7 @@ def _is_cut_text(reply: ModelReply) -> bool:
 
 
 def _after(run: RunState, paused: ModelReply) -> Callable[[int], str]:
-    """Return what gives the ids of the calls that follow those of a reply that has only begun."""
+    """Return the function that gives ids to the calls that follow those of an unfinished reply."""
     # Ids of calls are counters of the run, given in order. The parts of one reply share one sequence, so that the
     # second part's calls do not begin anew with the first one's ids.
     held = sum(type(part) is ToolCallPart for part in paused.content)
@@ -423,7 +423,7 @@ def _joined(paused: ModelReply, more: ModelReply) -> ModelReply:
 
 
 def _numbered(run: RunState, reply: ModelReply) -> Reply:
-    """Give every call of a reply our own id; of a reply that was cut off, the last call stays as text."""
+    """Give every call of a reply an id of ours; the last call of a reply that was cut off stays text."""
     parts: list[AssistantPart] = []
     calls: list[ToolCallPart] = []
     last = len(reply.content) - 1
@@ -473,7 +473,7 @@ def _heard(run: RunState, reply: Reply) -> Flow[None]:
 
 
 def _warn_of_written_call(run: RunState, reply: ModelReply) -> None:
-    """Say once in the result that a model wrote a call into its text, which then is text and nothing more."""
+    """Say once in the result that a model wrote a call into its text, where it is not carried out."""
     # It happens where a server's chat template does not fit its model, or where a prompt shows such blocks, and looks
     # as if the agent had lost its tools. Nothing is called: text is text, unless the provider was told to read calls
     # out of it.
@@ -539,7 +539,7 @@ def _run_tools(run: RunState, reply: Reply, calls: Sequence[Call]) -> Flow[Limit
 
 
 def _commit(run: RunState, message: AssistantMessage, calls: Sequence[Call]) -> None:
-    """Append a reply and its results, inputs that people changed as they ran: the model must not take its own for that."""
+    """Append a reply and its results, with the inputs as people changed them: the model must not believe that its own ran."""
     results: list[ToolResult] = []
     ran: dict[str, AssistantPart] = {}
     for call in calls:
@@ -578,7 +578,7 @@ def _ends(run: RunState, calls: Sequence[Call]) -> bool:
 
 
 def _may_end(run: RunState) -> Flow[bool]:
-    """Ask the ``on_stop`` hooks whether a turn that would end may; one whose budget is spent or reply was cut does."""
+    """Ask the ``on_stop`` hooks whether a turn may end; it ends without asking when its budget is spent or its reply was cut."""
     # A hook that sends the model back needs a step to send it to; where none is left its message would stand there
     # unanswered.
     if not run.plan.hooks.on_stop or run.budget.steps_left <= 0 or run.truncated:

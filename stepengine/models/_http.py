@@ -187,7 +187,7 @@ class HttpProvider(Provider):
     path: ClassVar[str]
     count_member: ClassVar[str] = "input_tokens"
     sdk: ClassVar[Sdk | None] = None
-    """What requests are sent through; ``None`` where that is no SDK."""
+    """What requests are sent through; ``None`` where that is not an SDK."""
 
     batches_have_headers: ClassVar[bool] = False
     """Whether headers of a batch hold for its requests."""
@@ -452,7 +452,7 @@ class HttpProvider(Provider):
         return count_of((await self._answer(body, request)).get(self.count_member))
 
     async def _answer(self, body: Body, request: ModelRequest) -> Mapping[str, Any]:
-        """Return the object that *body* is answered with, when that is no reply of a model."""
+        """Return the object that *body* is answered with, when that is not a reply of a model."""
         async with self._asked(body, request, stream=False) as exchange:
             return exchange.json(await exchange.content())
 

@@ -327,7 +327,7 @@ class Exchange:
             return data
         begin = printable(content[: 2 * BEGIN].decode("utf-8", "replace"), BEGIN)
         what = printable(kind, BEGIN) or "something"
-        msg = f"{self.call.provider} answered {what} that is no reply of {self.call.asked}: {begin!r}"
+        msg = f"{self.call.provider} answered {what} that is not a reply of {self.call.asked}: {begin!r}"
         raise ModelError(msg, retryable=kind != "text/html", kind="protocol", request_id=self.request_id)
 
 

@@ -213,7 +213,7 @@ def schema_name(schema: Mapping[str, object]) -> str:
 
 
 def is_paused(request: ModelRequest) -> bool:
-    """Return whether a reply that the provider paused is handed back as the last message, to be gone on with."""
+    """Return whether a reply that the provider paused is handed back as the last message, to be continued."""
     return bool(request.tail) and type(request.tail[-1]) is AssistantMessage
 
 

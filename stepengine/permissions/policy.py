@@ -136,7 +136,7 @@ class Policy:
 
     def __attrs_post_init__(self) -> None:
         if self.mode not in MODES:
-            msg = f"{self.mode!r} is no mode of a policy{_near(str(self.mode), MODES)}; {', '.join(MODES)} are"
+            msg = f"{self.mode!r} is not a mode of a policy{_near(str(self.mode), MODES)}; {', '.join(MODES)} are"
             raise DefinitionError(msg)
         # Sorted once, since every call of every run goes through all of them. `sorted` is stable: rules of one scope
         # and priority keep the order in which they were added.
@@ -422,7 +422,7 @@ class Policy:
             msg = f"{where} cannot be read: {error.strerror}"
             raise DefinitionError(msg) from None
         except (ValueError, RecursionError) as error:
-            msg = f"{where} is no JSON: {error}"
+            msg = f"{where} is not JSON: {error}"
             raise DefinitionError(msg) from None
         return cls.from_json(data, where=where)
 
@@ -508,7 +508,7 @@ class PolicyFile:
         Return whether exactly this rule, in its stored form, is kept; the file is read when it has changed.
 
         Raises:
-            DefinitionError: when the file is no policy any more.
+            DefinitionError: when the file is not a policy any more.
         """
         status = self.path.stat() if self.path.exists() else None
         # Read again only when the file has changed: every question of every run asks.
@@ -522,7 +522,7 @@ class PolicyFile:
         Keep a rule, in its stored form; it is durable when this returns.
 
         Raises:
-            DefinitionError: when it is no rule, or the file is no policy any more.
+            DefinitionError: when it is no rule, or the file is not a policy any more.
             OSError: when the file cannot be written.
         """
         made = _loaded(thaw(rule), "the rule")
@@ -533,7 +533,7 @@ class PolicyFile:
         Drop what people allowed for good: the rules of these ids, all without one.
 
         Raises:
-            DefinitionError: when the file is no policy any more.
+            DefinitionError: when the file is not a policy any more.
             OSError: when the file cannot be written.
         """
         self._change(lambda kept: {i: rule for i, rule in kept.items() if ids and i not in ids})

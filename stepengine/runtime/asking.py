@@ -95,7 +95,7 @@ class Remembered:
             self.add(rule)
 
     def keep(self, question: Question, answer: Answer) -> None:
-        """Have the rule that an answer makes outlive the process, if that is what was said; what fails is logged."""
+        """Store the rule that an answer makes beyond this process, if the answer says so; failures are logged."""
         rule = rule_of(question, answer) if answer.remember == "always" else None
         if rule is None or self.store is None:
             return
@@ -105,7 +105,7 @@ class Remembered:
             LOGGER.warning("%r is not kept for other processes: %s", rule["id"], error)
 
     def covering(self, question: Question) -> JsonDict | None:
-        """Return the rule by which a question has its answer already, the narrowest of those that it offers."""
+        """Return the rule that already answers a question, the narrowest of those that it offers."""
         offered = [] if question.remember is None else [question.remember, *question.wider]
         try:
             # The narrowest first, so that what is told ("allowed by ...") says no more than what was allowed.
@@ -216,14 +216,14 @@ class Desk:
         self._misfits: dict[str, str] = {}
 
     def know(self, rules: Iterable[JsonDict]) -> None:
-        """Have these rules of the conversation, whatever this process remembers of it."""
+        """Take over these rules of the conversation, whatever this process remembers of it."""
         self._of_session = Remembered(self._of_session.store)
         for rule in rules:
             self.remembered.add(rule)
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """What became of answers given up front that were not used: nobody asked for them, or they were none."""
+        """What became of answers that were given up front and not used: nobody asked for them, or they do not fit."""
         unasked = {*self._unused, *[question.id for question, _ in self._earlier]}
         said = [f"nobody asked the question {key!r}, for which an answer was given" for key in sorted(unasked)]
         return (*said, *[f"{problem}; it was not used" for problem in self._misfits.values()])
@@ -253,7 +253,7 @@ class Desk:
 
     async def ask_for_more(self, question: Question) -> Answer | None:
         """
-        Return the answer to a question about a limit; all runs that have reached it ask the same, and one of them asks for all.
+        Return the answer to a question about a limit; all runs that have reached it share the question, and one of them asks it.
 
         Raises:
             LimitExceeded: as ``ask``.
@@ -338,7 +338,7 @@ class Desk:
         return answers
 
     def _wait_for(self, count: int) -> None:
-        """Count questions that wait from now on; those that nobody answers wait until the run has ended."""
+        """Count questions as waiting from now on; those that nobody answers wait until the run has ended."""
         if count and self._waiting + count > MAX_QUESTIONS:
             msg = (
                 f"{self._waiting} questions of this run wait for an answer; {count} more would be over the limit of "
@@ -377,7 +377,7 @@ class Desk:
         return tuple([known.question for known in list(self._open.values()) if not known.future.done()])
 
     def is_left(self, question_id: str) -> bool:
-        """Return whether a question was asked for which nobody waits any more, and which has no answer: the run is about to rest."""
+        """Return whether a question has no answer and nobody waits for it any more: the run is about to rest."""
         known = self._open.get(question_id)
         if known is None or not known.future.done() or known.future.cancelled():
             return question_id in self._left
@@ -400,7 +400,7 @@ class Desk:
         self._attending += 1
 
     def depart(self) -> None:
-        """Say that one who attended left; after the last one questions that were open for too long suspend the run."""
+        """Say that somebody who attended has left; after the last one, questions that were open for too long suspend the run."""
         self._attending -= 1
         if not self._attending:
             for known in self._open.values():
@@ -413,7 +413,7 @@ class Desk:
 
         Raises:
             AnswerRejected: when no question with that id is open, it was answered already, or *answer*
-                is none, such as a text that is no option.
+                is none, such as a text that is not an option.
         """
         known = self._open.get(question_id)
         if known is None or known.future.done():
@@ -429,7 +429,7 @@ class Desk:
         future.get_loop().call_soon_threadsafe(_resolve, future, answered(answer, question))
 
     async def _interact(self, interactor: Interactor, question: Question) -> Answer | None:
-        """Return what an interactor answers; who gives what is no answer is asked again, and in the end nobody has given one."""
+        """Return what an interactor answers; one that gives something else is asked again, and in the end counts as having given no answer."""
         for _ in range(1 + ASKED_AGAIN):
             try:
                 value = await self._said(interactor, question)
@@ -462,7 +462,7 @@ class Desk:
 
 
 def _may_be_refused(question: Question) -> bool:
-    """Return whether a run can go on, or end, with a no that nobody gave: that of a permission, or of a limit that asks."""
+    """Return whether an unanswered question may count as a no, as it may for a permission or a limit that asks."""
     return question.tool_name is not None or bool(question.number)
 
 
@@ -517,7 +517,7 @@ def _marked(text: str, line: int) -> str:
 
 
 def _preview(item: Item, question: Question) -> JsonDict | None:
-    """Return what the tool says of the call; what is wrong with that is logged, and keeps nobody from being asked."""
+    """Return what the tool says of the call; errors in that are logged, and the person is asked all the same."""
     binding = item.plan.tools.get(question.tool_name or "")
     runs = None if binding is None else binding.runs
     render = getattr(runs.tool if type(runs) is Ordinary else runs, "preview", None)

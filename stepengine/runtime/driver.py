@@ -74,7 +74,7 @@ class RunTask:
         path: Its path.
         stopping: Why the run must end, once somebody said so.
         busy: What is under way, so that there is something to cancel: an effect, the members of a ``Gather``, or ``True``
-            for a wait that is no effect; ``None`` while nothing is.
+            for a wait that is not an effect; ``None`` while nothing is.
         spares: Whether what is under way, and cannot happen again, may come to its end although the run must stop.
         cancelled: Whether the run's task was cancelled from outside.
         is_ending: Whether its machine has ended, and its children in the background are waited for.
@@ -162,7 +162,7 @@ class RunTask:
         self._loop.call_soon_threadsafe(self._kick)
 
     def performer_of(self, kind: type) -> Performer:
-        """Return what an effect of this kind goes to; repeated calls of tools are counted while somebody watches."""
+        """Return the performer for an effect of this kind; repeated calls of tools are counted while somebody watches."""
         # Calls of tools are counted while somebody watches, since three equal ones in a row are an event of their own
         # (reliability:MP65); that counter stands outside of the direct way.
         direct = self.direct
@@ -177,7 +177,7 @@ class RunTask:
         return [item for item in items if self._lasts(item)]
 
     def spare(self, stop: Stop) -> None:
-        """Let nothing more begin, and cut what is under way but for what is ``lasting``; children are told themselves."""
+        """Let nothing more begin, and cut what is under way except what is ``lasting``; children are told separately."""
         self.stopping = self.stopping or stop
         busy = self.busy
         if type(busy) is _Together:
@@ -220,7 +220,7 @@ class RunTask:
             self.stopping = self.stopping or Stop("cancelled")
 
     def crashed(self, error: BaseException) -> Stop:
-        """Account for an exception that is the caller's: the tree ends, then it is raised there."""
+        """Account for an exception that belongs to the caller: the tree ends, then it is raised there."""
         self.tree.reraise = self.tree.reraise or error
         is_interrupt = isinstance(error, KeyboardInterrupt | SystemExit)
         stop = Stop("cancelled") if is_interrupt else Stop("crashed", error=error)
@@ -244,7 +244,7 @@ class RunTask:
         return self.halt()
 
     def halt(self, item: Item | None = None) -> Stop:
-        """Return the outcome of an effect that is not, or not to its end, performed, with what became of it until then."""
+        """Return the outcome of an effect that was not performed, or not to its end, with what became of it until then."""
         # What a stopped effect leaves behind was put aside by whoever was interrupted: a cancelled coroutine has no way
         # to return something. It is popped here, since this outcome is the only one that will ever tell of it.
         stop, tree = self.stopping or Stop("cancelled"), self.tree
@@ -326,7 +326,7 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
 
 
 async def _compute(run: RunTask, effect: Compute) -> Single:
-    """Have work done in a thread; where the run is stopped the work is ended, and waited for. What is recorded takes none."""
+    """Have work done in a thread; if the run is stopped, end the work and wait for it. Recorded work needs no thread."""
     if run.must_stop():
         return run.halt()
     tree = run.tree
@@ -480,7 +480,7 @@ def _take_message(tree: RunTree, item: Item, outcome: Single) -> None:
 
 
 def _is_known(tree: RunTree, item: Item) -> bool:
-    """Return whether a question asks what somebody allowed for good, or what another run asks already: that is shown to nobody."""
+    """Return whether a question asks for what was allowed for good, or is asked by another run already: then nobody is shown it."""
     if item.effect.purpose == "limit":  # type: ignore[union-attr]
         return not tree.desk.announces(item.effect.questions[0])  # type: ignore[union-attr]
     return all(map(tree.desk.knows, item.effect.questions))  # type: ignore[union-attr]
@@ -583,7 +583,7 @@ class _Together:
         return list(self._running.values())
 
     def all_wait(self, is_waiting: Callable[[Item], bool]) -> bool:
-        """Return whether every member that is under way waits, and none is about to begin."""
+        """Return whether every member under way is waiting, and none is about to begin."""
         if not self._beginning and self._run.stopping is None and self._admissible():
             return False
         items = [*self._running.values(), *self._beginning]
@@ -596,7 +596,7 @@ class _Together:
                 task.cancel()
 
     async def run(self, group: Group | None = None) -> None:
-        """Return when all members have ended; after a stop no other one starts."""
+        """Return when all members have ended; after a stop none of the rest starts."""
         self._group = group
         # Not an `asyncio.gather`, and no TaskGroup: both end their siblings when one fails, and a failure here is an
         # entry beside the others. A cancellation is taken note of and the loop goes on, since the members have to end
@@ -686,7 +686,7 @@ class _Together:
                 self._look_at_race(race, ends=not was_given_up(outcome))
 
     def _look_at_race(self, race: range, *, ends: bool) -> None:
-        """Give up the others of a race that a member has *ended*; once all have, a message that a loser had is there for the next."""
+        """Give up the others of a race that a member has *ended*; once all have ended, a message that a loser took is free for the next."""
         # A member is given up and not cancelled by its task: it may be a child with handlers to close, or have its
         # result already on the way. Whatever a loser had received is put back, or a message would be lost with the
         # race.

@@ -113,7 +113,7 @@ class Brake:
         return bool(self._watched and self._pulls(path))
 
     def pulled(self, path: str) -> asyncio.Future[None] | None:
-        """Return what is done when the child at *path* must stop, for who drives it elsewhere; ``None`` when nothing will say so."""
+        """Return a future that is done when the child at *path* must stop, for whoever drives it elsewhere; ``None`` when nothing will say so."""
         return self._watched.get(path)
 
     def is_given_up(self, item: Item) -> bool:

@@ -375,12 +375,12 @@ def place_of(after: object, *, like: str = "5d0c2a17") -> Place:
     Return what an event's id says; *like* is an epoch, to show how one looks.
 
     Raises:
-        StepEngineError: when it is no id of an event.
+        StepEngineError: when it is not an id of an event.
     """
     epoch, _, index = after.partition("-") if isinstance(after, str) else ("", "", "")
     is_epoch = len(epoch) == 2 * EPOCH_BYTES and EPOCH_DIGITS.issuperset(epoch)
     if not (is_epoch and index.isascii() and index.isdigit() and len(index) <= MAX_INDEX_DIGITS):
-        msg = f"after={after!r} is no id of an event; one is such as {like}-0"
+        msg = f"after={after!r} is not an id of an event; one is such as {like}-0"
         raise StepEngineError(msg)
     return Place(epoch, int(index))
 
@@ -486,7 +486,7 @@ class Hub:
 
     def _news(self, event: Event, shows: Callable[[Event], bool]) -> Iterator[Event]:
         """
-        Give what of *event* is shown of a run that goes on: the news, whole steps around them.
+        Give what is shown of *event* in a resumed run: the news, and whole steps around them.
 
         A step of which only the rest is news begins with the first of it, so that whoever is shown its end saw it begin.
         """
@@ -541,7 +541,7 @@ class Hub:
 
         Raises:
             LimitExceeded: when the run has 100 subscribers already.
-            StepEngineError: when *after* is no id of an event.
+            StepEngineError: when *after* is not an id of an event.
         """
         if len(self._subscriptions) >= MAX_SUBSCRIBERS:
             msg = f"this run has {MAX_SUBSCRIBERS} subscribers already; close one, or pass events on from one of them"
@@ -707,7 +707,7 @@ class Subscription:
                 self._wake()
 
     def miss(self, count: int, reason: str) -> None:
-        """Have the reader told first that it does not get *count* events, or not those of another epoch."""
+        """Tell the reader first that it misses *count* events, or those of another epoch."""
         self._dropped, self._reason = count, reason
 
     def end(self) -> None:

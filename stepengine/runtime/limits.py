@@ -142,7 +142,7 @@ class Ledger:
         return None
 
     def _more_dollars(self, missing: Decimal) -> float:
-        """Return how much more a yes allows: the limit once again, or what is missing where that is more, never less of it."""
+        """Return how much more a yes allows: the limit once again, or what is missing if that is more."""
         again = Decimal(str(self.limits.max_cost_usd or 0))
         return float(max(again, ROUNDED_UP.create_decimal(missing), SMALLEST))
 
@@ -379,7 +379,7 @@ class Meter:
             self._admitted.setdefault(item.path, {})[effect.seq] = True
 
     def _refuse_too_deep(self, item: Item, effect: CallBody) -> None:
-        """Refuse the body of a tool that stands below too many others: it is no child, and yet a level."""
+        """Refuse the body of a tool that is nested too deeply: it is not a child, and yet a level."""
         error = _too_deep(child_path(item.path, effect.seq), self._ledgers.of(item.path).limits, "body of the tool")
         if error is not None:
             self._refusals.refuse(item.path, (effect,), error)
@@ -463,7 +463,7 @@ def _too_deep(path: str, limits: Limits, what: str = "child") -> LimitExceeded |
 
 
 def _is_thrown(effect: Spawn, error: StepEngineError) -> bool:
-    """Return whether a refusal is thrown at the handler's yield: its children have no room; a depth is an entry's own."""
+    """Return whether a refusal is thrown at the handler's yield, as for children without room; a depth stays in the child's own result."""
     return not effect.tool_call_id and isinstance(error, LimitExceeded) and error.kind == "children"
 
 

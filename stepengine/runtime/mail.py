@@ -75,7 +75,7 @@ class PostBox(Protocol):
         """Return what was kept and no run of the tree took yet."""
 
     def unheard(self, path: str) -> Sequence[str]:
-        """Return what was said to the run at *path* before this process took over, and that it did not hear."""
+        """Return what was said to the run at *path* before this process took over, and did not reach it."""
 
     def has(self, message_id: str) -> bool:
         """Return whether a message of this id was kept."""
@@ -92,7 +92,7 @@ class PostBox(Protocol):
         """
 
     def keep(self, message: Message) -> bool:
-        """Keep a message of this process; return ``False`` where the run that it is for has not begun, so that it stays unread."""
+        """Keep a message of this process; return ``False`` if its run has not begun, so that the message stays unread."""
 
     def refuse(self, message: Message, why: str) -> None:
         """Take note that a message fits nothing that was waited for."""
@@ -111,7 +111,7 @@ class Mail:
 
     Args:
         box: What outlives the process; ``None`` for nothing.
-        steer: Does what is no message: answers a question, ends a run, says something to one.
+        steer: Does what is not a message: answers a question, ends a run, says something to one.
         warn: Tells whoever gets the result what was odd.
 
     Attributes:
@@ -196,7 +196,7 @@ class Mail:
         self._do([message for message in found if message.kind != "message"])
 
     def unheard(self, path: str) -> Sequence[str]:
-        """Return what was said to the run at *path* before this process took over, and that it did not hear."""
+        """Return what was said to the run at *path* before this process took over, and did not reach it."""
         return () if self._box is None else self._box.unheard(path)
 
     def _tell(self) -> None:
@@ -235,7 +235,7 @@ class Mail:
             self._box.refuse(message, why)
 
     def arrival(self) -> asyncio.Future[None]:
-        """Return what is done as soon as a message arrives, for whatever run and topic."""
+        """Return a future that is done as soon as a message arrives, for whatever run and topic."""
         self._arrivals = [future for future in self._arrivals if not future.done()]
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._arrivals.append(future)
@@ -255,7 +255,7 @@ class Mail:
                 self._look_no_more()
 
     async def _poll(self) -> None:
-        """Look less often while nothing comes: a thousand runs that wait in one process are not to keep it busy."""
+        """Look less often while nothing comes: a thousand waiting runs must not keep a process busy."""
         pause = POLL
         while True:
             await asyncio.sleep(pause)
@@ -288,10 +288,10 @@ def message_in(item: Item, outcome: Single) -> Message | None:
 
 def misfit_of(topic: str, schema: Any) -> Callable[[JsonValue], str]:
     """
-    Return what says why a message on *topic* does not fit *schema*, ``""`` when it does.
+    Return why a message on *topic* does not fit *schema*, ``""`` when it does.
 
     Raises:
-        DefinitionError: when what it has to fit is no schema.
+        DefinitionError: when what it has to fit is not a schema.
     """
     if schema is None:
         return lambda _: ""

@@ -116,7 +116,7 @@ NOTHING = cast("Awaitable[None]", _Nothing())
 
 class Innermost:
     """
-    The performer of one run tree that no other one stands in: it does what is asked for.
+    The performer at the core of one run tree, which all others wrap: it does what is asked for.
 
     Args:
         tree: The tree.
@@ -169,7 +169,7 @@ class Innermost:
     # --- model calls --------------------------------------------------------------------------------------------------
 
     async def _call_model(self, item: Item, io: IO) -> Single:
-        """Ask a model, again where that may help; what failed attempts used is added to usage and cost, or to the error's."""
+        """Ask a model, again if that may help; what failed attempts used is added to the usage and cost of the reply or error."""
         request: ModelRequest = item.effect.request  # type: ignore[union-attr]
         spent: Usage | None = None
         try:
@@ -261,7 +261,7 @@ class Innermost:
         Return a reply with its cost, and with what failed attempts *spent*.
 
         Raises:
-            ModelError: when it is no reply.
+            ModelError: when it is not a reply.
         """
         # Providers may be anybody's. What they give goes into records and sums, so it is looked at once, here.
         if not isinstance(reply, ModelReply):
@@ -291,7 +291,7 @@ class Innermost:
         return self._cost(model, usage) if cost is None and reply.model is not None else cost
 
     def _unpriced(self, model: str, reply: ModelReply) -> tuple[str, ...]:
-        """Return what of *reply* has no price, which makes of its cost a lower bound."""
+        """Return the parts of *reply* that have no price, which makes its cost a lower bound."""
         of: Callable[[str, ModelReply, datetime], tuple[str, ...]] | None
         of = getattr(self._services.pricing, "unpriced", None)
         return () if of is None else self._guarded(model, lambda: of(model, reply, self._tree.now())) or ()
@@ -539,7 +539,7 @@ class Innermost:
     async def _in_time(
         self, item: Item, effect: AwaitMessage | AwaitRuns, coming: Callable[[], asyncio.Future[None]]
     ) -> Single | None:
-        """Wait until something came, and return ``None``, so that it is looked at; else what ends the wait."""
+        """Wait until something has come, and return ``None``, so that it is looked at; else return what ends the wait."""
         if effect.wakes is None:
             came = await self._tree.standstill.until(item, waits_of(item), coming)
             return None if came else Stop("suspended", self._elapsed())
@@ -565,7 +565,7 @@ class Innermost:
         sleep: Callable[[], Awaitable[None]],
         *coming: Callable[[], asyncio.Future[None]],
     ) -> bool:
-        """Wait so many *seconds*, as *sleep* does, or for what is *coming*; return ``False`` when the tree stood still before."""
+        """Wait so many *seconds*, as *sleep* does, or for what is *coming*; return ``False`` if the tree came to rest first."""
         # A short wait is waited for here. A long one suspends the tree, once nothing else of it is at work: a process
         # that only sleeps for a day would have to live for a day.
         if seconds > self._services.sleep_in_process:
@@ -596,7 +596,7 @@ class Innermost:
         return self._awaited(item, effect.children, background.done(effect.children))
 
     async def _run_in_background(self, item: Item, io: IO) -> Single:
-        """Run a child in the background; one that stands still does not end before its tree does, or its parent ends it."""
+        """Run a child in the background; a child at rest ends only with its tree, or when its parent ends it."""
         effect: RunInBackground = item.effect  # type: ignore[assignment]
         finished = await io.drive(effect.plan, effect.state, item.path)
         child, known = finished.as_child(), self._tree.background.child(item.path)
@@ -621,7 +621,7 @@ class Innermost:
         return self._value(item, child)
 
     def _stopped_with(self, finished: Finished, **end: Any) -> Stop | None:
-        """Return how an effect is stopped whose run was, with its *end* as ``child`` or ``body``; ``None`` where that has ended."""
+        """Return the stop of an effect whose run was stopped, with its *end* as ``child`` or ``body``; ``None`` if that run has ended."""
         if finished.status is RunStatus.SUSPENDED:
             return Stop("suspended", self._elapsed(), questions=finished.pending, **end)
         stop = self._tree.root.stopping
@@ -659,7 +659,7 @@ async def _first(*coming: Awaitable[Any]) -> None:
 
 
 def _interactor_of(item: Item) -> Interactor | None:
-    """Return who was given to the tool that asks, ``ask_user_tool(interactor)``; ``None`` for nobody."""
+    """Return the interactor that was given to ``ask_user_tool(interactor)``; ``None`` for none."""
     effect = cast("AskPerson", item.effect)
     of_tool = effect.tool_call_id and effect.purpose == "question"
     binding = item.plan.tools.get("ask_user") if of_tool else None
@@ -681,7 +681,7 @@ def _caught(body: Callable[[], object]) -> tuple[Any, Exception | None]:
 
 
 def _drop_frames(error: BaseException | None) -> None:
-    """Let an error that is handed on hold no frames, nor what led to it: frames hold on to whole transcripts."""
+    """Strip frames and causes from an error that is passed on: frames keep whole transcripts alive."""
     found, seen = [error], set[int]()
     while found:
         one = found.pop()
@@ -749,7 +749,7 @@ class _Heard:
 
     def tell(self, stopped: BaseException) -> None:
         """
-        Let *stopped*, which ended the stream, say what that had used: what the provider told of it, and no less than was streamed.
+        Add to *stopped*, which ended the stream, what the stream had used: what the provider said, and no less than was streamed.
 
         Four characters are a token. The size of the prompt is left to the provider, who alone knows how much was cached.
         """
@@ -838,7 +838,7 @@ def _notice(item: Item, io: IO, request: ModelRequest) -> Notice:
 
 
 def _is_stop(raised: BaseException) -> bool:
-    """Return whether what a call ended with is no failure of its provider: a cancellation of ours, or what is the caller's."""
+    """Return whether a call ended for a reason other than its provider: a cancellation of ours, or an exception for the caller."""
     # Some HTTP libraries let a cancellation of their own out when a pool is closed. It counts as ours only if this task
     # was asked to end.
     if isinstance(raised, asyncio.CancelledError):
@@ -848,7 +848,7 @@ def _is_stop(raised: BaseException) -> bool:
 
 
 def _with_use(late: Stop, value: object) -> Stop:
-    """Return *late*, the outcome of what came too late, with what it had used if it is a reply."""
+    """Return *late*, an outcome that came too late, with what it had used if it is a reply."""
     if not isinstance(value, ModelReply) or value.usage is None:
         return late
     return attrs.evolve(late, begun=Begun(value.usage, value.cost))
@@ -965,7 +965,7 @@ class Deferred:
 
     def deliver(self, call_id: str, result: object, path: str | None = None) -> None:
         """
-        Give a call that waits its result; may be called from any thread.
+        Give a waiting call its result; may be called from any thread.
 
         Raises:
             ToolError: when no call with that id waits, or those of several runs do and *path* does not say which.
@@ -975,7 +975,7 @@ class Deferred:
 
     def place(self, call_id: str, path: str | None = None) -> tuple[str, int]:
         """
-        Return which effect a call is that waits: the path of its run, and its number there; may be called from any thread.
+        Return the effect of a waiting call: the path of its run, and its number there; may be called from any thread.
 
         Raises:
             ToolError: as ``deliver``.

@@ -154,7 +154,7 @@ class Limiter:
         renewed(self)
 
     def renew(self) -> None:
-        """Let a forked child begin at once: what is under way, and who waits, is the parent's."""
+        """Let a forked child start afresh: what is under way, and whoever waits, belongs to the parent."""
         self._running = 0
         self._queue.clear()
 

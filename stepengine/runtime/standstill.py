@@ -156,7 +156,7 @@ class Standstill:
         return True
 
     def _rests_at(self, path: str) -> bool:
-        """Return whether the run at *path* is none that is at work; of the background's, one may be that has not begun yet."""
+        """Return whether the run at *path* is not at work; a background run that has not begun yet counts as at work."""
         run = self._tree.runs.get(path)
         if run is not None:
             return self._rests(run)

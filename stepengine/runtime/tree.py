@@ -79,7 +79,7 @@ class Level(Protocol):
         """Return whether an effect was begun, or never will be."""
 
     def has_outcome(self, item: Item) -> bool:
-        """Return whether nothing new has to happen for an effect; of one that starts a run, what that does is asked for itself."""
+        """Return whether nothing new has to happen for an effect; when it starts a run, the effects of that run are asked about one by one."""
 
 
 @frozen(kw_only=True, weakref_slot=False)
@@ -106,7 +106,7 @@ class Services:
         sleep_in_process: Seconds up to which a wait for a time is none for which a tree is suspended.
         since: What time it was for the run when this process took over, in milliseconds since the root was created; ``None``
             where its times are made up.
-        resumable: Whether somebody can go on with a tree that is suspended, because it is recorded.
+        resumable: Whether somebody can resume a tree that is suspended, because it is recorded.
         wakes_now: Whether sleeps that are recorded are over at once, whatever time it is.
         mail: What keeps the messages that were sent to its runs; ``None`` for this process alone.
         record: Says what is in the record of a tree that goes on at several places at once: nothing else begins before all of its
@@ -143,7 +143,7 @@ lent = changer_of(Services, "models", "tools", "window", "planner", "remembered"
 
 
 class _Wrapping(NamedTuple):
-    """What stands around the innermost performer, from the inside out; the gate is not asked for by anybody."""
+    """What wraps the innermost performer, from the inside out; nobody asks for the gate."""
 
     brake: Brake
     recording: Performer
@@ -278,7 +278,7 @@ class RunTree:
         *,
         earlier: Sequence[tuple[Question, AnswerLike]] = (),
     ) -> None:
-        """Let the root start from these, before it runs: what a session holds is known only when it was loaded."""
+        """Make the root start from these, before it runs: what a session holds is known only once it is loaded."""
         # The tree exists before it is known what it runs: a caller has a handle and reads events while the run still
         # waits for its turn in a session.
         self.root.plan, self.root.state, self.root.path = plan, state, plan.path
@@ -403,7 +403,7 @@ class RunTree:
         return True
 
     def stands(self, item: Item) -> None:
-        """Take note that a wait is one for which the tree is suspended."""
+        """Note that the tree is suspended for this wait."""
         self.standstill.waits[item.path, item.effect.seq] = waits_of(item)
 
     async def hold_new(self, item: Item, *, begins: bool) -> None:
@@ -421,7 +421,7 @@ class RunTree:
         Return whether a tree that stands still, and waits for these, is suspended.
 
         Not while somebody attends to it: who answers questions may send messages, too. One that is not recorded waits here, as
-        nobody could go on with it, except for what nobody here could ever send.
+        nobody could resume it, except for what nobody here could ever send.
         """
         # Somebody who is there may still say something, and a tree that lies down would have to be woken for it by
         # hand.
@@ -458,7 +458,7 @@ class RunTree:
         return is_new
 
     def steer(self, message: Message) -> None:
-        """Do what somebody sent who does not hold the run: answer a question, end a run, say something to one."""
+        """Do what somebody outside sent: answer a question, end a run, say something to one."""
         said = str(message.value)
         match message.kind:
             case "input" if message.path:
@@ -739,7 +739,7 @@ class RunTree:
         return loop.call_later(max(0.0, seconds), run.stop, _too_late(seconds))
 
     def _hear(self, path: str) -> None:
-        """Give a run that goes on what was said to it before, and that it did not hear."""
+        """Give a resumed run what was said to it before and did not reach it."""
         unheard = [UserMessage(text) for text in self.mail.unheard(path)]
         if unheard:
             (self.inboxes.setdefault(path, []) if path else self.inbox).extend(unheard)
@@ -763,7 +763,7 @@ class RunTree:
         return None
 
     def _forget(self, path: str) -> None:
-        """Keep nothing of a run that has ended, so that ten thousand children leave no more behind than one."""
+        """Forget a run that has ended, so that ten thousand children leave no more behind than one."""
         self.runs.pop(path, None)
         self.deadlines.pop(path, None)
         self.inboxes.pop(path, None)
@@ -814,7 +814,7 @@ def _broken_off(finished: Finished, error: BaseException | None) -> Finished:
 
 
 def _lost(run: RunTask, error: BaseException) -> Finished:
-    """Return how a run ends whose machine broke: it takes nothing else down."""
+    """Return the end of a run whose machine broke, which takes nothing else down."""
     if not isinstance(error, StepEngineError):
         msg = f"the run of {run.plan.definition.id!r} broke with {type(error).__name__}: {error}"
         wrapped = StepEngineError(msg)

@@ -184,7 +184,7 @@ class Tokens:
 
         Raises:
             DefinitionError: where others could read or change the file.
-            DataError: where it is no file of tokens.
+            DataError: where it is not a file of tokens.
         """
         tokens = cls(Path(path), clock=clock)
         tokens._read()
@@ -208,7 +208,7 @@ class Tokens:
         owner = name if owner is None else owner
         for what, said in (("name", name), ("owner", owner)):
             if not NAME.fullmatch(said):
-                msg = f"{said[:80]!r} is no {what} of a token; 1 to 64 letters, digits and . _ @ + - would be fine"
+                msg = f"{said[:80]!r} cannot be the {what} of a token; 1 to 64 letters, digits and . _ @ + - would be fine"
                 raise DefinitionError(msg)
         now = self._clock()
         if expires is not None and (expires.tzinfo is None or expires <= now):
@@ -327,7 +327,7 @@ def opened_secret(path: Path, what: str) -> Iterator[int | None]:
 
 def _check_secret(status: os.stat_result, path: Path, what: str) -> None:
     if not stat.S_ISREG(status.st_mode):
-        msg = f"{str(path)!r} is no regular file; a file of {what} is one"
+        msg = f"{str(path)!r} is not a regular file; a file of {what} is one"
         raise DefinitionError(msg)
     if status.st_uid != os.geteuid():
         msg = f"{str(path)!r} belongs to another user, who could let anybody in; a file of your own would be fine"
@@ -376,7 +376,7 @@ def _entries(data: bytes, path: Path) -> tuple[_Entry, ...]:
             raise DataError(msg, path="$.format")
         return tuple([_entry(each) for each in read["tokens"]])
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, DefinitionError):
-        msg = f"{str(path)!r} is no file of tokens; `stepengine tokens add` makes one"
+        msg = f"{str(path)!r} is not a file of tokens; `stepengine tokens add` makes one"
         raise DataError(msg) from None
 
 
@@ -502,7 +502,7 @@ PREFLIGHT = {
 
 def _positive(_: object, of: attrs.Attribute[Any], value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        msg = f"Caps({of.name}={value!r}) is no number above 0"
+        msg = f"Caps({of.name}={value!r}) is not a number above 0"
         raise DefinitionError(msg)
 
 
@@ -704,7 +704,7 @@ class Guard:
             raise Problem(msg, status=421, kind="foreign_host")
 
     def _check_origin(self, asked: _Asked, others: Collection[str]) -> None:
-        """Raise for what a page of another site lets a browser do in the name of who uses it."""
+        """Raise for requests that a page of another site makes a browser send in its user's name."""
         site, origin = asked.header("sec-fetch-site"), asked.header("origin")
         if asked.method in SAFE:
             # A link is followed; a script, an image or a frame of another site has no business here.
@@ -770,7 +770,7 @@ class Guard:
         """
         length = asked.header("content-length")
         if length is not None and not (length.isascii() and length.isdigit()):
-            msg = "Content-Length is no number"
+            msg = "Content-Length is not a number"
             raise Problem(msg, status=400, kind="bad_request")
         if length is not None and (len(length) > MAX_DIGITS or int(length) > self.caps.body):
             raise self._too_large()
@@ -818,7 +818,7 @@ class _Asked:
         self.root = f"/{quote(root.strip('/'))}/" if root.strip("/") else "/"
 
     def header(self, name: str) -> str | None:
-        """Return a header; the values of one that is there several times are joined, so that none of them is fine alone."""
+        """Return a header; if it is there several times, its values are joined, so that none of them is accepted alone."""
         found = self._headers.get(name.encode("ascii"))
         return None if found is None else b", ".join(found).decode("latin-1")
 

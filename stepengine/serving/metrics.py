@@ -55,7 +55,7 @@ class Metrics:
         self._agents = frozenset(agent.id for agent in runs.engine.agents)
         self.registry = CollectorRegistry()
         counter, gauge = self._counter, self._gauge
-        self._started = counter("runs_started", "Runs that this process began or went on with.", "agent", "resumed")
+        self._started = counter("runs_started", "Runs that this process began or resumed.", "agent", "resumed")
         self._finished = counter("runs_finished", "Runs that ended or were suspended in this process.", "agent", "status")  # fmt: skip
         self._calls = counter("model_calls", "Calls of models.", "model", "outcome")
         self._tokens = counter("model_tokens", "Tokens of models, each in one kind.", "model", "kind")

@@ -273,8 +273,8 @@ class Webhooks(_Part):
             told = error.errors(include_url=False, include_context=False, include_input=False)
             issues = "; ".join([f"{'.'.join(map(str, one['loc']))[:100]}: {one['msg'][:200]}" for one in told[:5]])
         except ValueError:
-            issues = "it is no JSON"  # which would be quoted with a secret in it
-        msg = f"{name!r} is no file of webhooks: {issues}"
+            issues = "it is not JSON"  # which would be quoted with a secret in it
+        msg = f"{name!r} is not a file of webhooks: {issues}"
         raise DataError(msg)
 
 

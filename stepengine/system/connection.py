@@ -525,7 +525,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         head = None
     if not isinstance(head, dict):
-        msg = "a frame that is no JSON object"
+        msg = "a frame that is not a JSON object"
         raise _Broken(msg)
     return head
 

@@ -75,7 +75,7 @@ class Root:
         system: Where it is; ``None`` for here.
 
     Raises:
-        DefinitionError: when it is no folder, too wide, or this system cannot walk by descriptor.
+        DefinitionError: when it is not a folder, too wide, or this system cannot walk by descriptor.
         WorkspaceLost: when the system that it is on cannot be reached.
     """
 
@@ -202,7 +202,7 @@ class Root:
         return self.secrets.match(parts) or (guard is not None and bool(guard(self.real, parts)))
 
     def check_file(self, opened: Opened, path: str) -> None:
-        """Refuse what is no regular file, or another name of a secret one."""
+        """Refuse what is not a regular file, or another name of a secret one."""
         mode = opened.info.st_mode
         if stat.S_ISDIR(mode):
             msg = f"{path!r} is a folder; use list_directory"
@@ -448,7 +448,7 @@ class Root:
             msg = f"{path!r} does not exist"
             raise Missing(msg) from None
         elif error.errno == errno.ENOTDIR:
-            msg = f"{path!r} goes through something that is no folder"
+            msg = f"{path!r} goes through something that is not a folder"
         else:
             msg = f"{path!r} cannot be used: {error.strerror or type(error).__name__}"
         raise ToolError(msg) from None

@@ -89,7 +89,7 @@ class Workspace:
     def __fspath__(self) -> str:
         if self.system is None:
             return os.fspath(self.root)
-        msg = f"the workspace {self.name} is no folder of this machine"
+        msg = f"the workspace {self.name} is not a folder of this machine"
         raise DefinitionError(msg)
 
     def __enter__(self) -> Self:
@@ -301,7 +301,7 @@ class Workspace:
         """
         Return a folder of another machine, reached by OpenSSH.
 
-        It is no sandbox: commands there can do what the user there can do. Nothing is forwarded, and no password is asked for: keys are
+        It is not a sandbox: commands there can do what the user there can do. Nothing is forwarded, and no password is asked for: keys are
         those of ``ssh`` and its agent, and stay here.
 
         Args:
@@ -347,7 +347,7 @@ class Workspace:
             start_seconds: How long the start may take.
 
         Raises:
-            DefinitionError: when it is no folder, or ``/``.
+            DefinitionError: when it is not a folder, or ``/``.
         """
         from stepengine.system.bubblewrap import PROGRAM, shown_system
 

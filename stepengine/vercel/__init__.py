@@ -153,7 +153,7 @@ def prompt_of(messages: Sequence[object], *, trigger: str = "submit-message", me
         raise InputError(msg, issues=("trigger: only what the user says next is taken",))
     if last.get("role") != "user":
         msg = f"the last message of a page is what its user says; this one is {last.get('role')!r:.80}"
-        raise InputError(msg, issues=("messages: the last one is no user message",))
+        raise InputError(msg, issues=("messages: the last one is not a user message",))
     texts = [part.get("text") if part.get("type") == "text" else None for part in _parts(last)]
     if not all(isinstance(text, str) for text in texts):
         msg = "a page sent a message with something that is not text; only text parts are read"
@@ -190,7 +190,7 @@ def answers_of(messages: Sequence[object]) -> dict[str, AnswerLike]:
                     text="yes" if approved else "no", reason=reason if isinstance(reason, str) else ""
                 )
             case _:
-                msg = f"part {number} of a page's last message is no approval; one has 'id' and 'approved'"
+                msg = f"part {number} of a page's last message is not an approval; one has 'id' and 'approved'"
                 raise InputError(msg, issues=(f"parts[{number}].approval cannot be read",))
     return found
 

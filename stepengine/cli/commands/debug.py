@@ -185,7 +185,7 @@ def _debug(options: Options, asked: _Asked, tally: Tally) -> Exit:
     except ReplayDivergence:
         raise
     except JournalError as error:
-        # There is no run to stand in: that is no failure of one.
+        # There is no run to stand in: that is not a failure of one.
         return complain(error.message)
     why = "--no-fork" if asked.no_fork else _stays_here(bench.engine, history) or can_fork()
     forked = None if why else ForkedWalk(stepper)

@@ -158,7 +158,7 @@ def read_params(text: str, option: str = "--params") -> dict[str, Any] | None:
     Return the object in *text*, which *option* was given: JSON, or ``@FILE`` with JSON in it.
 
     Raises:
-        UsageProblem: when it is no JSON object, or there is no such file.
+        UsageProblem: when it is not a JSON object, or there is no such file.
     """
     if not text:
         return None

@@ -158,7 +158,7 @@ def serve(
     elif runs is None or _is_database(runs):
         place = {}
     else:
-        msg = f"--runs {runs} is no database, and MODULE:FUNCTION made a DurableEngine, which has one; leave --runs out"
+        msg = f"--runs {runs} is not a database, and MODULE:FUNCTION made a DurableEngine, which has one; leave --runs out"
         raise UsageProblem(msg)
     with _tokens(tokens) as (file, token):
         try:

@@ -43,7 +43,7 @@ OF_MANY = (
     ev.HandlerNotice,
     ev.Warned,
 )
-"""What is shown or counted of a run that is one of many."""
+"""What is shown or counted of one run among many."""
 TODOS = "write_todos"
 LEVELS = ("debug", "info", "warning", "error", "off")
 
@@ -273,7 +273,7 @@ class Progress:
         self._steps[event.path] = event.step + 1
 
     def _on_model_started(self, event: ev.ModelStarted) -> None:
-        # Announced here, so that a step which fails for want of a model shows nothing but its error.
+        # Announced here, so that a step which fails for lack of a model shows nothing but its error.
         step = self._steps.pop(event.path, 0)
         if step and not event.path:
             self._step = step

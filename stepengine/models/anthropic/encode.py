@@ -135,7 +135,7 @@ def encode_history(request: ModelRequest, flags: Flags, *, lost: bool = False) -
     """
     Return the ``messages`` array, and the container of a program that waits.
 
-    A program that waits gets nothing but its results: what the tail says is left out. One that was never gone on with, as
+    A program that waits gets nothing but its results: what the tail says is left out. One that was never continued, as
     someone spoke instead or its container is *lost*, is given up: its calls stand there as text (providers:PV121).
     """
     turns = turns_of(request, flags, encode_message)
@@ -148,7 +148,7 @@ def encode_history(request: ModelRequest, flags: Flags, *, lost: bool = False) -
 
 
 def _given_up(request: ModelRequest, turns: list[Turn], flags: Flags, *, lost: bool) -> list[Turn]:
-    """Return *turns* with those as text whose programs are not gone on with."""
+    """Return *turns*, with those whose programs are not continued as text."""
     history = len(request.messages)
     gone, is_gone, found = _gone(turns, history, lost=lost), False, list[Turn]()
     for index, turn in enumerate(turns):
@@ -159,7 +159,7 @@ def _given_up(request: ModelRequest, turns: list[Turn], flags: Flags, *, lost: b
 
 
 def _gone(turns: list[Turn], history: int, *, lost: bool) -> set[int]:
-    """Return which of *turns* have programs that no later one goes on with; the first *history* of them are kept ones."""
+    """Return which of *turns* have programs that no later one continues; the first *history* of them are kept ones."""
     gone, follows = set[int](), frozenset[str]()
     is_last, is_spoken_over = True, False
     for index in range(len(turns) - 1, -1, -1):

@@ -342,7 +342,7 @@ def said_by(request: ModelRequest, model: str, site: Site) -> Said:
 
 
 def _in_place(names: tuple[str, ...]) -> object:
-    """Return the models that answer in place of one that declines, whose prefix may stand before them (providers:PV110)."""
+    """Return the models that answer when another declines; the prefix of their provider may stand before them (providers:PV110)."""
     return "default" if names == ("default",) else [{"model": name.rpartition("/")[2]} for name in names]
 
 
