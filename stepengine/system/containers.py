@@ -7,16 +7,13 @@ What must not: what runs in it.
 from __future__ import annotations
 
 import hashlib
+import subprocess
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import attrs
 
 from stepengine.data.visible import visible
 from stepengine.errors import WorkspaceLost
-
-if TYPE_CHECKING:
-    import subprocess
 
 __all__ = ("Container",)
 
@@ -116,8 +113,6 @@ class Container:
                 self._refuse("could not be removed", removed.stderr)
 
     def _ran(self, *words: str, seconds: float = SECONDS) -> subprocess.CompletedProcess[bytes]:
-        import subprocess  # not with every `import stepengine`, as workspaces are of the usable import
-
         command = [self.program, *words]
         try:
             return subprocess.run(  # noqa: S603  (an argument list; no shell reads it)

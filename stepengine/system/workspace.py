@@ -22,9 +22,9 @@ import attrs
 
 from stepengine.data.frozen import frozen
 from stepengine.errors import DefinitionError, WorkspaceLost
-from stepengine.system.containers import Container
 
 if TYPE_CHECKING:
+    from stepengine.system.containers import Container
     from stepengine.system.far import Elsewhere
 
 __all__ = ("WORKSPACE", "Workspace")
@@ -242,6 +242,10 @@ class Workspace:
         Raises:
             DefinitionError: for both or none of image and container, and for what would be read as an option.
         """
+        from stepengine.system.containers import (
+            Container,
+        )  # only for who names one: workspaces are of the usable import
+
         if bool(image) == bool(container):
             msg = f'Workspace.{program} takes an image or container="...", one of them'
             raise DefinitionError(msg)
