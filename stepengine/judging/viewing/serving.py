@@ -102,7 +102,7 @@ class Following:
             return {"after": offset}
         return {
             "after": self.offset, "from": known.texts, "texts": texts.all[known.texts :],
-            "images_from": known.images, "images": texts.images[known.images :], "steps": view.changed(known.took),
+            "images_from": known.images, "images": texts.images[known.images :], "steps": view.changed(known.took), "rows": len(view.rows),
             "run": self._run, "agents": view.agents, "series": view.series(known.took),
         }  # fmt: skip
 
