@@ -18,7 +18,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-__all__ = ("page_of",)
+__all__ = ("PLACE", "page_of")
 
 PLACE = re.compile(r"\{(csp|title|style|tone|status|lead|payload|script|run)\}")
 LEVEL = 6
