@@ -151,10 +151,10 @@ class Views:
             msg = f"the run {row.run} has done nothing yet"
             raise Problem(msg, status=409, kind="not_begun") from None
 
-    async def followed(self, name: str, journal: Journal, after: int | None) -> bytes:
-        """Return the payload of a journal; errors are those of ``payload``."""
+    async def followed(self, name: str, journal: Journal, after: int | None, *, shown: str = "") -> bytes:
+        """Return the payload of a journal, which is called *shown* in it; errors are those of ``payload``."""
         if name not in self._followed:
-            made = await asyncio.to_thread(Following, journal, name)
+            made = await asyncio.to_thread(Following, journal, shown or name)
             self._followed.setdefault(name, (made, asyncio.Lock()))
             _trim(self._followed, VIEWS_KEPT)
         self._followed.move_to_end(name)
