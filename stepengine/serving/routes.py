@@ -599,6 +599,11 @@ async def view_run(request: Request) -> Response:
     return Response(await views.payload(row, _after(request)), media_type="application/json")
 
 
+async def lines_of_run(request: Request) -> Response:
+    row, views = await _row(request), request.app.state.views
+    return Response(await views.lines(row, last=_is_wanted(request, "last")), media_type="application/json")
+
+
 def _after(request: Request) -> int | None:
     after = request.query_params.get("after")
     if after is None:
@@ -998,6 +1003,11 @@ OPERATIONS: tuple[Operation, ...] = (
         method="GET", path="/runs/{run}/view", name="view_run", scope="debug", handler=view_run, gives={200: "application/json"},
         refuses=(404, 409, 422), parameters=(Parameter("after", "What `follow`, or `after` of the last answer, said: only what came since.", int),),
         about="Give what the page of a run shows: its steps, texts and figures.\nIts form is the page's, and may be another in the next version.",
+    ),
+    Operation(
+        method="GET", path="/runs/{run}/lines", name="lines_of_run", scope="debug", handler=lines_of_run, gives={200: "application/json"},
+        refuses=(404, 422), parameters=(Parameter("last", "With 1 only where the handlers stand now.", int),),
+        about="Say where the handlers of a run stood at each step, with their variables.\nIts form is the page's, and may be another in the next version.",
     ),
     Operation(
         method="GET", path="/questions", name="list_questions", scope="read", handler=list_questions, gives={200: QuestionList},

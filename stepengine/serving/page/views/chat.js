@@ -19,6 +19,11 @@ export function saidIn(payload) {
     }
     if (row.error !== undefined) made.push({ kind: "error", text: text(row.error).message });
     for (const call of row.calls) {
+      if (call.kind === "ask") {
+        const asked = text(call.input), answers = call.result === undefined ? [] : [].concat(text(call.result));
+        if (call.at !== undefined) made.push({ kind: "asked", text: [].concat(asked).map((each) => each.text).join(" · "), answer: answers.map((each) => each.text).join(" · ") });
+        continue;
+      }
       const result = call.result === undefined ? [] : [].concat(text(call.result));
       made.push({ kind: "call", name: call.name, what: call.kind, status: call.status || (call.at === undefined ? "…" : "ok"), input: text(call.input) });
       for (const part of result) if (part && part.media) made.push({ kind: "image", about: part.media, source: part.image === undefined ? null : payload.images[part.image] });
@@ -34,6 +39,7 @@ function Said({ part }) {
     case "text": return html`<div class="bubble"><pre class="prose">${part.text}</pre></div>`;
     case "thinking": return html`<details class="thinks"><summary>Thinking</summary><pre class="prose">${part.text}</pre></details>`;
     case "image": return isPicture(part.source) ? html`<figure><img src=${part.source} alt=${part.about} /></figure>` : html`<p class="dim">${part.about}</p>`;
+    case "asked": return html`<p class="dim">${part.text} <b>${part.answer}</b></p>`;
     case "error": return html`<p class="problem">${part.text}</p>`;
     default: return html`<details class="did"><summary><span class="mono tool">${part.name}</span> <span class="dim">${part.status}</span></summary><pre>${shown(part.input)}</pre></details>`;
   }
