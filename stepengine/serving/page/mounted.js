@@ -20,7 +20,7 @@ export function RunPage({ source, onData, label, handle }) {
     root.setAttribute("aria-label", label || "The run");
     root.append(document.getElementById("run-parts").content.cloneNode(true));
     box.current.replaceChildren(root);
-    const mounted = runPage.mount(root, source, { address, commands: false, theme: turnTheme, told: onData });
+    const mounted = runPage.mount(root, source, { address, commands: false, latest: true, theme: turnTheme, told: onData });
     if (handle) handle.current = mounted;
     const redraw = () => mounted.redraw();
     addEventListener("studio:theme", redraw);
