@@ -5,6 +5,7 @@ The studio in Chromium, as somebody has it before them.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ class Page:
     """
 
     def __init__(self, chromium: Browser, stage: Stage) -> None:
-        self.chromium, self.stage = chromium, stage
+        self.chromium, self.stage, self.seconds = chromium, stage, float(os.environ.get("ST", "30"))
 
     def go(self, address: str, shows: str = "main h1, main .crumbs") -> None:
         """
@@ -35,7 +36,10 @@ class Page:
         return self.chromium.run(script)
 
     def wait(self, script: str) -> Any:
-        return self.chromium.wait(script)
+        """
+        Wait until something is so; a node, which cannot be brought here, is.
+        """
+        return self.chromium.wait(f"!!({script})", seconds=self.seconds)
 
     def text(self, selector: str = "main") -> str:
         return str(self.run(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))

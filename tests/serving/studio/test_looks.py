@@ -49,7 +49,7 @@ def views(scene: dict[str, str]) -> dict[str, tuple[str, str]]:
         "inbox": ("#/inbox", ".question"),
         "start": ("#/start/boss", "form"),
         "conversations": ("#/chat", ".threads a"),
-        "conversation": ("#/chat/talker/house", ".turn .bubble"),
+        "conversation": ("#/chat/talker/house?owner=root", ".turn .bubble"),
         "schedules": ("#/schedules", "table"),
         "others": ("#/foreign", "table"),
         "other": ("#/foreign/theirs", ".next"),

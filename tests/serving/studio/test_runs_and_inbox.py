@@ -113,7 +113,7 @@ def test_ten_thousand_runs_are_scrolled_through_with_few_rows_in_the_document(ow
 @pytest.mark.spec("studio:ST2")
 def test_a_run_is_started_by_a_form_of_its_agents_schema_with_limits(page: Page) -> None:
     page.go("#/start/boss", "form")
-    labels = page.run("[...document.querySelectorAll('form .field > span')].map(s => s.innerText)")
+    labels = page.run("[...document.querySelectorAll('form .field > span')].map(s => s.textContent)")
     kinds = page.run("[...document.querySelectorAll('form .field :is(input, select, textarea)')].map(f => f.type)")
     page.fill("form textarea", "look around")
     page.press("Start")
@@ -188,7 +188,7 @@ def test_a_conversation_goes_on_from_turn_to_turn_with_thinking_folded_and_pictu
 
     assert thinking is False
     with page.stage.client() as client:
-        runs = client.get("/runs", params={"session": "house"}).json()["runs"]
+        runs = client.get("/runs", params={"session": "house", "owner": "operator"}).json()["runs"]
         view = client.get(f"/runs/{runs[0]['run_id']}/view").json()
     assert 2 == len(runs)
     assert "hello" in json.dumps(view["texts"])
@@ -224,7 +224,7 @@ def test_a_run_is_watched_with_its_agents_its_handlers_line_its_calls_and_its_fi
     page.wait("[...document.querySelectorAll('.run #list [role=option]')].some(r => r.innerText.includes('cellar'))")
 
     assert "Which size should the shelf have?" in line
-    page.run(f"location.hash = '#/runs/{run}?step=%231&tab=handler'")
+    page.run(f"location.hash = '#/runs/{run}?step=%230&tab=handler'")
     page.wait("document.querySelector('.run #panel .source .here')?.innerText.includes('Which size')")
     facts = page.text(".run #facts")
     assert "steps 4" in " ".join(facts.split())
