@@ -1584,7 +1584,7 @@ const runPage = (() => {
     $("theme").addEventListener("click", theme);
     $("keys").addEventListener("click", help);
     $("close").addEventListener("click", () => $("help").close());
-    $("twin").addEventListener("toggle", () => { if ($("twin").open) twin(); });
+    $("twin").addEventListener("toggle", () => { if (data && $("twin").open) twin(); });
     $("lane").addEventListener("click", (event) => {
       const part = event.offsetX / $("lane").clientWidth, x = spread(data), here = Math.floor(event.offsetY / LANE);
       const inLane = (row) => !lane.rows.size || lane.rows.get(row.path) === here;
