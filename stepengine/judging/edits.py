@@ -39,7 +39,7 @@ from stepengine.data.outcomes import Failure
 from stepengine.data.questions import Answer
 from stepengine.engine.stepping import Tape
 from stepengine.errors import JournalError, ModelError, ReplayDivergence, StepEngineError
-from stepengine.journal import Purse
+from stepengine.journal import Journal, Purse
 from stepengine.journal.records import ROOT
 from stepengine.journal.replayer import Leeway
 from stepengine.judging.debugger import Debugger, PausedWalk, difference, lines_around, no_network, summary_of
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from stepengine.engine.options import AgentLike
     from stepengine.engine.stepping import Moment
 
-__all__ = ("LOOK_SECONDS", "Load", "Look", "Next", "Walker", "Watched", "look")
+__all__ = ("LOOK_SECONDS", "Load", "Look", "Next", "Walker", "Watched", "look", "next_of")
 
 LOOK_SECONDS = 5.0
 MOST = 4 * 1024 * 1024
@@ -279,7 +279,7 @@ class _Walking:
     def _told(self, what: Mapping[str, Any]) -> dict[str, Any]:
         try:
             if what["do"] == "next":
-                return attrs.asdict(asyncio.run(_next_of(*self._load(), self._tape)))
+                return attrs.asdict(asyncio.run(self._next()))
             found = self._again(what["at"]) if self._debugger is not None else self._first(what["at"])
             if what["whole"] and found.place is not None and self._debugger is not None:
                 found = attrs.evolve(found, whole=_whole(self._debugger))
@@ -291,6 +291,11 @@ class _Walking:
                 return attrs.asdict(Next(why=said))
             found = Look(problem=said, files=tuple(_files_of(error)))
         return _form(attrs.evolve(found, files=tuple(sorted({*found.files, *_files_since(self._known)}))))
+
+    async def _next(self) -> Next:
+        engine, agent = self._load()
+        async with engine:
+            return await next_of(engine, self._tape.journal, agent)
 
     def _first(self, at: str) -> Look:
         """Go to a place, and on to the end, so that it is known how the run goes under this code."""
@@ -567,12 +572,11 @@ class _Room(Purse):
             self._was_asked, self.first = True, cost
 
 
-async def _next_of(engine: Engine, agent: AgentLike | None, tape: Tape) -> Next:
-    """Let the run go on from its first difference with the record alone, up to the first thing that a model would be asked."""
+async def next_of(engine: Engine, journal: Journal, agent: AgentLike | None = None) -> Next:
+    """Let a run go on from its first difference with the record alone, up to the first thing that a model would be asked."""
     overheard, room = _Overheard(), _Room()
-    async with engine:
-        with engine.override(models=overheard):
-            made = await engine.rerun(tape.journal, agent=agent, budget=room)
+    with engine.override(models=overheard):
+        made = await engine.rerun(journal, agent=agent, budget=room)
     if overheard.first is None:
         return Next(why=_why_not(made), served=made.served)
     return Next(
