@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import select
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -206,6 +207,7 @@ class _Desk:
 def main() -> None:
     """Do what the first line says."""
     hear, say = talk()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     asked: list[Any] | None = []
     while not asked:
         asked = hear(None)

@@ -260,6 +260,8 @@ class _Walking:
     def serve(self, end: socket.socket) -> Never:
         try:
             os.setpgid(0, 0)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+                signal.signal(number, signal.SIG_DFL)
             _see_sources_alone()
             for name in ("connect", "connect_ex", "sendto", "bind"):
                 setattr(socket.socket, name, no_network)
