@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from stepengine.serving.durable_runs import AnyRuns
     from stepengine.serving.metrics import Metrics
     from stepengine.serving.openapi import Operation
+    from stepengine.serving.reports import Reports
     from stepengine.serving.webhooks import Webhooks
     from stepengine.system.workspace import Workspace
 
@@ -59,6 +60,7 @@ def app(
     drain: float = GRACE_SECONDS,
     webhooks: Webhooks | str | Path | None = None,
     shares: Collection[str] = (),
+    ui: bool = False,
 ) -> Application:
     """
     Return an ASGI application that starts, shows and keeps runs; `GET /openapi.json` describes what it takes.
@@ -90,6 +92,7 @@ def app(
         webhooks: Which services may send events to runs, and who is told of questions: ``Webhooks``, or the path of their file.
         shares: The members of ``AgentState.context`` that pages which speak AG-UI are shown and may set; an engine gives its runs what
             such pages send with ``hooks=stepengine.ag_ui.page_hooks()``.
+        ui: Whether the page of the studio is there, at the application's own path; browsers come to it by *logins*.
 
     Raises:
         AgentError: when there is no agent of an id in *agents*.
@@ -104,10 +107,9 @@ def app(
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
 
-    from stepengine.serving.mcp import Door
     from stepengine.serving.metrics import Metrics
     from stepengine.serving.reports import Reports
-    from stepengine.serving.routes import OPERATIONS
+    from stepengine.serving.routes import OPERATIONS, PAGES
     from stepengine.serving.webhooks import Posts, Webhooks
 
     kept = _kept(
@@ -146,16 +148,11 @@ def app(
             await engine.aclose()
 
     served = Starlette(
-        routes=[_route(one) for one in OPERATIONS],
+        routes=[_route(one) for one in (*OPERATIONS, *(PAGES if ui else ()))],
         lifespan=lifespan,
         exception_handlers={Exception: _refused, HTTPException: _refused},
     )
-    # A server behind a proxy knows neither its name nor whether it is https: a redirect could lead a token into the open.
-    served.router.redirect_slashes = False
-    served.state.runs, served.state.webhooks, served.state.metrics = kept, hooks, metrics
-    served.state.mcp = Door(kept)
-    served.state.shares = tuple(shares)
-    served.state.reports = shown
+    _furnish(served, kept, hooks, metrics=metrics, shares=shares, reports=shown)
     return Application(
         served,
         tokens=known,
@@ -166,6 +163,28 @@ def app(
         open_paths=OPEN_PATHS,
         caps=caps,
     )
+
+
+def _furnish(
+    served: Starlette,
+    kept: AnyRuns,
+    hooks: Webhooks,
+    *,
+    metrics: Metrics,
+    shares: Collection[str],
+    reports: Reports | None,
+) -> None:
+    """Put what the routes need into the state of an application."""
+    from stepengine.serving.mcp import Door
+    from stepengine.serving.studio import Views
+
+    # A server behind a proxy knows neither its name nor whether it is https: a redirect could lead a token into the open.
+    served.router.redirect_slashes = False
+    served.state.runs, served.state.webhooks, served.state.metrics = kept, hooks, metrics
+    served.state.mcp = Door(kept)
+    served.state.views = Views(kept)
+    served.state.shares = tuple(shares)
+    served.state.reports = reports
 
 
 def _kept(
@@ -234,7 +253,11 @@ def _route(one: Operation) -> Route:
             return problem_of(error).response()
 
     # What these are called may hold slashes.
-    path = one.path.replace("{session}", "{session:path}").replace("{report}", "{report:path}")
+    path = (
+        one.path.replace("{session}", "{session:path}")
+        .replace("{report}", "{report:path}")
+        .replace("{part}", "{part:path}")
+    )
     return Route(path, answer, methods=[one.method], name=one.name)
 
 

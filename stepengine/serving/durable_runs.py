@@ -280,6 +280,7 @@ class DurableRuns:
         limit: int,
         owner: str | None = None,
         session: str | None = None,
+        search: str | None = None,
     ) -> list[RunRow]:
         """
         Return the runs of *caller*, those of everybody for an admin, newest first; of an *owner* those of that one.
@@ -298,7 +299,7 @@ class DurableRuns:
         shown: list[RunRow] = []
         while True:
             found = await self._register.listed(
-                owner=owner, agent=agent, statuses=sorted(asked), before=before, limit=limit
+                owner=owner, agent=agent, statuses=sorted(asked), before=before, limit=limit, search=search
             )
             resting = await self._operator.resting([row.run for row in found if row.status == "running"])
             rows = [_row_of(row, "suspended" if row.run in resting else row.status) for row in found]

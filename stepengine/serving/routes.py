@@ -33,6 +33,7 @@ from stepengine.serving.problems import Problem, problem_of
 from stepengine.serving.reports import Report, Reports
 from stepengine.serving.runs import Asked, Look
 from stepengine.serving.showing import sse
+from stepengine.serving.studio import Asking, Views, get_page, get_part
 from stepengine.serving.vercel import OPERATIONS as VERCEL
 from stepengine.serving.webhooks import OPERATIONS as HOOKS
 from stepengine.tooling.spawning import params_schema
@@ -47,12 +48,15 @@ if TYPE_CHECKING:
     from stepengine.data.messages import Message
     from stepengine.data.usage import Usage
 
-__all__ = ("OPERATIONS",)
+__all__ = ("OPERATIONS", "PAGES")
 
 MOST_LISTED = 100
 MAX_KEY = 255
 MAX_CURSOR = 2_000
 MAX_TEXT = 256 * 1024
+MAX_SEARCH = 200
+MAX_DIGITS = 18
+MOST_PROMPT = 500
 MOST_SAID = 200
 """Messages of a conversation that are shown."""
 MOST_CHARS = 20_000
@@ -87,6 +91,7 @@ class AnswerObject(_Body):
     remember: Annotated[Literal["session", "always"] | None, Field(description="Allow such calls from now on.")] = None
     covers: Annotated[str, Field(description="The id of the wider rule that is meant.", max_length=1_000)] = ""
     edited_input: Annotated[dict[str, Any] | None, Field(description="Run the call with this input instead.")] = None
+    reason: Annotated[str, Field(description="Why; the model is told why a call was refused.", max_length=10_000)] = ""
 
 
 class AnswerQuestions(_Body):
@@ -192,6 +197,44 @@ class QuestionView(_View):
     details: Any
     preview: dict[str, Any] | None
     path: str
+    descriptions: Annotated[list[str], Field(description="What each of the options means.")]
+    number: Annotated[str | None, Field(description="Which numbers are answers: `whole` ones or `any`.")]
+    remember: Annotated[dict[str, Any] | None, Field(description="The rule that an answer with `remember` adds.")]
+    wider: Annotated[list[dict[str, Any]], Field(description="Rules that allow more, by their ids for `covers`.")]
+
+
+class OpenQuestion(QuestionView):
+    """An open question, with the run that asks."""
+
+    run_id: str
+    agent: str
+    owner: str
+    session_id: str | None
+    since: Annotated[str, Field(description="When the run's status changed last.")]
+    program: Annotated[str | None, Field(description="The program that asks.")]
+    line: Annotated[int | None, Field(description="The line of it that waits.")]
+
+
+class QuestionList(_View):
+    """Open questions of all runs, those of the newest runs first."""
+
+    questions: list[OpenQuestion]
+    next: Annotated[str | None, Field(description="What ?cursor= takes for those that follow.")]
+
+
+class RunDetails(_View):
+    """What a list says of a run with ?details=1."""
+
+    prompt: str
+    changed: str
+    steps: Annotated[int | None, Field(description="Calls of models, those of children, too.")]
+    cost_usd: str | None
+    tokens: int | None
+    seconds: Annotated[float | None, Field(description="From its start to its last record.")]
+    waits: Annotated[list[str], Field(description="What it waits for, in words.")]
+    wakes: Annotated[str | None, Field(description="When it goes on by itself.")]
+    agents: Annotated[int, Field(description="How many agents ran in it.")]
+    doing: Annotated[str, Field(description="The kind of effect that is under way.")]
 
 
 class RunSummary(_View):
@@ -203,6 +246,7 @@ class RunSummary(_View):
     status: str
     created: str
     session_id: str | None
+    details: Annotated[RunDetails | None, Field(description="With ?details=1.")] = None
 
 
 class RunView(RunSummary):
@@ -444,9 +488,103 @@ async def list_runs(request: Request) -> Response:
         limit=_limit(request) + 1,
         owner=given.get("owner"),
         session=given.get("session"),
+        search=_search(request),
     )
     shown, following = _page(found, _limit(request), lambda row: (row.created, row.run))
-    return _json(RunList(runs=[RunSummary(**_summary(row)) for row in shown], next=following))
+    details = [await _details(request, row) if _is_wanted(request, "details") else None for row in shown]
+    runs = [RunSummary(**_summary(row), details=more) for row, more in zip(shown, details, strict=True)]
+    return _json(RunList(runs=runs, next=following))
+
+
+def _search(request: Request) -> str | None:
+    search = request.query_params.get("search") or None
+    if search is not None and len(search) > MAX_SEARCH:
+        msg = f"search: at most {MAX_SEARCH} characters"
+        raise _unusable(msg)
+    return search
+
+
+def _is_wanted(request: Request, name: str) -> bool:
+    asked = request.query_params.get(name, "0")
+    if asked not in ("0", "1"):
+        msg = f"{name}: 0 or 1"
+        raise _unusable(msg)
+    return asked == "1"
+
+
+async def _details(request: Request, row: RunRow) -> RunDetails:
+    views: Views = request.app.state.views
+    brief = await views.brief(row)
+    return RunDetails(
+        prompt=_prompt(row.request),
+        changed=_time(row.changed),
+        steps=brief.steps,
+        cost_usd=brief.cost,
+        tokens=brief.tokens,
+        seconds=brief.seconds,
+        waits=list(brief.waits),
+        wakes=None if brief.wakes is None else brief.wakes.isoformat(),
+        agents=brief.agents,
+        doing=brief.doing,
+    )
+
+
+def _prompt(asked: Any) -> str:
+    """Return what a run was asked in words: its prompt, else its params."""
+    given = asked if isinstance(asked, dict) else {}
+    said = given.get("prompt") or ""
+    params = given.get("params")
+    text = said or ("" if not params else json.dumps(params, ensure_ascii=False))
+    return str(text)[:MOST_PROMPT]
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
+async def view_run(request: Request) -> Response:
+    row, views = await _row(request), request.app.state.views
+    return Response(await views.payload(row, _after(request)), media_type="application/json")
+
+
+def _after(request: Request) -> int | None:
+    after = request.query_params.get("after")
+    if after is None:
+        return None
+    if not (after.isascii() and after.isdigit() and len(after) <= MAX_DIGITS):
+        msg = "after: what `follow` of the view said"
+        raise _unusable(msg)
+    return int(after)
+
+
+async def list_questions(request: Request) -> Response:
+    runs, caller, limit = _runs(request), caller_of(request), _limit(request)
+    views: Views = request.app.state.views
+    before, found, following = _place(request.query_params.get("cursor")), list[OpenQuestion](), None
+    while True:
+        rows = await runs.listed(caller, agent=None, statuses=OPEN, before=before, limit=MOST_LISTED)
+        for row in rows:
+            before = row.created, row.run
+            found += [_open_question(row, one) for one in await views.questions(row)]
+            if len(found) >= limit:
+                following = _cursor(*before)
+                break
+        if following is not None or len(rows) < MOST_LISTED:
+            return _json(QuestionList(questions=found, next=following))
+
+
+def _open_question(row: RunRow, one: Asking) -> OpenQuestion:
+    summary = _summary(row)
+    return OpenQuestion(
+        **_question(one.question).model_dump(),
+        run_id=row.run,
+        agent=row.agent,
+        owner=row.owner,
+        session_id=summary["session_id"],
+        since=_time(row.changed),
+        program=one.program or None,
+        line=one.line or None,
+    )
 
 
 # --- lists that go on -------------------------------------------------------------------------------------------------
@@ -510,6 +648,10 @@ def _question(question: Question) -> QuestionView:
         details=plain(question.details),
         preview=plain(question.preview),
         path=question.path,
+        descriptions=list(question.descriptions),
+        number=question.number,
+        remember=plain(question.remember),
+        wider=[plain(one) for one in question.wider],
     )
 
 
@@ -574,7 +716,9 @@ async def answer_run(request: Request) -> Response:
         await runs.answer(caller_of(request), row, given)
     except AnswerRejected as error:
         open_ = [_question(one).model_dump() for one in (await runs.look(row)).questions]
-        raise problem_of(error, members={"open": open_}) from None
+        first = await request.app.state.views.answered(row, given.keys() - {one["id"] for one in open_})
+        told = [{"id": id_, "by": by, "answer": answer} for id_, by, answer in first]
+        raise problem_of(error, members={"open": open_, "answered": told}) from None
     return _json(Accepted(run_id=row.run), 202)
 
 
@@ -588,6 +732,7 @@ def _answer(value: bool | str | AnswerObject) -> AnswerLike:  # noqa: FBT001 - y
         remember=value.remember,
         covers=value.covers,
         edited_input=value.edited_input,
+        reason=value.reason,
     )
 
 
@@ -826,6 +971,8 @@ OPERATIONS: tuple[Operation, ...] = (
             Parameter("agent", "Only those of an agent."),
             Parameter("status", "Only those of these states, with commas between them."),
             Parameter("session", "Only those of a conversation, by its id."),
+            Parameter("search", "Only those whose prompt, params, id or agent hold this."),
+            Parameter("details", "With 1 also what each of them was asked, spent and waits for.", int),
             *PAGE,
         ),
         about="List your runs, newest first; with the scope admin everybody's.",
@@ -833,6 +980,15 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="GET", path="/runs/{run}", name="look_at_run", scope="read", handler=look_at_run, gives={200: RunView},
         refuses=(404,), about="Look at a run: its status, open questions, and what came of it.",
+    ),
+    Operation(
+        method="GET", path="/runs/{run}/view", name="view_run", scope="debug", handler=view_run, gives={200: "application/json"},
+        refuses=(404, 409, 422), parameters=(Parameter("after", "What `follow`, or `after` of the last answer, said: only what came since.", int),),
+        about="Give what the page of a run shows: its steps, texts and figures.\nIts form is the page's, and may be another in the next version.",
+    ),
+    Operation(
+        method="GET", path="/questions", name="list_questions", scope="read", handler=list_questions, gives={200: QuestionList},
+        refuses=(422,), parameters=PAGE[1:], about="List what your runs ask; with the scope admin everybody's.",
     ),
     Operation(
         method="GET", path="/runs/{run}/events", name="watch_run", scope="read", handler=watch_run, parameters=AFTER,
@@ -927,3 +1083,8 @@ OPERATIONS: tuple[Operation, ...] = (
         about="Describe all of this.",
     ),
 )  # fmt: skip
+PAGES: tuple[Operation, ...] = (
+    Operation(method="GET", path="/", name="studio", scope="read", handler=get_page, about="The page of the studio."),
+    Operation(method="GET", path="/studio/{part}", name="studio_part", scope="read", handler=get_part, about="A file of it."),
+)  # fmt: skip
+"""What is there with ``ui=True`` alone, for people and not for programs, so that no document describes it."""

@@ -642,11 +642,13 @@ class Runs:
         limit: int,
         owner: str | None = None,
         session: str | None = None,
+        search: str | None = None,
     ) -> list[RunRow]:
         """
         Return the runs of *caller*, those of everybody for an admin, newest first.
 
-        *owner* leaves only somebody's, which an admin may ask for, *session* only those of a conversation.
+        *owner* leaves only somebody's, which an admin may ask for, *session* only those of a conversation, *search* those whose
+        request, id or agent holds it.
 
         Raises:
             Problem: when *owner* is somebody else.
@@ -661,6 +663,7 @@ class Runs:
             before=before,
             limit=limit,
             session=None if session is None else session_key(whose, session),
+            search=search,
         )
         return await asyncio.to_thread(look)
 
