@@ -935,7 +935,9 @@ async def ready(request: Request) -> Response:
 
 
 async def openapi(request: Request) -> Response:
-    return JSONResponse(document(OPERATIONS, version=engine_version(), base=request.scope.get("root_path", "")))
+    return JSONResponse(
+        document(request.app.state.operations, version=engine_version(), base=request.scope.get("root_path", ""))
+    )
 
 
 AFTER = (
