@@ -10,6 +10,7 @@ and what came of it. Who cancels it ends it.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -231,7 +232,11 @@ async def _worked(first: Mapping[str, Any], hear: Callable[[float | None], Seque
     async with engine:
         job = _Job(engine=engine, files=first["files"], asked=first["asked"], agreed=agreed, say=say)
         done = await KINDS[first["kind"]](job)
-    say({"done": clean.value(done)})
+    # Where the records lie meanwhile tells nobody anything.
+    told = json.dumps(done)
+    for run, file in first["files"].items():
+        told = told.replace(json.dumps(file)[1:-1], f"run {run}")
+    say({"done": clean.value(json.loads(told))})
 
 
 def main() -> None:
