@@ -183,6 +183,7 @@ def _furnish(
     reports: Reports | None,
 ) -> None:
     """Put what the routes need into the state of an application."""
+    from stepengine.serving.foreign import Foreign
     from stepengine.serving.mcp import Door
     from stepengine.serving.studio import Views
 
@@ -191,6 +192,7 @@ def _furnish(
     served.state.runs, served.state.webhooks, served.state.metrics = kept, hooks, metrics
     served.state.mcp = Door(kept)
     served.state.views = Views(kept)
+    served.state.foreign = Foreign(kept)
     served.state.shares = tuple(shares)
     served.state.reports = reports
 

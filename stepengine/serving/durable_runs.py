@@ -37,10 +37,12 @@ from stepengine.serving.runs import (
     check_may_converse,
     check_open,
     checked,
+    further,
     known_agent,
     own_run,
     owner_of,
     session_of,
+    started_with,
 )
 
 if TYPE_CHECKING:
@@ -208,6 +210,7 @@ class DurableRuns:
         check_may_converse(caller, asked, keeps=True)
         self._check_stopping()
         request = {"prompt": asked.prompt, "params": plain(asked.params), "metadata": plain(asked.metadata)}
+        request |= further(self.engine.agent(agent).limits, asked)
         row = self._row(caller, agent, request, session_of(caller, asked.session))
         try:
             known = await self._register.add(row, key)
@@ -248,7 +251,7 @@ class DurableRuns:
         else:
             await self._durable.submit(
                 row.agent, asked["prompt"], id=row.run, params=asked["params"], metadata=asked["metadata"],
-                session_id=row.session, user_id=row.owner or None,
+                session_id=row.session, user_id=row.owner or None, **started_with(asked),
             )  # fmt: skip
         await self._register.note_submitted(row.run)
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.responses import Response, StreamingResponse
 
 from stepengine.engine.stepping import Tape
@@ -24,7 +24,7 @@ from stepengine.journal.store import MemoryJournal
 from stepengine.judging.texts import SafeTexts
 from stepengine.judging.viewing.rendering import Source, payload_of
 from stepengine.serving.access import caller_of
-from stepengine.serving.bodies import body_of
+from stepengine.serving.bodies import Body, View, body_of
 from stepengine.serving.openapi import Operation, Parameter
 from stepengine.serving.problems import Problem
 from stepengine.serving.showing import PING_SECONDS
@@ -49,24 +49,16 @@ MAX_AT = 200
 NAMED = 120
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-
-class _View(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
 # --- what is sent -----------------------------------------------------------------------------------------------------
 
 
-class GoTo(_Body):
+class GoTo(Body):
     """Where to go."""
 
     at: Annotated[str, Field(description="A step, such as 12, or an effect, such as #5 or 3.2#1.", max_length=MAX_AT)]
 
 
-class StartJob(_Body):
+class StartJob(Body):
     """What is to be judged."""
 
     kind: JobKind
@@ -82,7 +74,7 @@ class StartJob(_Body):
     ] = ""
 
 
-class Agree(_Body):
+class Agree(Body):
     """That models may be asked."""
 
     budget: Annotated[
@@ -93,7 +85,7 @@ class Agree(_Body):
 # --- what comes back --------------------------------------------------------------------------------------------------
 
 
-class PlaceView(_View):
+class PlaceView(View):
     """A place that can be gone to: before the outcome of an effect is given."""
 
     position: int
@@ -104,7 +96,7 @@ class PlaceView(_View):
     is_step: Annotated[bool, Field(description="Whether it is the model call of a step of the root.")]
 
 
-class PlaceList(_View):
+class PlaceList(View):
     """The places of a run, in the order in which results came."""
 
     run_id: str
@@ -114,7 +106,7 @@ class PlaceList(_View):
     is_cut: bool
 
 
-class FrameView(_View):
+class FrameView(View):
     """A frame of the author's code that waits."""
 
     function: str
@@ -126,7 +118,7 @@ class FrameView(_View):
     printed: str | None = None
 
 
-class HookView(_View):
+class HookView(View):
     """A hook that was called."""
 
     point: str
@@ -134,7 +126,7 @@ class HookView(_View):
     said: str
 
 
-class MomentView(_View):
+class MomentView(View):
     """Where everybody stands."""
 
     position: int
@@ -153,21 +145,21 @@ class MomentView(_View):
     variables: dict[str, str]
 
 
-class MessageView(_View):
+class MessageView(View):
     """A message."""
 
     role: str
     text: str
 
 
-class ToolView(_View):
+class ToolView(View):
     """A tool that a model is offered."""
 
     name: str
     description: str
 
 
-class RequestView(_View):
+class RequestView(View):
     """What a model is sent."""
 
     model: str
@@ -178,7 +170,7 @@ class RequestView(_View):
     left_out: int
 
 
-class StateView(_View):
+class StateView(View):
     """The state of the run that waits."""
 
     messages: Annotated[list[MessageView], Field(description="The last ones.")]
@@ -188,7 +180,7 @@ class StateView(_View):
     steps_remaining: int
 
 
-class WholeView(_View):
+class WholeView(View):
     """What else there is at a place."""
 
     state: StateView
@@ -202,7 +194,7 @@ class WholeView(_View):
     ]
 
 
-class LookView(_View):
+class LookView(View):
     """A place of a run under the code as it is in its files."""
 
     place: Annotated[MomentView | None, Field(description="Null where the code could not be walked.")]
@@ -219,14 +211,14 @@ class LookView(_View):
     whole: WholeView | None
 
 
-class LooksView(_View):
+class LooksView(View):
     """A place under the present code, and under the code before the last save."""
 
     now: LookView
     before: LookView | None
 
 
-class NextView(_View):
+class NextView(View):
     """What a model would be asked next that nobody has asked."""
 
     address: str
@@ -236,7 +228,7 @@ class NextView(_View):
     why: Annotated[str, Field(description="Why there is none.")]
 
 
-class FieldView(_View):
+class FieldView(View):
     """A field that differs."""
 
     pointer: str
@@ -244,7 +236,7 @@ class FieldView(_View):
     b: str
 
 
-class ChangeView(_View):
+class ChangeView(View):
     """A difference of two runs."""
 
     kind: str
@@ -254,7 +246,7 @@ class ChangeView(_View):
     fields: list[FieldView]
 
 
-class DifferenceView(_View):
+class DifferenceView(View):
     """What two runs differ in."""
 
     first: ChangeView | None
@@ -263,7 +255,7 @@ class DifferenceView(_View):
     totals: dict[str, list[Any]]
 
 
-class PriceView(_View):
+class PriceView(View):
     """What asking models will take, going by what is recorded."""
 
     calls: int
@@ -271,7 +263,7 @@ class PriceView(_View):
     high: str | None
 
 
-class JobView(_View):
+class JobView(View):
     """Runs that are judged."""
 
     id: str
@@ -285,7 +277,7 @@ class JobView(_View):
     error: str
 
 
-class JobList(_View):
+class JobList(View):
     """Your jobs, newest first."""
 
     jobs: list[JobView]

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import contextlib
 import inspect
 import json
-import math
-from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import attrs
+from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from stepengine.ag_ui.asked import KEY as PAGE_KEY
@@ -25,15 +23,18 @@ from stepengine.journal.history import engine_version
 from stepengine.judging.origins import origin_of
 from stepengine.serving.access import caller_of
 from stepengine.serving.ag_ui import OPERATIONS as AG_UI
+from stepengine.serving.bodies import MOST_LISTED, Body, View, cursor_of, limit_of, page_of, place_of, unusable
 from stepengine.serving.bodies import body_of as _body
 from stepengine.serving.durable_runs import AnyRuns
+from stepengine.serving.foreign import OPERATIONS as FOREIGN
 from stepengine.serving.ledger import OPEN, RunRow, SessionRow
 from stepengine.serving.mcp import OPERATIONS as MCP
 from stepengine.serving.metrics import OPERATIONS as METRICS
 from stepengine.serving.openapi import Operation, Parameter, document
+from stepengine.serving.pages import Conversation
 from stepengine.serving.problems import Problem, problem_of
 from stepengine.serving.reports import Report, Reports
-from stepengine.serving.runs import Asked, Look
+from stepengine.serving.runs import Asked, Look, Runs, Turn
 from stepengine.serving.showing import sse
 from stepengine.serving.studio import Asking, Views, get_page, get_part
 from stepengine.serving.vercel import OPERATIONS as VERCEL
@@ -52,9 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = ("OPERATIONS", "PAGES")
 
-MOST_LISTED = 100
 MAX_KEY = 255
-MAX_CURSOR = 2_000
 MAX_TEXT = 256 * 1024
 MAX_SEARCH = 200
 MAX_DIGITS = 18
@@ -69,12 +68,21 @@ STATUSES = (*OPEN, "completed", "failed", "cancelled", "max_steps", "truncated",
 # --- what is sent -----------------------------------------------------------------------------------------------------
 
 
-class _Body(BaseModel):
-    # What is not known is a mistake of whoever writes it: a misspelt name would be taken for its default.
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+class RunLimits(Body):
+    """How much a run may have: no more than its agent may have here."""
+
+    max_steps: Annotated[int | None, Field(description="Calls of the model.", ge=1, le=1_000_000)] = None
+    max_cost_usd: Annotated[float | None, Field(description="US dollars of the run and its children.", gt=0)] = None
 
 
-class StartRun(_Body):
+class Picture(Body):
+    """A picture that is said with the prompt."""
+
+    mime_type: Annotated[Literal["image/png", "image/jpeg", "image/gif", "image/webp"], Field()]
+    data: Annotated[str, Field(description="Its bytes in base64.", max_length=8 * 1024 * 1024)]
+
+
+class StartRun(Body):
     """A run that is to be started."""
 
     agent: Annotated[str, Field(description="The id of an agent.", max_length=200)]
@@ -82,12 +90,15 @@ class StartRun(_Body):
     params: Annotated[dict[str, Any] | None, Field(description="By the agent's schema.")] = None
     session_id: Annotated[str | None, Field(description="The conversation.", min_length=1, max_length=200)] = None
     metadata: Annotated[dict[str, Any] | None, Field(description="For hooks and tools.")] = None
+    limits: Annotated[RunLimits | None, Field(description="Beside those of the agent.")] = None
+    images: list[Picture] = Field(default_factory=list, description="Said before the prompt.", max_length=20)
+    turn: Annotated[bool, Field(description="Go on from what the last run of the conversation left.")] = False
 
 
-class AnswerObject(_Body):
+class AnswerObject(Body):
     """An answer that is more than a text or a bool."""
 
-    selected: Annotated[list[str], Field(description="The chosen options.", max_length=100)] = []
+    selected: list[str] = Field(default_factory=list, description="The chosen options.", max_length=100)
     text: Annotated[str, Field(max_length=MAX_TEXT)] = ""
     declined: bool = False
     remember: Annotated[Literal["session", "always"] | None, Field(description="Allow such calls from now on.")] = None
@@ -96,13 +107,13 @@ class AnswerObject(_Body):
     reason: Annotated[str, Field(description="Why; the model is told why a call was refused.", max_length=10_000)] = ""
 
 
-class AnswerQuestions(_Body):
+class AnswerQuestions(Body):
     """Answers by the ids of their questions; all of them are taken, or none."""
 
     answers: Annotated[dict[str, bool | str | AnswerObject], Field(min_length=1, max_length=100)]
 
 
-class PostMessage(_Body):
+class PostMessage(Body):
     """A message for what receives on a topic."""
 
     topic: Annotated[str, Field(max_length=200, pattern="^[A-Za-z0-9_.:/-]+$")]
@@ -111,26 +122,26 @@ class PostMessage(_Body):
     path: Annotated[str, Field(description="The child that it is for.", max_length=1_000)] = ""
 
 
-class SayInput(_Body):
+class SayInput(Body):
     """Something that the user says while the run is under way."""
 
     text: Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
 
 
-class ToolResultBody(_Body):
+class ToolResultBody(Body):
     """What came of a call of a deferred tool."""
 
     result: Any = None
     path: Annotated[str | None, Field(description="The child that made the call.", max_length=1_000)] = None
 
 
-class CancelRun(_Body):
+class CancelRun(Body):
     """Why a run is ended."""
 
     reason: Annotated[str, Field(max_length=1_000)] = ""
 
 
-class AgentChanges(_Body):
+class AgentChanges(Body):
     """What is different of the agent of a run; what is null stays."""
 
     system_prompt: Annotated[str | None, Field(max_length=MAX_TEXT)] = None
@@ -141,7 +152,7 @@ class AgentChanges(_Body):
     max_tokens: Annotated[int | None, Field(ge=1, le=10_000_000)] = None
 
 
-class ForkRun(_Body):
+class ForkRun(Body):
     """Where another run begins, and what is different there."""
 
     at: Annotated[int | str, Field(description="The effect that is kept last: its number, or path#number.")]
@@ -155,7 +166,7 @@ class ForkRun(_Body):
     )
 
 
-class UndoRun(_Body):
+class UndoRun(Body):
     """How much of what a run wrote is taken back."""
 
     at: Annotated[int | str, Field(description="The last effect whose writes stay; by default none do.")] = -1
@@ -166,11 +177,7 @@ class UndoRun(_Body):
 # --- what comes back --------------------------------------------------------------------------------------------------
 
 
-class _View(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class AgentView(_View):
+class AgentView(View):
     """An agent that may be started."""
 
     id: str
@@ -180,9 +187,10 @@ class AgentView(_View):
     params: Annotated[dict[str, Any] | None, Field(description="JSON Schema of its params.")]
     tools: list[str]
     spawns: list[str]
+    model: Annotated[str | None, Field(description="Null where the caller of the engine says it.")] = None
 
 
-class ToolSpecView(_View):
+class ToolSpecView(View):
     """A tool, as a model is shown it."""
 
     name: str
@@ -192,7 +200,7 @@ class ToolSpecView(_View):
     needs_permission: bool
 
 
-class PromptsView(_View):
+class PromptsView(View):
     """The prompts of an agent, with what the engine adds to them."""
 
     system: Annotated[str | None, Field(description="Null where it is made anew for each run.")]
@@ -206,7 +214,6 @@ class AgentDetail(AgentView):
     source: Annotated[str | None, Field(description="Of its handler.")]
     file: str | None = None
     line: int | None = None
-    model: str | None = None
     prompts: PromptsView | None = None
     tool_specs: list[ToolSpecView] | None = None
     policy: Annotated[
@@ -215,13 +222,13 @@ class AgentDetail(AgentView):
     settings: Annotated[dict[str, Any] | None, Field(description="Those that are set.")] = None
 
 
-class AgentList(_View):
+class AgentList(View):
     """The agents that may be started."""
 
     agents: list[AgentView]
 
 
-class StartedRun(_View):
+class StartedRun(View):
     """A run that was started."""
 
     run_id: str
@@ -229,7 +236,7 @@ class StartedRun(_View):
     is_new: Annotated[bool, Field(description="False where the idempotency key had started it before.")]
 
 
-class QuestionView(_View):
+class QuestionView(View):
     """An open question."""
 
     id: str
@@ -259,14 +266,14 @@ class OpenQuestion(QuestionView):
     line: Annotated[int | None, Field(description="The line of it that waits.")]
 
 
-class QuestionList(_View):
+class QuestionList(View):
     """Open questions of all runs, those of the newest runs first."""
 
     questions: list[OpenQuestion]
     next: Annotated[str | None, Field(description="What ?cursor= takes for those that follow.")]
 
 
-class RunDetails(_View):
+class RunDetails(View):
     """What a list says of a run with ?details=1."""
 
     prompt: str
@@ -281,7 +288,7 @@ class RunDetails(_View):
     doing: Annotated[str, Field(description="The kind of effect that is under way.")]
 
 
-class RunSummary(_View):
+class RunSummary(View):
     """A run in a list."""
 
     run_id: str
@@ -306,14 +313,14 @@ class RunView(RunSummary):
     cost_usd: str | None
 
 
-class RunList(_View):
+class RunList(View):
     """Runs, newest first."""
 
     runs: list[RunSummary]
     next: Annotated[str | None, Field(description="What ?cursor= takes for those that follow.")]
 
 
-class Accepted(_View):
+class Accepted(View):
     """What was said to a run was taken, and is on the disk."""
 
     run_id: str
@@ -325,14 +332,14 @@ class Posted(Accepted):
     is_new: Annotated[bool, Field(description="False where one with its id was there before.")]
 
 
-class LeftFile(_View):
+class LeftFile(View):
     """A file that was left as it is."""
 
     path: str
     why: str
 
 
-class UndoneView(_View):
+class UndoneView(View):
     """What was undone; paths are relative to the folder that the run's tools write in."""
 
     restored: Annotated[list[str], Field(description="Files that hold again what they held before.")]
@@ -345,7 +352,7 @@ class UndoneView(_View):
     dry_run: bool
 
 
-class Spent(_View):
+class Spent(View):
     """Tokens and money."""
 
     usage: dict[str, Any]
@@ -360,7 +367,7 @@ class CostView(Spent):
     by_model: dict[str, Spent]
 
 
-class SessionSummary(_View):
+class SessionSummary(View):
     """A conversation in a list."""
 
     session_id: str
@@ -371,14 +378,14 @@ class SessionSummary(_View):
     changed: Annotated[str, Field(description="When the last run was asked for.")]
 
 
-class SessionList(_View):
+class SessionList(View):
     """Conversations, those with the newest runs first."""
 
     sessions: list[SessionSummary]
     next: Annotated[str | None, Field(description="What ?cursor= takes for those that follow.")]
 
 
-class SaidView(_View):
+class SaidView(View):
     """A message of a conversation."""
 
     role: str
@@ -394,7 +401,7 @@ class SessionView(SessionSummary):
     left_out: Annotated[int | None, Field(description="Messages before those that are shown.")]
 
 
-class ReportSummary(_View):
+class ReportSummary(View):
     """A report in a list."""
 
     id: str
@@ -407,14 +414,14 @@ class ReportSummary(_View):
     stopped: Annotated[str, Field(description="Why it is partial; empty when it is not.")]
 
 
-class ReportList(_View):
+class ReportList(View):
     """Reports of evaluations, newest first."""
 
     reports: list[ReportSummary]
     next: Annotated[str | None, Field(description="What ?cursor= takes for those that follow.")]
 
 
-class ScheduleView(_View):
+class ScheduleView(View):
     """When an agent is started by itself."""
 
     id: str
@@ -427,13 +434,13 @@ class ScheduleView(_View):
     missed: int
 
 
-class ScheduleList(_View):
+class ScheduleList(View):
     """The schedules."""
 
     schedules: list[ScheduleView]
 
 
-class Health(_View):
+class Health(View):
     """Whether the server is there."""
 
     status: str
@@ -441,8 +448,6 @@ class Health(_View):
 
 
 # --- reading requests -------------------------------------------------------------------------------------------------
-
-Item = TypeVar("Item")
 
 
 def _runs(request: Request) -> AnyRuns:
@@ -470,6 +475,7 @@ def _agent_view(agent: AgentDefinition) -> dict[str, Any]:
         "params": plain(params_schema(agent)) or None,
         "tools": list(agent.tool_names),
         "spawns": list(agent.spawnable_ids),
+        "model": None if agent.model is None else str(agent.model),
     }
 
 
@@ -496,7 +502,6 @@ def _agent_detail(runs: AnyRuns, agent: AgentDefinition) -> dict[str, Any]:
         "source": _source(agent),
         "file": None if origin is None else str(origin.file),
         "line": None if origin is None else origin.line,
-        "model": agent.model,
         "prompts": PromptsView(system=system, instructions=known.instructions, step=agent.step_prompt),
         "tool_specs": [
             ToolSpecView(
@@ -535,10 +540,55 @@ async def start_run(request: Request) -> Response:
         msg = f"metadata.{PAGE_KEY}: what pages send over AG-UI goes to /ag-ui/AGENT"
         raise InputError(msg, issues=(msg,))
     asked = Asked(
-        agent=body.agent, prompt=body.prompt, params=body.params, metadata=body.metadata, session=body.session_id
+        agent=body.agent,
+        prompt=body.prompt,
+        params=body.params,
+        metadata=body.metadata,
+        session=body.session_id,
+        limits=_limits(body),
+        images=tuple([{"mime_type": one.mime_type, "data": _base64(one.data)} for one in body.images]),
     )
-    run, is_new = await _runs(request).start(caller_of(request), asked, key=key)
+    if body.turn and key is not None:
+        msg = "turn: a turn has no Idempotency-Key: of two who take it the second is refused"
+        raise InputError(msg, issues=(msg,))
+    run, is_new = await _runs(request).start(caller_of(request), await _turned(request, body, asked), key=key)
     return _started(request, run, is_new=is_new)
+
+
+def _limits(body: StartRun) -> dict[str, float] | None:
+    found = {} if body.limits is None else body.limits.model_dump(exclude_none=True)
+    return found or None
+
+
+def _base64(text: str) -> str:
+    try:
+        base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        msg = "images: data is no base64"
+        raise InputError(msg, issues=(msg,)) from None
+    return text
+
+
+async def _turned(request: Request, body: StartRun, asked: Asked) -> Asked:
+    """Return what is asked as the next turn of its conversation, where nothing else keeps what was said in it."""
+    runs = _runs(request)
+    keeps = not isinstance(runs, Runs) or runs.engine.sessions is not None
+    if keeps and body.images and body.session_id is not None:
+        msg = "images: a conversation that is kept here takes texts alone"
+        raise InputError(msg, issues=(msg,))
+    if not body.turn:
+        return asked
+    if body.session_id is None:
+        msg = "turn: a turn is one of a conversation, whose name is in session_id"
+        raise InputError(msg, issues=(msg,))
+    if keeps:
+        return asked
+    conversation = await Conversation.of(request, body.session_id)
+    conversation.check_rests()
+    if conversation.last is not None and conversation.last.status in OPEN:
+        msg = f"the run {conversation.last.run} of this conversation waits; answer what it asks, or end it, before more is said"
+        raise Problem(msg, status=409, kind="waits", members={"run_id": conversation.last.run})
+    return attrs.evolve(asked, turn=Turn(conversation.last))
 
 
 def _started(request: Request, run: str, *, is_new: bool) -> Response:
@@ -552,18 +602,18 @@ async def list_runs(request: Request) -> Response:
     statuses = tuple([word for word in given.get("status", "").split(",") if word])
     if any(word not in STATUSES for word in statuses):
         msg = f"status: one of {', '.join(STATUSES)}"
-        raise _unusable(msg)
+        raise unusable(msg)
     found = await _runs(request).listed(
         caller_of(request),
         agent=given.get("agent"),
         statuses=statuses,
-        before=_place(given.get("cursor")),
-        limit=_limit(request) + 1,
+        before=place_of(request),
+        limit=limit_of(request) + 1,
         owner=given.get("owner"),
         session=given.get("session"),
         search=_search(request),
     )
-    shown, following = _page(found, _limit(request), lambda row: (row.created, row.run))
+    shown, following = page_of(found, limit_of(request), lambda row: (row.created, row.run))
     details = [await _details(request, row) if _is_wanted(request, "details") else None for row in shown]
     runs = [RunSummary(**_summary(row), details=more) for row, more in zip(shown, details, strict=True)]
     return _json(RunList(runs=runs, next=following))
@@ -573,7 +623,7 @@ def _search(request: Request) -> str | None:
     search = request.query_params.get("search") or None
     if search is not None and len(search) > MAX_SEARCH:
         msg = f"search: at most {MAX_SEARCH} characters"
-        raise _unusable(msg)
+        raise unusable(msg)
     return search
 
 
@@ -581,7 +631,7 @@ def _is_wanted(request: Request, name: str) -> bool:
     asked = request.query_params.get(name, "0")
     if asked not in ("0", "1"):
         msg = f"{name}: 0 or 1"
-        raise _unusable(msg)
+        raise unusable(msg)
     return asked == "1"
 
 
@@ -620,27 +670,32 @@ async def view_run(request: Request) -> Response:
     return Response(await views.payload(row, _after(request)), media_type="application/json")
 
 
+async def lines_of_run(request: Request) -> Response:
+    row, views = await _row(request), request.app.state.views
+    return Response(await views.lines(row, last=_is_wanted(request, "last")), media_type="application/json")
+
+
 def _after(request: Request) -> int | None:
     after = request.query_params.get("after")
     if after is None:
         return None
     if not (after.isascii() and after.isdigit() and len(after) <= MAX_DIGITS):
         msg = "after: what `follow` of the view said"
-        raise _unusable(msg)
+        raise unusable(msg)
     return int(after)
 
 
 async def list_questions(request: Request) -> Response:
-    runs, caller, limit = _runs(request), caller_of(request), _limit(request)
+    runs, caller, limit = _runs(request), caller_of(request), limit_of(request)
     views: Views = request.app.state.views
-    before, found, following = _place(request.query_params.get("cursor")), list[OpenQuestion](), None
+    before, found, following = place_of(request), list[OpenQuestion](), None
     while True:
         rows = await runs.listed(caller, agent=None, statuses=OPEN, before=before, limit=MOST_LISTED)
         for row in rows:
             before = row.created, row.run
             found += [_open_question(row, one) for one in await views.questions(row)]
             if len(found) >= limit:
-                following = _cursor(*before)
+                following = cursor_of(*before)
                 break
         if following is not None or len(rows) < MOST_LISTED:
             return _json(QuestionList(questions=found, next=following))
@@ -658,45 +713,6 @@ def _open_question(row: RunRow, one: Asking) -> OpenQuestion:
         program=one.program or None,
         line=one.line or None,
     )
-
-
-# --- lists that go on -------------------------------------------------------------------------------------------------
-
-
-def _unusable(wrong: str) -> InputError:
-    return InputError(wrong, issues=(wrong,))
-
-
-def _limit(request: Request) -> int:
-    limit = request.query_params.get("limit", "20")
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MOST_LISTED):
-        msg = f"limit: 1 to {MOST_LISTED}"
-        raise _unusable(msg)
-    return int(limit)
-
-
-def _page(
-    found: Sequence[Item], limit: int, place: Callable[[Item], tuple[float, str]]
-) -> tuple[list[Item], str | None]:
-    """Return what is shown of what was found, which may be one more than that, and the cursor of what follows."""
-    shown = list(found[:limit])
-    return shown, _cursor(*place(shown[-1])) if len(found) > limit else None
-
-
-def _cursor(at: float, name: str) -> str:
-    return base64.urlsafe_b64encode(json.dumps([at, name], ensure_ascii=False).encode()).decode()
-
-
-def _place(cursor: str | None) -> tuple[float, str] | None:
-    if not cursor:
-        return None
-    with contextlib.suppress(ValueError, TypeError, binascii.Error, RecursionError):
-        created, run = json.loads(base64.b64decode(cursor[:MAX_CURSOR].encode(), altchars=b"-_", validate=True))
-        # A number of many digits is no float, and half of a pair of surrogates no text for a database.
-        if isinstance(created, float) and math.isfinite(created) and isinstance(run, str) and run.encode():
-            return created, run
-    msg = "cursor: what `next` of an earlier list said"
-    raise _unusable(msg)
 
 
 def _summary(row: RunRow) -> dict[str, Any]:
@@ -908,10 +924,10 @@ def _session(row: SessionRow) -> dict[str, Any]:
 
 
 async def list_sessions(request: Request) -> Response:
-    given, limit = request.query_params, _limit(request)
-    before = _place(given.get("cursor"))
+    given, limit = request.query_params, limit_of(request)
+    before = place_of(request)
     found = await _runs(request).sessions(caller_of(request), owner=given.get("owner"), before=before, limit=limit + 1)
-    shown, following = _page(found, limit, lambda row: (row.changed, row.session))
+    shown, following = page_of(found, limit, lambda row: (row.changed, row.session))
     return _json(SessionList(sessions=[SessionSummary(**_session(row)) for row in shown], next=following))
 
 
@@ -948,9 +964,9 @@ async def delete_session(request: Request) -> Response:
 
 async def list_reports(request: Request) -> Response:
     reports: Reports | None = request.app.state.reports
-    limit, before = _limit(request), _place(request.query_params.get("cursor"))
+    limit, before = limit_of(request), place_of(request)
     found = [] if reports is None else await asyncio.to_thread(reports.listed, before, limit + 1)
-    shown, following = _page(found, limit, lambda one: (one[0].changed, one[0].id))
+    shown, following = page_of(found, limit, lambda one: (one[0].changed, one[0].id))
     return _json(ReportList(reports=[_report(report) for _, report in shown], next=following))
 
 
@@ -1063,6 +1079,11 @@ OPERATIONS: tuple[Operation, ...] = (
         about="Give what the page of a run shows: its steps, texts and figures.\nIts form is the page's, and may be another in the next version.",
     ),
     Operation(
+        method="GET", path="/runs/{run}/lines", name="lines_of_run", scope="debug", handler=lines_of_run, gives={200: "application/json"},
+        refuses=(404, 422), parameters=(Parameter("last", "With 1 only where the handlers stand now.", int),),
+        about="Say where the handlers of a run stood at each step, with their variables.\nIts form is the page's, and may be another in the next version.",
+    ),
+    Operation(
         method="GET", path="/questions", name="list_questions", scope="read", handler=list_questions, gives={200: QuestionList},
         refuses=(422,), parameters=PAGE[1:], about="List what your runs ask; with the scope admin everybody's.",
     ),
@@ -1120,6 +1141,7 @@ OPERATIONS: tuple[Operation, ...] = (
         method="GET", path="/runs/{run}/journal", name="download_journal", scope="debug", handler=download_journal,
         gives={200: "application/x-ndjson"}, refuses=(404,), about="Download the journal of a run.",
     ),
+    *FOREIGN,
     *HOOKS,
     *AG_UI,
     *VERCEL,

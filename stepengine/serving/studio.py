@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import linecache
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from datetime import datetime
@@ -17,6 +18,7 @@ from decimal import Decimal
 from functools import cache
 from http import HTTPStatus
 from importlib.resources import files
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stepengine.data.codec import restored
@@ -28,10 +30,13 @@ from stepengine.data.usage import add_cost
 from stepengine.errors import JournalError, JournalMissing, StepEngineError
 from stepengine.journal.following import Follower
 from stepengine.journal.programs import program_of
-from stepengine.journal.records import Address, Intent, Result
+from stepengine.journal.records import ROOT, Address, Intent, Result
 from stepengine.journal.store import MemoryJournal
 from stepengine.judging.viewing.page import PLACE
+from stepengine.judging.viewing.payload import RunView, Texts
+from stepengine.judging.viewing.rendering import stored
 from stepengine.judging.viewing.serving import Following
+from stepengine.judging.viewing.walking import SHOWN, Walked, walk
 from stepengine.serving.problems import Problem
 from stepengine.serving.runs import UNDER_WAY, Runs
 
@@ -40,6 +45,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from stepengine.data.waiting import Waits
+    from stepengine.engine import Engine
+    from stepengine.engine.stepping import Frame
     from stepengine.journal.history import History
     from stepengine.journal.store import Journal
     from stepengine.serving.durable_runs import AnyRuns
@@ -68,6 +75,8 @@ DIGESTS_KEPT = 200
 BRIEFS_KEPT = 20_000
 ASKED_KEPT = 20_000
 MOST_WAITS = 5
+NEAR = 6
+"""Lines that are shown before and behind the one where a handler stands."""
 
 
 @cache
@@ -130,6 +139,8 @@ class Views:
         self._digests: OrderedDict[str, tuple[_Digest, asyncio.Lock]] = OrderedDict()
         self._rested: OrderedDict[_Key, Brief] = OrderedDict()
         self._asked: OrderedDict[_Key, tuple[Question, ...]] = OrderedDict()
+        # One at a time: each runs code of authors from the start of a run, and takes as long as that is.
+        self._walking = asyncio.Lock()
 
     # --- one run ------------------------------------------------------------------------------------------------------
 
@@ -151,10 +162,10 @@ class Views:
             msg = f"the run {row.run} has done nothing yet"
             raise Problem(msg, status=409, kind="not_begun") from None
 
-    async def followed(self, name: str, journal: Journal, after: int | None) -> bytes:
-        """Return the payload of a journal; errors are those of ``payload``."""
+    async def followed(self, name: str, journal: Journal, after: int | None, *, shown: str = "") -> bytes:
+        """Return the payload of a journal, which is called *shown* in it; errors are those of ``payload``."""
         if name not in self._followed:
-            made = await asyncio.to_thread(Following, journal, name)
+            made = await asyncio.to_thread(Following, journal, shown or name)
             self._followed.setdefault(name, (made, asyncio.Lock()))
             _trim(self._followed, VIEWS_KEPT)
         self._followed.move_to_end(name)
@@ -165,6 +176,24 @@ class Views:
             except JournalError:
                 self._followed.pop(name, None)
                 raise
+
+    async def lines(self, row: RunRow, *, last: bool) -> bytes:
+        """
+        Return where the handlers of a run stood at each of its steps, as JSON; with *last* only where they stand now.
+
+        The run is walked with the agents of this server: nothing is performed, and where their code does something else than is
+        recorded it says from where on nothing is known.
+
+        Raises:
+            JournalError: when the journal cannot be read.
+        """
+        if isinstance(self._runs, Runs):
+            journal: Journal = self._runs.journal(row.run)
+        else:
+            journal = MemoryJournal(await self._runs.content(row))
+        work = _standing if last else _walked
+        async with self._walking:
+            return await asyncio.to_thread(work, self._runs.engine, journal, row.run)
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
@@ -238,6 +267,57 @@ def _whole(journal: Journal, name: str, after: int | None) -> bytes:
     elif after != following.offset:
         told = following.after(0)
     return json.dumps(told).encode()
+
+
+def _walked(engine: Engine, journal: Journal, name: str) -> bytes:
+    view = RunView(Texts(), name)
+    view.take(stored(journal))
+    own = len(view.texts.all)
+    try:
+        walked = walk(engine.stepper(journal), view)
+    except StepEngineError as error:
+        walked = Walked(missing=f"No source lines and variables: {error.message}")
+    clean = view.texts.clean
+    told = {
+        "texts": [None] * own + view.texts.all[own:],
+        **walked.told(),
+        "sources": walked.sources,
+        "missing": clean(walked.missing),
+    }
+    # A value of a variable may be a text of the run, which stands in what is left out.
+    used = {n for one in walked.locals.values() for frame in one["frames"] for n in frame.get("set", {}).values()}
+    used |= {n for one in walked.contexts.values() for n in one.values() if n is not None}
+    used |= {each["change"] for one in walked.hooks.values() for each in one}
+    for number in used:
+        told["texts"][number] = view.texts.all[number]
+    return json.dumps(told).encode()
+
+
+def _standing(engine: Engine, journal: Journal, name: str) -> bytes:
+    clean = Texts().clean
+    try:
+        with engine.stepper(journal) as stepper:
+            while stepper.advance():
+                pass
+            frames = [frame for frame in stepper.moment().frames if frame.kind in SHOWN and frame.file and frame.line]
+    except StepEngineError as error:
+        return json.dumps({"run": name, "frames": [], "missing": clean(error.message)}).encode()
+    told = [
+        {
+            "function": clean(frame.function),
+            "kind": frame.kind,
+            "file": clean(PurePath(frame.file).name),
+            "line": frame.line,
+            "first": max(1, frame.line - NEAR),
+            "lines": [clean(line.rstrip("\n")) for line in _around(frame)],
+        }
+        for frame in frames
+    ]
+    return json.dumps({"run": name, "frames": told, "missing": ""}).encode()
+
+
+def _around(frame: Frame) -> list[str]:
+    return linecache.getlines(frame.file)[max(0, frame.line - NEAR - 1) : frame.line + NEAR]
 
 
 # --- what lists say ---------------------------------------------------------------------------------------------------
@@ -325,7 +405,7 @@ class _Digest:
         history = self._follower.history
         if isinstance(record, Intent):
             self._steps += record.type == "CallModel"
-            self._agents += record.type == "Spawn"
+            self._agents += record.type == "Spawn" and (record.path, record.seq) != ROOT
         elif isinstance(record, Result):
             intent = history.intents.get((record.path, record.seq))
             value = None

@@ -23,13 +23,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepengine.serving import Caps
-from stepengine.serving.routes import OPERATIONS
+from stepengine.serving.looking import OPERATIONS as LOOKING
+from stepengine.serving.routes import OPERATIONS as ALWAYS
 
 from .house import House, ended, events, question_of, started, until
 
 pytestmark = pytest.mark.leaks_allowed(
     "the server outlasts a test: its threads and what its runs hold are the module's"
 )
+OPERATIONS = (*ALWAYS, *LOOKING)
 ROOT = Path(__file__).resolve().parents[2]
 KNOWN = [one for one in OPERATIONS if one.scope is not None]
 OF_RUNS = [one for one in KNOWN if "{run}" in one.path]

@@ -247,6 +247,8 @@ const runPage = (() => {
     // --- texts and requests ---------------------------------------------------------------------------------------------
 
     const text = (number) => data.texts[number];
+    /* Texts of variables; those of a run that is followed come by themselves, when somebody looks at them. */
+    const lineText = (number) => (data.lines || data).texts[number];
     const json = (value) => JSON.stringify(value, null, 2);
 
     function partText(part) {
@@ -1021,6 +1023,7 @@ const runPage = (() => {
     // --- what changed between steps -------------------------------------------------------------------------------------
 
     function difference(box, view, model, last, number) {
+      askLines();
       const steps = view.steps, path = steps[number].path;
       const own = steps.map((row, n) => [row, n]).filter(([row]) => row.path === path && row.m);
       if (model < 0) { box.append(none("No model was asked before this, so that there is nothing to compare.")); return; }
@@ -1083,7 +1086,7 @@ const runPage = (() => {
       const hooks = view.hooks && view.hooks[number];
       if (hooks && hooks.length) {
         box.append(heading("Changed by hooks"));
-        several(box, hooks, (each) => block([el("span", "name", each.name), el("span", "dim", each.point)], [members(text(each.change))]));
+        several(box, hooks, (each) => block([el("span", "name", each.name), el("span", "dim", each.point)], [members(lineText(each.change))]));
       }
     }
 
@@ -1123,7 +1126,7 @@ const runPage = (() => {
           const each = chain[n][depth];
           if (!each) continue;
           for (const name of each.gone || []) delete values[name];
-          for (const [name, value] of Object.entries(each.set || {})) values[name] = text(value);
+          for (const [name, value] of Object.entries(each.set || {})) values[name] = lineText(value);
         }
         return { ...frame, values };
       });
@@ -1142,12 +1145,33 @@ const runPage = (() => {
       for (let n = 0; n <= number; n++) {
         const each = view.contexts[n];
         if (!each || view.steps[n].path !== view.steps[number].path) continue;
-        for (const [name, value] of Object.entries(each)) if (value === null) delete made[name]; else made[name] = text(value);
+        for (const [name, value] of Object.entries(each)) if (value === null) delete made[name]; else made[name] = lineText(value);
       }
       return { context: made };
     }
 
+    let walked = -1, walking = false;
+    /* Ask where the handlers stood, where the source can say it and the run has gone on since it was asked. */
+    async function askLines() {
+      if (!source.lines || walking || walked === data.follow || signal.aborted) return;
+      walking = true;
+      const asked = data.follow, begun = performance.now();
+      let said = null;
+      try { said = await source.lines(signal); } catch (error) { said = { texts: [], locals: {}, contexts: {}, hooks: {}, sources: [], missing: error.message }; }
+      if (signal.aborted) return;
+      walked = asked;
+      data.lines = said;
+      data.sources = said.sources;
+      data.missing = [...(data.missing || []).filter((each) => !each.handler), ...(said.missing ? [{ text: said.missing, handler: true }] : [])];
+      Object.assign(data, { locals: said.locals, contexts: said.contexts, hooks: said.hooks });
+      views = [viewOf(data)];
+      if (["handler", "diff"].includes(tab) && picked >= 0) { const top = $("panel").scrollTop; detail(); $("panel").scrollTop = top; }
+      // A long run takes long to walk, and is not walked all the time.
+      setTimeout(() => { walking = false; if (["handler", "diff"].includes(tab)) askLines(); }, Math.max(1000, 10 * (performance.now() - begun)));
+    }
+
     function handler(box, view, number) {
+      askLines();
       const frames = framesAt(view, number), call = callOfProgram(view, number);
       if (call) {
         const asks = view.steps[number].calls[0];
@@ -1155,6 +1179,7 @@ const runPage = (() => {
         return;
       }
       if (!frames || !frames.length) {
+        if (source.lines && walked < 0) { box.append(none("Where the handler stood is looked up…")); return; }
         const reasons = (data.missing || []).filter((each) => each.handler).map((each) => each.text);
         box.append(none(reasons.join(" ") || "No handler waited here: the agent has none, or it had ended."));
         return;

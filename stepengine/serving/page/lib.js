@@ -236,6 +236,14 @@ export function Value({ value }) {
   return html`<dl class="members">${names.slice(0, 200).map((name) => html`<dt>${name}</dt><dd><pre>${shown(value[name])}</pre></dd>`)}</dl>`;
 }
 
+/* A picture's bytes as base64, of a file that somebody chose. */
+export async function base64Of(file) {
+  const bytes = new Uint8Array(await file.arrayBuffer());
+  let text = "";
+  for (let from = 0; from < bytes.length; from += 32768) text += String.fromCharCode(...bytes.subarray(from, from + 32768));
+  return btoa(text);
+}
+
 /* Say something to who does not see. */
 export function announce(text) {
   const node = document.getElementById("announced");

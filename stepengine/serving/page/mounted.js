@@ -38,9 +38,10 @@ const pause = (milliseconds, signal) => new Promise((done) => {
  * A source that follows a run of the server at `path`: asked again when nudge() says that something came, at most eight times a
  * second however often that is said, and every few seconds without it.
  */
-export function followed(path, seconds = 4) {
+export function followed(path, { seconds = 4, lines = null } = {}) {
   let wake = null, isNews = false;
   return {
+    ...(lines ? { lines: (signal) => api.get(lines, { signal }) } : {}),
     nudge() { isNews = true; if (wake) wake(); },
     async opened() {
       for (;;) {

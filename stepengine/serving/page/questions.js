@@ -3,6 +3,7 @@
  */
 import { html, useState, useId, api, at, to, announce, when, Problem, Value, shown } from "./lib.js";
 
+const NAMES = { yes: "Allow", no: "Deny" };
 const lines = (text) => String(text).split("\n");
 
 /* A unified diff, or any text that looks like one, with its signs coloured as words and not by colour alone. */
@@ -38,7 +39,7 @@ export function Card({ question, run, answered, headed = true }) {
   const [text, type] = useState("");
   const [chosen, choose] = useState([]);
   const [edits, edit] = useState(null);
-  const [reason, give] = useState("");
+  const [reason, give] = useState(""), [denies, deny] = useState(false);
   const isPermission = question.tool_name !== null || question.id.startsWith("doubt:");
 
   async function say(answer) {
@@ -75,12 +76,13 @@ export function Card({ question, run, answered, headed = true }) {
     ${edits === null ? null : html`<label class="field"><span>Run it with this instead</span><textarea class="mono" rows=${Math.min(16, lines(edits).length + 1)} value=${edits} onInput=${(event) => edit(event.target.value)} spellcheck="false"></textarea></label>`}
     ${options.length && question.multi_select ? html`<fieldset class="options"><legend class="unseen">Options</legend>${options.map((option, n) => html`<label><input type="checkbox" checked=${chosen.includes(option)} onChange=${(event) => choose(event.target.checked ? [...chosen, option] : chosen.filter((each) => each !== option))} /> ${option}${question.descriptions[n] ? html`<small>${question.descriptions[n]}</small>` : null}</label>`)}</fieldset>` : null}
     ${(!options.length && !isPermission) || question.allow_text || question.number ? html`<label class="field"><span>${question.number ? "A number" : options.length ? "Or in your own words" : "Your answer"}</span><textarea rows="2" value=${text} onInput=${(event) => type(event.target.value)}></textarea></label>` : null}
-    ${isPermission && edits === null ? html`<label class="field reason"><span>Reason, if you deny it</span><input type="text" value=${reason} onInput=${(event) => give(event.target.value)} autocomplete="off" /></label>` : null}
+    ${isPermission && edits === null && denies ? html`<label class="field reason"><span>Reason, which the model is told</span><input type="text" value=${reason} onInput=${(event) => give(event.target.value)} autocomplete="off" ref=${(node) => { if (node && !node.dataset.seen) { node.dataset.seen = "yes"; node.focus(); } }} /></label>` : null}
     <div class="answers">
       ${edits !== null ? html`<button type="button" class="primary" disabled=${busy} onClick=${sayEdited}>Allow with this input</button><button type="button" disabled=${busy} onClick=${() => edit(null)}>Leave it as it was</button>` : html`
-      ${isYesNo ? html`<button type="button" class="primary" disabled=${busy} onClick=${() => say(true)}>${question.tool_name ? "Allow" : "Yes"}</button><button type="button" class="danger" disabled=${busy} onClick=${() => say(reason ? { selected: ["no"], reason } : false)}>${question.tool_name ? "Deny" : "No"}</button>` : null}
-      ${!question.multi_select ? options.map((option, n) => html`<button type="button" class=${n === 0 ? "primary" : ""} disabled=${busy} title=${question.descriptions[n] || undefined} onClick=${() => say(isPermission && reason && /^(no|deny)/i.test(option) ? { selected: [option], reason } : { selected: [option] })}>${option}</button>`) : html`<button type="button" class="primary" disabled=${busy || !chosen.length} onClick=${() => say({ selected: chosen })}>Answer with ${chosen.length}</button>`}
+      ${isYesNo ? html`<button type="button" class="primary" disabled=${busy} onClick=${() => say(true)}>Allow</button><button type="button" disabled=${busy} onClick=${() => say(false)}>Deny</button>` : null}
+      ${!question.multi_select ? options.map((option, n) => html`<button type="button" class=${n === 0 ? "primary" : ""} disabled=${busy} title=${question.descriptions[n] || undefined} onClick=${() => say({ selected: [option] })}>${isPermission && NAMES[option] || option}</button>`) : html`<button type="button" class="primary" disabled=${busy || !chosen.length} onClick=${() => say({ selected: chosen })}>Answer with ${chosen.length}</button>`}
       ${(!options.length && !isPermission) || question.allow_text || question.number ? html`<button type="button" class=${options.length ? "" : "primary"} disabled=${busy || !text.trim()} onClick=${() => say({ text: text.trim() })}>Answer</button>` : null}
+      ${isPermission ? denies ? html`<button type="button" class="danger" disabled=${busy || !reason.trim()} onClick=${() => say({ selected: ["no"], reason: reason.trim() })}>Deny for this reason</button>` : html`<button type="button" disabled=${busy} onClick=${() => deny(true)}>Deny with a reason</button>` : null}
       ${question.tool_name && question.details !== null ? html`<button type="button" disabled=${busy} onClick=${() => edit(JSON.stringify(question.details, null, 2))}>Edit and allow</button>` : null}
       ${isPermission ? null : html`<button type="button" class="quiet" disabled=${busy} onClick=${() => say({ declined: true })}>Decline</button>`}`}
     </div>

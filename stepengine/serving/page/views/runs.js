@@ -69,7 +69,7 @@ function One({ id, section, query }) {
     try { await api.post(at("runs", id, what)); announce(what); run.again(); } catch (problem) { fail(problem); }
   }
   if (run.error && !view) return html`<${Head} title="Run" /><${Problem} error=${run.error} /><p><a href=${to(["runs"])}>All runs</a></p>`;
-  return html`<header class="head of-run"><p class="crumbs"><a href=${to(["runs"])}>Runs</a><span aria-hidden="true">/</span><span class="mono">${id.slice(0, 8)}</span>${view && view.session_id ? html`<a href=${to(["chat", view.agent, view.session_id])}>conversation ${view.session_id}</a>` : null}</p>
+  return html`<header class="head of-run"><p class="crumbs"><a href=${to(["runs"])}>Runs</a><span aria-hidden="true">/</span>${view ? html`<b>${view.agent}</b>` : null}<span class="mono dim" title=${id}>${id.slice(0, 8)}</span>${view && view.session_id ? html`<a href=${to(["chat", view.agent, view.session_id])}>conversation ${view.session_id}</a>` : null}</p>
       <nav class="tabs" aria-label="Parts of the run">${SECTIONS.map((each) => html`<a href=${to(["runs", id, ...(each === SECTIONS[0] ? [] : [each.id])], Object.fromEntries(["step", "tab"].filter((name) => query.get(name)).map((name) => [name, query.get(name)])))} aria-current=${each === open ? "page" : undefined}>${each.title}</a>`)}</nav>
       <div class="tools">${view && !isOver ? html`<button type="button" class="danger" onClick=${() => act("cancel")}>Cancel</button>` : null}${view && view.status === "stranded" ? html`<button type="button" onClick=${() => act("resume")}>Go on</button>` : null}<a class="button" href=${at("runs", id, "journal")} download>Journal</a></div>
     </header>

@@ -1,5 +1,5 @@
 /* Watch: what a run does now, and under it all that it did. */
-import { html, useState, useEffect, useRef, useMemo, at, follow, Problem, Status, plural, lasting, useNow, shown } from "../../lib.js";
+import { html, useState, useEffect, useRef, useMemo, api, at, follow, Problem, Status, plural, lasting, useNow, shown } from "../../lib.js";
 import { RunPage, followed } from "../../mounted.js";
 import { Card } from "../../questions.js";
 
@@ -79,8 +79,31 @@ export function Stream({ text }) {
   return html`<pre class="prose stream" ref=${box} tabindex="0" role="group" aria-label="Text as it comes">${text}</pre>`;
 }
 
+/* Where the handlers stand: asked again when something happened, and not more often than every second or so. */
+function Standing({ id, news }) {
+  const [said, set] = useState(null), last = useRef({ at: 0, news: -1, timer: 0, cost: 0 });
+  useEffect(() => {
+    const mine = last.current;
+    if (mine.timer || mine.news === news) return undefined;
+    const wait = Math.max(0, mine.at + Math.max(1000, 10 * mine.cost) - performance.now());
+    mine.timer = setTimeout(async () => {
+      const begun = performance.now();
+      mine.news = news;
+      try { set(await api.get(`${at("runs", id, "lines")}?last=1`)); } catch { set(null); }
+      mine.at = performance.now();
+      mine.cost = mine.at - begun;
+      mine.timer = 0;
+    }, wait);
+    return undefined;
+  }, [id, news]);
+  useEffect(() => () => clearTimeout(last.current.timer), []);
+  const frame = said && said.frames.length ? said.frames[said.frames.length - 1] : null;
+  if (!frame) return null;
+  return html`<details class="standing" open><summary>${frame.function} stands at <span class="mono">${frame.file}:${frame.line}</span></summary><div class="source" tabindex="0" role="group" aria-label=${`Source around line ${frame.line}`}>${frame.lines.map((line, n) => html`<div class=${frame.first + n === frame.line ? "here" : ""} aria-current=${frame.first + n === frame.line ? "true" : undefined}><span>${frame.first + n}</span><span>${line || " "}</span></div>`)}</div></details>`;
+}
+
 function Watch({ id, run, again }) {
-  const source = useMemo(() => followed(at("runs", id, "view")), [id]);
+  const source = useMemo(() => followed(at("runs", id, "view"), { lines: at("runs", id, "lines") }), [id]);
   const isOpen = Boolean(run) && ["running", "started", "suspended"].includes(run.status);
   const { state, error } = useLive(id, isOpen, () => source.nudge());
   const status = run && run.status;
@@ -88,6 +111,7 @@ function Watch({ id, run, again }) {
   return html`${run && run.error ? html`<p class="problem">${run.error}</p>` : null}
     ${run && run.questions.length ? html`<div class="cards of-run">${run.questions.map((question) => html`<${Card} key=${question.id} question=${question} run=${run} headed=${false} answered=${again} />`)}</div>` : null}
     ${isOpen && status !== "suspended" ? html`<${Now} state=${state} />` : null}
+    ${isOpen ? html`<${Standing} id=${id} news=${state.news} />` : null}
     <${RunPage} source=${source} label="All steps of the run" />`;
 }
 
