@@ -444,7 +444,8 @@ def _desk(request: Request) -> Desk:
 
 
 async def go_to_place(request: Request) -> Response:
-    desk, body = _desk(request), await body_of(request, GoTo)
+    body = await body_of(request, GoTo)
+    desk = _desk(request)
     return _json(LooksView.model_validate(await desk.ask("go", at=body.at)))
 
 
@@ -497,8 +498,8 @@ async def look_at_job(request: Request) -> Response:
 
 
 async def agree_to_job(request: Request) -> Response:
-    workshop = _workshop(request)
-    job, body = workshop.job(caller_of(request), request.path_params["job"]), await body_of(request, Agree)
+    workshop, body = _workshop(request), await body_of(request, Agree)
+    job = workshop.job(caller_of(request), request.path_params["job"])
     await workshop.agree(job, body.budget)
     return _json(_job(job), 202)
 
