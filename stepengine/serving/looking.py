@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response, StreamingResponse
 
 from stepengine.engine.stepping import Tape
-from stepengine.errors import InputError, JournalMissing
+from stepengine.errors import InputError, JournalError, JournalMissing
 from stepengine.journal import diff
 from stepengine.journal.records import shown_address
 from stepengine.journal.store import MemoryJournal
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from stepengine.journal.records import Address
     from stepengine.serving.durable_runs import AnyRuns
     from stepengine.serving.ledger import RunRow
+    from stepengine.serving.reports import Reports
     from stepengine.serving.workshop import Desk, Workshop
 
 __all__ = ("OPERATIONS",)
@@ -46,6 +47,7 @@ EVENTS = "text/event-stream"
 MOST_PLACES = 20_000
 MOST_CHANGES = 100
 MAX_AT = 200
+MAX_SAMPLE = 4_096
 NAMED = 120
 
 
@@ -382,6 +384,22 @@ async def difference_of_runs(request: Request) -> Response:
     )
 
 
+async def look_at_sample(request: Request) -> Response:
+    reports: Reports | None = request.app.state.reports
+    report, name = [request.query_params.get(each, "")[:MAX_SAMPLE] for each in ("report", "journal")]
+    journal = None if reports is None else await asyncio.to_thread(reports.journal, report, name)
+    if journal is None:
+        msg = f"the report {report[:200]!r} has no journal {name[:200]!r}"
+        raise Problem(msg, status=404, kind="no_such_sample")
+    source = Source(journal=journal, file=f"{report}/{name}", without="")
+    try:
+        made = await asyncio.to_thread(payload_of, source)
+    except JournalError as error:
+        msg = f"the journal {name[:200]!r} cannot be shown: {error.message.replace(journal.name, name)}"
+        raise Problem(msg, status=409, kind="unreadable") from None
+    return Response(await asyncio.to_thread(json.dumps, made.told), media_type="application/json")
+
+
 def _change(change: RunChange, texts: SafeTexts) -> ChangeView:
     fields = [
         FieldView(pointer=f.pointer, a=texts.clean(str(f.recorded)), b=texts.clean(str(f.now))) for f in change.fields
@@ -524,6 +542,12 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="GET", path="/runs/{run}/difference/{other}", name="difference_of_runs", scope="debug", handler=difference_of_runs,
         gives={200: DifferenceView}, refuses=(404, 409), about="Say what two runs did differently, and where first.",
+    ),
+    Operation(
+        method="GET", path="/samples", name="look_at_sample", scope="debug", handler=look_at_sample, gives={200: "application/json"},
+        refuses=(404, 409),
+        parameters=(Parameter("report", "The id of a report."), Parameter("journal", "The journal of a sample, as the report names it.")),
+        about="Give the run of a case of an evaluation, as the page of a run shows it.",
     ),
     Operation(
         method="GET", path="/runs/{run}/edits", name="open_desk", scope="debug", handler=open_desk, gives={200: EVENTS},

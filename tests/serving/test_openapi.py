@@ -249,6 +249,9 @@ def asked_to_look(house: House) -> Iterator[tuple[str, httpx2.Response]]:
             yield "go_to_place", client.post(f"/runs/{one}/edits/{desk}", json={"at": "#0"})
             yield "go_to_place", client.post(f"/runs/{one}/edits/nobody's", json={"at": "#0"})
             yield "ask_what_is_next", client.get(f"/runs/{one}/edits/{desk}/next")
+        written(house)
+        yield "look_at_sample", client.get("/samples", params={"report": "tried/one", "journal": "rome/base-1.jsonl"})
+        yield "look_at_sample", client.get("/samples", params={"report": "tried/one", "journal": "../one/results.json"})
         asked = {"kind": "blame", "runs": [one], "check": "False", "samples": 1}
         begun = client.post("/jobs", json=asked)
         yield "start_job", begun
