@@ -72,6 +72,7 @@ class Shop:
     Attributes:
         folder: The project.
         url: Where it is reached.
+        link: What lets a browser in, once.
         token: Whoever may do everything.
     """
 
@@ -81,7 +82,7 @@ class Shop:
         self.file.write_text(code)
         self.helper.write_text(HELPER)
         self.options = tuple(options)
-        self.url = self.token = ""
+        self.url = self.link = self.token = ""
         self.process: subprocess.Popen[str] | None = None
 
     @contextlib.contextmanager
@@ -96,6 +97,7 @@ class Shop:
             while not (self.url and self.token):
                 said += (line := self.process.stderr.readline())
                 assert line, said
+                self.link = self.link or _found(r"http://\S+/login\S+", said)
                 self.url = self.url or _found(r"http://[\d.:]+", said)
                 self.token = self.token or _found(r"sk-stepengine-[\w-]+", said)
             # What it says later must not stop it.
