@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from stepengine.durable import DurableEngine
     from stepengine.engine import Engine
     from stepengine.engine.schedules import Schedule
+    from stepengine.judging.desk import Maker
     from stepengine.serving.access import Authenticate, Caps, Logins
     from stepengine.serving.durable_runs import AnyRuns
     from stepengine.serving.metrics import Metrics
     from stepengine.serving.openapi import Operation
     from stepengine.serving.reports import Reports
     from stepengine.serving.webhooks import Webhooks
+    from stepengine.serving.workshop import Workshop
     from stepengine.system.workspace import Workspace
 
 __all__ = ("Application", "app")
@@ -61,6 +63,7 @@ def app(
     webhooks: Webhooks | str | Path | None = None,
     shares: Collection[str] = (),
     ui: bool = False,
+    maker: Maker | None = None,
 ) -> Application:
     """
     Return an ASGI application that starts, shows and keeps runs; `GET /openapi.json` describes what it takes.
@@ -93,6 +96,8 @@ def app(
         shares: The members of ``AgentState.context`` that pages which speak AG-UI are shown and may set; an engine gives its runs what
             such pages send with ``hooks=stepengine.ag_ui.page_hooks()``.
         ui: Whether the page of the studio is there, at the application's own path; browsers come to it by *logins*.
+        maker: How another process of this machine makes the engine from its files as they are by then: with it there are routes that
+            go back in runs, show what an edit does to one, and judge them, none of which imports the authors' code here.
 
     Raises:
         AgentError: when there is no agent of an id in *agents*.
@@ -107,10 +112,12 @@ def app(
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
 
+    from stepengine.serving.looking import OPERATIONS as LOOKING
     from stepengine.serving.metrics import Metrics
     from stepengine.serving.reports import Reports
     from stepengine.serving.routes import OPERATIONS, PAGES
     from stepengine.serving.webhooks import Posts, Webhooks
+    from stepengine.serving.workshop import Workshop
 
     kept = _kept(
         engine,
@@ -143,16 +150,17 @@ def app(
                     await stack.enter_async_context(Posts(kept, hooks.out, delivered=metrics.sent))
                 yield
         finally:
-            await kept.close()
-            await served.state.mcp.close()
+            await _shut(served, kept)
             await engine.aclose()
 
+    operations = (*OPERATIONS, *(LOOKING if maker is not None else ()))
     served = Starlette(
-        routes=[_route(one) for one in (*OPERATIONS, *(PAGES if ui else ()))],
+        routes=[_route(one) for one in (*operations, *(PAGES if ui else ()))],
         lifespan=lifespan,
         exception_handlers={Exception: _refused, HTTPException: _refused},
     )
     _furnish(served, kept, hooks, metrics=metrics, shares=shares, reports=shown)
+    served.state.operations, served.state.workshop = operations, None if maker is None else Workshop(kept, maker)
     return Application(
         served,
         tokens=known,
@@ -187,6 +195,15 @@ def _furnish(
     served.state.foreign = Foreign(kept)
     served.state.shares = tuple(shares)
     served.state.reports = reports
+
+
+async def _shut(served: Starlette, kept: AnyRuns) -> None:
+    """Close what the routes used."""
+    workshop: Workshop | None = served.state.workshop
+    if workshop is not None:
+        await workshop.close()
+    await kept.close()
+    await served.state.mcp.close()
 
 
 def _kept(

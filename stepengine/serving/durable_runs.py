@@ -487,16 +487,27 @@ class DurableRuns:
         await self._register.count_try(row.run)
 
     async def fork(
-        self, caller: Caller, row: RunRow, *, at: int | str, edit: Any, has_edit: bool, allow_repeat: bool
-    ) -> str:
+        self,
+        caller: Caller,
+        row: RunRow,
+        *,
+        at: int | str,
+        edit: Any,
+        has_edit: bool,
+        allow_repeat: bool,
+        changes: Mapping[str, Any] = {},
+    ) -> str:  # fmt: skip
         """
         Go on from the middle of a run as another run, and return its id.
 
         Raises:
-            Problem: when there is no such place.
+            Problem: when there is no such place, or the agent was to be changed: every worker has its own.
             UndoRefused: when effects that changed the world could happen again.
         """
         self._check_stopping()
+        if changes:
+            msg = "a run in a database goes on at whichever worker takes it, with the agent that is deployed there"
+            raise _not_here(msg)
         options = {"edit": plain(edit)} if has_edit else {}
         asked = {"fork": {"run": row.run, "at": at, "allow_repeat": allow_repeat, **options}}
         new = self._row(caller, row.agent, asked, row.session)

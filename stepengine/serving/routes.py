@@ -15,10 +15,12 @@ from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from stepengine.ag_ui.asked import KEY as PAGE_KEY
-from stepengine.data.codec import plain
+from stepengine.data.codec import bare, plain
 from stepengine.data.questions import Answer, AnswerLike, Question
+from stepengine.engine.describing import described
 from stepengine.errors import AnswerRejected, InputError, LimitExceeded, StepEngineError
 from stepengine.journal.history import engine_version
+from stepengine.judging.origins import origin_of
 from stepengine.serving.access import caller_of
 from stepengine.serving.ag_ui import OPERATIONS as AG_UI
 from stepengine.serving.bodies import MOST_LISTED, Body, View, cursor_of, limit_of, page_of, place_of, unusable
@@ -139,11 +141,26 @@ class CancelRun(Body):
     reason: Annotated[str, Field(max_length=1_000)] = ""
 
 
+class AgentChanges(Body):
+    """What is different of the agent of a run; what is null stays."""
+
+    system_prompt: Annotated[str | None, Field(max_length=MAX_TEXT)] = None
+    instructions_prompt: Annotated[str | None, Field(max_length=MAX_TEXT)] = None
+    step_prompt: Annotated[str | None, Field(max_length=MAX_TEXT)] = None
+    model: Annotated[str | None, Field(min_length=1, max_length=200)] = None
+    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
+    max_tokens: Annotated[int | None, Field(ge=1, le=10_000_000)] = None
+
+
 class ForkRun(Body):
     """Where another run begins, and what is different there."""
 
     at: Annotated[int | str, Field(description="The effect that is kept last: its number, or path#number.")]
     edit: Annotated[Any, Field(description="Another outcome of that effect.")] = None
+    changes: Annotated[
+        AgentChanges | None,
+        Field(description="Another prompt, model or settings from there on; what models said before stays."),
+    ] = None
     allow_repeat: Annotated[bool, Field(description="Also where effects that changed the world may happen again.")] = (
         False
     )
@@ -173,10 +190,36 @@ class AgentView(View):
     model: Annotated[str | None, Field(description="Null where the caller of the engine says it.")] = None
 
 
-class AgentDetail(AgentView):
-    """An agent, with the source of its handler."""
+class ToolSpecView(View):
+    """A tool, as a model is shown it."""
 
-    source: Annotated[str | None, Field(description="Needs the scope debug; null without a handler.")]
+    name: str
+    description: str
+    input_schema: dict[str, Any]
+    category: str
+    needs_permission: bool
+
+
+class PromptsView(View):
+    """The prompts of an agent, with what the engine adds to them."""
+
+    system: Annotated[str | None, Field(description="Null where it is made anew for each run.")]
+    instructions: str
+    step: str
+
+
+class AgentDetail(AgentView):
+    """An agent; what is null needs the scope debug, or is not there."""
+
+    source: Annotated[str | None, Field(description="Of its handler.")]
+    file: str | None = None
+    line: int | None = None
+    prompts: PromptsView | None = None
+    tool_specs: list[ToolSpecView] | None = None
+    policy: Annotated[
+        dict[str, Any] | None, Field(description="The rules for its calls; null where all are allowed.")
+    ] = None
+    settings: Annotated[dict[str, Any] | None, Field(description="Those that are set.")] = None
 
 
 class AgentList(View):
@@ -447,13 +490,41 @@ async def get_agent(request: Request) -> Response:
         msg = f"there is no agent {name[:200]!r}"
         raise Problem(msg, status=404, kind="no_such_agent")
     agent = runs.engine.agent(name)
-    source = None
-    if agent.handle_steps is not None and caller_of(request).may("debug"):
-        try:
-            source = inspect.getsource(agent.handle_steps)
-        except (OSError, TypeError):
-            source = None
-    return _json(AgentDetail(**_agent_view(agent), source=source))
+    more = await asyncio.to_thread(_agent_detail, runs, agent) if caller_of(request).may("debug") else {"source": None}
+    return _json(AgentDetail(**_agent_view(agent), **more))
+
+
+def _agent_detail(runs: AnyRuns, agent: AgentDefinition) -> dict[str, Any]:
+    """Return what of an agent whoever writes it wants to see."""
+    known, origin = described(runs.engine, agent.id), origin_of(agent)
+    system = agent.system_prompt if isinstance(agent.system_prompt, str) else None
+    return {
+        "source": _source(agent),
+        "file": None if origin is None else str(origin.file),
+        "line": None if origin is None else origin.line,
+        "prompts": PromptsView(system=system, instructions=known.instructions, step=agent.step_prompt),
+        "tool_specs": [
+            ToolSpecView(
+                name=spec.name,
+                description=spec.description,
+                input_schema=plain(spec.input_schema),
+                category=spec.category,
+                needs_permission=spec.requires_permission,
+            )
+            for spec in known.tools
+        ],
+        "policy": known.policy,
+        "settings": {name: value for name, value in bare(agent.settings).items() if name != "type"},
+    }
+
+
+def _source(agent: AgentDefinition) -> str | None:
+    if agent.handle_steps is None:
+        return None
+    try:
+        return inspect.getsource(agent.handle_steps)
+    except (OSError, TypeError):
+        return None
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -787,10 +858,11 @@ async def resume_run(request: Request) -> Response:
 async def fork_run(request: Request) -> Response:
     row, caller, body = await _row(request), caller_of(request), await _body(request, ForkRun)
     has_edit = "edit" in body.model_fields_set
-    if has_edit or body.allow_repeat:
+    changes = {} if body.changes is None else body.changes.model_dump(exclude_none=True)
+    if has_edit or changes or body.allow_repeat:
         caller.must("admin")
     run = await _runs(request).fork(
-        caller, row, at=body.at, edit=body.edit, has_edit=has_edit, allow_repeat=body.allow_repeat
+        caller, row, at=body.at, edit=body.edit, has_edit=has_edit, changes=changes, allow_repeat=body.allow_repeat
     )
     return _started(request, run, is_new=True)
 
@@ -953,7 +1025,9 @@ async def ready(request: Request) -> Response:
 
 
 async def openapi(request: Request) -> Response:
-    return JSONResponse(document(OPERATIONS, version=engine_version(), base=request.scope.get("root_path", "")))
+    return JSONResponse(
+        document(request.app.state.operations, version=engine_version(), base=request.scope.get("root_path", ""))
+    )
 
 
 AFTER = (
@@ -1049,7 +1123,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="POST", path="/runs/{run}/fork", name="fork_run", scope="run", handler=fork_run, body=ForkRun,
         gives={202: StartedRun}, refuses=(404, 409, 415, 429, 503),
-        about="Go on from the middle of a run as another one.\nAnother outcome (`edit`), and what may happen again (`allow_repeat`), need the scope admin.",
+        about="Go on from the middle of a run as another one.\nAnother outcome (`edit`), another prompt (`changes`), and what may happen again (`allow_repeat`) need the scope admin.",
     ),
     Operation(
         method="POST", path="/runs/{run}/undo", name="undo_run", scope="admin", handler=undo_run, body=UndoRun, gives={200: UndoneView},

@@ -49,6 +49,7 @@ from stepengine.errors import (
 )
 from stepengine.journal.files import FileJournal
 from stepengine.journal.finding import database_of
+from stepengine.journal.forks import branch
 from stepengine.journal.mailbox import Letter
 from stepengine.journal.questions import DOUBT, doubts
 from stepengine.journal.records import to_text
@@ -598,7 +599,12 @@ class Runs:
 
     async def _resumed(self, row: RunRow, journal: Journal, options: Mapping[str, Any]) -> None:
         decided: dict[str, Answer] = await self._write(taking_up(row.run))
-        asked: dict[str, Any] = {"in_doubt": "ask", "wait_for_answers": self._patience_of(row), **options}
+        asked: dict[str, Any] = {
+            "in_doubt": "ask",
+            "wait_for_answers": self._patience_of(row),
+            **self._changed(row),
+            **options,
+        }
         if decided:
             open_ = await asyncio.to_thread(lambda: {question.id for question in doubts(journal.history())})
             asked["answers"] = {question: answer for question, answer in decided.items() if question in open_}
@@ -997,8 +1003,16 @@ class Runs:
         self._hold(run, handle, went_on=True)
 
     async def fork(
-        self, caller: Caller, row: RunRow, *, at: int | str, edit: Any, has_edit: bool, allow_repeat: bool
-    ) -> str:
+        self,
+        caller: Caller,
+        row: RunRow,
+        *,
+        at: int | str,
+        edit: Any,
+        has_edit: bool,
+        allow_repeat: bool,
+        changes: Mapping[str, Any] = {},
+    ) -> str:  # fmt: skip
         """
         Go on from the middle of a run as another run, and return its id.
 
@@ -1008,25 +1022,38 @@ class Runs:
         """
         self._check_room()
         now, run = time.time(), secrets.token_hex(16)
+        changes = {**row.request.get("changes", {}), **changes}
+        request = {**row.request, **({"changes": changes} if changes else {})}
         new = attrs.evolve(
-            row, run=run, owner=caller.name, status="running", created=now, changed=now, tries=0, error=""
-        )
+            row, run=run, owner=caller.name, status="running", created=now, changed=now, tries=0, error="", request=request
+        )  # fmt: skip
         options: dict[str, Any] = {"edit": edit} if has_edit else {}
-        source = self.journal(row.run)
+        source, into = self.journal(row.run), self.journal(run)
         try:
-            handle = await self.engine.start_fork(
-                source,
-                at=at,
-                into=self.journal(run),
-                allow_repeat=allow_repeat,
-                wait_for_answers=self._patience,
-                **options,
-            )
+            if changes:
+                # The part that is kept was asked for with the prompts that it had: a fork would take that for other code.
+                await asyncio.to_thread(branch, source, at, allow_repeat=allow_repeat, into=into, **options)
+                asked = {**self._changed(new), "wait_for_answers": self._patience}
+                handle = await self.engine.start_resume(into, **asked)
+            else:
+                handle = await self.engine.start_fork(
+                    source, at=at, into=into, allow_repeat=allow_repeat, wait_for_answers=self._patience, **options
+                )
         except JournalError as error:
             raise _of_request(error, JournalError, row, source, status=422, kind="no_such_place") from None
         await self._registered(new, None)
         self._hold(run, handle, went_on=True)
         return run
+
+    def _changed(self, row: RunRow) -> dict[str, Any]:
+        """Return with what a run goes on that was forked with changes of its agent; nothing for any other."""
+        changes = dict(row.request.get("changes", {}))
+        if not changes:
+            return {}
+        agent = self.engine.agent(row.agent)
+        settings = {name: changes.pop(name) for name in ("temperature", "max_tokens") if name in changes}
+        agent = attrs.evolve(agent, **changes, settings=attrs.evolve(agent.settings, **settings))
+        return {"agent": agent, "on_divergence": "keep"}
 
     async def content(self, row: RunRow) -> bytes:
         """Return the journal as it is written."""

@@ -23,19 +23,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepengine.serving import Caps
-from stepengine.serving.routes import OPERATIONS
+from stepengine.serving.looking import OPERATIONS as LOOKING
+from stepengine.serving.routes import OPERATIONS as ALWAYS
 
 from .house import House, ended, events, question_of, started, until
 
 pytestmark = pytest.mark.leaks_allowed(
     "the server outlasts a test: its threads and what its runs hold are the module's"
 )
+OPERATIONS = (*ALWAYS, *LOOKING)
 ROOT = Path(__file__).resolve().parents[2]
 KNOWN = [one for one in OPERATIONS if one.scope is not None]
 OF_RUNS = [one for one in KNOWN if "{run}" in one.path]
 WITH_BODY = [one for one in KNOWN if one.body is not None]
-OURS = [one for one in OPERATIONS if one.path != "/mcp"]
-"""Those whose refusals are ours: what MCP refuses is an error of JSON-RPC, which its clients read."""
+OURS = [one for one in OPERATIONS if one.path != "/mcp" and one.name != "open_desk"]
+"""Those whose refusals are ours: what MCP refuses is an error of JSON-RPC, which its clients read. A desk is a process, so it gets a test of its own."""
 MISSING = "0" * 32
 JSON = "application/json"
 
@@ -209,7 +211,7 @@ def requests(draw: Any, operation: Any, document: dict[str, Any], runs: list[str
     for part in re.findall(r"\{(\w+)\}", path):
         known = {
             "run": runs, "agent": ["asker", "quick"], "call": ["c1"], "topic": ["go"], "chat": ["c", "nobody's"], "session": ["s", "a/b"],
-            "report": ["tried/one"],
+            "report": ["tried/one"], "other": runs, "desk": ["0"], "job": ["0"],
         }[part]  # fmt: skip
         path = path.replace(
             f"{{{part}}}", quote(draw(st.sampled_from(known) if draw(st.integers(0, 4)) else TEXTS), safe="")
@@ -368,6 +370,9 @@ FINE = {
     "cancel_run": {"reason": "enough"},
     "fork_run": {"at": 0, "edit": 7777},
     "undo_run": {"at": 0, "dry_run": True},
+    "go_to_place": {"at": "1"},
+    "start_job": {"kind": "impact", "runs": [MISSING]},
+    "agree_to_job": {"budget": "1"},
     "run_agent": {"threadId": "t", "runId": "r", "messages": [{"id": "m", "role": "user", "content": "x"}], "forwardedProps": {"a": 7777}},
     "come_back_to_thread": {"threadId": "t", "runId": "r", "messages": [], "forwardedProps": {"a": 7777}},
     "take_chat_turn": {"id": "c", "messages": [{"role": "user", "parts": [{"type": "text", "text": "x"}], "a": 7777}]},
@@ -401,7 +406,10 @@ def test_bodies_that_are_broken_here_are_fine_otherwise(house: House) -> None:
                 until(lambda run=run: client.get(f"/runs/{run}").json()["phase"] == "executing_tool")
             path = operation.path.replace("{run}", run).replace("{call}", "c1").replace("{agent}", "asker")
             answer = client.request(operation.method, path, json=FINE[operation.name])
-            assert answer.status_code in (200, 202, 409) or operation.name in ("fork_run", "undo_run"), answer.text
+            if operation in LOOKING:
+                assert 404 == answer.status_code, answer.text  # what they are about is not there
+            else:
+                assert answer.status_code in (200, 202, 409) or operation.name in ("fork_run", "undo_run"), answer.text
 
 
 @pytest.mark.parametrize("at", [-3, 7, 10**18, 10**30, "x", "#9", "4.1#0", "", "\0", "../0", True, 0.5, None])
@@ -445,6 +453,29 @@ def test_what_does_not_fit_now_is_a_conflict_that_the_document_names(house: Hous
         assert 409 == answer.status_code, (name, answer.text)
         assert "409" in said[name]
         check_refused(house, answer)
+
+
+@pytest.mark.spec("studio:ST6")
+@pytest.mark.parametrize(
+    ("at", "said"), [("9999", "no step 9999"), ("x", "'x'"), ("../etc", "'../etc'"), ("\0", "\\x00")]
+)
+def test_a_place_that_is_none_is_told_to_the_page_that_looks_for_it_and_names_no_file(
+    house: House, at: str, said: str
+) -> None:
+    with house.client("root") as client:
+        run = RUNS.get("ended") or RUNS.setdefault("ended", str(ended(client, started(client, "quick"))["run_id"]))
+        with client.stream("GET", f"/runs/{run}/edits", params={"at": at}) as stream:
+            lines = (line.removeprefix("data: ") for line in stream.iter_lines() if line.startswith("data: "))
+            desk, told = [json.loads(next(lines)) for _ in range(2)]
+            answer = client.post(f"/runs/{run}/edits/{desk['desk']}", json={"at": "0"})
+        long = client.get(f"/runs/{run}/edits", params={"at": "a" * 300})
+
+    assert said in told["problem"]
+    assert house.folder.name not in told["problem"]
+    assert ".jsonl" not in told["problem"]
+    assert 422 == answer.status_code
+    assert [422, 422] == [answer.status_code, long.status_code]
+    check_refused(house, long)
 
 
 RUNS: dict[str, str] = {}

@@ -36,13 +36,16 @@ if TYPE_CHECKING:
     from stepengine.durable import DurableEngine
     from stepengine.engine import Engine
     from stepengine.engine.schedules import Schedule
+    from stepengine.judging.desk import Maker
     from stepengine.serving import Application
     from stepengine.serving.access import Logins
 
-__all__ = ("Served", "serve", "serve_runs")
+__all__ = ("Served", "engine_again", "serve", "serve_runs")
 
 OPERATOR = "operator"
 POLLING = 0.2
+TYPED = ("model", "base_url", "api_key_env", "price", "workspace", "write", "shell", "web", "max_steps")
+PATHS = ("cwd", "config")
 NEAR = ("127.0.0.1", "::1", "localhost")
 
 
@@ -192,7 +195,7 @@ def serve_runs(options: Options, wanted: Served) -> Exit:
     check_extra()
     check_extra("uvicorn")
     _check_reach(wanted)
-    engine, schedules = _engine(wanted.module, options)
+    engine, schedules = engine_of(wanted.module, options)
     engine, place = _placed(engine, wanted)
     logins = Logins() if wanted.ui else None
     with _tokens(wanted.tokens) as (file, token):
@@ -203,6 +206,7 @@ def serve_runs(options: Options, wanted: Served) -> Exit:
                 tokens=file,
                 logins=logins,
                 ui=wanted.ui,
+                maker=maker_of(wanted.module, options) if wanted.ui else None,
                 schedules=schedules if wanted.schedules else (),
                 roots=[root_of(options)],
                 reports=wanted.reports,
@@ -271,7 +275,7 @@ def _durable(engine: Engine | DurableEngine, db: str, *, executor: str, works: b
         raise UsageProblem(error.message) from error
 
 
-def _engine(module: str, options: Options) -> tuple[Engine | DurableEngine, Sequence[Schedule]]:
+def engine_of(module: str, options: Options) -> tuple[Engine | DurableEngine, Sequence[Schedule]]:
     """
     Return the engine of what was typed, and the schedules beside its agents.
 
@@ -295,6 +299,32 @@ def _engine(module: str, options: Options) -> tuple[Engine | DurableEngine, Sequ
         attrs.evolve(options, agent=file), first, others=others, is_new=True, asks_nobody=True, headless=False
     )
     return bench.engine, offered.schedules
+
+
+def maker_of(module: str, options: Options) -> Maker:
+    """Return what makes the engine again of what was typed for ``stepengine serve``."""
+    from stepengine.judging.desk import Maker
+
+    given: dict[str, Any] = {name: getattr(options, name) for name in TYPED}
+    for name in PATHS:
+        value = getattr(options, name)
+        given[name] = None if value is None else str(value)
+    file = module.partition("#")[0].removeprefix("sandboxed:")
+    files = (file,) if Path(file).exists() else ()
+    return Maker("stepengine.cli.commands.serve:engine_again", {"module": module, "options": given}, files)
+
+
+def engine_again(module: str, options: dict[str, Any]) -> Engine | DurableEngine:
+    """
+    Return an engine as ``stepengine serve`` made it; errors as there.
+
+    Args:
+        module: What was typed.
+        options: The options that were, as ``maker_of`` tells them.
+    """
+    paths = {name: None if options[name] is None else Path(options[name]) for name in PATHS}
+    made = attrs.evolve(Options(quiet=True), **{**options, **paths})
+    return engine_of(module, made.in_force())[0]
 
 
 def _made(module: str, function: str) -> Engine | DurableEngine:

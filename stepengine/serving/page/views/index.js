@@ -5,5 +5,7 @@ import start from "./start.js";
 import chat from "./chat.js";
 import schedules from "./schedules.js";
 import foreign from "./foreign.js";
+import reports from "./reports.js";
+import agents from "./agents.js";
 
-export const VIEWS = [runs, inbox, start, chat, schedules, foreign];
+export const VIEWS = [runs, inbox, start, chat, agents, reports, schedules, foreign];

@@ -1,9 +1,13 @@
 /* Runs: the list of them, live, and the page of one with its sections. */
 import { html, useState, useEffect, useRef, useMemo, useServer, useNow, api, at, to, go, amend, count, money, lasting, when, plural, Status, Head, Empty, Problem, Rows, announce } from "../lib.js";
 import watch from "./run/watch.js";
+import back from "./run/back.js";
+import edit from "./run/edit.js";
+import compare from "./run/compare.js";
+import judge from "./run/judge.js";
 
 /* The sections of a run, in the order of their tabs: each is { id, title, View }. */
-export const SECTIONS = [watch];
+export const SECTIONS = [watch, back, edit, compare, judge];
 
 const STATES = [["", "all"], ["running,started", "running"], ["suspended", "waiting"], ["completed", "completed"], ["failed,stranded,max_steps,truncated", "failed"], ["cancelled", "cancelled"]];
 const HEIGHT = 58, PIECE = 100;
