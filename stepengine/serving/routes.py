@@ -285,6 +285,7 @@ class RunDetails(View):
     waits: Annotated[list[str], Field(description="What it waits for, in words.")]
     wakes: Annotated[str | None, Field(description="When it goes on by itself.")]
     agents: Annotated[int, Field(description="How many agents ran in it.")]
+    asks: Annotated[bool, Field(description="Whether it waits for a person.")]
     doing: Annotated[str, Field(description="The kind of effect that is under way.")]
 
 
@@ -648,6 +649,7 @@ async def _details(request: Request, row: RunRow) -> RunDetails:
         waits=list(brief.waits),
         wakes=None if brief.wakes is None else brief.wakes.isoformat(),
         agents=brief.agents,
+        asks=brief.asks,
         doing=brief.doing,
     )
 
