@@ -68,7 +68,7 @@ def main(*words: str) -> None:
             print(f"{target.name}: {size:,} bytes")  # noqa: T201 - a script
             if size > MOST:
                 msg = f"{target.name} is larger than {MOST:,} bytes"
-                    raise SystemExit(msg)
+                raise SystemExit(msg)
 
 
 if __name__ == "__main__":
