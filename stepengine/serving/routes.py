@@ -1077,7 +1077,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         method="GET", path="/runs/{run}/view", name="view_run", scope="debug", handler=view_run, gives={200: "application/json"},
-        refuses=(404, 409, 422), parameters=(Parameter("after", "What `follow`, or `after` of the last answer, said: only what came since.", int),),
+        refuses=(404, 422), parameters=(Parameter("after", "What `follow`, or `after` of the last answer, said: only what came since.", int),),
         about="Give what the page of a run shows: its steps, texts and figures.\nIts form is the page's, and may be another in the next version.",
     ),
     Operation(

@@ -70,6 +70,7 @@ KINDS = {
 }
 SHARED = {"run.js": "page.js", "run.css": "page.css"}
 """What the page of one run has, too: there is one renderer of a run."""
+NOTHING = b"null"
 VIEWS_KEPT = 20
 DIGESTS_KEPT = 200
 BRIEFS_KEPT = 20_000
@@ -148,9 +149,10 @@ class Views:
         """
         Return what the renderer shows of a run, as JSON; with *after* what a page lacks that has it up to there.
 
+        It is ``null`` for a run that has done nothing yet.
+
         Raises:
             JournalError: when the journal cannot be read.
-            Problem: when there is none yet.
         """
         try:
             if isinstance(self._runs, Runs):
@@ -159,8 +161,7 @@ class Views:
             content = await self._runs.content(row)
             return await asyncio.to_thread(_whole, MemoryJournal(content), row.run, after)
         except JournalMissing:
-            msg = f"the run {row.run} has done nothing yet"
-            raise Problem(msg, status=409, kind="not_begun") from None
+            return NOTHING
 
     async def followed(self, name: str, journal: Journal, after: int | None, *, shown: str = "") -> bytes:
         """Return the payload of a journal, which is called *shown* in it; errors are those of ``payload``."""
@@ -192,8 +193,11 @@ class Views:
         else:
             journal = MemoryJournal(await self._runs.content(row))
         work = _standing if last else _walked
-        async with self._walking:
-            return await asyncio.to_thread(work, self._runs.engine, journal, row.run)
+        try:
+            async with self._walking:
+                return await asyncio.to_thread(work, self._runs.engine, journal, row.run)
+        except JournalMissing:
+            return NOTHING
 
     # --- lists --------------------------------------------------------------------------------------------------------
 

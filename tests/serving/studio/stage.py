@@ -183,6 +183,7 @@ class Stage:
     """
 
     def __init__(self, folder: Path, place: Path | None = None, **options: Any) -> None:
+        folder.mkdir(exist_ok=True)
         self.folder, self.place = folder, place or folder / "runs"
         self.token = Tokens.open(folder / "tokens.json").add("root", ["admin"])
         self.logins = Logins()
