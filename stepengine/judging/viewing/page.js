@@ -1158,7 +1158,7 @@ const runPage = (() => {
       const asked = data.follow, begun = performance.now();
       let said = null;
       try { said = await source.lines(signal); } catch (error) { said = { missing: error.message }; }
-        said = { texts: [], locals: {}, contexts: {}, hooks: {}, sources: [], missing: "", ...said };
+      said = { texts: [], locals: {}, contexts: {}, hooks: {}, sources: [], missing: "", ...said };
       if (signal.aborted) return;
       walked = asked;
       data.lines = said;
