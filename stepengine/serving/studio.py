@@ -75,7 +75,7 @@ DIGESTS_KEPT = 200
 BRIEFS_KEPT = 20_000
 ASKED_KEPT = 20_000
 MOST_WAITS = 5
-NEAR = 6
+NEAR = 4
 """Lines that are shown before and behind the one where a handler stands."""
 
 

@@ -14,7 +14,7 @@ const runPage = (() => {
    * Show a run in an element that holds what run.html says.
    *
    * source: { opened() -> payload, next(after) -> what came behind that, or nothing when nothing comes any more }
-   * options: { address: { read() -> text, write(text), changed(tell, signal) }, ready(), theme() -> name, commands: false, told(data) }
+   * options: { address: { read() -> text, write(text), changed(tell, signal) }, ready(), theme() -> name, commands: false, latest: true, told(data) }
    * gives: { destroy(), pick(address), data() -> payload, picked() -> { path, seq, row } }
    */
   function mount(root, source, options = {}) {
@@ -366,7 +366,7 @@ const runPage = (() => {
       if (data.pairs) $("legend").textContent = "A solid, B dashed; above A, below B";
       say();
       const wanted = fromHash();
-      const first = data.pairs ? Math.max(0, items.findIndex((item) => item.mark && item.mark !== "=")) : 0;
+      const first = data.pairs ? Math.max(0, items.findIndex((item) => item.mark && item.mark !== "=")) : options.latest && !data.run.ended ? items.length - 1 : 0;
       filter();
       pick(wanted >= 0 ? wanted : items.length ? first : -1, false);
       charts();
@@ -1584,7 +1584,7 @@ const runPage = (() => {
     $("theme").addEventListener("click", theme);
     $("keys").addEventListener("click", help);
     $("close").addEventListener("click", () => $("help").close());
-    $("twin").addEventListener("toggle", () => { if ($("twin").open) twin(); });
+    $("twin").addEventListener("toggle", () => { if (data && $("twin").open) twin(); });
     $("lane").addEventListener("click", (event) => {
       const part = event.offsetX / $("lane").clientWidth, x = spread(data), here = Math.floor(event.offsetY / LANE);
       const inLane = (row) => !lane.rows.size || lane.rows.get(row.path) === here;

@@ -53,7 +53,7 @@ function Frame() {
   return html`
     <a class="skip" href="#content" onClick=${(event) => { event.preventDefault(); document.getElementById("content").focus(); }}>Skip to the content</a>
     <nav class="side" aria-label="Studio">
-      <a class="brand" href=${to(["runs"])}><img src="studio/icon.svg" alt="" width="22" height="22" /><span>stepengine</span></a>
+      <a class="brand" href=${to(["runs"])} aria-label="stepengine studio"><img src="studio/icon.svg" alt="" width="22" height="22" /><span>stepengine</span></a>
       <ul>${VIEWS.filter((each) => each.nav !== false).map((each) => html`<li><a href=${to([each.id])} aria-current=${each === view ? "page" : undefined} title=${`g ${each.key}`}>${each.title}${each.id === "inbox" && waiting ? html`<span class="badge" aria-label=${`${waiting} open`}>${waiting > 99 ? "99+" : waiting}</span>` : null}</a></li>`)}</ul>
       <div class="foot"><button type="button" class="quiet" onClick=${turnTheme} title="Light, dark, or as the system has it (t)">Theme</button><button type="button" class="quiet" onClick=${() => help(true)} title="Keys (?)">Keys</button><button type="button" class="quiet" onClick=${leave}>Leave</button></div>
     </nav>

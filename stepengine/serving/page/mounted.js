@@ -19,8 +19,10 @@ export function RunPage({ source, onData, label, handle }) {
     root.className = "run loading";
     root.setAttribute("aria-label", label || "The run");
     root.append(document.getElementById("run-parts").content.cloneNode(true));
+    // In a page of its own it is what the page is about; here it is a part.
+    root.querySelector(".parts").removeAttribute("role");
     box.current.replaceChildren(root);
-    const mounted = runPage.mount(root, source, { address, commands: false, theme: turnTheme, told: onData });
+    const mounted = runPage.mount(root, source, { address, commands: false, latest: true, theme: turnTheme, told: onData });
     if (handle) handle.current = mounted;
     const redraw = () => mounted.redraw();
     addEventListener("studio:theme", redraw);

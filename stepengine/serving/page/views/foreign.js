@@ -39,7 +39,7 @@ function Next({ look, again }) {
 function One({ name }) {
   const look = useServer(at("foreign", name));
   const source = useMemo(() => followed(at("foreign", name, "view"), { seconds: 15 }), [name]);
-  return html`<header class="head of-run"><p class="crumbs"><a href=${to(["foreign"])}>Journals of others</a><span aria-hidden="true">/</span><span class="mono">${name}</span></p></header>
+  return html`<header class="head of-run"><div class="crumbs"><a href=${to(["foreign"])}>Journals of others</a><span aria-hidden="true">/</span><h1 class="mono">${name}</h1></div></header>
     <${Problem} error=${look.error} />
     ${look.data ? html`<div class="cards of-run"><${Next} key=${look.data.seen} look=${look.data} again=${look.again} /></div>` : null}
     ${look.data && !look.data.error ? html`<${RunPage} source=${source} label="All steps of the journal" />` : null}`;
