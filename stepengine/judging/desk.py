@@ -173,8 +173,17 @@ class _Desk:
             return
         seconds = round(self._watched.seconds, 3)
         told = {"event": "look", "at": self._watched.at, "saved": saved, "seconds": seconds, "difference": changes}
-        same = before is not None and before.place is not None and found.place is not None
-        self._say({**told, "now": self._shown(found), "before": self._shown(before) if same and saved else None})
+        self._say(
+            {**told, "now": self._shown(found), "before": self._shown(self._beside(found, before) if saved else None)}
+        )
+
+    def _beside(self, found: Look, before: Look | None) -> Look | None:
+        """Return what was where a look stands, under the code before it: what was elsewhere would be no change."""
+        if found.place is None or before is None or before.place is None:
+            return None
+        return (
+            before if found.place["address"] == before.place["address"] else self._watched.old(found.place["address"])
+        )
 
     def _do(self, asked: Mapping[str, Any]) -> None:
         act: Callable[[], Mapping[str, Any]] = partial(self._goes, str(asked.get("at", "")))

@@ -685,11 +685,15 @@ class Watched:
             msg = "there is no place to go to before the code can be walked"
             raise JournalError(msg)
         found = self._now.look(at, whole=whole)
-        old = None if self._before is None else self._before.look(at)
+        old = self.old(at)
         if found.place is not None:
             self.at = self._seen_at = at
             self.good = found
         return found, old
+
+    def old(self, at: str) -> Look | None:
+        """Return what was at a place under the code before that which was walked last; ``None`` where there is no such code."""
+        return None if self._before is None else self._before.look(at)
 
     def next(self) -> Next:
         """Return what a model would be asked next under the code as it is now."""

@@ -43,9 +43,9 @@ export function Job({ it, result }) {
     <${Problem} error=${problem || error} /></section>`;
 }
 
-export const Lines = ({ lines }) => html`<ul class="lines">${(lines || []).map((line) => html`<li>${line}</li>`)}</ul>`;
+export const Lines = ({ lines }) => html`<ul class="d-lines">${(lines || []).map((line) => html`<li>${line}</li>`)}</ul>`;
 
 /* What a change does to runs. */
 export function Impact({ result, link }) {
-  return html`<${Lines} lines=${result.lines} /><div class="sheet" tabindex="0" role="group" aria-label="Runs"><table class="wide"><thead><tr><th scope="col">Run</th><th scope="col">Under this code</th><th scope="col">First difference</th><th scope="col">Samples</th></tr></thead><tbody>${result.journals.map((one) => html`<tr><td class="mono">${link(one.file)}</td><td>${one.class}</td><td>${one.break ? html`<span class="mono">${one.break}</span> ` : null}${one.difference.slice(0, 2).map((each) => html`<span class="change"><span class="mono">${each.pointer}</span> ${each.recorded} → ${each.now}</span>`)}${one.difference.length ? "" : one.message || ""}</td><td>${one.samples.length ? `${one.samples.filter((each) => each.changed).length} of ${one.samples.length} chose another tool; ${[...new Set(one.samples.map((each) => each.status))].join(", ")}` : ""}</td></tr>`)}</tbody></table></div>`;
+  return html`<${Lines} lines=${result.lines} /><div class="sheet" tabindex="0" role="group" aria-label="Runs"><table class="wide"><thead><tr><th scope="col">Run</th><th scope="col">Under this code</th><th scope="col">First difference</th><th scope="col">Samples</th></tr></thead><tbody>${result.journals.map((one) => html`<tr><td class="mono">${link(one.file)}</td><td>${one.class}</td><td>${one.break ? html`<span class="mono">${one.break}</span> ` : null}${one.difference.slice(0, 2).map((each) => html`<span class="d-change"><span class="mono">${each.pointer}</span> ${each.recorded} → ${each.now}</span>`)}${one.difference.length ? "" : one.message || ""}</td><td>${one.samples.length ? `${one.samples.filter((each) => each.changed).length} of ${one.samples.length} chose another tool; ${[...new Set(one.samples.map((each) => each.status))].join(", ")}` : ""}</td></tr>`)}</tbody></table></div>`;
 }

@@ -4,7 +4,7 @@ import { html, useServer, at, to, plural, Head, Empty, Problem, Value } from "..
 /* Who runs whom, as a tree; an agent that stands above itself is named and not opened again. */
 function Branch({ id, all, above }) {
   const agent = all.get(id), children = (agent ? agent.spawns : []).map((child) => child.replaceAll("_", "-"));
-  return html`<li><span class="node">${agent ? html`<a href=${to(["agents", id])}>${agent.name}</a>` : html`<span class="mono">${id}</span>`}${agent && agent.tools.length ? html`<span class="dim">${plural(agent.tools.length, "tool")}</span>` : null}${above.includes(id) ? html`<span class="dim">again</span>` : null}</span>
+  return html`<li><span class="d-node">${agent ? html`<a href=${to(["agents", id])}>${agent.name}</a>` : html`<span class="mono">${id}</span>`}${agent && agent.tools.length ? html`<span class="dim">${plural(agent.tools.length, "tool")}</span>` : null}${above.includes(id) ? html`<span class="dim">again</span>` : null}</span>
     ${children.length && !above.includes(id) ? html`<ul>${children.map((child) => html`<${Branch} key=${child} id=${child} all=${all} above=${[...above, id]} />`)}</ul>` : null}</li>`;
 }
 
@@ -14,7 +14,7 @@ function List() {
   const below = new Set(agents.flatMap((agent) => agent.spawns.map((child) => child.replaceAll("_", "-"))));
   const roots = agents.filter((agent) => !below.has(agent.id));
   return html`<${Head} title="Agents" /><${Problem} error=${found.error} />
-    ${found.data && !agents.length ? html`<${Empty} title="There are no agents">This server was started without any.</${Empty}>` : html`<div class="scroll"><ul class="tree">${(roots.length ? roots : agents).map((agent) => html`<${Branch} key=${agent.id} id=${agent.id} all=${all} above=${[]} />`)}</ul></div>`}`;
+    ${found.data && !agents.length ? html`<${Empty} title="There are no agents">This server was started without any.</${Empty}>` : html`<div class="scroll"><ul class="d-tree">${(roots.length ? roots : agents).map((agent) => html`<${Branch} key=${agent.id} id=${agent.id} all=${all} above=${[]} />`)}</ul></div>`}`;
 }
 
 const Prompt = ({ title, text, none }) => html`<h3>${title}</h3>${text ? html`<pre class="prose">${text}</pre>` : html`<p class="dim">${none}</p>`}`;
@@ -35,7 +35,7 @@ function One({ id }) {
     ${agent.params ? html`<h3>Params</h3><details><summary>Their schema</summary><pre>${JSON.stringify(agent.params, null, 2)}</pre></details>` : null}
     <h3>Rules</h3>${policy ? html`<${Value} value=${policy} />` : html`<p class="dim">Every call is allowed.</p>`}
     ${agent.settings && Object.keys(agent.settings).length ? html`<h3>Settings</h3><${Value} value=${agent.settings} />` : null}
-    ${agent.source ? html`<h3>Handler</h3><pre class="handler" tabindex="0" role="group" aria-label="Source of the handler">${agent.source}</pre>` : null}</div>`;
+    ${agent.source ? html`<h3>Handler</h3><pre class="d-handler" tabindex="0" role="group" aria-label="Source of the handler">${agent.source}</pre>` : null}</div>`;
 }
 
 function Agents({ parts }) { return parts.length ? html`<${One} key=${parts[0]} id=${parts[0]} />` : html`<${List} />`; }

@@ -7,7 +7,7 @@ function First({ id, other, status }) {
   useEffect(() => { if (found.data) found.again(); }, [status]);
   const first = found.data && found.data.first;
   if (!found.data) return html`<${Problem} error=${found.error} />`;
-  return html`<div class="standing first" role="status">${first ? html`<p>First difference: <b class="mono">${first.a || "nothing"}${first.a === first.b ? "" : ` → ${first.b || "nothing"}`}</b> ${first.what} <span class="dim">(${first.kind})</span>${found.data.changes.length > 1 ? html` <span class="dim">and ${found.data.changes.length - 1 + found.data.more} more</span>` : null}</p>${first.fields.slice(0, 3).map((field) => html`<p class="change"><span class="mono dim">${field.pointer}</span> <span class="mono was">${field.a}</span> → <span class="mono">${field.b}</span></p>`)}` : html`<p>These two runs did the same.</p>`}</div>`;
+  return html`<div class="standing d-first" role="status">${first ? html`<p>First difference: <b class="mono">${first.a || "nothing"}${first.a === first.b ? "" : ` → ${first.b || "nothing"}`}</b> ${first.what} <span class="dim">(${first.kind})</span>${found.data.changes.length > 1 ? html` <span class="dim">and ${found.data.changes.length - 1 + found.data.more} more</span>` : null}</p>${first.fields.slice(0, 3).map((field) => html`<p class="d-change"><span class="mono dim">${field.pointer}</span> <span class="mono d-was">${field.a}</span> → <span class="mono">${field.b}</span></p>`)}` : html`<p>These two runs did the same.</p>`}</div>`;
 }
 
 function Compare({ id, query, run }) {

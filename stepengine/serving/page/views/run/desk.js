@@ -90,7 +90,7 @@ export function Way({ desk }) {
 /* All places, one below the other; only those in sight are made. */
 export function Places({ desk, marked = [] }) {
   const { places, index, go } = desk, marks = new Set(marked);
-  return html`<nav class="places" aria-label="Places"><${Rows} items=${places} height=${30} label=${`${places.length} places`} row=${(place, number) => html`<div role="listitem" key=${place.address} class="place" style=${{ height: "30px" }}><button type="button" class=${place.is_step ? "quiet step" : "quiet"} aria-current=${number === index ? "step" : undefined} onClick=${() => go(number)}><span class="mono">${place.address}</span><span class="what">${place.name || place.type}</span>${marks.has(place.address) ? html`<small class="mark">asked otherwise</small>` : null}</button></div>`} /></nav>`;
+  return html`<nav class="places" aria-label="Places"><${Rows} items=${places} height=${30} label=${`${places.length} places`} row=${(place, number) => html`<div role="listitem" key=${place.address} class="d-place" style=${{ height: "30px" }}><button type="button" class=${place.is_step ? "quiet step" : "quiet"} aria-current=${number === index ? "step" : undefined} onClick=${() => go(number)}><span class="mono">${place.address}</span><span class="d-what">${place.name || place.type}</span>${marks.has(place.address) ? html`<small class="d-mark">asked otherwise</small>` : null}</button></div>`} /></nav>`;
 }
 
 /* Lines of the author's source around the one that waits. */
@@ -98,7 +98,7 @@ export function Source({ look }) {
   const frame = look.place && look.place.frames[0];
   if (!frame) return html`<p class="dim">Nothing of the author's waits here.</p>`;
   const file = frame.file.split("/").pop();
-  return html`<figure class="code"><figcaption><span class="mono">${file}:${frame.line}</span> <span class="dim">${frame.function}</span></figcaption>
+  return html`<figure class="d-code"><figcaption><span class="mono">${file}:${frame.line}</span> <span class="dim">${frame.function}</span></figcaption>
     <div class="source" tabindex="0" role="group" aria-label=${`${file}, waiting at line ${frame.line}`}>${look.lines.map(([number, text]) => html`<div class=${number === frame.line ? "here" : ""} aria-current=${number === frame.line ? "true" : undefined}><span>${number}</span><span>${text || " "}</span></div>`)}</div></figure>`;
 }
 
@@ -106,14 +106,17 @@ export const localsOf = (look) => look && look.place && look.place.frames.length
 
 /* Variables of the frame that waits; with what they were under the code before, what is different is marked. */
 export function Variables({ now, before }) {
-  const new_ = localsOf(now), old = localsOf(before), names = [...new Set([...Object.keys(new_), ...Object.keys(old)])];
+  const new_ = localsOf(now), old = localsOf(before), all = [...new Set([...Object.keys(new_), ...Object.keys(old)])];
+  // The context of a run is long, hardly ever what somebody looks for, and mostly the first of them.
+  const isContext = (name) => (new_[name] || old[name] || "").startsWith("StepContext(");
+  const names = [...all.filter((name) => !isContext(name)), ...all.filter(isContext)];
   if (!names.length) return html`<p class="dim">There are no variables here.</p>`;
   const sign = (name) => !(name in old) ? "new" : !(name in new_) ? "gone" : old[name] !== new_[name] ? "changed" : "";
-  const row = (name) => html`<tr class=${before && sign(name) ? "other" : ""}><th scope="row" class="mono">${name}${before && sign(name) ? html`<small class="mark">${sign(name)}</small>` : null}</th>${before ? html`<td class="mono was">${name in old ? old[name] : "–"}</td>` : null}<td class="mono">${name in new_ ? new_[name] : "–"}</td></tr>`;
+  const row = (name) => html`<tr class=${before && sign(name) ? "d-other" : ""}><th scope="row" class="mono">${name}${before && sign(name) ? html`<small class="d-mark">${sign(name)}</small>` : null}</th>${before ? html`<td class="mono d-was">${name in old ? old[name] : "–"}</td>` : null}<td class="mono">${name in new_ ? new_[name] : "–"}</td></tr>`;
   return html`<div class="sheet" tabindex="0" role="group" aria-label="Variables"><table class="wide"><caption class="unseen">Variables of ${now.place ? now.place.frames[0].function : "the handler"}</caption><thead><tr><th scope="col">Variable</th>${before ? html`<th scope="col">Before the save</th>` : null}<th scope="col">${before ? "Now" : "Value"}</th></tr></thead><tbody>${names.map(row)}</tbody></table></div>`;
 }
 
-export const Messages = ({ messages, left }) => html`${left ? html`<p class="dim">${left} messages before these</p>` : null}<ol class="said">${messages.map((message) => html`<li><b>${message.role}</b><pre class="prose">${message.text || " "}</pre></li>`)}</ol>`;
+export const Messages = ({ messages, left }) => html`${left ? html`<p class="dim">${left} messages before these</p>` : null}<ol class="d-said">${messages.map((message) => html`<li><b>${message.role}</b><pre class="prose">${message.text || " "}</pre></li>`)}</ol>`;
 
 /* What a model is sent. */
 export function Request({ request }) {

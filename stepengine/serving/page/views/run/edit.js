@@ -11,7 +11,7 @@ function Course({ look, isGone }) {
   const some = changed.slice(0, 5).join(", ");
   return html`<ul class="course">
     ${changed.length ? html`<li class="asif">As if the model still said this: it would be asked something else at <span class="mono">${some}</span>${changed.length > 5 ? ` and ${changed.length - 5} more` : ""}.</li>` : null}
-    ${differs ? html`<li class="differs"><b>The code goes another way at ${where || "the end"}.</b>${isGone ? " There is no place before it; what is shown is the last code that had one." : isBefore ? " What is shown is the last place before it." : ""}<pre class="prose">${differs}</pre></li>` : ends.length ? html`<li>Every effect is as recorded, and the run ends with <b>${ends[1]}</b>; recorded is ${ends[0]}.</li>` : !changed.length ? html`<li>To its end the run is as recorded.</li>` : null}</ul>`;
+    ${differs ? html`<li class="d-differs"><b>The code goes another way at ${where || "the end"}.</b>${isGone ? " There is no place before it; what is shown is the last code that had one." : isBefore ? " What is shown is the last place before it." : ""}<pre class="prose">${differs}</pre></li>` : ends.length ? html`<li>Every effect is as recorded, and the run ends with <b>${ends[1]}</b>; recorded is ${ends[0]}.</li>` : !changed.length ? html`<li>To its end the run is as recorded.</li>` : null}</ul>`;
 }
 
 /* What the model would be asked next, and what it says when it is. */
@@ -41,12 +41,12 @@ function Edit({ id, query, run }) {
   const names = [...new Set((look || (state.now && state.now.files.length ? state.now : { files: [] })).files.map(short))];
   return html`<${Refusal} error=${desk.error} /><${Way} desk=${desk} />
     <div class="desk"><${Places} desk=${desk} marked=${look ? look.changed : []} /><div class="scroll" aria-busy=${String(desk.busy)}>
-      <p class="saves" role="status">${state.saved.length ? html`<b>${state.saved.map(short).join(", ")}</b> saved at ${state.when}, seen in <span class="took">${lasting(state.seconds)}</span>.` : html`Save one of <span class="mono">${names.join(" ") || "the agent's files"}</span>, and this place is shown under the new code.`} No tool runs, and no model is asked.</p>
+      <p class="saves" role="status">${state.saved.length ? html`<b>${state.saved.map(short).join(", ")}</b> saved at ${state.when}, seen in <span class="d-took">${lasting(state.seconds)}</span>.` : html`Save one of <span class="mono">${names.join(" ") || "the agent's files"}</span>, and this place is shown under the new code.`} No tool runs, and no model is asked.</p>
       ${state.problem ? html`<div class="problem broken" role="alert"><b>This code cannot be walked.</b><pre class="prose">${state.problem}</pre>${look ? html`<span>What is shown is the last code that could be.</span>` : null}</div>` : null}
       ${!look && desk.busy ? html`<p class="dim">The run is walked…</p>` : null}
       ${look ? html`<${Course} look=${isGone ? state.now : look} isGone=${isGone} />
         <div class="beside"><div><h3>Where it stands</h3><${Source} look=${look} /><h3>Variables</h3><${Variables} now=${look} before=${state.problem || isGone ? null : state.before} />
-          ${state.difference && state.difference.length ? html`<h3>What the save changed here</h3><ul class="lines mono">${state.difference.slice(0, 100).map((line) => html`<li>${line}</li>`)}</ul>` : state.difference ? html`<p class="dim">Nothing is different at this place.</p>` : null}</div>
+          ${state.difference && state.difference.length ? html`<h3>What the save changed here</h3><ul class="d-lines mono">${state.difference.slice(0, 100).map((line) => html`<li>${line}</li>`)}</ul>` : state.difference ? html`<p class="dim">Nothing is different at this place.</p>` : null}</div>
         <div><${Next} id=${id} desk=${state.desk} turn=${`${state.when} ${state.saved.join()}`} /></div></div>` : null}
     </div></div>`;
 }
