@@ -14,7 +14,7 @@ import pytest
 from tests.judging.browser import CHROMIUM
 
 from .conftest import Page
-from .stage import HOSTILE, WORDS, Stage, png, until
+from .stage import HOSTILE, WORDS, Model, Stage, png, until
 
 pytestmark = [
     pytest.mark.deep,
@@ -268,6 +268,22 @@ def test_a_run_that_is_over_is_not_asked_for_all_the_time_and_its_page_is_cleare
     assert [] == [one for one in page.chromium.requests if run in one]
 
 
+@pytest.mark.spec("studio:ST2", "studio:ST3")
+def test_text_is_shown_as_it_comes(page: Page) -> None:
+    Model.goes_on.clear()
+    page.go("#/chat/slow/talk", ".composer")
+    say(page, "hello")
+    page.wait("document.querySelector('.thread :is(.coming, .thinks pre)')?.textContent.length > 10")
+    coming = page.run("document.querySelector('.thread :is(.coming pre, .thinks pre)').textContent")
+    run = page.run("document.querySelector('.under a').getAttribute('href')")
+    page.go(run, ".now .line")
+    page.wait("document.querySelector('.now :is(.stream, .thinks pre)')?.textContent.length > 10")
+    Model.goes_on.set()
+    page.wait("document.querySelector('.crumbs .state').innerText === 'completed'")
+
+    assert "The attic comes to mind first.".startswith(coming[:30]) or WORDS.startswith(coming)
+
+
 # --- the inbox --------------------------------------------------------------------------------------------------------
 
 
@@ -446,7 +462,7 @@ def test_a_journal_of_somebody_else_is_shown_and_goes_on_only_by_a_yes_to_what_w
 @pytest.mark.spec("studio:ST10")
 @pytest.mark.parametrize("kind", ["folder", "database", "postgresql"])
 def test_runs_of_a_folder_a_file_and_postgresql_are_started_answered_and_watched(
-    own: Any, tmp_path: Any, kind: str, request: pytest.FixtureRequest
+    tmp_path: Any, kind: str, request: pytest.FixtureRequest
 ) -> None:
     if kind == "postgresql":
         pytest.importorskip("psycopg", reason="needs the extra 'durable'")
@@ -458,7 +474,7 @@ def test_runs_of_a_folder_a_file_and_postgresql_are_started_answered_and_watched
         stage = Stage(tmp_path / "other", engine=engine, runs=None, max_live=None)
     else:
         stage = Stage(tmp_path, tmp_path / "runs.db" if kind == "database" else None)
-    page = own(stage)
+    page = request.getfixturevalue("own")(stage)  # behind the database, which outlasts it so
     page.go("#/start/asker", "form")
     page.fill("form textarea", "a shelf")
     page.press("Start")
