@@ -255,6 +255,36 @@ def events(page: Page, run: str) -> list[str]:
         return [line.removeprefix("event: ") for line in answer.iter_lines() if line.startswith("event: ")]
 
 
+FOLLOWED = """
+(async () => {
+  const { follow } = await import('/studio/lib.js'), known = window.fetch, coder = new TextEncoder();
+  let asked = 0;
+  window.fetch = async () => asked++ ? new Response(null, { status: 204 }) : new Response(new ReadableStream({ async start(out) {
+    for (let n = 0; n < 3000; n++) {
+      out.enqueue(coder.encode(`id: e-${n}\\nevent: x\\ndata: {"n":${n}}\\n\\n`));
+      if (n % 5 === 0) await new Promise((go) => setTimeout(go, 0));
+    }
+    out.close();
+  } }));
+  let taken = 0, frames = 0, turning = 0;
+  const got = [], turn = () => { frames++; turning = requestAnimationFrame(turn); };
+  turn();
+  await new Promise((go) => follow('runs/x/events', (all) => { taken++; got.push(...all.map((one) => one.data.n)); }, { ended: go }));
+  cancelAnimationFrame(turning);
+  window.fetch = known;
+  return { taken, frames, ordered: got.every((n, k) => n === k), count: got.length };
+})()
+"""
+
+
+@pytest.mark.spec("studio:ST3")
+def test_events_are_taken_in_once_for_each_picture_of_the_screen_however_many_come(page: Page) -> None:
+    told = page.run(FOLLOWED.replace("\\\\n", "\\n"))
+
+    assert (3_000, True) == (told["count"], told["ordered"])
+    assert told["taken"] <= told["frames"] + 2
+
+
 @pytest.mark.spec("studio:ST3")
 def test_a_run_that_is_over_is_not_asked_for_all_the_time_and_its_page_is_cleared_away(page: Page) -> None:
     run = page.stage.start("talker", "short")
@@ -441,6 +471,8 @@ def test_a_journal_of_somebody_else_is_shown_and_goes_on_only_by_a_yes_to_what_w
     page.go("#/foreign")
     page.says("theirs", "table")
     page.go("#/foreign/theirs", ".run[data-ready]")
+    with page.stage.client() as client:
+        unseen = client.post("/foreign/theirs/resume", json={"seen": "something else"}).status_code
     unresumed = theirs.read_bytes()
     no_way = page.run("[...document.querySelectorAll('main button')].some(b => b.innerText.includes('Go on with'))")
     page.press("Show what would happen next")
@@ -450,10 +482,15 @@ def test_a_journal_of_somebody_else_is_shown_and_goes_on_only_by_a_yes_to_what_w
     page.wait("location.hash === '#/runs/theirs'")
     asked = page.stage.asked("theirs")
 
-    assert before == unresumed
+    assert (409, before) == (unseen, unresumed)
     assert not no_way
-    # The yes that stood in it is not believed: it is asked again, or whether the call that was cut off happened.
     assert asked["tool_name"] == "paint" or asked["id"].startswith("doubt:")
+    # The yes that stands in one where the call had not begun is not believed.
+    (page.stage.place / "others.jsonl").write_bytes(b"".join(lines[:begun]))
+    with page.stage.client() as client:
+        seen = client.get("/foreign/others").json()["seen"]
+        assert 202 == client.post("/foreign/others/resume", json={"seen": seen}).status_code
+    assert "paint" == page.stage.asked("others")["tool_name"]
 
 
 # --- places -----------------------------------------------------------------------------------------------------------
