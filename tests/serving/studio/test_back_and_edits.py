@@ -244,7 +244,7 @@ def test_a_case_of_an_evaluation_opens_as_a_run_and_runs_are_judged_for_their_pr
     page: Page, client: httpx2.Client, shop: Shop
 ) -> None:
     run = done(client, "tally", "tea milk")
-    page.go("#/reports", ".threads")
+    page.go("#/reports", ".threads a")
     page.run("document.querySelector('.threads a').click()")
     page.says("rome")
     page.press("passes")
@@ -299,7 +299,7 @@ def test_what_goes_back_sees_edits_judges_and_shows_agents_is_accessible(
         (f"#/runs/{run}/judge", ".cards"),
         ("#/agents", ".d-tree"),
         ("#/agents/asker", ".toolbox"),
-        ("#/reports", ".threads"),
+        ("#/reports", ".threads a"),
         ("#/reports/of/first", ".sheet"),
         ("#/reports/impact", ".picks input"),
     ):
