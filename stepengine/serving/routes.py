@@ -285,6 +285,7 @@ class RunDetails(View):
     waits: Annotated[list[str], Field(description="What it waits for, in words.")]
     wakes: Annotated[str | None, Field(description="When it goes on by itself.")]
     agents: Annotated[int, Field(description="How many agents ran in it.")]
+    asks: Annotated[bool, Field(description="Whether it waits for a person.")]
     doing: Annotated[str, Field(description="The kind of effect that is under way.")]
 
 
@@ -648,6 +649,7 @@ async def _details(request: Request, row: RunRow) -> RunDetails:
         waits=list(brief.waits),
         wakes=None if brief.wakes is None else brief.wakes.isoformat(),
         agents=brief.agents,
+        asks=brief.asks,
         doing=brief.doing,
     )
 
@@ -1075,7 +1077,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         method="GET", path="/runs/{run}/view", name="view_run", scope="debug", handler=view_run, gives={200: "application/json"},
-        refuses=(404, 409, 422), parameters=(Parameter("after", "What `follow`, or `after` of the last answer, said: only what came since.", int),),
+        refuses=(404, 422), parameters=(Parameter("after", "What `follow`, or `after` of the last answer, said: only what came since.", int),),
         about="Give what the page of a run shows: its steps, texts and figures.\nIts form is the page's, and may be another in the next version.",
     ),
     Operation(

@@ -70,6 +70,7 @@ KINDS = {
 }
 SHARED = {"run.js": "page.js", "run.css": "page.css"}
 """What the page of one run has, too: there is one renderer of a run."""
+NOTHING = b"null"
 VIEWS_KEPT = 20
 DIGESTS_KEPT = 200
 BRIEFS_KEPT = 20_000
@@ -148,9 +149,10 @@ class Views:
         """
         Return what the renderer shows of a run, as JSON; with *after* what a page lacks that has it up to there.
 
+        It is ``null`` for a run that has done nothing yet.
+
         Raises:
             JournalError: when the journal cannot be read.
-            Problem: when there is none yet.
         """
         try:
             if isinstance(self._runs, Runs):
@@ -159,8 +161,7 @@ class Views:
             content = await self._runs.content(row)
             return await asyncio.to_thread(_whole, MemoryJournal(content), row.run, after)
         except JournalMissing:
-            msg = f"the run {row.run} has done nothing yet"
-            raise Problem(msg, status=409, kind="not_begun") from None
+            return NOTHING
 
     async def followed(self, name: str, journal: Journal, after: int | None, *, shown: str = "") -> bytes:
         """Return the payload of a journal, which is called *shown* in it; errors are those of ``payload``."""
@@ -192,8 +193,11 @@ class Views:
         else:
             journal = MemoryJournal(await self._runs.content(row))
         work = _standing if last else _walked
-        async with self._walking:
-            return await asyncio.to_thread(work, self._runs.engine, journal, row.run)
+        try:
+            async with self._walking:
+                return await asyncio.to_thread(work, self._runs.engine, journal, row.run)
+        except JournalMissing:
+            return NOTHING
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
@@ -201,7 +205,7 @@ class Views:
         """Return what a list says of a run beside what the server knows of it; nothing where its journal cannot be read."""
         if not isinstance(self._runs, Runs):
             look = await self._runs.look(row)
-            return Brief(cost=look.cost, waits=tuple([one.text for one in look.questions]))
+            return Brief(cost=look.cost, waits=tuple([one.text for one in look.questions]), asks=bool(look.questions))
         key = (row.run, row.status, row.changed)
         if key in self._rested:
             self._rested.move_to_end(key)
@@ -256,14 +260,21 @@ def _trim(known: OrderedDict[Any, Any], most: int) -> None:
 def _read(following: Following, after: int | None) -> bytes:
     following.read()
     # In here, where nobody else reads: what is told are the lists themselves, which grow.
-    return json.dumps(following.payload() if after is None else following.after(after)).encode()
+    return json.dumps(_payload(following) if after is None else following.after(after)).encode()
+
+
+def _payload(following: Following) -> dict[str, Any]:
+    told = following.payload()
+    # Where handlers stood is asked for by itself.
+    told["missing"] = [one for one in told["missing"] if not one.get("handler")]
+    return told
 
 
 def _whole(journal: Journal, name: str, after: int | None) -> bytes:
     following = Following(journal, name)
     told: dict[str, Any] = {"after": after}
     if after is None:
-        told = following.payload()
+        told = _payload(following)
     elif after != following.offset:
         told = following.after(0)
     return json.dumps(told).encode()
@@ -337,6 +348,7 @@ class Brief:
         wakes: When it goes on by itself, in UTC.
         doing: The newest of what it does now.
         agents: How many agents ran in it.
+        asks: Whether it waits for a person.
     """
 
     steps: int | None = None
@@ -347,6 +359,7 @@ class Brief:
     wakes: datetime | None = None
     doing: str = ""
     agents: int = 1
+    asks: bool = False
 
 
 @frozen
@@ -399,6 +412,7 @@ class _Digest:
             wakes=min(times, default=None),
             doing="".join([f"{one.type}" for one in doing]),
             agents=self._agents,
+            asks=any(one.question is not None for one in waits),
         )
 
     def _take(self, record: object) -> None:

@@ -211,7 +211,7 @@ def requests(draw: Any, operation: Any, document: dict[str, Any], runs: list[str
     for part in re.findall(r"\{(\w+)\}", path):
         known = {
             "run": runs, "agent": ["asker", "quick"], "call": ["c1"], "topic": ["go"], "chat": ["c", "nobody's"], "session": ["s", "a/b"],
-            "report": ["tried/one"], "other": runs, "desk": ["0"], "job": ["0"],
+            "report": ["tried/one"], "other": runs, "desk": ["0"], "job": ["0"], "journal": ["theirs"],
         }[part]  # fmt: skip
         path = path.replace(
             f"{{{part}}}", quote(draw(st.sampled_from(known) if draw(st.integers(0, 4)) else TEXTS), safe="")
@@ -288,7 +288,12 @@ def test_a_run_of_somebody_else_cannot_be_told_from_one_that_is_not_there(
     told = []
     with house.client("anna") as client:
         for run in (beside, MISSING):
-            path = operation.path.replace("{run}", run).replace("{call}", "c1").replace("{agent}", "asker")
+            path = (
+                operation.path.replace("{run}", run)
+                .replace("{call}", "c1")
+                .replace("{agent}", "asker")
+                .replace("{journal}", "theirs")
+            )
             headers = {"content-type": JSON, "last-event-id": "00000000-0"}
             answer = client.request(operation.method, path, content=data, headers=headers)
             if operation.scope in ("debug", "admin"):
@@ -321,7 +326,12 @@ def test_whoever_has_no_token_that_holds_reaches_nothing(house: House, beside: s
         {"authorization": b"Bearer \xff\xfe"}, {"cookie": f"stepengine={good}"}, {"x-token": good},
         [("authorization", f"Bearer {good}"), ("authorization", f"Bearer {good}")],
     ]  # fmt: skip
-    path = operation.path.replace("{run}", beside).replace("{call}", "c1").replace("{agent}", "asker")
+    path = (
+        operation.path.replace("{run}", beside)
+        .replace("{call}", "c1")
+        .replace("{agent}", "asker")
+        .replace("{journal}", "theirs")
+    )
     path = path.replace("{session}", "s").replace("{report}", "tried/one")
     with house.client(None) as client:
         before = house.files()
@@ -353,7 +363,12 @@ def test_a_token_that_is_removed_holds_no_longer_than_until_the_next_request(hou
 
 @named(WITH_BODY)
 def test_a_body_that_is_too_large_is_refused_before_it_is_read_said_or_not(house: House, operation: Any) -> None:
-    path = operation.path.replace("{run}", MISSING).replace("{call}", "c1").replace("{agent}", "asker")
+    path = (
+        operation.path.replace("{run}", MISSING)
+        .replace("{call}", "c1")
+        .replace("{agent}", "asker")
+        .replace("{journal}", "theirs")
+    )
     with house.client() as client:
         for content in (b"[" * 300_000, iter([b'{"a":"'] + [b"a" * 1_000] * 300 + [b'"}'])):
             answer = client.request(operation.method, path, content=content, headers={"content-type": JSON})
@@ -370,6 +385,7 @@ FINE = {
     "cancel_run": {"reason": "enough"},
     "fork_run": {"at": 0, "edit": 7777},
     "undo_run": {"at": 0, "dry_run": True},
+    "resume_foreign": {"seen": 7777},
     "go_to_place": {"at": "1"},
     "start_job": {"kind": "impact", "runs": [MISSING]},
     "agree_to_job": {"budget": "1"},
@@ -389,7 +405,12 @@ def test_what_is_no_json_or_not_one_json_is_refused_with_where_and_why(
     content = BREAKS[broken](json.dumps(FINE[operation.name], separators=(",", ":")).encode())
     with house.client("root") as client:
         run = RUNS.get("run") or RUNS.setdefault("run", started(client))
-        path = operation.path.replace("{run}", run).replace("{call}", "c1").replace("{agent}", "asker")
+        path = (
+            operation.path.replace("{run}", run)
+            .replace("{call}", "c1")
+            .replace("{agent}", "asker")
+            .replace("{journal}", "theirs")
+        )
         answer = client.request(operation.method, path, content=content, headers={"content-type": JSON})
 
     told = check_refused(house, answer)
@@ -404,9 +425,16 @@ def test_bodies_that_are_broken_here_are_fine_otherwise(house: House) -> None:
             run = started(client, agent)
             if agent == "booker":
                 until(lambda run=run: client.get(f"/runs/{run}").json()["phase"] == "executing_tool")
-            path = operation.path.replace("{run}", run).replace("{call}", "c1").replace("{agent}", "asker")
+            path = (
+                operation.path.replace("{run}", run)
+                .replace("{call}", "c1")
+                .replace("{agent}", "asker")
+                .replace("{journal}", "theirs")
+            )
             answer = client.request(operation.method, path, json=FINE[operation.name])
-            if operation in LOOKING:
+            if operation.name == "resume_foreign":
+                assert 422 == answer.status_code, answer.text  # what was seen is a text
+            elif operation in LOOKING:
                 assert 404 == answer.status_code, answer.text  # what they are about is not there
             else:
                 assert answer.status_code in (200, 202, 409) or operation.name in ("fork_run", "undo_run"), answer.text
@@ -488,7 +516,12 @@ def test_a_body_of_another_type_is_refused_as_a_form_of_another_site_could_send_
 ) -> None:
     with house.client("root") as client:
         run = RUNS.get("run") or RUNS.setdefault("run", started(client))
-        path = operation.path.replace("{run}", run).replace("{call}", "c1").replace("{agent}", "asker")
+        path = (
+            operation.path.replace("{run}", run)
+            .replace("{call}", "c1")
+            .replace("{agent}", "asker")
+            .replace("{journal}", "theirs")
+        )
         answer = client.request(operation.method, path, content=b'{"agent":"quick"}', headers={"content-type": kind})
 
     assert 415 == answer.status_code
@@ -660,7 +693,12 @@ def test_half_of_a_body_starts_and_says_nothing(house: House, operation: Any) ->
     with house.client("anna") as client:
         run = started(client)
         before = kept(client), question_of(client, run)
-        path = operation.path.replace("{run}", run).replace("{call}", "c1").replace("{agent}", "asker")
+        path = (
+            operation.path.replace("{run}", run)
+            .replace("{call}", "c1")
+            .replace("{agent}", "asker")
+            .replace("{journal}", "theirs")
+        )
         whole = json.dumps({"agent": "quick", "prompt": "a" * 100}).encode()
         more = [f"Content-Type: {JSON}", f"Content-Length: {len(whole)}"]
         with connected(house, head(house, f"POST {path}", "anna", *more) + whole[:-1]):

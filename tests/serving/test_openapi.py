@@ -230,6 +230,26 @@ def asked_beside_runs(house: House) -> Iterator[tuple[str, httpx2.Response]]:
         yield "undo_run", client.post(f"/runs/{wrote}/undo")
 
 
+def asked_of_strangers(house: House) -> Iterator[tuple[str, httpx2.Response]]:
+    """
+    Ask what the studio asks: what all runs ask, what they did, and what lies beside them.
+    """
+    with house.client("root") as client:
+        run = started(client)
+        question_of(client, run)
+        yield "list_questions", client.get("/questions")
+        yield "view_run", client.get(f"/runs/{run}/view")
+        yield "lines_of_run", client.get(f"/runs/{run}/lines")
+        theirs = house.folder / "runs" / "theirs.jsonl"
+        theirs.write_bytes((house.folder / "runs" / f"{run}.jsonl").read_bytes())
+        yield "list_foreign", client.get("/foreign")
+        look = client.get("/foreign/theirs")
+        yield "look_at_foreign", look
+        yield "view_foreign", client.get("/foreign/theirs/view")
+        yield "resume_foreign", client.post("/foreign/theirs/resume", json={"seen": "something else"})
+        yield "resume_foreign", client.post("/foreign/theirs/resume", json={"seen": look.json()["seen"]})
+
+
 def asked_to_look(house: House) -> Iterator[tuple[str, httpx2.Response]]:
     """
     Ask what goes back in runs, sees edits and judges.
@@ -270,7 +290,12 @@ def test_every_operation_answers_with_a_status_and_a_body_that_the_document_name
     house: House, document: dict[str, Any], tmp_path: Path
 ) -> None:
     seen: dict[str, set[int]] = {name: set() for name in NAMES}
-    for name, answer in (*asked(house), *asked_beside_runs(house), *asked_to_look(house)):
+    for name, answer in (
+        *asked(house),
+        *asked_beside_runs(house),
+        *asked_to_look(house),
+        *asked_of_strangers(house),
+    ):
         check_answer(document, name, answer)
         seen[name].add(answer.status_code)
 

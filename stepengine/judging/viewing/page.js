@@ -1157,7 +1157,8 @@ const runPage = (() => {
       walking = true;
       const asked = data.follow, begun = performance.now();
       let said = null;
-      try { said = await source.lines(signal); } catch (error) { said = { texts: [], locals: {}, contexts: {}, hooks: {}, sources: [], missing: error.message }; }
+      try { said = await source.lines(signal); } catch (error) { said = { missing: error.message }; }
+      said = { texts: [], locals: {}, contexts: {}, hooks: {}, sources: [], missing: "", ...said };
       if (signal.aborted) return;
       walked = asked;
       data.lines = said;

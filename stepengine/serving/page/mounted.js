@@ -48,11 +48,12 @@ export function followed(path, { seconds = 4, lines = null } = {}) {
     async opened() {
       for (;;) {
         try {
-          return await api.get(path);
+          const found = await api.get(path);
+          if (found) return found;
         } catch (error) {
-          if (error.kind !== "not_begun" && error.kind !== "away") throw error;
-          await pause(400);
+          if (error.kind !== "away") throw error;
         }
+        await pause(400);
       }
     },
     async next(after, signal) {
@@ -62,7 +63,7 @@ export function followed(path, { seconds = 4, lines = null } = {}) {
       isNews = false;
       if (signal.aborted) return null;
       try {
-        return await api.get(`${path}?after=${after}`, { signal });
+        return await api.get(`${path}?after=${after}`, { signal }) || { after };
       } catch (error) {
         if (signal.aborted) return null;
         if (error.kind !== "away" && error.status !== 429 && error.status < 500) throw error;

@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from stepengine import (
     tool,
 )
 from stepengine.data.messages import TextPart, ThinkingPart
-from stepengine.data.models import ModelRequest
+from stepengine.data.models import ModelDelta, ModelRequest
 from stepengine.events import ToolProgress
 from stepengine.models import ModelReply
 from stepengine.permissions import Policy, Rule
@@ -93,13 +93,23 @@ async def draw(what: str) -> ToolResult:
     return ToolResult.parts([f"a picture of {what}", ImagePart(data=png(160, 60))])
 
 
-class Model:
+class Model(ScriptedModel):
     """
-    A model whose texts come in pieces: those of `stage/slow` wait between them until the test says so.
+    Replies by what was said; texts come in pieces, those of `stage/slow` a few of them until the test lets it go on.
     """
 
+    goes_on = threading.Event()
+
     def __init__(self) -> None:
-        self.goes_on = threading.Event()
+        super().__init__(self.replies)
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
+        number = 0
+        async for delta in super().stream(request):
+            while request.model == "stage/slow" and number == 12 and not self.goes_on.is_set():  # noqa: ASYNC110 - another thread lets it go on
+                await asyncio.sleep(0.01)
+            number += 1
+            yield delta
 
     def replies(self, request: ModelRequest) -> Any:
         done = [m for m in request.messages if m.role == "tool"]
@@ -114,9 +124,6 @@ class Model:
         pictures = sum(isinstance(part, ImagePart) for m in request.messages for part in getattr(m, "content", ()))
         text = f"I saw {pictures} pictures. {WORDS}" if pictures else WORDS
         return ModelReply([ThinkingPart("The attic comes to mind first."), TextPart(text)])
-
-
-MODEL = Model()
 
 
 def asks(ctx: Any) -> Any:
@@ -166,6 +173,7 @@ AGENTS = [
     ),
     AgentDefinition("asker", handle_steps=asks, spawnable_agents=[KID]),
     AgentDefinition("talker", model="stage/talker", tools=[look, paint, draw]),
+    AgentDefinition("slow", model="stage/slow"),
     AgentDefinition("sleeper", handle_steps=sleeps),
     AgentDefinition("flood", model="stage/flood", handle_steps=floods),
     AgentDefinition("painter", tools=[paint], handle_steps=paints),
@@ -183,6 +191,7 @@ class Stage:
     """
 
     def __init__(self, folder: Path, place: Path | None = None, **options: Any) -> None:
+        folder.mkdir(exist_ok=True)
         self.folder, self.place = folder, place or folder / "runs"
         self.token = Tokens.open(folder / "tokens.json").add("root", ["admin"])
         self.logins = Logins()
@@ -190,7 +199,7 @@ class Stage:
         self._options = options
 
     def engine(self) -> Engine:
-        return Engine(AGENTS, models=ScriptedModel(MODEL.replies), permissions=POLICY)
+        return Engine(AGENTS, models=Model(), permissions=POLICY)
 
     def link(self) -> str:
         """

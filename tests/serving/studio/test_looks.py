@@ -22,11 +22,15 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def scene(stage: Stage) -> dict[str, str]:
+    return prepared(stage)
+
+
+def prepared(stage: Stage, *, prompt: str = "看看阁楼里有没有书架 — 屋根裏を見て") -> dict[str, str]:
     """
-    Runs of every kind, so that each view has something to show.
+    Start runs of every kind, so that each view has something to show, and return their ids.
     """
     made = {
-        "asks": stage.start("asker", "看看阁楼里有没有书架 — 屋根裏を見て"),
+        "asks": stage.start("asker", prompt),
         "paints": stage.start("painter", "paint it"),
         "talks": stage.start("talker", "look around", session_id="house", turn=True),
         "sleeps": stage.start("sleeper", "good night"),

@@ -14,7 +14,7 @@ import pytest
 from tests.judging.browser import CHROMIUM
 
 from .conftest import Page
-from .stage import HOSTILE, WORDS, png, until
+from .stage import HOSTILE, WORDS, Model, Stage, png, until
 
 pytestmark = [
     pytest.mark.deep,
@@ -72,8 +72,6 @@ def test_the_list_is_live_and_its_filters_and_its_search_stand_in_the_address(pa
 @pytest.mark.spec("studio:ST1")
 def test_ten_thousand_runs_are_scrolled_through_with_few_rows_in_the_document(own: Any, tmp_path: Any) -> None:
     from stepengine.serving.ledger import Ledger, RunRow, registering
-
-    from .stage import Stage
 
     stage = Stage(tmp_path)
     stage.place.mkdir(mode=0o700)
@@ -270,6 +268,22 @@ def test_a_run_that_is_over_is_not_asked_for_all_the_time_and_its_page_is_cleare
     assert [] == [one for one in page.chromium.requests if run in one]
 
 
+@pytest.mark.spec("studio:ST2", "studio:ST3")
+def test_text_is_shown_as_it_comes(page: Page) -> None:
+    Model.goes_on.clear()
+    page.go("#/chat/slow/talk", ".composer")
+    say(page, "hello")
+    page.wait("document.querySelector('.thread :is(.coming, .thinks pre)')?.textContent.length > 10")
+    coming = page.run("document.querySelector('.thread :is(.coming pre, .thinks pre)').textContent")
+    run = page.run("document.querySelector('.under a').getAttribute('href')")
+    page.go(run, ".now .line")
+    page.wait("document.querySelector('.now :is(.stream, .thinks pre)')?.textContent.length > 10")
+    Model.goes_on.set()
+    page.wait("document.querySelector('.crumbs .state').innerText === 'completed'")
+
+    assert "The attic comes to mind first.".startswith(coming[:30]) or WORDS.startswith(coming)
+
+
 # --- the inbox --------------------------------------------------------------------------------------------------------
 
 
@@ -440,3 +454,38 @@ def test_a_journal_of_somebody_else_is_shown_and_goes_on_only_by_a_yes_to_what_w
     assert not no_way
     # The yes that stood in it is not believed: it is asked again, or whether the call that was cut off happened.
     assert asked["tool_name"] == "paint" or asked["id"].startswith("doubt:")
+
+
+# --- places -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("studio:ST10")
+@pytest.mark.parametrize("kind", ["folder", "database", "postgresql"])
+def test_runs_of_a_folder_a_file_and_postgresql_are_started_answered_and_watched(
+    tmp_path: Any, kind: str, request: pytest.FixtureRequest
+) -> None:
+    if kind == "postgresql":
+        pytest.importorskip("psycopg", reason="needs the extra 'durable'")
+        from stepengine.durable import DurableEngine
+
+        stage = Stage(tmp_path)
+        on = stage.engine()
+        engine = DurableEngine(on=on, db=request.getfixturevalue("db"), executor="stage", polling=0.1)
+        stage = Stage(tmp_path / "other", engine=engine, runs=None, max_live=None)
+    else:
+        stage = Stage(tmp_path, tmp_path / "runs.db" if kind == "database" else None)
+    page = request.getfixturevalue("own")(stage)  # behind the database, which outlasts it so
+    page.go("#/start/asker", "form")
+    page.fill("form textarea", "a shelf")
+    page.press("Start")
+    page.wait("location.hash.startsWith('#/runs/')")
+    run = page.run("location.hash").split("/")[2]
+    page.press("L", ".question")
+    page.wait("document.querySelector('.crumbs .state')?.innerText === 'completed'")
+    page.wait("[...document.querySelectorAll('.run #list [role=option]')].some(r => r.innerText.includes('cellar'))")
+    page.go(f"#/runs/{run}?step=%230&tab=handler", ".run[data-ready]")
+    page.wait("document.querySelector('.run #panel .source .here')?.innerText.includes('Which size')")
+    page.go("#/runs?search=shelf", ".row-link")
+    page.says("completed", ".rows")
+
+    assert "size L" == stage.look(run)["output"]

@@ -109,9 +109,9 @@ function Watch({ id, run, again }) {
   const status = run && run.status;
   useEffect(() => { source.nudge(); }, [status]);
   return html`${run && run.error ? html`<p class="problem">${run.error}</p>` : null}
-    <div class="top">${run && run.questions.length ? html`<div class="cards">${run.questions.map((question) => html`<${Card} key=${question.id} question=${question} run=${run} headed=${false} answered=${again} />`)}</div>` : null}
+    <div class="top"><div class="acts">${run && run.questions.length ? html`<div class="cards">${run.questions.map((question) => html`<${Card} key=${question.id} question=${question} run=${run} headed=${false} answered=${again} />`)}</div>` : null}
     ${isOpen && status !== "suspended" ? html`<${Now} state=${state} />` : null}
-    ${isOpen ? html`<${Standing} id=${id} news=${state.news} />` : null}</div>
+    </div>${isOpen ? html`<${Standing} id=${id} news=${state.news} />` : null}</div>
     <${RunPage} source=${source} label="All steps of the run" />`;
 }
 
