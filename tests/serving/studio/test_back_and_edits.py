@@ -259,7 +259,7 @@ def test_a_case_of_an_evaluation_opens_as_a_run_and_runs_are_judged_for_their_pr
     page.press("Write the test")
     page.says("tests/test_pin_")
     save(shop.file, CODE.replace("Be brief.", "Be loud."))
-    page.go("#/reports/impact", ".picks input")
+    page.go("#/reports/impact", ".picks label + label input")
     page.run("document.querySelector('.picks input').click()")
     page.press("Judge 1 run")
     page.says("It takes about")
@@ -304,6 +304,7 @@ def test_what_goes_back_sees_edits_judges_and_shows_agents_is_accessible(
         ("#/reports/impact", ".picks input"),
     ):
         page.go(address, shows)
+        page.wait("document.querySelector('main h1')")
         if "/edit" in address:
             save(shop.file, CODE.replace("total = worth", "total += worth").replace("Be brief.", "Be loud."))
             page.wait("document.querySelector('.d-other')")
