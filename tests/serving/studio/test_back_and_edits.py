@@ -304,7 +304,7 @@ def test_what_goes_back_sees_edits_judges_and_shows_agents_is_accessible(
         ("#/reports/impact", ".picks input"),
     ):
         page.go(address, shows)
-        page.wait("document.querySelector('main h1')")
+        page.wait("[...document.querySelectorAll('main h1')].some(h => h.innerText.trim())")
         if "/edit" in address:
             save(shop.file, CODE.replace("total = worth", "total += worth").replace("Be brief.", "Be loud."))
             page.wait("document.querySelector('.d-other')")
