@@ -149,11 +149,15 @@ class _Desk:
     def __init__(self, say: Callable[[Mapping[str, Any]], None], maker: Maker, file: str, at: str) -> None:
         self._say = say
         self._file = file
+        self._at = at
         self._watched = Watched(maker.load, Tape(FileJournal(file)), at, files=maker.watched)
 
     def sit(self, hear: Callable[[float | None], list[Any] | None]) -> None:
         """Look whenever somebody asks or a file is saved, until nobody can ask any more."""
         self._look([])
+        if self._watched.good is None and self._watched.at != self._at:
+            # There is no such place: that was said, and the beginning is a place of every run.
+            self._look([])
         while (asked := hear(EVERY)) is not None:
             for one in asked:
                 self._do(one)

@@ -282,9 +282,8 @@ class _Walking:
         try:
             if what["do"] == "next":
                 return attrs.asdict(asyncio.run(self._next()))
-            found = self._again(what["at"]) if self._debugger is not None else self._first(what["at"])
-            if what["whole"] and found.place is not None and self._debugger is not None:
-                found = attrs.evolve(found, whole=_whole(self._debugger))
+            go = self._first if self._debugger is None else self._again
+            found = go(what["at"], whole=what["whole"])
         except _NoPlace as error:
             return {"no_place": str(error)}
         except BaseException as error:  # noqa: BLE001 - whatever the author's code raises, a sentence comes of it
@@ -299,7 +298,7 @@ class _Walking:
         async with engine:
             return await next_of(engine, self._tape.journal, agent)
 
-    def _first(self, at: str) -> Look:
+    def _first(self, at: str, *, whole: bool) -> Look:
         """Go to a place, and on to the end, so that it is known how the run goes under this code."""
         engine, agent = self._load()
         try:
@@ -312,7 +311,7 @@ class _Walking:
         differs: ReplayDivergence | None = None
         try:
             stepper.go(position)
-            found = _seen(debugger, is_before=False)
+            found = _seen(debugger, is_before=False, whole=whole)
             stepper.go(stepper.last)
         except ReplayDivergence as error:
             differs = error
@@ -321,13 +320,11 @@ class _Walking:
         ends = _ends(debugger) if differs is None else ()
         if found is None:
             debugger.to(stepper.position - 1)
-            found = _seen(debugger, is_before=True)
-        else:
-            debugger.to(position)
+            found = _seen(debugger, is_before=True, whole=whole)
         self._debugger, self._course = debugger, (differs, changed, ends)
         return self._with_all(found)
 
-    def _again(self, at: str) -> Look:
+    def _again(self, at: str, *, whole: bool) -> Look:
         """Go to another place."""
         debugger = self._debugger
         assert debugger is not None  # noqa: S101 - a first look was made
@@ -336,7 +333,7 @@ class _Walking:
             debugger.to(_position(debugger, at))
         except ReplayDivergence:
             is_before = True
-        return self._with_all(_seen(debugger, is_before=is_before))
+        return self._with_all(_seen(debugger, is_before=is_before, whole=whole))
 
     def _with_all(self, found: Look) -> Look:
         differs, changed, ends = self._course
@@ -389,7 +386,7 @@ def _ends(debugger: Debugger) -> tuple[str, ...]:
     return tuple(told) if len(set(told)) > 1 else ()
 
 
-def _seen(debugger: Debugger, *, is_before: bool) -> Look:
+def _seen(debugger: Debugger, *, is_before: bool, whole: bool) -> Look:
     place, moment = debugger.told(), debugger.moment()
     frame = next((frame for frame in moment.frames if frame.kind != "package"), None)
     lines = () if frame is None else lines_around(frame, AROUND)
@@ -398,6 +395,7 @@ def _seen(debugger: Debugger, *, is_before: bool) -> Look:
         summary=summary_of(moment, debugger.texts),
         lines=tuple([(number, debugger.texts.clean(text)) for number, text in lines]),
         is_before=is_before,
+        whole=_whole(debugger) if whole else None,
     )
 
 
@@ -624,7 +622,7 @@ class Watched:
         self.at = at
         self.good: Look | None = None
         self.seconds = 0.0
-        self._seen_at = at
+        self._seen_at = ""
         self._load = load
         self._tape = tape
         self._beside = files

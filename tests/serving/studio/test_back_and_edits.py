@@ -23,6 +23,9 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: the command chromium on PATH"),
 ]
 STEPS = 2_000
+LONG = CODE.replace("STEP, AgentDefinition", "STEP, AgentDefinition, Limits").replace(
+    "tools=[price_of],", f"tools=[price_of], limits=Limits(max_steps={2 * STEPS}, max_actions={4 * STEPS}),"
+)
 VARIABLE = "[...document.querySelectorAll('.sheet tr')].find(r => r.querySelector('th')?.innerText.startsWith('{name}'))?.innerText"
 
 
@@ -155,8 +158,25 @@ def test_another_system_prompt_goes_on_from_a_step_as_a_fork(page: Page, client:
 
 @pytest.mark.spec("studio:ST6")
 def test_an_edit_is_seen_at_step_two_thousand_within_moments(
-    page: Page, client: httpx2.Client, shop: Shop, record_property: Any
+    chromium: Browser, tmp_path: Path, record_property: Any
 ) -> None:
+    """
+    The times are told, and decide nothing.
+    """
+    with Shop(tmp_path, LONG).open() as shop, shop.client() as client:
+        chromium.complaints.clear()
+        chromium.open(shop.link)
+        took = seen_at_the_end(Page(chromium, shop), client, shop)  # type: ignore[arg-type]  # as above
+        chromium.call("Page.navigate", url="about:blank")
+
+    record_property("seconds_from_save_to_page", took)
+    assert 3 == len(took)
+
+
+def seen_at_the_end(page: Page, client: httpx2.Client, shop: Shop) -> list[float]:
+    """
+    Return how long it took from each save until the page showed the last step under the new code.
+    """
     run = done(client, "tally", " ".join(["tea"] * STEPS))
     last = f"#{2 * STEPS - 1}"
     page.go(f"#/runs/{run}/edit?place={last.replace('#', '%23')}", ".sheet")
@@ -164,16 +184,13 @@ def test_an_edit_is_seen_at_step_two_thousand_within_moments(
     took = []
     for number in range(3):
         began = time.monotonic()
-        save(shop.file, CODE.replace("total = worth", f"total += {number} * 0 + worth"))
+        save(shop.file, LONG.replace("total = worth", f"total += {number} * 0 + worth"))
         page.wait(f"({VARIABLE.format(name='total')} ?? '').includes('{30 * STEPS}')")
         page.wait("document.querySelector('.saves b')")
         took.append(time.monotonic() - began)
-        save(shop.file, CODE)
+        save(shop.file, LONG)
         page.wait(f"({VARIABLE.format(name='total')} ?? '').endsWith('\\t30')")
-
-    record_property("seconds_from_save_to_page", [round(each, 2) for each in took])
-    print("from save to page at step 2,000:", [round(each, 2) for each in took])
-    assert f"{STEPS} steps" != ""
+    return [round(each, 2) for each in took]
 
 
 @pytest.mark.spec("studio:ST6")
@@ -227,7 +244,7 @@ def test_a_case_of_an_evaluation_opens_as_a_run_and_runs_are_judged_for_their_pr
     page: Page, client: httpx2.Client, shop: Shop
 ) -> None:
     run = done(client, "tally", "tea milk")
-    page.go("#/reports", ".threads")
+    page.go("#/reports", ".threads a")
     page.run("document.querySelector('.threads a').click()")
     page.says("rome")
     page.press("passes")
@@ -242,7 +259,7 @@ def test_a_case_of_an_evaluation_opens_as_a_run_and_runs_are_judged_for_their_pr
     page.press("Write the test")
     page.says("tests/test_pin_")
     save(shop.file, CODE.replace("Be brief.", "Be loud."))
-    page.go("#/reports/impact", ".picks input")
+    page.go("#/reports/impact", ".picks label + label input")
     page.run("document.querySelector('.picks input').click()")
     page.press("Judge 1 run")
     page.says("It takes about")
@@ -282,11 +299,12 @@ def test_what_goes_back_sees_edits_judges_and_shows_agents_is_accessible(
         (f"#/runs/{run}/judge", ".cards"),
         ("#/agents", ".d-tree"),
         ("#/agents/asker", ".toolbox"),
-        ("#/reports", ".threads"),
+        ("#/reports", ".threads a"),
         ("#/reports/of/first", ".sheet"),
         ("#/reports/impact", ".picks input"),
     ):
         page.go(address, shows)
+        page.wait("[...document.querySelectorAll('main h1')].some(h => h.innerText.trim())")
         if "/edit" in address:
             save(shop.file, CODE.replace("total = worth", "total += worth").replace("Be brief.", "Be loud."))
             page.wait("document.querySelector('.d-other')")

@@ -40,7 +40,7 @@ function Fork({ id, look, agent }) {
   const given = () => Object.fromEntries(Object.entries(changes).filter(([, value]) => value !== "").map(([name, value]) => [name, ["temperature", "max_tokens"].includes(name) ? Number(value) : value]));
   const prompts = (own && own.prompts) || {};
   return html`<section class="card runon" aria-label="Run on from here">
-    <h3>Run on from here</h3>
+    <h2 class="part">Run on from here</h2>
     ${whole.kind ? html`<form class="form" onSubmit=${(event) => { event.preventDefault(); run(() => ({ at: place.address, edit: taken(text, whole.value) })); }}>
       <label class="field"><span>${NAMES[whole.kind]} <em>at ${place.address}, instead of what is recorded</em></span><textarea class="mono" rows=${Math.min(12, Math.max(3, text.split("\n").length))} value=${text} onInput=${(event) => type(event.target.value)}></textarea>${whole.value === null ? html`<small>What is recorded is too long for this field, or holds what is not shown: what is typed takes its place whole.</small>` : null}</label>
       <div class="answers"><button type="submit" class="primary" disabled=${busy}>Run on with this ${whole.kind}</button></div></form>` : html`<p class="dim">What came of this follows from effects of its own; go to one of those.</p>`}
@@ -69,12 +69,12 @@ function Back({ id, query, run }) {
       ${!look && desk.busy ? html`<p class="dim">The run is walked…</p>` : null}
       ${look ? html`<${Facts} look=${look} />
         ${look.is_before ? html`<p class="note">This is the last place before the code goes another way than is recorded, at ${look.differs_at}.</p>` : null}
-        <div class="beside"><div><h3>Where it stands</h3><${Source} look=${look} /><h3>Variables</h3><${Variables} now=${look} />
-          <h3>What came back</h3>${look.whole && look.whole.outcome.length ? html`<pre class="prose">${look.whole.outcome.join("\n")}</pre>` : html`<p class="dim">Nothing is recorded.</p>`}
-          ${look.place.hooks.length ? html`<h3>Hooks</h3><ul>${look.place.hooks.map((hook) => html`<li><span class="mono">${hook.point} ${hook.hook}</span> ${hook.said}</li>`)}</ul>` : null}</div>
+        <div class="beside"><div><h2 class="part">Where it stands</h2><${Source} look=${look} /><h2 class="part">Variables</h2><${Variables} now=${look} />
+          <h2 class="part">What came back</h2>${look.whole && look.whole.outcome.length ? html`<pre class="prose">${look.whole.outcome.join("\n")}</pre>` : html`<p class="dim">Nothing is recorded.</p>`}
+          ${look.place.hooks.length ? html`<h2 class="part">Hooks</h2><ul>${look.place.hooks.map((hook) => html`<li><span class="mono">${hook.point} ${hook.hook}</span> ${hook.said}</li>`)}</ul>` : null}</div>
         <div>${look.whole ? html`<${Fork} id=${id} look=${look} agent=${run && run.agent} />
           <details open><summary>What the model saw</summary>${look.whole.request ? html`<${Request} request=${look.whole.request} />` : html`<p class="dim">No model was asked yet.</p>`}</details>
-          <details><summary>State</summary><${Messages} messages=${look.whole.state.messages} left=${look.whole.state.left_out} /><h4>Context</h4><${Value} value=${look.whole.state.context} /><h4>Output</h4><pre class="prose">${look.whole.state.output}</pre><p class="dim">${look.whole.state.steps_remaining} steps remain</p></details>` : null}</div></div>` : null}
+          <details><summary>State</summary><${Messages} messages=${look.whole.state.messages} left=${look.whole.state.left_out} /><h3 class="part">Context</h3><${Value} value=${look.whole.state.context} /><h3 class="part">Output</h3><pre class="prose">${look.whole.state.output}</pre><p class="dim">${look.whole.state.steps_remaining} steps remain</p></details>` : null}</div></div>` : null}
     </div></div>`;
 }
 

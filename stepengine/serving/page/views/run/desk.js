@@ -120,7 +120,7 @@ export const Messages = ({ messages, left }) => html`${left ? html`<p class="dim
 
 /* What a model is sent. */
 export function Request({ request }) {
-  return html`<p class="mono">${request.model}</p>${request.system ? html`<h4>System prompt</h4><pre class="prose">${request.system}</pre>` : null}<h4>Messages</h4><${Messages} messages=${request.messages} left=${request.left_out} />
+  return html`<p class="mono">${request.model}</p>${request.system ? html`<h3 class="part">System prompt</h3><pre class="prose">${request.system}</pre>` : null}<h3 class="part">Messages</h3><${Messages} messages=${request.messages} left=${request.left_out} />
     ${request.tools.length ? html`<details><summary>${request.tools.length} tools</summary><dl class="members">${request.tools.map((tool) => html`<dt class="mono">${tool.name}</dt><dd>${tool.description}</dd>`)}</dl></details>` : null}
     <details><summary>Settings</summary><pre class="prose">${request.settings}</pre></details>`;
 }

@@ -27,11 +27,11 @@ function Next({ id, desk, turn }) {
     try { set(await api.get(at("runs", id, "edits", desk, "next"))); } catch (problem) { fail(problem); }
     wait(false);
   }
-  return html`<section class="card" aria-label="What comes next"><h3>What would the model be asked?</h3>
+  return html`<section class="card" aria-label="What comes next"><h2 class="part">What would the model be asked?</h2>
     ${next === null ? html`<p class="dim">The run goes on from its first difference with what is recorded. Nobody is asked for this.</p><button type="button" disabled=${busy || !desk} onClick=${look}>${busy ? "Looking…" : "Show the request"}</button>` : next.request === null ? html`<p>${next.why}</p>` : html`<p>At <span class="mono">${next.address}</span>${next.price === null ? "" : `; reading it costs ${money(next.price)}`}${next.served ? `; ${next.served} calls on the way are from the record` : ""}.</p><details open><summary>The request</summary><${Request} request=${next.request} /></details>
       ${job.job ? null : html`<button type="button" class="primary" onClick=${() => job.start({ kind: "ask", runs: [id] })}>Ask it, with its price first</button>`}`}
     <${Problem} error=${error} />
-    <${Job} it=${job} result=${(result) => result.why ? html`<p>${result.why}</p>` : html`<h4>It says</h4>${result.text ? html`<pre class="prose">${result.text}</pre>` : null}${result.calls.map((call) => html`<p><span class="mono tool">${call.tool}</span> <span class="mono">${JSON.stringify(call.input)}</span></p>`)}`} /></section>`;
+    <${Job} it=${job} result=${(result) => result.why ? html`<p>${result.why}</p>` : html`<h3 class="part">It says</h3>${result.text ? html`<pre class="prose">${result.text}</pre>` : null}${result.calls.map((call) => html`<p><span class="mono tool">${call.tool}</span> <span class="mono">${JSON.stringify(call.input)}</span></p>`)}`} /></section>`;
 }
 
 function Edit({ id, query, run }) {
@@ -45,8 +45,8 @@ function Edit({ id, query, run }) {
       ${state.problem ? html`<div class="problem broken" role="alert"><b>This code cannot be walked.</b><pre class="prose">${state.problem}</pre>${look ? html`<span>What is shown is the last code that could be.</span>` : null}</div>` : null}
       ${!look && desk.busy ? html`<p class="dim">The run is walked…</p>` : null}
       ${look ? html`<${Course} look=${isGone ? state.now : look} isGone=${isGone} />
-        <div class="beside"><div><h3>Where it stands</h3><${Source} look=${look} /><h3>Variables</h3><${Variables} now=${look} before=${state.problem || isGone ? null : state.before} />
-          ${state.difference && state.difference.length ? html`<h3>What the save changed here</h3><ul class="d-lines mono">${state.difference.slice(0, 100).map((line) => html`<li>${line}</li>`)}</ul>` : state.difference ? html`<p class="dim">Nothing is different at this place.</p>` : null}</div>
+        <div class="beside"><div><h2 class="part">Where it stands</h2><${Source} look=${look} /><h2 class="part">Variables</h2><${Variables} now=${look} before=${state.problem || isGone ? null : state.before} />
+          ${state.difference && state.difference.length ? html`<h2 class="part">What the save changed here</h2><ul class="d-lines mono">${state.difference.slice(0, 100).map((line) => html`<li>${line}</li>`)}</ul>` : state.difference ? html`<p class="dim">Nothing is different at this place.</p>` : null}</div>
         <div><${Next} id=${id} desk=${state.desk} turn=${`${state.when} ${state.saved.join()}`} /></div></div>` : null}
     </div></div>`;
 }

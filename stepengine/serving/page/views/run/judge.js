@@ -3,7 +3,7 @@ import { html, useState, to, Problem } from "../../lib.js";
 import { useJob, Job, Impact, Lines } from "../../jobs.js";
 
 function Ask({ title, about, children, go, job, result, name, isReady = true }) {
-  return html`<section class="card form" aria-label=${title}><h3>${title}</h3><p class="dim">${about}</p><form class="form" onSubmit=${(event) => { event.preventDefault(); go(); }}>${children}<div class="answers"><button type="submit" disabled=${!isReady}>${name}</button></div></form><${Job} it=${job} result=${result} /></section>`;
+  return html`<section class="card form" aria-label=${title}><h2 class="part">${title}</h2><p class="dim">${about}</p><form class="form" onSubmit=${(event) => { event.preventDefault(); go(); }}>${children}<div class="answers"><button type="submit" disabled=${!isReady}>${name}</button></div></form><${Job} it=${job} result=${result} /></section>`;
 }
 
 function Judge({ id }) {
