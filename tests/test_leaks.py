@@ -40,6 +40,7 @@ def checked(conftest: Any, node: Node, leave: Any) -> str:
 
 
 @pytest.mark.spec("reliability:K16", "reliability:R10")
+@pytest.mark.deep
 def test_a_test_that_leaves_a_thread_a_process_or_a_descriptor_is_failed_by_its_name(conftest: Any) -> None:
     over, ends = threading.Event(), []
 

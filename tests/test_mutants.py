@@ -33,6 +33,7 @@ def test_a_planted_fault_is_gone_afterwards_and_one_without_a_place_is_told(tmp_
     assert "its text stands 2 times in a.py, not once: 'y = 1'" == mutant.problem(tmp_path)
 
 
+@pytest.mark.deep
 def test_a_fault_that_is_drawn_changes_the_program_and_has_a_name_of_its_own() -> None:
     faults = [fault for path in files_of("permissions") for fault in faults_of(path)]
     few = [fault for fault in faults[::25] if fault.is_program]
@@ -44,6 +45,7 @@ def test_a_fault_that_is_drawn_changes_the_program_and_has_a_name_of_its_own() -
         assert ast.dump(ast.parse(sound)) != ast.dump(ast.parse(fault.source)), fault.name
 
 
+@pytest.mark.deep
 def test_a_seed_draws_the_same_faults_again_and_more_of_them_on_top() -> None:
     floors = ("sessions", "permissions")
     few, many = drawn(6, 7, floors), drawn(40, 7, floors)

@@ -116,6 +116,7 @@ def test_a_citation_of_what_is_no_row_is_told_with_its_place() -> None:
     ] == told
 
 
+@pytest.mark.deep
 def test_the_tests_that_the_site_shows_with_a_row_are_those_that_cite_it(request: pytest.FixtureRequest) -> None:
     """
     Marks are read from the text of the tests; whatever this run collected cites what was read.

@@ -194,6 +194,7 @@ def test_what_examples_pages_and_agents_import_has_a_public_name() -> None:
     ]
 
 
+@pytest.mark.deep
 def test_pytest_collects_nothing_that_a_test_module_imports() -> None:
     """
     No class or function of the package is named as pytest names tests: imported into a test module, it would be collected.

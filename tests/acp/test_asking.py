@@ -28,6 +28,7 @@ QUESTIONS = st.builds(
     QUESTIONS, st.one_of(st.none(), st.integers(), LABELS, st.lists(LABELS | st.integers(), max_size=3)), st.booleans()
 )
 @pytest.mark.spec("interfaces:IF31")
+@pytest.mark.deep
 def test_whatever_a_form_comes_back_with_is_an_answer_or_no_answer(
     question: Question, value: Any, accepts: bool
 ) -> None:

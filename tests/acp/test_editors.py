@@ -114,6 +114,7 @@ async def said_to(agent: Any, session: str, text: str) -> Any:
     "interfaces:IF29",
     "interfaces:IF54",
 )
+@pytest.mark.deep
 async def test_a_prompt_is_streamed_and_an_edit_is_shown_as_a_diff_and_asked_about(
     tmp_path: Path, project: Path
 ) -> None:
@@ -153,6 +154,7 @@ async def test_a_prompt_is_streamed_and_an_edit_is_shown_as_a_diff_and_asked_abo
 
 
 @pytest.mark.spec("interfaces:IF51", "interfaces:IF54")
+@pytest.mark.deep
 async def test_calls_of_a_handler_look_like_those_of_a_model(tmp_path: Path, project: Path) -> None:
     """
     No model is asked before them, which would have listed the tools.
@@ -173,6 +175,7 @@ async def test_calls_of_a_handler_look_like_those_of_a_model(tmp_path: Path, pro
 
 
 @pytest.mark.spec("interfaces:IF48", "interfaces:IF47")
+@pytest.mark.deep
 async def test_a_turn_is_cancelled_while_its_question_is_open_and_the_session_goes_on(
     tmp_path: Path, project: Path
 ) -> None:

@@ -66,6 +66,7 @@ def written(project: Path) -> list[str]:
 
 
 @pytest.mark.spec("generator-contract:B35")
+@pytest.mark.deep
 def test_what_a_person_has_filed_runs_in_the_sandbox_and_its_tests_hold(project: Path) -> None:
     result, _ = built(project, draft(), answers={"file-1": "file it"})
 
@@ -94,15 +95,15 @@ def test_the_tests_of_a_filed_agent_fail_when_it_does_something_else(project: Pa
     [
         ("agent = (", r"agents/draft\.py:1: "),
         ("import subprocess\n" + EXAMPLE, r"agents/draft\.py:1: there is no module 'subprocess'"),
-        (EXAMPLE.replace("ToolCall(", "toolCall(", 1), r"agents/draft\.py:7: there is no `toolCall`"),
-        (EXAMPLE.replace("agent = AgentDef", "other = AgentDef"), "expected `agent = AgentDefinition"),
-        (EXAMPLE.replace('"note-reader"', '"../note"'), "is no name of a file|valid|id"),
+        pytest.param(EXAMPLE.replace("ToolCall(", "toolCall(", 1), r"agents/draft\.py:7: there is no `toolCall`", marks=pytest.mark.deep),
+        pytest.param(EXAMPLE.replace("agent = AgentDef", "other = AgentDef"), "expected `agent = AgentDefinition", marks=pytest.mark.deep),
+        pytest.param(EXAMPLE.replace('"note-reader"', '"../note"'), "is no name of a file|valid|id", marks=pytest.mark.deep),
         (EXAMPLE.replace('"note-reader"', '"basher"'), "'basher' is the id of an agent that comes with stepengine"),
         (EXAMPLE.replace("notes, and", "notes,\u202e and"), r"agents/draft\.py:1: RIGHT-TO-LEFT OVERRIDE cannot be seen"),
-        (EXAMPLE.replace("notes, and", "notes,\x1b[2K and"), r"agents/draft\.py:1: 0x1b cannot be seen"),
+        pytest.param(EXAMPLE.replace("notes, and", "notes,\x1b[2K and"), r"agents/draft\.py:1: 0x1b cannot be seen", marks=pytest.mark.deep),
         (EXAMPLE.replace('data["files"]', 'data["names"]'), r"does not come to its end: .*KeyError.*draft\.py:8"),
-        (EXAMPLE.replace('"list_directory", "read', '"read'), "list_directory"),
-        (EXAMPLE.replace('"read_files"]', '"read_minds"]'), "read_minds"),
+        pytest.param(EXAMPLE.replace('"list_directory", "read', '"read'), "list_directory", marks=pytest.mark.deep),
+        pytest.param(EXAMPLE.replace('"read_files"]', '"read_minds"]'), "read_minds", marks=pytest.mark.deep),
         (EXAMPLE.replace("    turn = yield STEP_ALL", "    while True:\n        pass\n    turn = yield STEP_ALL"), "more than 5 s"),
     ],
     ids=[
@@ -236,6 +237,7 @@ def test_without_a_person_the_run_waits_and_another_process_files_it_with_the_an
     ],
     ids=["asked for", "at once"],
 )
+@pytest.mark.deep
 def test_what_a_person_wants_otherwise_is_told_to_the_model(project: Path, answers: dict[str, str]) -> None:
     other = EXAMPLE.replace('"sources": [name', '"names": [name')
     result, model = built(project, draft(), draft(other), answers=answers)

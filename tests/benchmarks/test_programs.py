@@ -27,6 +27,7 @@ def test_the_page_shows_the_figures() -> None:
 
 @pytest.mark.spec("programs:PG30")
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.deep
 def test_a_run_needs_what_the_figures_say(way: str) -> None:
     if way == "program":
         pytest.importorskip("pydantic_monty", reason="needs the extra programs")
@@ -45,6 +46,7 @@ def test_a_program_needs_fewer_requests_than_calls_one_by_one_and_less_to_read_t
 
 
 @pytest.mark.spec("programs:PG30")
+@pytest.mark.deep
 def test_the_page_says_what_code_mode_is_for_bundled_agents() -> None:
     pytest.importorskip("pydantic_monty", reason="needs the extra programs")
     command = [sys.executable, "-m", "benchmarks.programs.bundled"]

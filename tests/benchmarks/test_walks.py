@@ -26,6 +26,7 @@ MOST = {
 """Calls and files. What makes a way longer says here by how much, and in its commit why."""
 
 
+@pytest.mark.deep
 def test_the_way_of_a_step_is_no_longer_than_it_was() -> None:
     """
     In a process of its own: what tests watch tasks and texts with walks along.

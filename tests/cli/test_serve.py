@@ -249,6 +249,7 @@ def test_what_its_tools_wrote_is_undone_in_their_folder_and_reports_are_shown(fo
     assert ["nightly"] == [one["id"] for one in reports]
 
 
+@pytest.mark.deep
 def test_what_waits_when_it_is_killed_is_there_at_the_next_start_under_the_same_token(folder: Path) -> None:
     token = Tokens.open(folder / "tokens.json").add("web", ["read", "run", "answer"])
     arguments = ["shop.py", "--port", "0", "--runs", "runs.db", "--tokens", "tokens.json"]

@@ -122,6 +122,7 @@ def goes_on(folder: Path, shape: str, number: int) -> None:
 
 
 @pytest.mark.spec("requirements:X73")
+@pytest.mark.deep
 def test_a_signal_in_the_middle_of_an_effect_lets_it_end_and_the_run_can_go_on(tmp_path: Path) -> None:
     goes_on(tmp_path, "parallel", signal.SIGTERM)
 

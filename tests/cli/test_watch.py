@@ -74,6 +74,7 @@ def told(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 @pytest.mark.spec("studio:ST6")
+@pytest.mark.deep
 def test_each_save_is_a_line_and_what_breaks_is_one_until_it_is_mended(
     project: Path, watch: subprocess.Popen[str]
 ) -> None:
@@ -135,6 +136,7 @@ def _other(project: Path, code: str) -> Path:
 
 
 @pytest.mark.spec("studio:ST6")
+@pytest.mark.deep
 def test_a_person_sees_what_is_different_types_another_place_and_leaves(project: Path) -> None:
     ours, theirs = pty.openpty()
     process = started("--width", "90", stdin=theirs)

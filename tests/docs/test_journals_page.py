@@ -20,6 +20,7 @@ FIRST = re.compile(r"^\| `?(\w+)`? \|", re.MULTILINE)
 
 
 @pytest.mark.spec("replay:J1", "replay:J34", "requirements:P13")
+@pytest.mark.deep
 def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     In one folder and in order, all of Python in one module: each block goes on with the names of those before.

@@ -157,6 +157,7 @@ def read_on(server: Server, path: str, got: list[dict[str, Any]], kind: str, *, 
     "interfaces:IF16",
     "interfaces:IF18",
 )
+@pytest.mark.deep
 def test_the_application_of_the_page_loses_no_event_over_reconnects(tmp_path: Path) -> None:
     server, got = Server(tmp_path), list[dict[str, Any]]()
     with server.running():

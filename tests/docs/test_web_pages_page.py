@@ -308,6 +308,7 @@ def odd_requests() -> list[tuple[str, str, dict[str, Any]]]:
 @pytest.mark.parametrize(
     "part", [pytest.param(slice(None, None, 9), id="some"), pytest.param(slice(None), id="all", marks=pytest.mark.deep)]
 )
+@pytest.mark.deep
 def test_no_odd_request_is_an_error_of_the_server(application: dict[str, Any], part: slice) -> None:
     requests = odd_requests()
 

@@ -177,6 +177,7 @@ async def run_in_every_way(agent: AgentDefinition, answers: dict[str, str], db: 
 
 
 @pytest.mark.spec("programs:PG7")
+@pytest.mark.deep
 async def test_a_body_alone_is_part_of_its_callers_run_and_goes_on_where_it_was(db: str):
     runs = await run_in_every_way(ONE, {"Release 1.0?": "yes"}, db)
     expected, result, replayed = runs.results
@@ -192,6 +193,7 @@ async def test_a_body_alone_is_part_of_its_callers_run_and_goes_on_where_it_was(
 
 
 @pytest.mark.spec("programs:PG7")
+@pytest.mark.deep
 async def test_bodies_at_once_are_runs_of_their_own_of_which_one_asks_while_the_others_end(db: str):
     runs = await run_in_every_way(THREE, {"Release 2?": "no"}, db)
     run, (_, result, replayed) = runs.id, runs.results

@@ -121,6 +121,7 @@ def engine(handler, db: str) -> DurableEngine:
     "durable:UF31",
     "reliability:R13",
 )
+@pytest.mark.deep
 async def test_an_edited_handler_stops_where_it_differs_and_goes_on_as_it_was(db: str, edit):
     DONE.clear()
     async with engine(original, db) as worker:

@@ -201,6 +201,7 @@ async def test_no_child_in_the_background_outlives_its_parent(db: str):
 
 
 @pytest.mark.spec("waiting:WT35")
+@pytest.mark.deep
 async def test_what_is_exported_replays_with_children_in_the_background(db: str):
     for agent in (STARTING, ENDING):
         async with worker_of([agent], db) as engine:

@@ -192,6 +192,7 @@ def without_asking(node: Node, limit: int) -> Any:
     nodes(together=True), st.integers(1, 5 * ONE), st.lists(st.sampled_from(["yes", "7", "60", "250.5"]), min_size=1)
 )
 @settings(max_examples=60)
+@pytest.mark.deep
 def test_a_tree_that_is_allowed_more_ends_as_without_limits_and_never_spends_more_than_it_was_granted(
     node, limit, said
 ):
@@ -260,6 +261,7 @@ def answers_in(history: Any) -> list[tuple[Any, Any, Any]]:
 @given(nodes(together=True), st.integers(1, 4 * ONE))
 @example(Node(2, (Node(1, (Node(1),), limit=1), Node(1)), together=True), 94)
 @settings(max_examples=40)
+@pytest.mark.deep
 def test_a_tree_that_nobody_attends_is_suspended_with_one_question_for_each_limit_and_resumed_ends_the_same(
     node, limit
 ):

@@ -80,6 +80,7 @@ def test_whoever_runs_an_agent_under_trio_is_told_what_to_do_and_nothing_is_made
 
 
 @pytest.mark.spec("ecosystem:EC231")
+@pytest.mark.deep
 def test_a_synchronous_run_in_a_thread_serves_a_program_of_trio() -> None:
     async def body() -> str:
         async with engine() as of:

@@ -951,6 +951,7 @@ SAID = st.one_of(
     replies=st.lists(st.lists(NUMBERS, min_size=1, max_size=3), min_size=1, max_size=4),
     said=st.lists(SAID, min_size=1, max_size=4),
 )
+@pytest.mark.deep
 def test_whatever_people_answer_what_is_denied_never_runs_and_what_runs_was_seen_by_somebody(replies, said):
     """
     A nine is denied. Everything else runs only as a person saw it, or wrote it, or after one allowed any input for good.

@@ -283,6 +283,7 @@ asyncio.run(main())
 
 @PLACES
 @pytest.mark.spec("waiting:WT27")
+@pytest.mark.deep
 def test_a_run_whose_process_is_killed_in_the_middle_is_gone_on_with_by_whoever_wakes_runs(
     tmp_path: Path, place: str
 ) -> None:

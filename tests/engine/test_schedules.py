@@ -261,6 +261,7 @@ def by_minutes(line: str, zone: str, after: datetime, until: datetime) -> list[d
 @given(line=LINES, turn=st.sampled_from(TURNS))
 @example(line="*/10 3 * * *", turn=(LORD_HOWE, "2026-10-03T10:00"))
 @example(line="30 2 * * *", turn=(BERLIN, "2026-03-28T20:00"))
+@pytest.mark.deep
 def test_the_times_between_two_moments_are_those_that_going_by_minutes_finds(line: str, turn: tuple[str, str]) -> None:
     zone, start = turn
     after = datetime.fromisoformat(start).replace(tzinfo=UTC)

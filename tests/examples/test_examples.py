@@ -195,6 +195,7 @@ def test_the_program_of_a_model_waits_for_a_person_and_asks_no_shop_twice(tmp_pa
 
 
 @pytest.mark.spec("interfaces:IF120")
+@pytest.mark.deep
 def test_the_best_of_three_coders_is_the_one_whose_tests_pass(tmp_path: Path) -> None:
     """
     Three programs are led, and a replay without them says the same.

@@ -695,6 +695,7 @@ def hostile(draw: st.DrawFn) -> bytes:
 
 @given(data=hostile(), after=st.integers(-10, 400))
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@pytest.mark.deep
 def test_whatever_is_in_a_mailbox_only_typed_errors_come_of_it(journal: FileJournal, data: bytes, after: int) -> None:
     path, began = mailbox_of(journal.path), time.process_time()
     path.write_bytes(data)

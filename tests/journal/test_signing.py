@@ -452,6 +452,7 @@ print(asyncio.run(run).status)
 
 
 @pytest.mark.spec("reliability:JR44", "reliability:JR46")
+@pytest.mark.deep
 def test_a_crash_leaves_a_tail_that_is_told_and_the_run_goes_on_with_the_chain(
     keys: Path, public: Path, tmp_path: Path
 ):

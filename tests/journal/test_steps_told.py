@@ -104,6 +104,7 @@ def test_a_replay_tells_of_the_steps_as_the_run_did(fresh_world, whole):
 
 @pytest.mark.spec("interfaces:IF11")
 @pytest.mark.parametrize("how", ["cancel", "interrupt", "raise"])
+@pytest.mark.deep
 def test_steps_end_wherever_a_run_is_cut_off(fresh_world, whole, how):
     """Its task is cancelled, it is told to end, or an observer wants it to: at each of its events."""
     _, first = whole

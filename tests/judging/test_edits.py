@@ -108,6 +108,7 @@ def test_the_same_place_is_seen_under_the_code_of_each_save_and_this_process_imp
 
 
 @pytest.mark.spec("studio:ST6")
+@pytest.mark.deep
 def test_a_prompt_that_is_edited_is_walked_on_with_what_the_model_said(project: Path) -> None:
     (project / "tally.py").write_text(CODE.replace("Be brief.", "Be loud."))
     found = seen()
@@ -118,6 +119,7 @@ def test_a_prompt_that_is_edited_is_walked_on_with_what_the_model_said(project: 
 
 @pytest.mark.spec("studio:ST6")
 @pytest.mark.parametrize(("at", "is_before", "total"), [("#0", False, "0"), ("#5", True, "40")])
+@pytest.mark.deep
 def test_where_the_code_goes_another_way_is_told_at_a_place_before_it_and_after_it(
     project: Path, at: str, is_before: bool, total: str
 ) -> None:
@@ -132,6 +134,7 @@ def test_where_the_code_goes_another_way_is_told_at_a_place_before_it_and_after_
 
 
 @pytest.mark.spec("studio:ST6")
+@pytest.mark.deep
 def test_a_run_that_begins_in_another_way_has_no_place(project: Path) -> None:
     (project / "tally.py").write_text(CODE.replace("    total = 0\n", "    total = 0\n    yield STEP\n"))
     found = seen()
@@ -154,6 +157,7 @@ def test_a_run_that_begins_in_another_way_has_no_place(project: Path) -> None:
     ],
     ids=["syntax", "a file", "an exit", "an end", "an end later", "a loop later", "a loop", "no agent"],
 )  # fmt: skip
+@pytest.mark.deep
 def test_code_that_cannot_be_walked_is_a_sentence_and_the_next_save_is_seen(
     project: Path, change: Callable[[str], str], problem: str
 ) -> None:
@@ -167,6 +171,7 @@ def test_code_that_cannot_be_walked_is_a_sentence_and_the_next_save_is_seen(
 
 
 @pytest.mark.spec("studio:ST6")
+@pytest.mark.deep
 def test_code_that_is_looked_at_has_no_network_no_keys_and_no_word_on_the_screen(
     project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

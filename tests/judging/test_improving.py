@@ -150,6 +150,7 @@ def test_a_better_prompt_is_found_proved_and_written_only_where_that_is_asked_fo
 
 
 @pytest.mark.spec("judging:JG146")
+@pytest.mark.deep
 def test_a_search_is_replayed_for_nothing_and_the_same_seed_finds_the_same(greeting: Any) -> None:
     first = improve(greeting, "--budget", "1", "--seed", "4")
     asked = Path("asked.txt").read_text()
@@ -411,6 +412,7 @@ def test_an_agent_that_passes_everything_is_left_as_it_is(greeting: Any) -> None
 
 
 @pytest.mark.spec("judging:JG144", "judging:JG148")
+@pytest.mark.deep
 def test_a_judge_who_throws_dice_makes_no_version_better(greeting: Any) -> None:
     """
     Its verdicts depend on what it is shown, and on nothing that is good; a version that was lucky is not better where it counts.
@@ -532,6 +534,7 @@ def test_an_unknown_agent_model_or_price_is_refused(greeting: Any, monkeypatch: 
 
 
 @pytest.mark.spec("judging:JG146", "judging:JG148")
+@pytest.mark.deep
 def test_a_search_goes_on_only_with_what_it_began_with(greeting: Any) -> None:
     improve(greeting, "--budget", "1", "--seed", "1")
     budget = greeting.type(*BASE[:-2], "--continue", "o", "--budget", "2", code=Exit.USAGE).stderr
@@ -549,6 +552,7 @@ def test_a_search_goes_on_only_with_what_it_began_with(greeting: Any) -> None:
 
 
 @pytest.mark.spec("judging:JG146", "judging:JG148")
+@pytest.mark.deep
 def test_what_is_typed_otherwise_for_a_search_that_goes_on_is_refused(greeting: Any) -> None:
     improve(greeting, "--budget", "1", "--seed", "1", "--blame", "2")
     typed = {"--seed": "2", "--blame": "4", "--versions": "9", "--concurrency": "1", "--reflect-model": "a/b"}
@@ -564,6 +568,7 @@ def test_what_is_typed_otherwise_for_a_search_that_goes_on_is_refused(greeting: 
 
 @pytest.mark.spec("judging:JG146")
 @pytest.mark.parametrize("lines", [0, 1])
+@pytest.mark.deep
 def test_a_search_that_was_killed_before_its_first_record_is_begun_where_it_was(greeting: Any, lines: int) -> None:
     improve(greeting, "--budget", "1", "--seed", "1")
     left = Path("o/improver.jsonl").read_text().splitlines(keepends=True)[:lines]
@@ -576,6 +581,7 @@ def test_a_search_that_was_killed_before_its_first_record_is_begun_where_it_was(
 
 
 @pytest.mark.spec("judging:JG140")
+@pytest.mark.deep
 def test_an_agent_that_was_edited_while_the_search_went_on_is_left_as_it_is(greeting: Any) -> None:
     edited = GREETER.replace("people", "people and animals")
     edits = f'noted("reflecting")\n    Path("greeter.py").write_text({edited!r})'
@@ -588,6 +594,7 @@ def test_an_agent_that_was_edited_while_the_search_went_on_is_left_as_it_is(gree
 
 
 @pytest.mark.spec("judging:JG143", "judging:JG146")
+@pytest.mark.deep
 def test_a_search_that_an_error_ended_begins_anew_with_all_that_it_bought(greeting: Any) -> None:
     """
     Such as that of somebody who resumed its journal by itself, where nobody brought the cases.
@@ -606,6 +613,7 @@ def test_a_search_that_an_error_ended_begins_anew_with_all_that_it_bought(greeti
 
 
 @pytest.mark.spec("judging:JG142", "judging:JG145")
+@pytest.mark.deep
 def test_a_judge_is_paid_from_the_same_budget_and_not_asked_again_about_the_same_answer(greeting: Any) -> None:
     """
     With two samples of each case; what it says counts where `--by` names it.
@@ -676,6 +684,7 @@ evaluation = Evaluation("e", [Case(f"c{n}", f"Shelf {n}", replies=replies) for n
 
 
 @pytest.mark.spec("judging:JG141")
+@pytest.mark.deep
 def test_the_reflecting_model_is_shown_failed_runs_with_the_step_to_blame(folder: Any) -> None:
     folder.write("both.py", LOOKING)
     folder.type(
@@ -818,6 +827,7 @@ TEXTS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters=
 
 @pytest.mark.spec("judging:JG141")
 @given(prompt=TEXTS, tool=TEXTS, limit=st.integers(1, 10**6), share=st.floats(allow_nan=False, allow_infinity=False))
+@pytest.mark.deep
 def test_a_version_is_what_its_file_would_be(
     prompt: str, tool: str, limit: int, share: float, tmp_path_factory: Any
 ) -> None:

@@ -220,6 +220,7 @@ def test_a_run_that_only_its_secret_fails_is_not_pinned_as_it_would_pass_without
 
 
 @pytest.mark.spec("judging:JG80", "judging:JG12")
+@pytest.mark.deep
 def test_there_is_nothing_to_pin_where_the_run_passes_or_does_not_fit_the_code(clerk: Any) -> None:
     """
     Codes 1, 2 and 5, and no file is left by any of them; a second pin of one name does not touch the first.

@@ -31,6 +31,7 @@ def results(result: Any) -> list[tuple[str, str]]:
 
 
 @pytest.mark.spec("reliability:MC03", "interfaces:IF61", "interfaces:IF62", "generator-contract:T37")
+@pytest.mark.deep
 async def test_a_model_is_shown_the_tools_of_a_server_under_its_name_and_calls_them(
     small: Any, agent: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -69,6 +70,7 @@ async def test_what_a_server_refuses_is_an_error_result(near: Any, agent: Any) -
 
 
 @pytest.mark.spec("reliability:MC05", "reliability:MC14", "interfaces:IF57")
+@pytest.mark.deep
 async def test_a_server_that_dies_in_a_call_gives_an_error_result_and_is_there_again_for_the_next_one(
     small: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,7 @@ def written() -> set[str]:
     "replay:F22", "requirements:P7",
     "replay:F10",
 )  # fmt: skip
+@pytest.mark.deep
 def test_snapshots_are_written_on_request_compared_line_by_line_and_must_all_be_used(suite: Any) -> None:
     suite(TESTS).assert_outcomes(failed=6)
     assert not FOLDER.exists()

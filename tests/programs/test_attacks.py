@@ -267,6 +267,7 @@ async def test_a_handler_that_goes_on_while_it_is_closed_is_ended_and_told_of(
         "while True:\n    try: yield Sleep(50)\n    except BaseException: pass",
     ],
 )
+@pytest.mark.deep
 async def test_a_run_that_is_stopped_or_out_of_time_ends_whatever_its_handler_does_then(
     text: str, sandbox: MontySandbox
 ) -> None:

@@ -769,6 +769,7 @@ def generated(rng: random.Random, depth: int = 0) -> list[str]:
 
 @pytest.mark.spec("programs:PG22", "programs:PG26")
 @pytest.mark.parametrize("first", [0, pytest.param(20, marks=pytest.mark.deep)])
+@pytest.mark.deep
 async def test_random_programs_are_cut_resumed_and_replayed_equal(first: int, tmp_path: Path) -> None:
     for seed in range(first, first + (20 if not first else 380)):
         rng, ledger = random.Random(seed), Ledger()

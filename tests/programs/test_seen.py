@@ -400,6 +400,7 @@ async def test_between_programs_the_debugger_has_their_variables_and_looking_cha
     ]
 
 
+@pytest.mark.deep
 async def test_variables_that_cannot_be_shown_harm_neither_the_look_nor_the_run() -> None:
     """Their texts are the program's own code: it may raise, never end, or call a tool."""
     journal = MemoryJournal()

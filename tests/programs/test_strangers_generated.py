@@ -84,6 +84,7 @@ def compare(seeds: range, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.spec("programs:PG42")
+@pytest.mark.deep
 def test_in_random_worlds_the_same_happens_to_a_handler_in_the_sandbox(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

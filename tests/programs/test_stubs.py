@@ -376,6 +376,7 @@ def grown(inner):
 @pytest.mark.spec("programs:PG20")
 @settings(max_examples=200, deadline=None)
 @given(WORDS, WORDS, schemas(), schemas())
+@pytest.mark.deep
 def test_any_schema_and_any_words_give_stubs_that_hold_what_they_should_and_nothing_else(name, words, schema, output):
     spec = ToolSpec(name, words, schema if isinstance(schema, dict) else {"type": "object"})
 

@@ -101,6 +101,7 @@ async def test_a_last_line_whose_value_cannot_be_shown_is_told_beside_what_was_p
 
 
 @pytest.mark.spec("programs:PG21")
+@pytest.mark.deep
 async def test_what_is_given_to_calls_at_once_has_the_room_of_a_program() -> None:
     code = """
 import asyncio

@@ -156,6 +156,7 @@ def test_a_server_sees_at_once_what_another_process_adds_and_removes(tmp_path: P
     assert server.find(token) is None
 
 
+@pytest.mark.deep
 def test_tokens_that_processes_and_threads_add_at_the_same_time_are_all_there(tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     code = (

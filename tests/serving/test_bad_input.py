@@ -245,11 +245,26 @@ def asked(client: httpx2.Client, request: dict[str, Any]) -> httpx2.Response:
 
 @pytest.mark.spec("studio:SV1")
 @named(OURS)
-@settings(max_examples=60)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_whatever_is_sent_to_an_operation_is_answered_as_the_document_says_or_refused_in_a_problem_document(
     house: House, document: dict[str, Any], operation: Any, data: st.DataObject
 ) -> None:
+    send_anything(house, document, operation, data)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("studio:SV1")
+@named(OURS)
+@settings(max_examples=120)
+@given(data=st.data())
+def test_more_of_whatever_is_sent_to_an_operation_is_answered_as_the_document_says_or_refused(
+    house: House, document: dict[str, Any], operation: Any, data: st.DataObject
+) -> None:
+    send_anything(house, document, operation, data)
+
+
+def send_anything(house: House, document: dict[str, Any], operation: Any, data: st.DataObject) -> None:
     own = TARGETS.setdefault(operation.name, [])
     who = data.draw(st.sampled_from(["root", "root", "root", "anna"]))
     with house.client("root") as client:

@@ -118,7 +118,14 @@ async def under_load(servers: list[Served], *, clients: int, kills: int, seed: i
     return users
 
 
-@pytest.mark.parametrize("place", ["runs", "runs.db", pytest.param("postgresql", marks=pytest.mark.deep)])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "runs",
+        pytest.param("runs.db", marks=pytest.mark.deep),
+        pytest.param("postgresql", marks=pytest.mark.deep),
+    ],
+)
 @pytest.mark.spec("studio:SV3")
 async def test_nothing_is_lost_by_a_server_that_is_killed_a_few_times(
     servers: list[Served], tmp_path: Path, place: str, where: Callable[[str], Path | str]
@@ -130,6 +137,7 @@ async def test_nothing_is_lost_by_a_server_that_is_killed_a_few_times(
 
 
 @pytest.mark.spec("studio:SV3")
+@pytest.mark.deep
 async def test_who_is_asked_after_a_kill_whether_a_cut_off_call_happened_decides_it(
     servers: list[Served], tmp_path: Path
 ) -> None:
@@ -150,6 +158,7 @@ async def test_who_is_asked_after_a_kill_whether_a_cut_off_call_happened_decides
 
 
 @pytest.mark.spec("studio:SV3")
+@pytest.mark.deep
 async def test_a_run_that_was_answered_after_it_was_suspended_goes_on_when_its_server_is_killed_in_the_middle_of_that(
     servers: list[Served], tmp_path: Path
 ) -> None:
@@ -173,6 +182,7 @@ async def test_a_run_that_was_answered_after_it_was_suspended_goes_on_when_its_s
 
 
 @pytest.mark.spec("studio:SV3")
+@pytest.mark.deep
 async def test_what_was_said_to_a_run_or_ends_it_is_not_lost_by_a_kill(servers: list[Served], tmp_path: Path) -> None:
     server = Served(tmp_path, tmp_path / "runs", environment={"SLOW": "0.2"})
     servers.append(server)
@@ -194,6 +204,7 @@ async def test_what_was_said_to_a_run_or_ends_it_is_not_lost_by_a_kill(servers: 
 
 @pytest.mark.spec("studio:SV3", "studio:SV11")
 @pytest.mark.parametrize("place", ["runs", "runs.db"])
+@pytest.mark.deep
 async def test_a_page_whose_server_was_killed_comes_back_to_its_run_and_is_asked_what_nobody_knows(
     servers: list[Served], tmp_path: Path, place: str
 ) -> None:
@@ -233,6 +244,7 @@ async def test_a_page_whose_server_was_killed_comes_back_to_its_run_and_is_asked
 
 @pytest.mark.parametrize("place", ["runs", "runs.db"])
 @pytest.mark.spec("studio:SV3", "interfaces:IF16")
+@pytest.mark.deep
 async def test_the_result_of_a_deferred_tool_is_not_lost_when_it_was_given_to_another_server_than_the_one_that_is_killed(
     servers: list[Served], tmp_path: Path, place: str
 ) -> None:
@@ -269,6 +281,7 @@ def server_waits(server: Served, run: str) -> bool:
 
 
 @pytest.mark.spec("studio:SV3")
+@pytest.mark.deep
 async def test_a_cancelled_run_whose_server_was_killed_before_it_took_note_of_that_is_not_gone_on_with(
     servers: list[Served], tmp_path: Path
 ) -> None:
@@ -324,6 +337,7 @@ async def test_nothing_is_lost_under_load_by_servers_that_are_killed_fifty_times
 
 
 @pytest.mark.spec("studio:SV3")
+@pytest.mark.deep
 async def test_a_server_that_finds_more_under_way_than_it_may_have_is_ready_at_once(
     servers: list[Served], tmp_path: Path
 ) -> None:
@@ -347,6 +361,7 @@ async def test_a_server_that_finds_more_under_way_than_it_may_have_is_ready_at_o
 
 
 @pytest.mark.spec("studio:SV3")
+@pytest.mark.deep
 async def test_what_ends_while_a_server_that_is_told_to_stop_waits_has_ended_and_the_rest_goes_on_at_the_next_start(
     servers: list[Served], tmp_path: Path
 ) -> None:
@@ -372,6 +387,7 @@ async def test_what_ends_while_a_server_that_is_told_to_stop_waits_has_ended_and
 
 
 @pytest.mark.spec("studio:SV3")
+@pytest.mark.deep
 async def test_what_a_stop_cuts_off_is_in_doubt_at_the_next_start(servers: list[Served], tmp_path: Path) -> None:
     server = Served(tmp_path, tmp_path / "runs", options=["--drain", "0"], environment={"SLOW": "3"})
     servers.append(server)
@@ -393,6 +409,7 @@ async def test_what_a_stop_cuts_off_is_in_doubt_at_the_next_start(servers: list[
 
 
 @pytest.mark.spec("studio:SV3")
+@pytest.mark.deep
 async def test_a_journal_that_no_server_registered_is_never_gone_on_with_though_somebody_put_a_yes_beside_it(
     servers: list[Served], tmp_path: Path
 ) -> None:
@@ -426,6 +443,7 @@ async def test_a_journal_that_no_server_registered_is_never_gone_on_with_though_
 
 
 @pytest.mark.spec("studio:SV3")
+@pytest.mark.deep
 async def test_a_journal_that_is_cut_behind_its_yes_and_put_there_under_another_name_is_not_gone_on_with(
     servers: list[Served], tmp_path: Path
 ) -> None:

@@ -571,6 +571,7 @@ async def test_of_two_servers_of_a_place_one_tells(tmp_path: Path, listener: Lis
 
 @pytest.mark.parametrize("place", ["runs", "runs.db"])
 @pytest.mark.spec("interfaces:IF19")
+@pytest.mark.deep
 async def test_a_server_that_is_killed_before_its_message_was_taken_sends_it_when_it_starts_again(
     tmp_path: Path, place: str, listener: Listener
 ) -> None:

@@ -71,6 +71,7 @@ def test_all_that_waits_goes_through_every_kind_of_fault():
 
 
 @pytest.mark.spec("waiting:WT4", "waiting:WT24")
+@pytest.mark.deep
 def test_500_orders_in_which_children_end_give_one_result_where_the_handler_does_not_depend_on_them():
     def handle_steps(ctx):
         refs = yield from Start(*[AgentCall(one.id) for one in CHILDREN])

@@ -316,6 +316,7 @@ async def test_a_read_that_is_cancelled_does_not_wait_for_its_answer(root: Path)
         os.kill(worker_of(place), signal.SIGCONT)
 
 
+@pytest.mark.deep
 async def test_many_calls_at_once_share_a_connection(root: Path) -> None:
     for number in range(20):
         (root / f"{number}.txt").write_text(f"{number}\n" * 20_000)

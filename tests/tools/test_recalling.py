@@ -165,6 +165,7 @@ def test_whatever_was_left_out_is_read_again_whole(world: World) -> None:
 @pytest.mark.spec("requirements:DM21")
 @settings(max_examples=40, deadline=None)
 @given(worlds, st.floats(0, 1))
+@pytest.mark.deep
 def test_a_run_that_was_killed_or_is_replayed_or_forked_reads_the_same(world: World, share: float) -> None:
     journal = MemoryJournal()
     engine, _ = world.engine()

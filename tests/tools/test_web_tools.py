@@ -179,6 +179,7 @@ async def test_charsets_of_the_web_are_decoded(charset: str) -> None:
 
 
 @pytest.mark.spec("reliability:NW12", "reliability:NW10")
+@pytest.mark.deep
 async def test_a_page_that_nests_a_million_tags_ends_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     from stepengine.tools.web import pages
 

@@ -136,6 +136,7 @@ def overloads() -> Iterator[tuple[str, list[set[str]]]]:
 APART = {"stepengine/tooling/decorator.py: tool"}
 
 
+@pytest.mark.deep
 def test_every_overload_takes_every_option_of_its_function() -> None:
     uneven = {place for place, forms in overloads() if any(form != forms[-1] for form in forms)}
 

@@ -158,6 +158,7 @@ async def test_a_run_that_waits_for_a_message_is_told_with_its_name_and_goes_on_
 
 
 @pytest.mark.spec("studio:SV12")
+@pytest.mark.deep
 async def test_a_call_that_is_taken_back_ends_its_run(tmp_path: Path) -> None:
     shop = Shop()
     async with served(tmp_path, shop.engine) as address, calling(address) as client:

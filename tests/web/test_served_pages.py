@@ -299,6 +299,7 @@ async def test_a_question_of_a_handler_is_answered_after_a_restart_and_the_next_
 
 
 @pytest.mark.spec("studio:SV11")
+@pytest.mark.deep
 async def test_while_a_run_is_under_way_nothing_else_is_said_and_when_it_was_cancelled_the_conversation_goes_on(
     tmp_path: Path,
 ) -> None:

@@ -33,6 +33,7 @@ def events() -> Any:
     return Engine([agent], models=ScriptedModel([tool_call(twice, {"a": 1}), text("3")])).stream(agent, "go")
 
 
+@pytest.mark.deep
 async def test_an_ag_ui_page_shows_its_calls_in_a_lane_below_the_call() -> None:
     seen = [event.model_dump(exclude_none=True) async for event in ag_ui(events(), thread_id="t", run_id="r")]
     (lane,) = [e for e in seen if e["type"] == "SUBAGENT_STARTED"]
@@ -43,6 +44,7 @@ async def test_an_ag_ui_page_shows_its_calls_in_a_lane_below_the_call() -> None:
     assert types.count("SUBAGENT_STARTED") == types.count("SUBAGENT_FINISHED") == 1
 
 
+@pytest.mark.deep
 async def test_a_page_of_the_ai_sdk_shows_its_calls_in_a_part_of_their_own() -> None:
     parts = [chunk["data"] async for chunk in vercel(events(), message_id="m") if chunk["type"] == "data-agent"]
     assert {part["path"] for part in parts} == {"1"}
