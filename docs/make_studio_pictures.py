@@ -52,7 +52,7 @@ def main(*words: str) -> None:
         browser(Path(profile)) as chromium,
     ):
         scene = prepared(stage, prompt="Find a shelf for the attic") if not words else prepared(stage)
-        chromium.size(1160, 640)
+        chromium.size(1120, 600)
         chromium.open(stage.link())
         page = Page(chromium, stage)
         if words:
