@@ -509,15 +509,16 @@ def test_a_place_that_is_none_is_told_to_the_page_that_looks_for_it_and_names_no
         run = RUNS.get("ended") or RUNS.setdefault("ended", str(ended(client, started(client, "quick"))["run_id"]))
         with client.stream("GET", f"/runs/{run}/edits", params={"at": at}) as stream:
             lines = (line.removeprefix("data: ") for line in stream.iter_lines() if line.startswith("data: "))
-            desk, told = [json.loads(next(lines)) for _ in range(2)]
-            answer = client.post(f"/runs/{run}/edits/{desk['desk']}", json={"at": "0"})
+            desk, told, begins = [json.loads(next(lines)) for _ in range(3)]
+            answer = client.post(f"/runs/{run}/edits/{desk['desk']}", json={"at": at})
         long = client.get(f"/runs/{run}/edits", params={"at": "a" * 300})
 
     assert said in told["problem"]
     assert house.folder.name not in told["problem"]
     assert ".jsonl" not in told["problem"]
-    assert 422 == answer.status_code
+    assert ("", 0) == (begins["at"], begins["now"]["place"]["position"])
     assert [422, 422] == [answer.status_code, long.status_code]
+    assert said in check_refused(house, answer)["detail"]
     check_refused(house, long)
 
 

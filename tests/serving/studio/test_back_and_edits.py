@@ -270,7 +270,7 @@ def test_a_case_of_an_evaluation_opens_as_a_run_and_runs_are_judged_for_their_pr
 
 @pytest.mark.spec("studio:ST8")
 def test_the_agents_are_a_tree_and_each_shows_its_tools_prompts_and_place(page: Page, shop: Shop) -> None:
-    page.go("#/agents", ".d-tree")
+    page.go("#/agents", ".d-tree li li a")
     tree = page.run("document.querySelector('.d-tree li li a').innerText")
     page.press("tally")
     page.says("Add up.")
@@ -297,7 +297,7 @@ def test_what_goes_back_sees_edits_judges_and_shows_agents_is_accessible(
         (f"#/runs/{run}/edit?place=%23%33", ".sheet"),
         (f"#/runs/{fork}/compare?other={run}", ".d-first"),
         (f"#/runs/{run}/judge", ".cards"),
-        ("#/agents", ".d-tree"),
+        ("#/agents", ".d-tree li a"),
         ("#/agents/asker", ".toolbox"),
         ("#/reports", ".threads a"),
         ("#/reports/of/first", ".sheet"),

@@ -309,3 +309,19 @@ def test_an_agent_tells_its_tools_prompts_children_and_where_it_stands(client: h
         tool["description"],
         tool["input_schema"]["required"],
     )
+
+
+@pytest.mark.spec("studio:ST5", "studio:ST6")
+def test_runs_in_postgresql_are_looked_into_and_go_on_with_the_agents_of_their_workers_alone(
+    tmp_path: Path, db: str
+) -> None:
+    with Shop(tmp_path, options=["--runs", db]).open() as shop, shop.client() as client:
+        run = done(client, "tally", "tea milk sugar")
+        with looking(client, run, "3") as page:
+            first = page.look()
+            save(shop.file, CODE.replace("total = worth", "total += worth"))
+            second = page.look()
+        refused = client.post(f"/runs/{run}/fork", json={"at": "#0", "changes": {"system_prompt": "Multiply."}})
+
+    assert ("50", "120") == (variables(first["now"])["total"], variables(second["now"])["total"])
+    assert (409, True) == (refused.status_code, "deployed there" in refused.json()["detail"]), refused.text
