@@ -184,7 +184,7 @@ def seen_at_the_end(page: Page, client: httpx2.Client, shop: Shop) -> list[float
     for number in range(3):
         began = time.monotonic()
         save(shop.file, LONG.replace("total = worth", f"total += {number} * 0 + worth"))
-        page.wait(f"({VARIABLE.format(name='total')} ?? '').includes('{30 * STEPS}')")
+        page.wait(f"({VARIABLE.format(name='total')} ?? '').endsWith('\\t{30 * STEPS}')")
         page.wait("document.querySelector('.saves b')")
         took.append(time.monotonic() - began)
         save(shop.file, LONG)
