@@ -197,7 +197,7 @@ def faults(chromium: Browser) -> list[Any]:
         chromium.run(AXE.read_text(encoding="utf-8"))
     # Colours fade over; axe is to see where they end. What goes on for ever is not waited for.
     chromium.run(
-        "Promise.all(document.getAnimations().filter(a => a.effect.getTiming().iterations !== Infinity).map(a => a.finished))"
+        "Promise.allSettled(document.getAnimations().filter(a => a.effect.getTiming().iterations !== Infinity).map(a => a.finished))"
     )
     found = chromium.run(f"axe.run(document, {{runOnly: {json.dumps(RULES)}}}).then(r => r.violations)")
     return [(v["id"], [(n["html"][:160], n.get("failureSummary", "")[:300]) for n in v["nodes"][:3]]) for v in found]

@@ -20,7 +20,10 @@ export function RunPage({ source, onData, label, handle }) {
     root.setAttribute("aria-label", label || "The run");
     root.append(document.getElementById("run-parts").content.cloneNode(true));
     // In a page of its own it is what the page is about; here it is a part.
-    root.querySelector(".parts").removeAttribute("role");
+    const main = root.querySelector("main"), parts = document.createElement("div");
+    parts.className = main.className;
+    parts.append(...main.childNodes);
+    main.replaceWith(parts);
     box.current.replaceChildren(root);
     const mounted = runPage.mount(root, source, { address, commands: false, latest: true, theme: turnTheme, told: onData });
     if (handle) handle.current = mounted;
