@@ -5,6 +5,7 @@ Going back, seeing edits, comparing, judging and agents, in Chromium: with the a
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,9 +158,7 @@ def test_another_system_prompt_goes_on_from_a_step_as_a_fork(page: Page, client:
 
 
 @pytest.mark.spec("studio:ST6")
-def test_an_edit_is_seen_at_step_two_thousand_within_moments(
-    chromium: Browser, tmp_path: Path, record_property: Any
-) -> None:
+def test_an_edit_is_seen_at_step_two_thousand_within_moments(chromium: Browser, tmp_path: Path) -> None:
     """
     The times are told, and decide nothing.
     """
@@ -169,7 +168,7 @@ def test_an_edit_is_seen_at_step_two_thousand_within_moments(
         took = seen_at_the_end(Page(chromium, shop), client, shop)  # type: ignore[arg-type]  # as above
         chromium.call("Page.navigate", url="about:blank")
 
-    record_property("seconds_from_save_to_page", took)
+    logging.getLogger(__name__).info("from save to page at step %d: %s s", STEPS, took)
     assert 3 == len(took)
 
 
@@ -185,7 +184,7 @@ def seen_at_the_end(page: Page, client: httpx2.Client, shop: Shop) -> list[float
     for number in range(3):
         began = time.monotonic()
         save(shop.file, LONG.replace("total = worth", f"total += {number} * 0 + worth"))
-        page.wait(f"({VARIABLE.format(name='total')} ?? '').includes('{30 * STEPS}')")
+        page.wait(f"({VARIABLE.format(name='total')} ?? '').endsWith('\\t{30 * STEPS}')")
         page.wait("document.querySelector('.saves b')")
         took.append(time.monotonic() - began)
         save(shop.file, LONG)
