@@ -36,7 +36,7 @@ RUNNING = ("run", "chat", "ask", "resume", "replay", "fork", "extend")
 """Those that leave with any of the exit codes."""
 LOCAL = (
     *RUNNING, "agents", "doctor", "view", "debug", "undo", "test", "ready", "impact", "blame", "pin", "eval", "improve", "acp", "mcp serve",
-    "policy", "export", "import", "release move", "schedules", "wake",
+    "policy", "export", "import", "release move", "schedules", "wake", "studio",
 )  # fmt: skip
 """Those that look for agents in ./agents, and take --trust."""
 ASKING = ("run", "chat")

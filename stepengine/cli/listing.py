@@ -87,6 +87,7 @@ GROUPS = {
         "chat": Listed("commands.chat:chat", "Talk with an agent: watch it work, decide what it may do."),
         "runs": Listed("commands.runs:runs", "List the recorded runs of this folder."),
         "show": Listed("commands.show:show", "Show a run step by step."),
+        "studio": Listed("commands.studio:studio", "Open a page where runs are started, watched and answered."),
         "view": Listed("commands.view:view", "Write a run as one page for a browser."),
         "resume": Listed("commands.resume:resume", "Go on with a run: answer it, or pick it up after a crash."),
         "replay": Listed("commands.replay:replay", "Repeat a run from its record, without model and network."),

@@ -11,7 +11,7 @@ import select
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,10 +35,8 @@ __all__ = ("watched",)
 FORMAT = "stepengine.watch/1"
 EVERY = 0.1
 """How often files are looked at, in seconds: a save is seen before the hand has left the key."""
-SETTLED = 0.02
 LISTED = 5
 MOST = 20
-Stamps = Mapping[str, tuple[int, int, int]]
 
 
 def watched(options: Options, at: str, *, width: int, prints: bool) -> Exit:
@@ -60,11 +58,13 @@ def watched(options: Options, at: str, *, width: int, prints: bool) -> Exit:
     tape = Tape(journal_at(options.journal))
     screen = _Screen(options, tape, at, width=width, prints=prints)
     try:
-        screen.look({})
+        screen.look([])
         while screen.wait():
             pass
     except KeyboardInterrupt:
         pass
+    finally:
+        screen.close()
     return Exit.COMPLETED
 
 
@@ -107,14 +107,13 @@ class _Screen:
     """
 
     def __init__(self, options: Options, tape: Tape, at: str, *, width: int, prints: bool) -> None:
+        from stepengine.judging.edits import Watched
+
         self._options = options
         self._tape = tape
-        self._at = at
         self._width = width or shutil.get_terminal_size().columns
-        self._prints = prints
-        self._good: Look | None = None
-        self._files: Stamps = {}
-        self._seen_at = ""
+        self._last: Look | None = None
+        self._watched = Watched(self._load, tape, at, files=lambda: _file_of(options.agent), prints=prints)
         if not options.as_json:
             root = tape.history.root
             say(
@@ -128,33 +127,28 @@ class _Screen:
         agent = recorded_agent(self._tape.journal, self._options, history)
         return bench_for(self._options, agent, performs=False, hooks=hooks_of(history)).engine, agent
 
-    def look(self, saved: Iterable[str]) -> None:
-        """Look, and show what there is."""
-        from stepengine.judging.edits import look
+    def close(self) -> None:
+        """End what is watched."""
+        self._watched.close()
 
-        began = time.monotonic()
-        before = _stamps(self._files)
+    def look(self, saved: list[str]) -> None:
+        """Look, and show what there is."""
+        self._last = self._watched.good
         try:
-            found = look(self._load, self._tape, self._at, prints=self._prints)
+            found, changes = self._watched.look()
         except JournalError as error:
-            if self._good is None:
+            if self._last is None:
                 raise UsageProblem(error.message) from None
             complain(error.message)
-            self._at = self._seen_at
             return
-        # A file that is saved while it is looked at is seen at the next look.
-        self._files = {**_stamps([*self._files, *found.files, *_folder_of(self._options.agent)]), **before}
-        self._show(found, list(saved), time.monotonic() - began)
-        if found.place is not None:
-            self._good, self._seen_at = found, self._at
+        self._show(found, saved, changes)
 
     def wait(self) -> bool:
         """Wait for a save or for what is typed, and look; return whether to go on."""
         while True:
-            changed = [file for file, stamp in _stamps(self._files).items() if stamp != self._files[file]]
-            if changed:
-                time.sleep(SETTLED)  # an editor that writes a file in two goes is done by then
-                self.look(changed)
+            saved = self._watched.saved()
+            if saved:
+                self.look(saved)
                 return True
             typed = _typed(EVERY)
             if typed is None:
@@ -162,44 +156,33 @@ class _Screen:
             if typed in ("q", "quit"):
                 return False
             if typed:
-                self._at = typed
-                self.look({})
+                self._watched.at = typed
+                self.look([])
                 return True
 
     # --- showing ------------------------------------------------------------------------------------------------------
 
-    def _show(self, found: Look, saved: list[str], seconds: float) -> None:
+    def _show(self, found: Look, saved: list[str], changes: list[str] | None) -> None:
         if self._options.as_json:
-            told = {"format": FORMAT, "at": self._at, "saved": saved, "seconds": round(seconds, 3)}
+            seconds = round(self._watched.seconds, 3)
+            told = {"format": FORMAT, "at": self._watched.at, "saved": saved, "seconds": seconds}
             said = {**(found.place or {}), "lines": found.lines, "problem": found.problem, "differs": found.differs}
             more = {"ends": found.ends, "differs_at": found.differs_at, "changed": found.changed, "files": found.files}
-            line = json.dumps({**told, **said, **more, "difference": self._difference(found)})
+            line = json.dumps({**told, **said, **more, "difference": changes})
             print(line.replace("\x7f", "\\u007f"), flush=True)
         else:
-            say("\n".join(self._screen(found, saved, seconds)))
+            say("\n".join(self._screen(found, saved, changes)))
             sys.stdout.flush()
 
-    def _difference(self, found: Look) -> list[str] | None:
-        """Return what differs from the last look at this place; ``None`` where there was none."""
-        from stepengine.judging.debugger import difference
-
-        good = self._good
-        if good is None or good.summary is None or found.summary is None:
-            return None
-        if self._at != self._seen_at or good.is_before != found.is_before:
-            return None  # of another place most would be different, and tell nothing
-        return difference(good.summary, found.summary)
-
-    def _screen(self, found: Look, saved: list[str], seconds: float) -> Iterator[str]:
+    def _screen(self, found: Look, saved: list[str], changes: list[str] | None) -> Iterator[str]:
         names = ", ".join([Path(file).name for file in saved])
-        head = f"── {datetime.now():%H:%M:%S}{f' · {names} saved' if names else ''} · {seconds:.2f} s "  # noqa: DTZ005 - the reader's
+        head = f"── {datetime.now():%H:%M:%S}{f' · {names} saved' if names else ''} · {self._watched.seconds:.2f} s "  # noqa: DTZ005 - the reader's
         yield f"{head}{'─' * max(2, self._width - len(head))}"
         place = found.place
         if place is None:
             yield from [f" {found.problem}"] if found.problem else self._course(found)
-            yield " what was shown before stands" if self._good is not None else ""
+            yield " what was shown before stands" if self._last is not None else ""
             return
-        changes = self._difference(found)
         yield f" step {place['step']} · {place['address'] or 'the end'}{' (the last place before it)' if found.is_before else ''}"
         if changes is None or self._moved(found):
             yield from self._source(found)
@@ -211,7 +194,7 @@ class _Screen:
         yield from self._course(found)
 
     def _moved(self, found: Look) -> bool:
-        good = self._good
+        good = self._last
         return (
             good is None
             or good.lines != found.lines
@@ -250,20 +233,7 @@ class _Screen:
             yield " to its end the run is as recorded"
 
 
-def _stamps(files: Iterable[str]) -> dict[str, tuple[int, int, int]]:
-    """Return by what a save of each file is known."""
-    found: dict[str, tuple[int, int, int]] = {}
-    for file in files:
-        try:
-            status = Path(file).stat()
-        except OSError:  # an editor may take it away for a moment
-            found[file] = (0, 0, 0)
-        else:
-            found[file] = (status.st_mtime_ns, status.st_size, status.st_ino)
-    return found
-
-
-def _folder_of(agent: str) -> list[str]:
+def _file_of(agent: str) -> list[str]:
     """Return the file that was typed: where it cannot be loaded at first, or is not there, it is what is saved next."""
     from stepengine.engine.loading import AgentPlace
 

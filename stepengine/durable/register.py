@@ -251,11 +251,12 @@ class Register:
         statuses: Sequence[str],
         before: tuple[float, str] | None,
         limit: int,
+        search: str | None = None,
     ) -> list[Registered]:
         """
         Return runs, newest first: those of *owner* that come behind the place *before*; for ``None`` every root run.
 
-        *statuses* are such as ``Registered.status`` has.
+        *statuses* are such as ``Registered.status`` has. *search* leaves the registered ones whose request, id or agent holds it.
         """
         given: dict[str, Any] = {
             "app": self._app, "owner": owner, "agent": agent, "statuses": list(statuses), "limit": limit,
@@ -267,8 +268,15 @@ class Register:
             *(["(v.created, v.run) < (%(created)s, %(run)s)"] if before is not None else []),
             *([f"({STATUS}) = any(%(statuses)s)"] if statuses else []),
         ]
+        if search is not None:
+            # A request is kept as JSON, with letters beyond ASCII as escapes.
+            given |= {"search": search.lower(), "written": json.dumps(search.lower())[1:-1]}
+            own.append(
+                "(position(%(written)s in lower(v.request)) > 0 or position(%(search)s in lower(v.agent)) > 0 "
+                "or position(%(search)s in v.run) > 0)"
+            )
         found = f"(select {COLUMNS} {_and(OF_SOMEBODY, own)} order by v.created desc, v.run desc limit %(limit)s)"
-        if owner is None:
+        if owner is None and search is None:
             others = [
                 *(["s.attributes->>'agent' = %(agent)s"] if agent is not None else []),
                 *(["s.created_at <= %(created)s * 1000.0"] if before is not None else []),

@@ -203,6 +203,11 @@ class Catalog:
         return tuple([agent.definition for agent in self._agents.values()])
 
     @property
+    def policy(self) -> Policy | None:
+        """What decides about tool calls; ``None`` where all are allowed."""
+        return self._permissions
+
+    @property
     def sources(self) -> tuple[ToolSource, ...]:
         """The sources of tools that were met."""
         return tuple([mine for _, mine in self._met_sources.values()])

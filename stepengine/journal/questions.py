@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import attrs
 
 from stepengine.data.effects import CallFunction, CallTool
-from stepengine.data.json import ABSENT, compact, freeze
+from stepengine.data.json import ABSENT, compact, freeze, thaw
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Stop, Value
@@ -251,7 +251,13 @@ def outcome_for(history: History, intent: Intent, value: object, at: int) -> Val
         raise JournalError(msg) from error
 
 
+STORED = {"CallModel": "ModelReply", "CallTool": "ToolResult"}
+"""What may be given in the form in which it is stored, by the effect that it is an outcome of."""
+
+
 def _value(history: History, intent: Intent, value: Any) -> object:
+    if isinstance(value, Mapping) and value.get("type") == STORED.get(intent.type):
+        value = restored(thaw(value))
     match intent.type:
         case "CallModel":
             return value if isinstance(value, ModelReply) else ModelReply(value)

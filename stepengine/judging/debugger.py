@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from stepengine.engine import Engine
     from stepengine.engine.options import AgentLike
 
-__all__ = ("Debugger", "ForkedWalk", "PausedWalk", "Walk", "Woken", "can_fork", "debug", "waited")
+__all__ = ("Debugger", "ForkedWalk", "PausedWalk", "Walk", "Woken", "can_fork", "debug", "no_network", "waited")
 
 MAX_EXPRESSION = 10_000
 SECONDS = 2.0
@@ -463,7 +463,7 @@ def _say_in_child(act: Callable[[], str], writing: int, *, network: bool, most: 
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
         for name in () if network else ("connect", "connect_ex", "sendto", "bind"):
-            setattr(socket.socket, name, _no_network)
+            setattr(socket.socket, name, no_network)
         text = act().encode("utf-8", "replace")[:most]
         while text:
             text = text[os.write(writing, text) :]
@@ -471,7 +471,8 @@ def _say_in_child(act: Callable[[], str], writing: int, *, network: bool, most: 
         os._exit(0)
 
 
-def _no_network(*_: object) -> Never:
+def no_network(*_: object) -> Never:
+    """Stand in for what would reach the network."""
     msg = "there is no network while the debugger evaluates"
     raise OSError(msg)
 

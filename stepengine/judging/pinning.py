@@ -8,6 +8,7 @@ there with replies and results that stand in the test. No key, no network, no to
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,15 +24,18 @@ from stepengine.engine import Engine
 from stepengine.engine.loading import AgentPlace
 from stepengine.errors import DataError, ModelError
 from stepengine.journal import Called, FileJournal, Journal, JournalLike, MemoryJournal, Rerun, scan, scrub
-from stepengine.judging.checks import Check
+from stepengine.judging.checks import Check, member_of
 
 __all__ = (
+    "Made",
     "Pinned",
     "WrittenTest",
     "clean_copy",
     "names_bundled_tools",
+    "pin",
     "pin_name",
     "pinned",
+    "seen_from",
     "why_it_fails",
     "written_test",
 )
@@ -224,6 +228,101 @@ def _assert_known(made: Rerun) -> None:
             f"from {made.broke_at} on the run asks what is not recorded, and needs a reply in REPLIES: {error.message}"
         )
         raise AssertionError(msg)
+
+
+@frozen
+class Made:
+    """
+    A pin that was made.
+
+    Attributes:
+        file: The test.
+        journal: The journal that it runs again.
+        reason: Why the test fails.
+        changed: How many records of the journal were cleaned of what looks like a secret.
+    """
+
+    file: Path
+    journal: Path
+    reason: str
+    changed: int
+
+
+def pin(
+    engine: Engine,
+    journal: Journal,
+    check: Check,
+    agent: AgentDefinition,
+    *,
+    name: str,
+    folder: Path,
+    family: Sequence[AgentDefinition],
+    places: Callable[[Path], Sequence[str]],
+    clean: Callable[[str], str],
+) -> Made | str:
+    """
+    Write a test of a run that failed beside *folder*, with its journal in there, and run it once: it has to fail for the same reason.
+
+    Args:
+        engine: An engine with the agent.
+        journal: The run.
+        check: What it was to do.
+        agent: Its agent.
+        name: The name of the pin.
+        folder: Where journals are kept, below the folder of the tests.
+        family: The agent, and those that it may start.
+        places: Gives how the test in a file names its agents, the root's first.
+        clean: Takes secrets out of a text.
+
+    Returns:
+        What was written, or why there is nothing to pin: the run does what it has to, with its secrets or without.
+
+    Raises:
+        DataError: when there is such a test, something that looks like a secret is left, or the test does not fail so; nothing is
+            left behind then.
+    """
+    reason = why_it_fails(engine, journal, check, agent)
+    if not reason:
+        return "this run does what the check asks for, so there is nothing to pin"
+    called = pin_name(name)
+    kept, file = folder / f"{called}.jsonl", folder.parent / f"test_pin_{called}.py"
+    if file.exists():
+        msg = f"{file} exists already; give the pin another name"
+        raise DataError(msg)
+    copy = clean_copy(journal, kept)
+    made = [kept]
+    try:
+        if not why_it_fails(engine, FileJournal(kept), check, agent):
+            return "without its secrets the run does what the check asks for; nothing was written"
+        test = WrittenTest(
+            called, places(file), check.text, clean(reason), names_bundled_tools(family), seen_from(kept, file)
+        )
+        file.write_text(written_test(test), encoding="utf-8")
+        made.append(file)
+        said = _failure_of(file, called)
+        if reason not in said:
+            msg = f"the written test does not fail as it has to: {clean(said) or 'it passes'}"
+            raise DataError(msg)
+        made.clear()
+    finally:
+        for path in made:
+            path.unlink()
+    return Made(file, kept, clean(reason), copy.changed)
+
+
+def seen_from(path: Path, file: Path) -> str:
+    """Return where a file is, as the test in *file* sees it: from the folder above its own, whatever links lead there."""
+    return os.path.relpath(path.resolve(), file.resolve().parents[1])
+
+
+def _failure_of(file: Path, name: str) -> str:
+    """Run the test; return why it fails, ``""`` when it passes."""
+    test = member_of(file.resolve(), f"test_pin_{name}")
+    try:
+        test()
+    except Exception as error:  # noqa: BLE001 - whatever keeps it from passing is what is asked for
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def names_bundled_tools(agents: Iterable[AgentDefinition]) -> bool:

@@ -24,11 +24,14 @@ if TYPE_CHECKING:
     from stepengine.durable import DurableEngine
     from stepengine.engine import Engine
     from stepengine.engine.schedules import Schedule
+    from stepengine.judging.desk import Maker
     from stepengine.serving.access import Authenticate, Caps, Logins
     from stepengine.serving.durable_runs import AnyRuns
     from stepengine.serving.metrics import Metrics
     from stepengine.serving.openapi import Operation
+    from stepengine.serving.reports import Reports
     from stepengine.serving.webhooks import Webhooks
+    from stepengine.serving.workshop import Workshop
     from stepengine.system.workspace import Workspace
 
 __all__ = ("Application", "app")
@@ -59,6 +62,8 @@ def app(
     drain: float = GRACE_SECONDS,
     webhooks: Webhooks | str | Path | None = None,
     shares: Collection[str] = (),
+    ui: bool = False,
+    maker: Maker | None = None,
 ) -> Application:
     """
     Return an ASGI application that starts, shows and keeps runs; `GET /openapi.json` describes what it takes.
@@ -90,6 +95,9 @@ def app(
         webhooks: Which services may send events to runs, and who is told of questions: ``Webhooks``, or the path of their file.
         shares: The members of ``AgentState.context`` that pages which speak AG-UI are shown and may set; an engine gives its runs what
             such pages send with ``hooks=stepengine.ag_ui.page_hooks()``.
+        ui: Whether the page of the studio is there, at the application's own path; browsers come to it by *logins*.
+        maker: How another process of this machine makes the engine from its files as they are by then: with it there are routes that
+            go back in runs, show what an edit does to one, and judge them, none of which imports the authors' code here.
 
     Raises:
         AgentError: when there is no agent of an id in *agents*.
@@ -104,11 +112,12 @@ def app(
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
 
-    from stepengine.serving.mcp import Door
+    from stepengine.serving.looking import OPERATIONS as LOOKING
     from stepengine.serving.metrics import Metrics
     from stepengine.serving.reports import Reports
-    from stepengine.serving.routes import OPERATIONS
+    from stepengine.serving.routes import OPERATIONS, PAGES
     from stepengine.serving.webhooks import Posts, Webhooks
+    from stepengine.serving.workshop import Workshop
 
     kept = _kept(
         engine,
@@ -141,21 +150,17 @@ def app(
                     await stack.enter_async_context(Posts(kept, hooks.out, delivered=metrics.sent))
                 yield
         finally:
-            await kept.close()
-            await served.state.mcp.close()
+            await _shut(served, kept)
             await engine.aclose()
 
+    operations = (*OPERATIONS, *(LOOKING if maker is not None else ()))
     served = Starlette(
-        routes=[_route(one) for one in OPERATIONS],
+        routes=[_route(one) for one in (*operations, *(PAGES if ui else ()))],
         lifespan=lifespan,
         exception_handlers={Exception: _refused, HTTPException: _refused},
     )
-    # A server behind a proxy knows neither its name nor whether it is https: a redirect could lead a token into the open.
-    served.router.redirect_slashes = False
-    served.state.runs, served.state.webhooks, served.state.metrics = kept, hooks, metrics
-    served.state.mcp = Door(kept)
-    served.state.shares = tuple(shares)
-    served.state.reports = shown
+    _furnish(served, kept, hooks, metrics=metrics, shares=shares, reports=shown)
+    served.state.operations, served.state.workshop = operations, None if maker is None else Workshop(kept, maker)
     return Application(
         served,
         tokens=known,
@@ -166,6 +171,39 @@ def app(
         open_paths=OPEN_PATHS,
         caps=caps,
     )
+
+
+def _furnish(
+    served: Starlette,
+    kept: AnyRuns,
+    hooks: Webhooks,
+    *,
+    metrics: Metrics,
+    shares: Collection[str],
+    reports: Reports | None,
+) -> None:
+    """Put what the routes need into the state of an application."""
+    from stepengine.serving.foreign import Foreign
+    from stepengine.serving.mcp import Door
+    from stepengine.serving.studio import Views
+
+    # A server behind a proxy knows neither its name nor whether it is https: a redirect could lead a token into the open.
+    served.router.redirect_slashes = False
+    served.state.runs, served.state.webhooks, served.state.metrics = kept, hooks, metrics
+    served.state.mcp = Door(kept)
+    served.state.views = Views(kept)
+    served.state.foreign = Foreign(kept)
+    served.state.shares = tuple(shares)
+    served.state.reports = reports
+
+
+async def _shut(served: Starlette, kept: AnyRuns) -> None:
+    """Close what the routes used."""
+    workshop: Workshop | None = served.state.workshop
+    if workshop is not None:
+        await workshop.close()
+    await kept.close()
+    await served.state.mcp.close()
 
 
 def _kept(
@@ -234,7 +272,11 @@ def _route(one: Operation) -> Route:
             return problem_of(error).response()
 
     # What these are called may hold slashes.
-    path = one.path.replace("{session}", "{session:path}").replace("{report}", "{report:path}")
+    path = (
+        one.path.replace("{session}", "{session:path}")
+        .replace("{report}", "{report:path}")
+        .replace("{part}", "{part:path}")
+    )
     return Route(path, answer, methods=[one.method], name=one.name)
 
 

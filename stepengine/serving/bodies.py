@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import binascii
+import contextlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jiter
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from stepengine.data.json import freeze
 from stepengine.errors import InputError
@@ -14,10 +19,46 @@ from stepengine.serving.problems import Problem
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+    from starlette.responses import Response
 
-__all__ = ("body_of", "checked_as", "json_of", "strict_json")
+__all__ = (
+    "MOST_LISTED",
+    "Body",
+    "View",
+    "body_of",
+    "checked_as",
+    "cursor_of",
+    "json_of",
+    "limit_of",
+    "page_of",
+    "place_of",
+    "strict_json",
+    "unusable",
+)
 
 Model = TypeVar("Model", bound=BaseModel)
+Item = TypeVar("Item")
+MOST_LISTED = 100
+MAX_CURSOR = 2_000
+
+
+class Body(BaseModel):
+    """What a client sends."""
+
+    # What is not known is a mistake of whoever writes it: a misspelt name would be taken for its default.
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class View(BaseModel):
+    """What a client gets."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    def response(self, status: int = 200) -> Response:
+        """Return it as a response."""
+        from starlette.responses import Response
+
+        return Response(self.model_dump_json(), status, media_type="application/json")
 
 
 async def json_of(request: Request) -> Any:
@@ -83,3 +124,47 @@ def checked_as(model: type[Model], value: Any) -> Model:
 def _issue(one: Mapping[str, Any]) -> str:
     where = ".".join([str(part) for part in one["loc"]])
     return f"{where}: {one['msg']}" if where else str(one["msg"])
+
+
+# --- lists that go on -------------------------------------------------------------------------------------------------
+
+
+def unusable(wrong: str) -> InputError:
+    """Return the error for one thing that cannot be used; *wrong* says what would have been fine."""
+    return InputError(wrong, issues=(wrong,))
+
+
+def limit_of(request: Request) -> int:
+    """Return how many a list is to have at most; raises ``InputError`` for what is no such number."""
+    limit = request.query_params.get("limit", "20")
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MOST_LISTED):
+        msg = f"limit: 1 to {MOST_LISTED}"
+        raise unusable(msg)
+    return int(limit)
+
+
+def page_of(
+    found: Sequence[Item], limit: int, place: Callable[[Item], tuple[float, str]]
+) -> tuple[list[Item], str | None]:
+    """Return what is shown of what was found, which may be one more than that, and the cursor of what follows."""
+    shown = list(found[:limit])
+    return shown, cursor_of(*place(shown[-1])) if len(found) > limit else None
+
+
+def cursor_of(at: float, name: str) -> str:
+    """Return the cursor of what follows a place in a list."""
+    return base64.urlsafe_b64encode(json.dumps([at, name], ensure_ascii=False).encode()).decode()
+
+
+def place_of(request: Request) -> tuple[float, str] | None:
+    """Return the place behind which a list is to go on; ``None`` for its beginning; raises ``InputError`` for what no list gave."""
+    cursor = request.query_params.get("cursor")
+    if not cursor:
+        return None
+    with contextlib.suppress(ValueError, TypeError, binascii.Error, RecursionError):
+        created, run = json.loads(base64.b64decode(cursor[:MAX_CURSOR].encode(), altchars=b"-_", validate=True))
+        # A number of many digits is no float, and half of a pair of surrogates no text for a database.
+        if isinstance(created, float) and math.isfinite(created) and isinstance(run, str) and run.encode():
+            return created, run
+    msg = "cursor: what `next` of an earlier list said"
+    raise unusable(msg)

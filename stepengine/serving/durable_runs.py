@@ -37,10 +37,12 @@ from stepengine.serving.runs import (
     check_may_converse,
     check_open,
     checked,
+    further,
     known_agent,
     own_run,
     owner_of,
     session_of,
+    started_with,
 )
 
 if TYPE_CHECKING:
@@ -208,6 +210,7 @@ class DurableRuns:
         check_may_converse(caller, asked, keeps=True)
         self._check_stopping()
         request = {"prompt": asked.prompt, "params": plain(asked.params), "metadata": plain(asked.metadata)}
+        request |= further(self.engine.agent(agent).limits, asked)
         row = self._row(caller, agent, request, session_of(caller, asked.session))
         try:
             known = await self._register.add(row, key)
@@ -248,7 +251,7 @@ class DurableRuns:
         else:
             await self._durable.submit(
                 row.agent, asked["prompt"], id=row.run, params=asked["params"], metadata=asked["metadata"],
-                session_id=row.session, user_id=row.owner or None,
+                session_id=row.session, user_id=row.owner or None, **started_with(asked),
             )  # fmt: skip
         await self._register.note_submitted(row.run)
 
@@ -280,6 +283,7 @@ class DurableRuns:
         limit: int,
         owner: str | None = None,
         session: str | None = None,
+        search: str | None = None,
     ) -> list[RunRow]:
         """
         Return the runs of *caller*, those of everybody for an admin, newest first; of an *owner* those of that one.
@@ -298,7 +302,7 @@ class DurableRuns:
         shown: list[RunRow] = []
         while True:
             found = await self._register.listed(
-                owner=owner, agent=agent, statuses=sorted(asked), before=before, limit=limit
+                owner=owner, agent=agent, statuses=sorted(asked), before=before, limit=limit, search=search
             )
             resting = await self._operator.resting([row.run for row in found if row.status == "running"])
             rows = [_row_of(row, "suspended" if row.run in resting else row.status) for row in found]
@@ -483,16 +487,27 @@ class DurableRuns:
         await self._register.count_try(row.run)
 
     async def fork(
-        self, caller: Caller, row: RunRow, *, at: int | str, edit: Any, has_edit: bool, allow_repeat: bool
-    ) -> str:
+        self,
+        caller: Caller,
+        row: RunRow,
+        *,
+        at: int | str,
+        edit: Any,
+        has_edit: bool,
+        allow_repeat: bool,
+        changes: Mapping[str, Any] = {},
+    ) -> str:  # fmt: skip
         """
         Go on from the middle of a run as another run, and return its id.
 
         Raises:
-            Problem: when there is no such place.
+            Problem: when there is no such place, or the agent was to be changed: every worker has its own.
             UndoRefused: when effects that changed the world could happen again.
         """
         self._check_stopping()
+        if changes:
+            msg = "a run in a database goes on at whichever worker takes it, with the agent that is deployed there"
+            raise _not_here(msg)
         options = {"edit": plain(edit)} if has_edit else {}
         asked = {"fork": {"run": row.run, "at": at, "allow_repeat": allow_repeat, **options}}
         new = self._row(caller, row.agent, asked, row.session)

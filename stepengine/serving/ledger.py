@@ -199,8 +199,13 @@ class Ledger:
         before: tuple[float, str] | None,
         limit: int,
         session: str | None = None,
+        search: str | None = None,
     ) -> list[RunRow]:
-        """Return runs, newest first: those of *owner* (``None`` for everybody's) that come behind the place *before*."""
+        """
+        Return runs, newest first: those of *owner* (``None`` for everybody's) that come behind the place *before*.
+
+        *search* leaves those whose request, id or agent holds it; of letters beyond ASCII only as they are written.
+        """
         where, values = ["1"], list[object]()
         for column, value in (("owner", owner), ("agent", agent), ("session", session)):
             if value is not None:
@@ -212,6 +217,9 @@ class Ledger:
         if before is not None:
             where.append("(created, run) < (?, ?)")
             values += before
+        if search is not None:
+            where.append("(request LIKE ? ESCAPE '!' OR run LIKE ? ESCAPE '!' OR agent LIKE ? ESCAPE '!')")
+            values += [_like(json.dumps(search)[1:-1]), _like(search), _like(search)]
         return self._rows(f"WHERE {' AND '.join(where)} ORDER BY created DESC, run DESC LIMIT ?", (*values, limit))
 
     def sessions(
@@ -254,6 +262,12 @@ class Ledger:
         except (OSError, sqlite3.Error) as error:
             msg = f"{self.path} cannot be used to remember what is served: {reason(error, BUSY_SECONDS)}"
             raise JournalError(msg) from error
+
+
+def _like(text: str) -> str:
+    for sign in "!%_":
+        text = text.replace(sign, f"!{sign}")
+    return f"%{text}%"
 
 
 def _row(row: tuple[Any, ...]) -> RunRow:

@@ -150,6 +150,15 @@ class Reports:
             sample.run_id = _run_of(place.file.parent, sample.journal)
         return report
 
+    def journal(self, report_id: str, journal: str) -> FileJournal | None:
+        """Return the journal of a sample that a report names; ``None`` where it names none so, or there is none below it."""
+        place = next((one for one in self._places() if one.id == report_id), None)
+        report = None if place is None else _read(place)
+        if place is None or report is None:
+            return None
+        named = any(sample.journal == journal for case in report.cases for sample in case.samples)
+        return _journal_in(place.file.parent, journal) if named else None
+
     def _places(self) -> Iterator[ReportPlace]:
         """Give each folder that has a report; links lead nowhere, so that nothing from elsewhere is shown."""
         folders: list[tuple[Path, int]] = [(self._folder, 0)]
@@ -195,13 +204,21 @@ def _parsed(data: bytes) -> Report | None:
 
 
 def _run_of(folder: Path, journal: str) -> str | None:
-    """Return the id of the run in a journal that a report names, which lies below the report itself and not where a link leads."""
+    """Return the id of the run in a journal that a report names."""
     try:
-        real = folder.resolve()
-        place = (real / journal).resolve()
-        if place != real / journal or not place.is_relative_to(real):
-            return None
-        head = FileJournal(place).head()
+        found = _journal_in(folder, journal)
+        head = None if found is None else found.head()
     except (StepEngineError, OSError, ValueError):
         return None
     return None if head is None else head.run
+
+
+def _journal_in(folder: Path, journal: str) -> FileJournal | None:
+    """Return a journal that a report names, which lies below the report itself and not where a link leads."""
+    try:
+        real = folder.resolve()
+        place = (real / journal).resolve()
+        is_there = place == real / journal and place.is_relative_to(real) and place.is_file()
+    except (OSError, ValueError):
+        return None
+    return FileJournal(place) if is_there else None

@@ -5,34 +5,38 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import contextlib
 import inspect
 import json
-import math
-from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import attrs
+from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from stepengine.ag_ui.asked import KEY as PAGE_KEY
-from stepengine.data.codec import plain
+from stepengine.data.codec import bare, plain
 from stepengine.data.questions import Answer, AnswerLike, Question
+from stepengine.engine.describing import described
 from stepengine.errors import AnswerRejected, InputError, LimitExceeded, StepEngineError
 from stepengine.journal.history import engine_version
+from stepengine.judging.origins import origin_of
 from stepengine.serving.access import caller_of
 from stepengine.serving.ag_ui import OPERATIONS as AG_UI
+from stepengine.serving.bodies import MOST_LISTED, Body, View, cursor_of, limit_of, page_of, place_of, unusable
 from stepengine.serving.bodies import body_of as _body
 from stepengine.serving.durable_runs import AnyRuns
+from stepengine.serving.foreign import OPERATIONS as FOREIGN
 from stepengine.serving.ledger import OPEN, RunRow, SessionRow
 from stepengine.serving.mcp import OPERATIONS as MCP
 from stepengine.serving.metrics import OPERATIONS as METRICS
 from stepengine.serving.openapi import Operation, Parameter, document
+from stepengine.serving.pages import Conversation
 from stepengine.serving.problems import Problem, problem_of
 from stepengine.serving.reports import Report, Reports
-from stepengine.serving.runs import Asked, Look
+from stepengine.serving.runs import Asked, Look, Runs, Turn
 from stepengine.serving.showing import sse
+from stepengine.serving.studio import Asking, Views, get_page, get_part
 from stepengine.serving.vercel import OPERATIONS as VERCEL
 from stepengine.serving.webhooks import OPERATIONS as HOOKS
 from stepengine.tooling.spawning import params_schema
@@ -47,12 +51,13 @@ if TYPE_CHECKING:
     from stepengine.data.messages import Message
     from stepengine.data.usage import Usage
 
-__all__ = ("OPERATIONS",)
+__all__ = ("OPERATIONS", "PAGES")
 
-MOST_LISTED = 100
 MAX_KEY = 255
-MAX_CURSOR = 2_000
 MAX_TEXT = 256 * 1024
+MAX_SEARCH = 200
+MAX_DIGITS = 18
+MOST_PROMPT = 500
 MOST_SAID = 200
 """Messages of a conversation that are shown."""
 MOST_CHARS = 20_000
@@ -63,12 +68,21 @@ STATUSES = (*OPEN, "completed", "failed", "cancelled", "max_steps", "truncated",
 # --- what is sent -----------------------------------------------------------------------------------------------------
 
 
-class _Body(BaseModel):
-    # What is not known is a mistake of whoever writes it: a misspelt name would be taken for its default.
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+class RunLimits(Body):
+    """How much a run may have: no more than its agent may have here."""
+
+    max_steps: Annotated[int | None, Field(description="Calls of the model.", ge=1, le=1_000_000)] = None
+    max_cost_usd: Annotated[float | None, Field(description="US dollars of the run and its children.", gt=0)] = None
 
 
-class StartRun(_Body):
+class Picture(Body):
+    """A picture that is said with the prompt."""
+
+    mime_type: Annotated[Literal["image/png", "image/jpeg", "image/gif", "image/webp"], Field()]
+    data: Annotated[str, Field(description="Its bytes in base64.", max_length=8 * 1024 * 1024)]
+
+
+class StartRun(Body):
     """A run that is to be started."""
 
     agent: Annotated[str, Field(description="The id of an agent.", max_length=200)]
@@ -76,26 +90,30 @@ class StartRun(_Body):
     params: Annotated[dict[str, Any] | None, Field(description="By the agent's schema.")] = None
     session_id: Annotated[str | None, Field(description="The conversation.", min_length=1, max_length=200)] = None
     metadata: Annotated[dict[str, Any] | None, Field(description="For hooks and tools.")] = None
+    limits: Annotated[RunLimits | None, Field(description="Beside those of the agent.")] = None
+    images: list[Picture] = Field(default_factory=list, description="Said before the prompt.", max_length=20)
+    turn: Annotated[bool, Field(description="Go on from what the last run of the conversation left.")] = False
 
 
-class AnswerObject(_Body):
+class AnswerObject(Body):
     """An answer that is more than a text or a bool."""
 
-    selected: Annotated[list[str], Field(description="The chosen options.", max_length=100)] = []
+    selected: list[str] = Field(default_factory=list, description="The chosen options.", max_length=100)
     text: Annotated[str, Field(max_length=MAX_TEXT)] = ""
     declined: bool = False
     remember: Annotated[Literal["session", "always"] | None, Field(description="Allow such calls from now on.")] = None
     covers: Annotated[str, Field(description="The id of the wider rule that is meant.", max_length=1_000)] = ""
     edited_input: Annotated[dict[str, Any] | None, Field(description="Run the call with this input instead.")] = None
+    reason: Annotated[str, Field(description="Why; the model is told why a call was refused.", max_length=10_000)] = ""
 
 
-class AnswerQuestions(_Body):
+class AnswerQuestions(Body):
     """Answers by the ids of their questions; all of them are taken, or none."""
 
     answers: Annotated[dict[str, bool | str | AnswerObject], Field(min_length=1, max_length=100)]
 
 
-class PostMessage(_Body):
+class PostMessage(Body):
     """A message for what receives on a topic."""
 
     topic: Annotated[str, Field(max_length=200, pattern="^[A-Za-z0-9_.:/-]+$")]
@@ -104,36 +122,51 @@ class PostMessage(_Body):
     path: Annotated[str, Field(description="The child that it is for.", max_length=1_000)] = ""
 
 
-class SayInput(_Body):
+class SayInput(Body):
     """Something that the user says while the run is under way."""
 
     text: Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
 
 
-class ToolResultBody(_Body):
+class ToolResultBody(Body):
     """What came of a call of a deferred tool."""
 
     result: Any = None
     path: Annotated[str | None, Field(description="The child that made the call.", max_length=1_000)] = None
 
 
-class CancelRun(_Body):
+class CancelRun(Body):
     """Why a run is ended."""
 
     reason: Annotated[str, Field(max_length=1_000)] = ""
 
 
-class ForkRun(_Body):
+class AgentChanges(Body):
+    """What is different of the agent of a run; what is null stays."""
+
+    system_prompt: Annotated[str | None, Field(max_length=MAX_TEXT)] = None
+    instructions_prompt: Annotated[str | None, Field(max_length=MAX_TEXT)] = None
+    step_prompt: Annotated[str | None, Field(max_length=MAX_TEXT)] = None
+    model: Annotated[str | None, Field(min_length=1, max_length=200)] = None
+    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
+    max_tokens: Annotated[int | None, Field(ge=1, le=10_000_000)] = None
+
+
+class ForkRun(Body):
     """Where another run begins, and what is different there."""
 
     at: Annotated[int | str, Field(description="The effect that is kept last: its number, or path#number.")]
     edit: Annotated[Any, Field(description="Another outcome of that effect.")] = None
+    changes: Annotated[
+        AgentChanges | None,
+        Field(description="Another prompt, model or settings from there on; what models said before stays."),
+    ] = None
     allow_repeat: Annotated[bool, Field(description="Also where effects that changed the world may happen again.")] = (
         False
     )
 
 
-class UndoRun(_Body):
+class UndoRun(Body):
     """How much of what a run wrote is taken back."""
 
     at: Annotated[int | str, Field(description="The last effect whose writes stay; by default none do.")] = -1
@@ -144,11 +177,7 @@ class UndoRun(_Body):
 # --- what comes back --------------------------------------------------------------------------------------------------
 
 
-class _View(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class AgentView(_View):
+class AgentView(View):
     """An agent that may be started."""
 
     id: str
@@ -158,21 +187,48 @@ class AgentView(_View):
     params: Annotated[dict[str, Any] | None, Field(description="JSON Schema of its params.")]
     tools: list[str]
     spawns: list[str]
+    model: Annotated[str | None, Field(description="Null where the caller of the engine says it.")] = None
+
+
+class ToolSpecView(View):
+    """A tool, as a model is shown it."""
+
+    name: str
+    description: str
+    input_schema: dict[str, Any]
+    category: str
+    needs_permission: bool
+
+
+class PromptsView(View):
+    """The prompts of an agent, with what the engine adds to them."""
+
+    system: Annotated[str | None, Field(description="Null where it is made anew for each run.")]
+    instructions: str
+    step: str
 
 
 class AgentDetail(AgentView):
-    """An agent, with the source of its handler."""
+    """An agent; what is null needs the scope debug, or is not there."""
 
-    source: Annotated[str | None, Field(description="Needs the scope debug; null without a handler.")]
+    source: Annotated[str | None, Field(description="Of its handler.")]
+    file: str | None = None
+    line: int | None = None
+    prompts: PromptsView | None = None
+    tool_specs: list[ToolSpecView] | None = None
+    policy: Annotated[
+        dict[str, Any] | None, Field(description="The rules for its calls; null where all are allowed.")
+    ] = None
+    settings: Annotated[dict[str, Any] | None, Field(description="Those that are set.")] = None
 
 
-class AgentList(_View):
+class AgentList(View):
     """The agents that may be started."""
 
     agents: list[AgentView]
 
 
-class StartedRun(_View):
+class StartedRun(View):
     """A run that was started."""
 
     run_id: str
@@ -180,7 +236,7 @@ class StartedRun(_View):
     is_new: Annotated[bool, Field(description="False where the idempotency key had started it before.")]
 
 
-class QuestionView(_View):
+class QuestionView(View):
     """An open question."""
 
     id: str
@@ -192,9 +248,48 @@ class QuestionView(_View):
     details: Any
     preview: dict[str, Any] | None
     path: str
+    descriptions: Annotated[list[str], Field(description="What each of the options means.")]
+    number: Annotated[str | None, Field(description="Which numbers are answers: `whole` ones or `any`.")]
+    remember: Annotated[dict[str, Any] | None, Field(description="The rule that an answer with `remember` adds.")]
+    wider: Annotated[list[dict[str, Any]], Field(description="Rules that allow more, by their ids for `covers`.")]
 
 
-class RunSummary(_View):
+class OpenQuestion(QuestionView):
+    """An open question, with the run that asks."""
+
+    run_id: str
+    agent: str
+    owner: str
+    session_id: str | None
+    since: Annotated[str, Field(description="When the run's status changed last.")]
+    program: Annotated[str | None, Field(description="The program that asks.")]
+    line: Annotated[int | None, Field(description="The line of it that waits.")]
+
+
+class QuestionList(View):
+    """Open questions of all runs, those of the newest runs first."""
+
+    questions: list[OpenQuestion]
+    next: Annotated[str | None, Field(description="What ?cursor= takes for those that follow.")]
+
+
+class RunDetails(View):
+    """What a list says of a run with ?details=1."""
+
+    prompt: str
+    changed: str
+    steps: Annotated[int | None, Field(description="Calls of models, those of children, too.")]
+    cost_usd: str | None
+    tokens: int | None
+    seconds: Annotated[float | None, Field(description="From its start to its last record.")]
+    waits: Annotated[list[str], Field(description="What it waits for, in words.")]
+    wakes: Annotated[str | None, Field(description="When it goes on by itself.")]
+    agents: Annotated[int, Field(description="How many agents ran in it.")]
+    asks: Annotated[bool, Field(description="Whether it waits for a person.")]
+    doing: Annotated[str, Field(description="The kind of effect that is under way.")]
+
+
+class RunSummary(View):
     """A run in a list."""
 
     run_id: str
@@ -203,6 +298,7 @@ class RunSummary(_View):
     status: str
     created: str
     session_id: str | None
+    details: Annotated[RunDetails | None, Field(description="With ?details=1.")] = None
 
 
 class RunView(RunSummary):
@@ -218,14 +314,14 @@ class RunView(RunSummary):
     cost_usd: str | None
 
 
-class RunList(_View):
+class RunList(View):
     """Runs, newest first."""
 
     runs: list[RunSummary]
     next: Annotated[str | None, Field(description="What ?cursor= takes for those that follow.")]
 
 
-class Accepted(_View):
+class Accepted(View):
     """What was said to a run was taken, and is on the disk."""
 
     run_id: str
@@ -237,14 +333,14 @@ class Posted(Accepted):
     is_new: Annotated[bool, Field(description="False where one with its id was there before.")]
 
 
-class LeftFile(_View):
+class LeftFile(View):
     """A file that was left as it is."""
 
     path: str
     why: str
 
 
-class UndoneView(_View):
+class UndoneView(View):
     """What was undone; paths are relative to the folder that the run's tools write in."""
 
     restored: Annotated[list[str], Field(description="Files that hold again what they held before.")]
@@ -257,7 +353,7 @@ class UndoneView(_View):
     dry_run: bool
 
 
-class Spent(_View):
+class Spent(View):
     """Tokens and money."""
 
     usage: dict[str, Any]
@@ -272,7 +368,7 @@ class CostView(Spent):
     by_model: dict[str, Spent]
 
 
-class SessionSummary(_View):
+class SessionSummary(View):
     """A conversation in a list."""
 
     session_id: str
@@ -283,14 +379,14 @@ class SessionSummary(_View):
     changed: Annotated[str, Field(description="When the last run was asked for.")]
 
 
-class SessionList(_View):
+class SessionList(View):
     """Conversations, those with the newest runs first."""
 
     sessions: list[SessionSummary]
     next: Annotated[str | None, Field(description="What ?cursor= takes for those that follow.")]
 
 
-class SaidView(_View):
+class SaidView(View):
     """A message of a conversation."""
 
     role: str
@@ -306,7 +402,7 @@ class SessionView(SessionSummary):
     left_out: Annotated[int | None, Field(description="Messages before those that are shown.")]
 
 
-class ReportSummary(_View):
+class ReportSummary(View):
     """A report in a list."""
 
     id: str
@@ -319,14 +415,14 @@ class ReportSummary(_View):
     stopped: Annotated[str, Field(description="Why it is partial; empty when it is not.")]
 
 
-class ReportList(_View):
+class ReportList(View):
     """Reports of evaluations, newest first."""
 
     reports: list[ReportSummary]
     next: Annotated[str | None, Field(description="What ?cursor= takes for those that follow.")]
 
 
-class ScheduleView(_View):
+class ScheduleView(View):
     """When an agent is started by itself."""
 
     id: str
@@ -339,13 +435,13 @@ class ScheduleView(_View):
     missed: int
 
 
-class ScheduleList(_View):
+class ScheduleList(View):
     """The schedules."""
 
     schedules: list[ScheduleView]
 
 
-class Health(_View):
+class Health(View):
     """Whether the server is there."""
 
     status: str
@@ -353,8 +449,6 @@ class Health(_View):
 
 
 # --- reading requests -------------------------------------------------------------------------------------------------
-
-Item = TypeVar("Item")
 
 
 def _runs(request: Request) -> AnyRuns:
@@ -382,6 +476,7 @@ def _agent_view(agent: AgentDefinition) -> dict[str, Any]:
         "params": plain(params_schema(agent)) or None,
         "tools": list(agent.tool_names),
         "spawns": list(agent.spawnable_ids),
+        "model": None if agent.model is None else str(agent.model),
     }
 
 
@@ -396,13 +491,41 @@ async def get_agent(request: Request) -> Response:
         msg = f"there is no agent {name[:200]!r}"
         raise Problem(msg, status=404, kind="no_such_agent")
     agent = runs.engine.agent(name)
-    source = None
-    if agent.handle_steps is not None and caller_of(request).may("debug"):
-        try:
-            source = inspect.getsource(agent.handle_steps)
-        except (OSError, TypeError):
-            source = None
-    return _json(AgentDetail(**_agent_view(agent), source=source))
+    more = await asyncio.to_thread(_agent_detail, runs, agent) if caller_of(request).may("debug") else {"source": None}
+    return _json(AgentDetail(**_agent_view(agent), **more))
+
+
+def _agent_detail(runs: AnyRuns, agent: AgentDefinition) -> dict[str, Any]:
+    """Return what of an agent whoever writes it wants to see."""
+    known, origin = described(runs.engine, agent.id), origin_of(agent)
+    system = agent.system_prompt if isinstance(agent.system_prompt, str) else None
+    return {
+        "source": _source(agent),
+        "file": None if origin is None else str(origin.file),
+        "line": None if origin is None else origin.line,
+        "prompts": PromptsView(system=system, instructions=known.instructions, step=agent.step_prompt),
+        "tool_specs": [
+            ToolSpecView(
+                name=spec.name,
+                description=spec.description,
+                input_schema=plain(spec.input_schema),
+                category=spec.category,
+                needs_permission=spec.requires_permission,
+            )
+            for spec in known.tools
+        ],
+        "policy": known.policy,
+        "settings": {name: value for name, value in bare(agent.settings).items() if name != "type"},
+    }
+
+
+def _source(agent: AgentDefinition) -> str | None:
+    if agent.handle_steps is None:
+        return None
+    try:
+        return inspect.getsource(agent.handle_steps)
+    except (OSError, TypeError):
+        return None
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -418,10 +541,55 @@ async def start_run(request: Request) -> Response:
         msg = f"metadata.{PAGE_KEY}: what pages send over AG-UI goes to /ag-ui/AGENT"
         raise InputError(msg, issues=(msg,))
     asked = Asked(
-        agent=body.agent, prompt=body.prompt, params=body.params, metadata=body.metadata, session=body.session_id
+        agent=body.agent,
+        prompt=body.prompt,
+        params=body.params,
+        metadata=body.metadata,
+        session=body.session_id,
+        limits=_limits(body),
+        images=tuple([{"mime_type": one.mime_type, "data": _base64(one.data)} for one in body.images]),
     )
-    run, is_new = await _runs(request).start(caller_of(request), asked, key=key)
+    if body.turn and key is not None:
+        msg = "turn: a turn has no Idempotency-Key: of two who take it the second is refused"
+        raise InputError(msg, issues=(msg,))
+    run, is_new = await _runs(request).start(caller_of(request), await _turned(request, body, asked), key=key)
     return _started(request, run, is_new=is_new)
+
+
+def _limits(body: StartRun) -> dict[str, float] | None:
+    found = {} if body.limits is None else body.limits.model_dump(exclude_none=True)
+    return found or None
+
+
+def _base64(text: str) -> str:
+    try:
+        base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        msg = "images: data is no base64"
+        raise InputError(msg, issues=(msg,)) from None
+    return text
+
+
+async def _turned(request: Request, body: StartRun, asked: Asked) -> Asked:
+    """Return what is asked as the next turn of its conversation, where nothing else keeps what was said in it."""
+    runs = _runs(request)
+    keeps = not isinstance(runs, Runs) or runs.engine.sessions is not None
+    if keeps and body.images and body.session_id is not None:
+        msg = "images: a conversation that is kept here takes texts alone"
+        raise InputError(msg, issues=(msg,))
+    if not body.turn:
+        return asked
+    if body.session_id is None:
+        msg = "turn: a turn is one of a conversation, whose name is in session_id"
+        raise InputError(msg, issues=(msg,))
+    if keeps:
+        return asked
+    conversation = await Conversation.of(request, body.session_id)
+    conversation.check_rests()
+    if conversation.last is not None and conversation.last.status in OPEN:
+        msg = f"the run {conversation.last.run} of this conversation waits; answer what it asks, or end it, before more is said"
+        raise Problem(msg, status=409, kind="waits", members={"run_id": conversation.last.run})
+    return attrs.evolve(asked, turn=Turn(conversation.last))
 
 
 def _started(request: Request, run: str, *, is_new: bool) -> Response:
@@ -435,57 +603,118 @@ async def list_runs(request: Request) -> Response:
     statuses = tuple([word for word in given.get("status", "").split(",") if word])
     if any(word not in STATUSES for word in statuses):
         msg = f"status: one of {', '.join(STATUSES)}"
-        raise _unusable(msg)
+        raise unusable(msg)
     found = await _runs(request).listed(
         caller_of(request),
         agent=given.get("agent"),
         statuses=statuses,
-        before=_place(given.get("cursor")),
-        limit=_limit(request) + 1,
+        before=place_of(request),
+        limit=limit_of(request) + 1,
         owner=given.get("owner"),
         session=given.get("session"),
+        search=_search(request),
     )
-    shown, following = _page(found, _limit(request), lambda row: (row.created, row.run))
-    return _json(RunList(runs=[RunSummary(**_summary(row)) for row in shown], next=following))
+    shown, following = page_of(found, limit_of(request), lambda row: (row.created, row.run))
+    details = [await _details(request, row) if _is_wanted(request, "details") else None for row in shown]
+    runs = [RunSummary(**_summary(row), details=more) for row, more in zip(shown, details, strict=True)]
+    return _json(RunList(runs=runs, next=following))
 
 
-# --- lists that go on -------------------------------------------------------------------------------------------------
+def _search(request: Request) -> str | None:
+    search = request.query_params.get("search") or None
+    if search is not None and len(search) > MAX_SEARCH:
+        msg = f"search: at most {MAX_SEARCH} characters"
+        raise unusable(msg)
+    return search
 
 
-def _unusable(wrong: str) -> InputError:
-    return InputError(wrong, issues=(wrong,))
+def _is_wanted(request: Request, name: str) -> bool:
+    asked = request.query_params.get(name, "0")
+    if asked not in ("0", "1"):
+        msg = f"{name}: 0 or 1"
+        raise unusable(msg)
+    return asked == "1"
 
 
-def _limit(request: Request) -> int:
-    limit = request.query_params.get("limit", "20")
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MOST_LISTED):
-        msg = f"limit: 1 to {MOST_LISTED}"
-        raise _unusable(msg)
-    return int(limit)
+async def _details(request: Request, row: RunRow) -> RunDetails:
+    views: Views = request.app.state.views
+    brief = await views.brief(row)
+    return RunDetails(
+        prompt=_prompt(row.request),
+        changed=_time(row.changed),
+        steps=brief.steps,
+        cost_usd=brief.cost,
+        tokens=brief.tokens,
+        seconds=brief.seconds,
+        waits=list(brief.waits),
+        wakes=None if brief.wakes is None else brief.wakes.isoformat(),
+        agents=brief.agents,
+        asks=brief.asks,
+        doing=brief.doing,
+    )
 
 
-def _page(
-    found: Sequence[Item], limit: int, place: Callable[[Item], tuple[float, str]]
-) -> tuple[list[Item], str | None]:
-    """Return what is shown of what was found, which may be one more than that, and the cursor of what follows."""
-    shown = list(found[:limit])
-    return shown, _cursor(*place(shown[-1])) if len(found) > limit else None
+def _prompt(asked: Any) -> str:
+    """Return what a run was asked in words: its prompt, else its params."""
+    given = asked if isinstance(asked, dict) else {}
+    said = given.get("prompt") or ""
+    params = given.get("params")
+    text = said or ("" if not params else json.dumps(params, ensure_ascii=False))
+    return str(text)[:MOST_PROMPT]
 
 
-def _cursor(at: float, name: str) -> str:
-    return base64.urlsafe_b64encode(json.dumps([at, name], ensure_ascii=False).encode()).decode()
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
-def _place(cursor: str | None) -> tuple[float, str] | None:
-    if not cursor:
+async def view_run(request: Request) -> Response:
+    row, views = await _row(request), request.app.state.views
+    return Response(await views.payload(row, _after(request)), media_type="application/json")
+
+
+async def lines_of_run(request: Request) -> Response:
+    row, views = await _row(request), request.app.state.views
+    return Response(await views.lines(row, last=_is_wanted(request, "last")), media_type="application/json")
+
+
+def _after(request: Request) -> int | None:
+    after = request.query_params.get("after")
+    if after is None:
         return None
-    with contextlib.suppress(ValueError, TypeError, binascii.Error, RecursionError):
-        created, run = json.loads(base64.b64decode(cursor[:MAX_CURSOR].encode(), altchars=b"-_", validate=True))
-        # A number of many digits is no float, and half of a pair of surrogates no text for a database.
-        if isinstance(created, float) and math.isfinite(created) and isinstance(run, str) and run.encode():
-            return created, run
-    msg = "cursor: what `next` of an earlier list said"
-    raise _unusable(msg)
+    if not (after.isascii() and after.isdigit() and len(after) <= MAX_DIGITS):
+        msg = "after: what `follow` of the view said"
+        raise unusable(msg)
+    return int(after)
+
+
+async def list_questions(request: Request) -> Response:
+    runs, caller, limit = _runs(request), caller_of(request), limit_of(request)
+    views: Views = request.app.state.views
+    before, found, following = place_of(request), list[OpenQuestion](), None
+    while True:
+        rows = await runs.listed(caller, agent=None, statuses=OPEN, before=before, limit=MOST_LISTED)
+        for row in rows:
+            before = row.created, row.run
+            found += [_open_question(row, one) for one in await views.questions(row)]
+            if len(found) >= limit:
+                following = cursor_of(*before)
+                break
+        if following is not None or len(rows) < MOST_LISTED:
+            return _json(QuestionList(questions=found, next=following))
+
+
+def _open_question(row: RunRow, one: Asking) -> OpenQuestion:
+    summary = _summary(row)
+    return OpenQuestion(
+        **_question(one.question).model_dump(),
+        run_id=row.run,
+        agent=row.agent,
+        owner=row.owner,
+        session_id=summary["session_id"],
+        since=_time(row.changed),
+        program=one.program or None,
+        line=one.line or None,
+    )
 
 
 def _summary(row: RunRow) -> dict[str, Any]:
@@ -510,6 +739,10 @@ def _question(question: Question) -> QuestionView:
         details=plain(question.details),
         preview=plain(question.preview),
         path=question.path,
+        descriptions=list(question.descriptions),
+        number=question.number,
+        remember=plain(question.remember),
+        wider=[plain(one) for one in question.wider],
     )
 
 
@@ -574,7 +807,9 @@ async def answer_run(request: Request) -> Response:
         await runs.answer(caller_of(request), row, given)
     except AnswerRejected as error:
         open_ = [_question(one).model_dump() for one in (await runs.look(row)).questions]
-        raise problem_of(error, members={"open": open_}) from None
+        first = await request.app.state.views.answered(row, given.keys() - {one["id"] for one in open_})
+        told = [{"id": id_, "by": by, "answer": answer} for id_, by, answer in first]
+        raise problem_of(error, members={"open": open_, "answered": told}) from None
     return _json(Accepted(run_id=row.run), 202)
 
 
@@ -588,6 +823,7 @@ def _answer(value: bool | str | AnswerObject) -> AnswerLike:  # noqa: FBT001 - y
         remember=value.remember,
         covers=value.covers,
         edited_input=value.edited_input,
+        reason=value.reason,
     )
 
 
@@ -624,10 +860,11 @@ async def resume_run(request: Request) -> Response:
 async def fork_run(request: Request) -> Response:
     row, caller, body = await _row(request), caller_of(request), await _body(request, ForkRun)
     has_edit = "edit" in body.model_fields_set
-    if has_edit or body.allow_repeat:
+    changes = {} if body.changes is None else body.changes.model_dump(exclude_none=True)
+    if has_edit or changes or body.allow_repeat:
         caller.must("admin")
     run = await _runs(request).fork(
-        caller, row, at=body.at, edit=body.edit, has_edit=has_edit, allow_repeat=body.allow_repeat
+        caller, row, at=body.at, edit=body.edit, has_edit=has_edit, changes=changes, allow_repeat=body.allow_repeat
     )
     return _started(request, run, is_new=True)
 
@@ -689,10 +926,10 @@ def _session(row: SessionRow) -> dict[str, Any]:
 
 
 async def list_sessions(request: Request) -> Response:
-    given, limit = request.query_params, _limit(request)
-    before = _place(given.get("cursor"))
+    given, limit = request.query_params, limit_of(request)
+    before = place_of(request)
     found = await _runs(request).sessions(caller_of(request), owner=given.get("owner"), before=before, limit=limit + 1)
-    shown, following = _page(found, limit, lambda row: (row.changed, row.session))
+    shown, following = page_of(found, limit, lambda row: (row.changed, row.session))
     return _json(SessionList(sessions=[SessionSummary(**_session(row)) for row in shown], next=following))
 
 
@@ -729,9 +966,9 @@ async def delete_session(request: Request) -> Response:
 
 async def list_reports(request: Request) -> Response:
     reports: Reports | None = request.app.state.reports
-    limit, before = _limit(request), _place(request.query_params.get("cursor"))
+    limit, before = limit_of(request), place_of(request)
     found = [] if reports is None else await asyncio.to_thread(reports.listed, before, limit + 1)
-    shown, following = _page(found, limit, lambda one: (one[0].changed, one[0].id))
+    shown, following = page_of(found, limit, lambda one: (one[0].changed, one[0].id))
     return _json(ReportList(reports=[_report(report) for _, report in shown], next=following))
 
 
@@ -790,7 +1027,9 @@ async def ready(request: Request) -> Response:
 
 
 async def openapi(request: Request) -> Response:
-    return JSONResponse(document(OPERATIONS, version=engine_version(), base=request.scope.get("root_path", "")))
+    return JSONResponse(
+        document(request.app.state.operations, version=engine_version(), base=request.scope.get("root_path", ""))
+    )
 
 
 AFTER = (
@@ -826,6 +1065,8 @@ OPERATIONS: tuple[Operation, ...] = (
             Parameter("agent", "Only those of an agent."),
             Parameter("status", "Only those of these states, with commas between them."),
             Parameter("session", "Only those of a conversation, by its id."),
+            Parameter("search", "Only those whose prompt, params, id or agent hold this."),
+            Parameter("details", "With 1 also what each of them was asked, spent and waits for.", int),
             *PAGE,
         ),
         about="List your runs, newest first; with the scope admin everybody's.",
@@ -833,6 +1074,20 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="GET", path="/runs/{run}", name="look_at_run", scope="read", handler=look_at_run, gives={200: RunView},
         refuses=(404,), about="Look at a run: its status, open questions, and what came of it.",
+    ),
+    Operation(
+        method="GET", path="/runs/{run}/view", name="view_run", scope="debug", handler=view_run, gives={200: "application/json"},
+        refuses=(404, 422), parameters=(Parameter("after", "What `follow`, or `after` of the last answer, said: only what came since.", int),),
+        about="Give what the page of a run shows: its steps, texts and figures.\nIts form is the page's, and may be another in the next version.",
+    ),
+    Operation(
+        method="GET", path="/runs/{run}/lines", name="lines_of_run", scope="debug", handler=lines_of_run, gives={200: "application/json"},
+        refuses=(404, 422), parameters=(Parameter("last", "With 1 only where the handlers stand now.", int),),
+        about="Say where the handlers of a run stood at each step, with their variables.\nIts form is the page's, and may be another in the next version.",
+    ),
+    Operation(
+        method="GET", path="/questions", name="list_questions", scope="read", handler=list_questions, gives={200: QuestionList},
+        refuses=(422,), parameters=PAGE[1:], about="List what your runs ask; with the scope admin everybody's.",
     ),
     Operation(
         method="GET", path="/runs/{run}/events", name="watch_run", scope="read", handler=watch_run, parameters=AFTER,
@@ -870,7 +1125,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="POST", path="/runs/{run}/fork", name="fork_run", scope="run", handler=fork_run, body=ForkRun,
         gives={202: StartedRun}, refuses=(404, 409, 415, 429, 503),
-        about="Go on from the middle of a run as another one.\nAnother outcome (`edit`), and what may happen again (`allow_repeat`), need the scope admin.",
+        about="Go on from the middle of a run as another one.\nAnother outcome (`edit`), another prompt (`changes`), and what may happen again (`allow_repeat`) need the scope admin.",
     ),
     Operation(
         method="POST", path="/runs/{run}/undo", name="undo_run", scope="admin", handler=undo_run, body=UndoRun, gives={200: UndoneView},
@@ -888,6 +1143,7 @@ OPERATIONS: tuple[Operation, ...] = (
         method="GET", path="/runs/{run}/journal", name="download_journal", scope="debug", handler=download_journal,
         gives={200: "application/x-ndjson"}, refuses=(404,), about="Download the journal of a run.",
     ),
+    *FOREIGN,
     *HOOKS,
     *AG_UI,
     *VERCEL,
@@ -927,3 +1183,8 @@ OPERATIONS: tuple[Operation, ...] = (
         about="Describe all of this.",
     ),
 )  # fmt: skip
+PAGES: tuple[Operation, ...] = (
+    Operation(method="GET", path="/", name="studio", scope="read", handler=get_page, about="The page of the studio."),
+    Operation(method="GET", path="/studio/{part}", name="studio_part", scope="read", handler=get_part, about="A file of it."),
+)  # fmt: skip
+"""What is there with ``ui=True`` alone, for people and not for programs, so that no document describes it."""

@@ -10,6 +10,7 @@ asked, and a server that dies in between loses nothing.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import hashlib
 import json
@@ -28,8 +29,11 @@ import attrs
 from stepengine.data import codec
 from stepengine.data.codec import bare, plain
 from stepengine.data.frozen import frozen
+from stepengine.data.limits import DEFAULT_LIMITS, Limits
+from stepengine.data.messages import ImagePart, UserMessage
 from stepengine.data.questions import Answer, AnswerLike, Question
 from stepengine.data.state import AgentState, RunResult, RunStatus
+from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Spending
 from stepengine.engine.posting import fitting_answers, result_to_journal
 from stepengine.engine.scheduler import Scheduler, Standing, standings
@@ -45,6 +49,7 @@ from stepengine.errors import (
 )
 from stepengine.journal.files import FileJournal
 from stepengine.journal.finding import database_of
+from stepengine.journal.forks import branch
 from stepengine.journal.mailbox import Letter
 from stepengine.journal.questions import DOUBT, doubts
 from stepengine.journal.records import to_text
@@ -127,6 +132,8 @@ class Asked:
         params: A JSON object for the agent's schema.
         metadata: A JSON object for hooks and tools.
         session: The conversation, by the name that its owner gave it.
+        limits: Members of ``Limits`` for this run, each at most what its agent may have.
+        images: Pictures that are said before the prompt, each with ``mime_type`` and ``data`` in base64.
         turn: That it is the next turn of the conversation, and goes on from what the last run left.
         is_patient: Whether a question waits in memory for a while, before the run is suspended.
     """
@@ -136,6 +143,8 @@ class Asked:
     params: Any = None
     metadata: Mapping[str, Any] | None = None
     session: str | None = None
+    limits: Mapping[str, float] | None = None
+    images: Sequence[Mapping[str, str]] = ()
     turn: Turn | None = None
     is_patient: bool = True
 
@@ -336,6 +345,7 @@ class Runs:
         self._check_room()
         request = {"prompt": asked.prompt, "params": asked.params, "metadata": plain(asked.metadata)}
         now, before = time.time(), None if asked.turn is None else asked.turn.after
+        request |= further(self.engine.agent(agent).limits, asked)
         if not asked.is_patient:
             request["is_patient"] = False
         if asked.turn is not None:
@@ -398,6 +408,7 @@ class Runs:
         if turn is not None and turn["after"] is not None:
             before = await asyncio.to_thread(self._ledger.find, turn["after"])
             options["previous"] = None if before is None else await self.state(before)
+        options |= started_with(request, options.get("previous"))
         handle = self.engine.start(
             row.agent,
             request["prompt"],
@@ -599,7 +610,12 @@ class Runs:
 
     async def _resumed(self, row: RunRow, journal: Journal, options: Mapping[str, Any]) -> None:
         decided: dict[str, Answer] = await self._write(taking_up(row.run))
-        asked: dict[str, Any] = {"in_doubt": "ask", "wait_for_answers": self._patience_of(row), **options}
+        asked: dict[str, Any] = {
+            "in_doubt": "ask",
+            "wait_for_answers": self._patience_of(row),
+            **self._changed(row),
+            **options,
+        }
         if decided:
             open_ = await asyncio.to_thread(lambda: {question.id for question in doubts(journal.history())})
             asked["answers"] = {question: answer for question, answer in decided.items() if question in open_}
@@ -653,11 +669,13 @@ class Runs:
         limit: int,
         owner: str | None = None,
         session: str | None = None,
+        search: str | None = None,
     ) -> list[RunRow]:
         """
         Return the runs of *caller*, those of everybody for an admin, newest first.
 
-        *owner* leaves only somebody's, which an admin may ask for, *session* only those of a conversation.
+        *owner* leaves only somebody's, which an admin may ask for, *session* only those of a conversation, *search* those whose
+        request, id or agent holds it.
 
         Raises:
             Problem: when *owner* is somebody else.
@@ -672,6 +690,7 @@ class Runs:
             before=before,
             limit=limit,
             session=None if session is None else session_key(whose, session),
+            search=search,
         )
         return await asyncio.to_thread(look)
 
@@ -975,9 +994,36 @@ class Runs:
         await self._write(noting(row.run, "running", time.time()))
         await self._taken_up(attrs.evolve(row, status="running"))
 
+    async def adopt(self, caller: Caller, run: str, agent: str, prompt: str) -> None:
+        """
+        Go on with a journal of the place that no server of it started, as a run of *caller*.
+
+        Permissions that it holds are asked for again: whoever put it here could have written any yes into it.
+
+        Raises:
+            JournalError: when it cannot go on; ``JournalLocked`` when somebody else has it.
+            Problem: when too many runs are under way.
+        """
+        self._check_room()
+        now, request = time.time(), {"prompt": prompt, "params": None, "metadata": None}
+        row = RunRow(run, caller.name, agent, "running", now, now, request)
+        options: dict[str, Any] = {"in_doubt": "ask", "ask_again": True, "wait_for_answers": self._patience}
+        handle = await self.engine.start_resume(self.journal(run), **options)
+        # Behind that: a server that is killed before has a journal of a stranger still, and leaves it alone.
+        await self._registered(row, None)
+        self._hold(run, handle, went_on=True)
+
     async def fork(
-        self, caller: Caller, row: RunRow, *, at: int | str, edit: Any, has_edit: bool, allow_repeat: bool
-    ) -> str:
+        self,
+        caller: Caller,
+        row: RunRow,
+        *,
+        at: int | str,
+        edit: Any,
+        has_edit: bool,
+        allow_repeat: bool,
+        changes: Mapping[str, Any] = {},
+    ) -> str:  # fmt: skip
         """
         Go on from the middle of a run as another run, and return its id.
 
@@ -987,25 +1033,38 @@ class Runs:
         """
         self._check_room()
         now, run = time.time(), secrets.token_hex(16)
+        changes = {**row.request.get("changes", {}), **changes}
+        request = {**row.request, **({"changes": changes} if changes else {})}
         new = attrs.evolve(
-            row, run=run, owner=caller.name, status="running", created=now, changed=now, tries=0, error=""
-        )
+            row, run=run, owner=caller.name, status="running", created=now, changed=now, tries=0, error="", request=request
+        )  # fmt: skip
         options: dict[str, Any] = {"edit": edit} if has_edit else {}
-        source = self.journal(row.run)
+        source, into = self.journal(row.run), self.journal(run)
         try:
-            handle = await self.engine.start_fork(
-                source,
-                at=at,
-                into=self.journal(run),
-                allow_repeat=allow_repeat,
-                wait_for_answers=self._patience,
-                **options,
-            )
+            if changes:
+                # The part that is kept was asked for with the prompts that it had: a fork would take that for other code.
+                await asyncio.to_thread(branch, source, at, allow_repeat=allow_repeat, into=into, **options)
+                asked = {**self._changed(new), "wait_for_answers": self._patience}
+                handle = await self.engine.start_resume(into, **asked)
+            else:
+                handle = await self.engine.start_fork(
+                    source, at=at, into=into, allow_repeat=allow_repeat, wait_for_answers=self._patience, **options
+                )
         except JournalError as error:
             raise _of_request(error, JournalError, row, source, status=422, kind="no_such_place") from None
         await self._registered(new, None)
         self._hold(run, handle, went_on=True)
         return run
+
+    def _changed(self, row: RunRow) -> dict[str, Any]:
+        """Return with what a run goes on that was forked with changes of its agent; nothing for any other."""
+        changes = dict(row.request.get("changes", {}))
+        if not changes:
+            return {}
+        agent = self.engine.agent(row.agent)
+        settings = {name: changes.pop(name) for name in ("temperature", "max_tokens") if name in changes}
+        agent = attrs.evolve(agent, **changes, settings=attrs.evolve(agent.settings, **settings))
+        return {"agent": agent, "on_divergence": "keep"}
 
     async def content(self, row: RunRow) -> bytes:
         """Return the journal as it is written."""
@@ -1149,6 +1208,39 @@ def known_agent(agents: Sequence[str], name: str) -> str:
         msg = f"there is no agent {name[:200]!r} here; there are: {', '.join(sorted(agents)) or 'none'}"
         raise InputError(msg, issues=(f"agent: {msg}",))
     return name
+
+
+def further(most: Limits, asked: Asked) -> dict[str, Any]:
+    """
+    Return what is to be kept of the limits and pictures of what somebody asked.
+
+    Raises:
+        InputError: for a limit above *most*.
+    """
+    for name, value in (asked.limits or {}).items():
+        here = getattr(most.over(DEFAULT_LIMITS), name)
+        if here is not None and value > here:
+            msg = f"limits.{name}: {value:g} is more than the agent may have here, {here:g}"
+            raise InputError(msg, issues=(msg,))
+    kept = {"limits": asked.limits and dict(asked.limits), "images": [dict(one) for one in asked.images]}
+    return {name: value for name, value in kept.items() if value}
+
+
+def started_with(request: Mapping[str, Any], previous: AgentState | None = None) -> dict[str, Any]:
+    """Return the options of a run for what ``further`` kept, which goes on from *previous*."""
+    options: dict[str, Any] = {}
+    if request.get("limits"):
+        options["limits"] = Limits(**request["limits"])
+    if request.get("images"):
+        parts = [ImagePart(data=base64.b64decode(one["data"]), mime_type=one["mime_type"]) for one in request["images"]]
+        state = AgentState() if previous is None else previous
+        said = [UserMessage(parts)]
+        options["previous"] = attrs.evolve(
+            state,
+            message_history=Transcript([*state.message_history, *said]),
+            view=Transcript([*state.view, *said]),
+        )
+    return options
 
 
 def check_may_converse(caller: Caller, asked: Asked, *, keeps: bool) -> None:

@@ -19,6 +19,22 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+AXE = next(
+    (
+        path
+        for path in map(
+            Path,
+            [
+                os.environ.get("AXE_CORE", ""),
+                "node_modules/axe-core/axe.min.js",
+                "/usr/lib/node_modules/axe-core/axe.min.js",
+            ],
+        )
+        if path.is_file()
+    ),
+    None,
+)
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 SECONDS = 60
 # The browser reads descriptor 3 and writes descriptor 4.
 PLACED = "import os, sys; [os.dup2(int(fd), at) for fd, at in zip(sys.argv[1:3], (3, 4))]; os.execv(sys.argv[3], sys.argv[3:])"
@@ -170,3 +186,18 @@ def browser(folder: Path) -> Iterator[Browser]:
         yield made
     finally:
         made.close()
+
+
+def faults(chromium: Browser) -> list[Any]:
+    """
+    Return what axe-core has to say about the page as it is now.
+    """
+    assert AXE is not None
+    if not chromium.run("typeof axe === 'object'"):
+        chromium.run(AXE.read_text(encoding="utf-8"))
+    # Colours fade over; axe is to see where they end. What goes on for ever is not waited for.
+    chromium.run(
+        "Promise.allSettled(document.getAnimations().filter(a => a.effect.getTiming().iterations !== Infinity).map(a => a.finished))"
+    )
+    found = chromium.run(f"axe.run(document, {{runOnly: {json.dumps(RULES)}}}).then(r => r.violations)")
+    return [(v["id"], [(n["html"][:160], n.get("failureSummary", "")[:300]) for n in v["nodes"][:3]]) for v in found]

@@ -5,7 +5,6 @@ The page of a run in Chromium: it opens, finds, follows, obeys its keys, is read
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import threading
@@ -26,7 +25,7 @@ from stepengine.judging.viewing.rendering import stored
 from stepengine.judging.viewing.serving import Following, server_of
 from stepengine.testing import ScriptedModel
 
-from .browser import CHROMIUM, Browser, browser
+from .browser import AXE, CHROMIUM, Browser, browser, faults
 from .pages import frames_at, opened
 from .runs import engine, hostile_run, programmed, read_all, reviewed, said, tool_call
 
@@ -34,21 +33,6 @@ pytestmark = [
     pytest.mark.deep,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: the command chromium on PATH"),
 ]
-AXE = next(
-    (
-        path
-        for path in map(
-            Path,
-            [
-                os.environ.get("AXE_CORE", ""),
-                "node_modules/axe-core/axe.min.js",
-                "/usr/lib/node_modules/axe-core/axe.min.js",
-            ],
-        )
-        if path.is_file()
-    ),
-    None,
-)
 ROWS = 200
 PICKED = "document.querySelector('#list [aria-selected=true]')"
 
@@ -681,15 +665,7 @@ def test_a_machine_that_checks_accessibility_finds_nothing(
 
     def judged(name: str) -> None:
         settled(chromium)
-        if not chromium.run("typeof axe === 'object'"):
-            chromium.run(AXE.read_text(encoding="utf-8"))
-        # Colours fade over; axe is to see where they end.
-        chromium.run("Promise.all(document.getAnimations().map(a => a.finished))")
-        tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-        found = chromium.run(f"axe.run(document, {{runOnly: {json.dumps(tags)}}}).then(r => r.violations)")
-        violations[name] = [
-            (v["id"], [(n["html"][:160], n.get("failureSummary", "")[:300]) for n in v["nodes"][:3]]) for v in found
-        ]
+        violations[name] = faults(chromium)
 
     for tab in "1234567":
         chromium.press(tab)
@@ -823,12 +799,8 @@ def test_a_machine_that_checks_accessibility_finds_nothing_in_a_program(page: An
     chromium.scheme(scheme)
     chromium.size(width, 900)
     settled(chromium)
-    chromium.run(AXE.read_text(encoding="utf-8"))
-    chromium.run("Promise.allSettled(document.getAnimations().map(a => a.finished))")
-    tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-    found = chromium.run(f"axe.run(document, {{runOnly: {json.dumps(tags)}}}).then(r => r.violations)")
 
-    assert [] == [(v["id"], [n["html"][:160] for n in v["nodes"][:3]]) for v in found]
+    assert [] == faults(chromium)
 
 
 @pytest.mark.spec("judging:JG48")

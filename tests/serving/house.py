@@ -19,6 +19,7 @@ import httpx2
 
 from stepengine import STEP, AgentDefinition, Ask, Engine, InputSchema, Receive, ToolCall, ToolContext, call, tool
 from stepengine.journal import FileJournal
+from stepengine.judging.desk import Maker
 from stepengine.serving import Tokens, app
 from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel
@@ -85,6 +86,15 @@ AGENTS = [
 ]
 
 
+def engine_in(work: str) -> Engine:
+    """
+    Return an engine of the agents, which write in a folder.
+    """
+    Path(work).mkdir(exist_ok=True)
+    tools = file_tools(work, write=True)
+    return Engine(AGENTS, tools, ScriptedModel(lambda _: "It is done."), sessions=MemorySessions())
+
+
 class House:
     """
     The server, and who knows it.
@@ -111,9 +121,14 @@ class House:
         self.url = ""
 
     def engine(self) -> Engine:
-        self.work.mkdir(exist_ok=True)
-        tools = file_tools(self.work, write=True)
-        return Engine(AGENTS, tools, ScriptedModel(lambda _: "It is done."), sessions=MemorySessions())
+        return engine_in(str(self.work))
+
+    @property
+    def maker(self) -> Maker:
+        """
+        How another process makes the engine.
+        """
+        return Maker("tests.serving.house:engine_in", {"work": str(self.work)})
 
     @property
     def work(self) -> Path:
@@ -143,7 +158,9 @@ class House:
 
         engine = self.engine()
         places = {"runs": self.folder / "runs", "roots": [self.work], "reports": self.folder / "evals"}
-        served = app(engine, tokens=self.folder / "tokens.json", drain=0.1, **{**places, **self.options})
+        served = app(
+            engine, tokens=self.folder / "tokens.json", drain=0.1, maker=self.maker, **{**places, **self.options}
+        )
         config = uvicorn.Config(served, port=0, log_level="warning", lifespan="on", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run)

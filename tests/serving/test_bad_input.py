@@ -23,19 +23,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepengine.serving import Caps
-from stepengine.serving.routes import OPERATIONS
+from stepengine.serving.looking import OPERATIONS as LOOKING
+from stepengine.serving.routes import OPERATIONS as ALWAYS
 
 from .house import House, ended, events, question_of, started, until
 
 pytestmark = pytest.mark.leaks_allowed(
     "the server outlasts a test: its threads and what its runs hold are the module's"
 )
+OPERATIONS = (*ALWAYS, *LOOKING)
 ROOT = Path(__file__).resolve().parents[2]
 KNOWN = [one for one in OPERATIONS if one.scope is not None]
 OF_RUNS = [one for one in KNOWN if "{run}" in one.path]
 WITH_BODY = [one for one in KNOWN if one.body is not None]
-OURS = [one for one in OPERATIONS if one.path != "/mcp"]
-"""Those whose refusals are ours: what MCP refuses is an error of JSON-RPC, which its clients read."""
+OURS = [one for one in OPERATIONS if one.path != "/mcp" and one.name != "open_desk"]
+"""Those whose refusals are ours: what MCP refuses is an error of JSON-RPC, which its clients read. A desk is a process, so it gets a test of its own."""
 MISSING = "0" * 32
 JSON = "application/json"
 
@@ -209,7 +211,7 @@ def requests(draw: Any, operation: Any, document: dict[str, Any], runs: list[str
     for part in re.findall(r"\{(\w+)\}", path):
         known = {
             "run": runs, "agent": ["asker", "quick"], "call": ["c1"], "topic": ["go"], "chat": ["c", "nobody's"], "session": ["s", "a/b"],
-            "report": ["tried/one"],
+            "report": ["tried/one"], "other": runs, "desk": ["0"], "job": ["0"], "journal": ["theirs"],
         }[part]  # fmt: skip
         path = path.replace(
             f"{{{part}}}", quote(draw(st.sampled_from(known) if draw(st.integers(0, 4)) else TEXTS), safe="")
@@ -301,7 +303,12 @@ def test_a_run_of_somebody_else_cannot_be_told_from_one_that_is_not_there(
     told = []
     with house.client("anna") as client:
         for run in (beside, MISSING):
-            path = operation.path.replace("{run}", run).replace("{call}", "c1").replace("{agent}", "asker")
+            path = (
+                operation.path.replace("{run}", run)
+                .replace("{call}", "c1")
+                .replace("{agent}", "asker")
+                .replace("{journal}", "theirs")
+            )
             headers = {"content-type": JSON, "last-event-id": "00000000-0"}
             answer = client.request(operation.method, path, content=data, headers=headers)
             if operation.scope in ("debug", "admin"):
@@ -334,7 +341,12 @@ def test_whoever_has_no_token_that_holds_reaches_nothing(house: House, beside: s
         {"authorization": b"Bearer \xff\xfe"}, {"cookie": f"stepengine={good}"}, {"x-token": good},
         [("authorization", f"Bearer {good}"), ("authorization", f"Bearer {good}")],
     ]  # fmt: skip
-    path = operation.path.replace("{run}", beside).replace("{call}", "c1").replace("{agent}", "asker")
+    path = (
+        operation.path.replace("{run}", beside)
+        .replace("{call}", "c1")
+        .replace("{agent}", "asker")
+        .replace("{journal}", "theirs")
+    )
     path = path.replace("{session}", "s").replace("{report}", "tried/one")
     with house.client(None) as client:
         before = house.files()
@@ -366,7 +378,12 @@ def test_a_token_that_is_removed_holds_no_longer_than_until_the_next_request(hou
 
 @named(WITH_BODY)
 def test_a_body_that_is_too_large_is_refused_before_it_is_read_said_or_not(house: House, operation: Any) -> None:
-    path = operation.path.replace("{run}", MISSING).replace("{call}", "c1").replace("{agent}", "asker")
+    path = (
+        operation.path.replace("{run}", MISSING)
+        .replace("{call}", "c1")
+        .replace("{agent}", "asker")
+        .replace("{journal}", "theirs")
+    )
     with house.client() as client:
         for content in (b"[" * 300_000, iter([b'{"a":"'] + [b"a" * 1_000] * 300 + [b'"}'])):
             answer = client.request(operation.method, path, content=content, headers={"content-type": JSON})
@@ -383,6 +400,10 @@ FINE = {
     "cancel_run": {"reason": "enough"},
     "fork_run": {"at": 0, "edit": 7777},
     "undo_run": {"at": 0, "dry_run": True},
+    "resume_foreign": {"seen": 7777},
+    "go_to_place": {"at": "1"},
+    "start_job": {"kind": "impact", "runs": [MISSING]},
+    "agree_to_job": {"budget": "1"},
     "run_agent": {"threadId": "t", "runId": "r", "messages": [{"id": "m", "role": "user", "content": "x"}], "forwardedProps": {"a": 7777}},
     "come_back_to_thread": {"threadId": "t", "runId": "r", "messages": [], "forwardedProps": {"a": 7777}},
     "take_chat_turn": {"id": "c", "messages": [{"role": "user", "parts": [{"type": "text", "text": "x"}], "a": 7777}]},
@@ -399,7 +420,12 @@ def test_what_is_no_json_or_not_one_json_is_refused_with_where_and_why(
     content = BREAKS[broken](json.dumps(FINE[operation.name], separators=(",", ":")).encode())
     with house.client("root") as client:
         run = RUNS.get("run") or RUNS.setdefault("run", started(client))
-        path = operation.path.replace("{run}", run).replace("{call}", "c1").replace("{agent}", "asker")
+        path = (
+            operation.path.replace("{run}", run)
+            .replace("{call}", "c1")
+            .replace("{agent}", "asker")
+            .replace("{journal}", "theirs")
+        )
         answer = client.request(operation.method, path, content=content, headers={"content-type": JSON})
 
     told = check_refused(house, answer)
@@ -414,9 +440,19 @@ def test_bodies_that_are_broken_here_are_fine_otherwise(house: House) -> None:
             run = started(client, agent)
             if agent == "booker":
                 until(lambda run=run: client.get(f"/runs/{run}").json()["phase"] == "executing_tool")
-            path = operation.path.replace("{run}", run).replace("{call}", "c1").replace("{agent}", "asker")
+            path = (
+                operation.path.replace("{run}", run)
+                .replace("{call}", "c1")
+                .replace("{agent}", "asker")
+                .replace("{journal}", "theirs")
+            )
             answer = client.request(operation.method, path, json=FINE[operation.name])
-            assert answer.status_code in (200, 202, 409) or operation.name in ("fork_run", "undo_run"), answer.text
+            if operation.name == "resume_foreign":
+                assert 422 == answer.status_code, answer.text  # what was seen is a text
+            elif operation in LOOKING:
+                assert 404 == answer.status_code, answer.text  # what they are about is not there
+            else:
+                assert answer.status_code in (200, 202, 409) or operation.name in ("fork_run", "undo_run"), answer.text
 
 
 @pytest.mark.parametrize("at", [-3, 7, 10**18, 10**30, "x", "#9", "4.1#0", "", "\0", "../0", True, 0.5, None])
@@ -462,6 +498,30 @@ def test_what_does_not_fit_now_is_a_conflict_that_the_document_names(house: Hous
         check_refused(house, answer)
 
 
+@pytest.mark.spec("studio:ST6")
+@pytest.mark.parametrize(
+    ("at", "said"), [("9999", "no step 9999"), ("x", "'x'"), ("../etc", "'../etc'"), ("\0", "\\x00")]
+)
+def test_a_place_that_is_none_is_told_to_the_page_that_looks_for_it_and_names_no_file(
+    house: House, at: str, said: str
+) -> None:
+    with house.client("root") as client:
+        run = RUNS.get("ended") or RUNS.setdefault("ended", str(ended(client, started(client, "quick"))["run_id"]))
+        with client.stream("GET", f"/runs/{run}/edits", params={"at": at}) as stream:
+            lines = (line.removeprefix("data: ") for line in stream.iter_lines() if line.startswith("data: "))
+            desk, told, begins = [json.loads(next(lines)) for _ in range(3)]
+            answer = client.post(f"/runs/{run}/edits/{desk['desk']}", json={"at": at})
+        long = client.get(f"/runs/{run}/edits", params={"at": "a" * 300})
+
+    assert said in told["problem"]
+    assert house.folder.name not in told["problem"]
+    assert ".jsonl" not in told["problem"]
+    assert ("", 0) == (begins["at"], begins["now"]["place"]["position"])
+    assert [422, 422] == [answer.status_code, long.status_code]
+    assert said in check_refused(house, answer)["detail"]
+    check_refused(house, long)
+
+
 RUNS: dict[str, str] = {}
 
 
@@ -472,7 +532,12 @@ def test_a_body_of_another_type_is_refused_as_a_form_of_another_site_could_send_
 ) -> None:
     with house.client("root") as client:
         run = RUNS.get("run") or RUNS.setdefault("run", started(client))
-        path = operation.path.replace("{run}", run).replace("{call}", "c1").replace("{agent}", "asker")
+        path = (
+            operation.path.replace("{run}", run)
+            .replace("{call}", "c1")
+            .replace("{agent}", "asker")
+            .replace("{journal}", "theirs")
+        )
         answer = client.request(operation.method, path, content=b'{"agent":"quick"}', headers={"content-type": kind})
 
     assert 415 == answer.status_code
@@ -644,7 +709,12 @@ def test_half_of_a_body_starts_and_says_nothing(house: House, operation: Any) ->
     with house.client("anna") as client:
         run = started(client)
         before = kept(client), question_of(client, run)
-        path = operation.path.replace("{run}", run).replace("{call}", "c1").replace("{agent}", "asker")
+        path = (
+            operation.path.replace("{run}", run)
+            .replace("{call}", "c1")
+            .replace("{agent}", "asker")
+            .replace("{journal}", "theirs")
+        )
         whole = json.dumps({"agent": "quick", "prompt": "a" * 100}).encode()
         more = [f"Content-Type: {JSON}", f"Content-Length: {len(whole)}"]
         with connected(house, head(house, f"POST {path}", "anna", *more) + whole[:-1]):

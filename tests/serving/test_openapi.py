@@ -21,7 +21,8 @@ import pytest
 
 from stepengine.serving import Webhooks, app, sign
 from stepengine.serving.access import SCOPES
-from stepengine.serving.routes import OPERATIONS
+from stepengine.serving.looking import OPERATIONS as LOOKING
+from stepengine.serving.routes import OPERATIONS as ALWAYS
 
 from .house import AGENTS, House, ended, question_of, started, until, written
 
@@ -35,6 +36,8 @@ HERE = Path(__file__).resolve().parent
 pytestmark = pytest.mark.leaks_allowed(
     "the server outlasts a test: its threads and what its runs hold are the module's"
 )
+OPERATIONS = (*ALWAYS, *LOOKING)
+"""All that a server has which was told how its engine is made again."""
 NAMES = [one.name for one in OPERATIONS]
 
 
@@ -227,12 +230,72 @@ def asked_beside_runs(house: House) -> Iterator[tuple[str, httpx2.Response]]:
         yield "undo_run", client.post(f"/runs/{wrote}/undo")
 
 
+def asked_of_strangers(house: House) -> Iterator[tuple[str, httpx2.Response]]:
+    """
+    Ask what the studio asks: what all runs ask, what they did, and what lies beside them.
+    """
+    with house.client("root") as client:
+        run = started(client)
+        question_of(client, run)
+        yield "list_questions", client.get("/questions")
+        yield "view_run", client.get(f"/runs/{run}/view")
+        yield "lines_of_run", client.get(f"/runs/{run}/lines")
+        theirs = house.folder / "runs" / "theirs.jsonl"
+        theirs.write_bytes((house.folder / "runs" / f"{run}.jsonl").read_bytes())
+        yield "list_foreign", client.get("/foreign")
+        look = client.get("/foreign/theirs")
+        yield "look_at_foreign", look
+        yield "view_foreign", client.get("/foreign/theirs/view")
+        yield "resume_foreign", client.post("/foreign/theirs/resume", json={"seen": "something else"})
+        yield "resume_foreign", client.post("/foreign/theirs/resume", json={"seen": look.json()["seen"]})
+
+
+def asked_to_look(house: House) -> Iterator[tuple[str, httpx2.Response]]:
+    """
+    Ask what goes back in runs, sees edits and judges.
+    """
+    with house.client("root") as client:
+        one, other = [started(client, "writer", prompt) for prompt in ("Rome", "Paris")]
+        for run in (one, other):
+            ended(client, run)
+        yield "list_places", client.get(f"/runs/{one}/places")
+        yield "compare_runs", client.get(f"/runs/{one}/compare/{other}")
+        yield "difference_of_runs", client.get(f"/runs/{one}/difference/{other}")
+        with client.stream("GET", f"/runs/{one}/edits", params={"at": "1"}) as stream:
+            yield "open_desk", stream
+            lines = (line for line in stream.iter_lines() if line.startswith("data: "))
+            desk = json.loads(next(lines).removeprefix("data: "))["desk"]
+            next(lines)
+            yield "go_to_place", client.post(f"/runs/{one}/edits/{desk}", json={"at": "#0"})
+            yield "go_to_place", client.post(f"/runs/{one}/edits/nobody's", json={"at": "#0"})
+            yield "ask_what_is_next", client.get(f"/runs/{one}/edits/{desk}/next")
+        written(house)
+        yield "look_at_sample", client.get("/samples", params={"report": "tried/one", "journal": "rome/base-1.jsonl"})
+        yield "look_at_sample", client.get("/samples", params={"report": "tried/one", "journal": "../one/results.json"})
+        asked = {"kind": "blame", "runs": [one], "check": "False", "samples": 1}
+        begun = client.post("/jobs", json=asked)
+        yield "start_job", begun
+        job = begun.json()["id"]
+        until(lambda: client.get(f"/jobs/{job}").json()["status"] == "priced")
+        yield "look_at_job", client.get(f"/jobs/{job}")
+        yield "agree_to_job", client.post(f"/jobs/{job}/agree", json={"budget": "1"})
+        yield "agree_to_job", client.post(f"/jobs/{job}/agree", json={})
+        yield "cancel_job", client.post(f"/jobs/{job}/cancel")
+        yield "look_at_job", client.get("/jobs/nobody's")
+        yield "list_jobs", client.get("/jobs")
+
+
 @pytest.mark.spec("studio:SV1")
 def test_every_operation_answers_with_a_status_and_a_body_that_the_document_names(
     house: House, document: dict[str, Any], tmp_path: Path
 ) -> None:
     seen: dict[str, set[int]] = {name: set() for name in NAMES}
-    for name, answer in (*asked(house), *asked_beside_runs(house)):
+    for name, answer in (
+        *asked(house),
+        *asked_beside_runs(house),
+        *asked_to_look(house),
+        *asked_of_strangers(house),
+    ):
         check_answer(document, name, answer)
         seen[name].add(answer.status_code)
 

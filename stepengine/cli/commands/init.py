@@ -94,7 +94,9 @@ def init(
         "  cat README.md\n"
         "      an agent of your own: write it, record it, replay it, break it, debug it; all without a key\n"
         "  stepengine run todos src --model anthropic/claude-haiku-4-5\n"
-        "      live; needs ANTHROPIC_API_KEY, and `stepengine doctor` says whether all is there"
+        "      live; needs ANTHROPIC_API_KEY, and `stepengine doctor` says whether all is there\n"
+        "  stepengine studio\n"
+        "      a page in the browser: start runs, watch them, answer them, go back in them"
     )
     return Exit.COMPLETED
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,6 @@ from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import found
 from stepengine.cli.judging import CheckText, case_of, cleaned, interrupted_or
 from stepengine.cli.options import File, Last, Options, with_options
-from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
 
 __all__ = ("pin",)
@@ -60,72 +58,47 @@ def pin(
 
 
 def _pin(options: Options, wanted: str, name: str, folder: Path) -> Exit:
-    from stepengine.journal import FileJournal
     from stepengine.judging.checks import Check
-    from stepengine.judging.pinning import (
-        WrittenTest,
-        clean_copy,
-        names_bundled_tools,
-        pin_name,
-        why_it_fails,
-        written_test,
-    )
+    from stepengine.judging.pinning import pin
 
-    check = Check.of_text(wanted)
     case = case_of(options.journal, options, performs=False)
+    agents = family(case.agent, options.agent, options.settings.agent_folders)
+
+    def places(file: Path) -> list[str]:
+        named = [_place_of(one, "", options, file) for one in _named(agents)]
+        return [_place_of(case.agent.id, options.agent, options, file), *named]
+
     with case.bench.engine as engine:
-        reason = why_it_fails(engine, case.journal, check, case.agent)
-        if not reason:
-            return complain("this run does what --check asks for, so there is nothing to pin", Exit.FAILED)
-        called = pin_name(name or options.stem or Path(options.journal.partition("#")[0]).stem)
-        kept, file = folder / f"{called}.jsonl", folder.parent / f"test_pin_{called}.py"
-        if file.exists():
-            msg = f"{file} exists already; give the pin another name with --name"
-            raise UsageProblem(msg)
-        copy = clean_copy(case.journal, kept)
-        made = [kept]
-        try:
-            if not why_it_fails(engine, FileJournal(kept), check, case.agent):
-                return complain(
-                    "without its secrets the run does what --check asks for; nothing was written", Exit.FAILED
-                )
-            agents = family(case.agent, options.agent, options.settings.agent_folders)
-            text = written_test(
-                WrittenTest(
-                    called, [
-                        _place_of(case.agent.id, options.agent, options, file),
-                        *[_place_of(named, "", options, file) for named in _named(agents)],
-                    ], wanted,
-                    str(cleaned(reason)), names_bundled_tools(agents), _from_root(kept, file),
-                )
-            )  # fmt: skip
-            file.write_text(text, encoding="utf-8")
-            made.append(file)
-            said = _failure_of(file, called)
-            if reason not in said:
-                return complain(
-                    f"the written test does not fail as it has to: {cleaned(said) or 'it passes'}", Exit.FAILED
-                )
-            made.clear()
-        finally:
-            for path in made:
-                path.unlink()
-    print(f"{file}\n{kept}")
-    if copy.changed:
-        complain(f"{copy.changed} records were cleaned of what looks like a secret")
-    complain(f"the test fails, as it has to: {cleaned(reason)}")
+        made = pin(
+            engine,
+            case.journal,
+            Check.of_text(wanted),
+            case.agent,
+            name=name or options.stem or Path(options.journal.partition("#")[0]).stem,
+            folder=folder,
+            family=agents,
+            places=places,
+            clean=lambda text: str(cleaned(text)),
+        )
+    if isinstance(made, str):
+        return complain(made.replace("the check asks", "--check asks"), Exit.FAILED)
+    print(f"{made.file}\n{made.journal}")
+    if made.changed:
+        complain(f"{made.changed} records were cleaned of what looks like a secret")
+    complain(f"the test fails, as it has to: {made.reason}")
     return Exit.COMPLETED
 
 
 def _place_of(agent_id: str, given: str, options: Options, file: Path) -> str:
     """Return how the test names an agent: its file as seen from the project's folder; one that comes along by its id."""
     from stepengine.engine import loading
+    from stepengine.judging.pinning import seen_from
 
     place = loading.agent_place(given or agent_id, folders=options.settings.agent_folders)
     package = Path(loading.__file__).resolve().parents[1]
     if place.file.resolve().parent in (package / "_agents", package.parent / "agents"):
         return agent_id
-    return str(attrs.evolve(place, file=Path(_from_root(place.file, file))))
+    return str(attrs.evolve(place, file=Path(seen_from(place.file, file))))
 
 
 def _named(agents: Sequence[AgentDefinition]) -> list[str]:
@@ -134,20 +107,3 @@ def _named(agents: Sequence[AgentDefinition]) -> list[str]:
     held = {normalised_id(child.id) for child in (*agents[:1], *children) if not isinstance(child, str)}
     named = [name_of_published(child) or child for child in children if isinstance(child, str)]
     return list({normalised_id(child): child for child in named if normalised_id(child) not in held}.values())
-
-
-def _from_root(path: Path, file: Path) -> str:
-    """Return where a file is, as the test in *file* sees it: from the folder above its own, whatever links lead there."""
-    return os.path.relpath(path.resolve(), file.resolve().parents[1])
-
-
-def _failure_of(file: Path, name: str) -> str:
-    """Run the test; return why it fails, ``""`` when it passes."""
-    from stepengine.judging.checks import member_of
-
-    test = member_of(file.resolve(), f"test_pin_{name}")
-    try:
-        test()
-    except Exception as error:  # noqa: BLE001 - whatever keeps it from passing is what is asked for
-        return f"{type(error).__name__}: {error}"
-    return ""

@@ -8,6 +8,9 @@ import logging
 import socket
 import sys
 import tempfile
+import threading
+import webbrowser
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,22 +25,27 @@ from stepengine.cli.commands.worker import offered_by
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.options import Model, Options, with_options
 from stepengine.cli.settings import UsageProblem
+from stepengine.data.frozen import frozen
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.runtime.logs import LOGGER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from stepengine.durable import DurableEngine
     from stepengine.engine import Engine
     from stepengine.engine.schedules import Schedule
+    from stepengine.judging.desk import Maker
     from stepengine.serving import Application
+    from stepengine.serving.access import Logins
 
-__all__ = ("serve",)
+__all__ = ("Served", "engine_again", "serve", "serve_runs")
 
 OPERATOR = "operator"
 POLLING = 0.2
+TYPED = ("model", "base_url", "api_key_env", "price", "workspace", "write", "shell", "web", "max_steps")
+PATHS = ("cwd", "config")
 NEAR = ("127.0.0.1", "::1", "localhost")
 
 
@@ -94,6 +102,9 @@ def serve(
     no_work: Annotated[
         bool, typer.Option("--no-work", help="In PostgreSQL: leave the runs to `stepengine worker`.")
     ] = False,
+    ui: Annotated[
+        bool, typer.Option("--ui", help="Show the page of `stepengine studio`, too; a link lets a browser in.")
+    ] = False,
 ) -> Exit:
     r"""
     Serve runs over HTTP until told to stop.
@@ -132,53 +143,111 @@ def serve(
       stepengine serve shop.agents:make_engine --tokens tokens.json \
           --host 0.0.0.0 --allow-host shop.example.com
     """
-    from stepengine.engine import Engine
+    return serve_runs(
+        attrs.evolve(options, model=model, quiet=True).in_force(),
+        Served(
+            module=module, host=host, port=port, runs=runs, tokens=tokens, hosts=allow_host or (), cors=cors or (), reports=reports,
+            most=max_live, drain=drain, webhooks=webhooks, shares=share or (), schedules=not no_schedules, executor=executor,
+            works=not no_work, ui=ui,
+        ),
+    )  # fmt: skip
+
+
+@frozen(kw_only=True)
+class Served:
+    """
+    What is to be served, and how; the attributes are the options of ``stepengine serve``.
+
+    Attributes:
+        opens: Whether a browser is opened at the page.
+    """
+
+    module: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    runs: str | None = None
+    tokens: Path | None = None
+    hosts: Sequence[str] = ()
+    cors: Sequence[str] = ()
+    reports: Path | None = None
+    most: int | None = None
+    drain: float = 10.0
+    webhooks: Path | None = None
+    shares: Sequence[str] = ()
+    schedules: bool = True
+    executor: str = ""
+    works: bool = True
+    ui: bool = False
+    opens: bool = False
+
+
+def serve_runs(options: Options, wanted: Served) -> Exit:
+    """
+    Serve until told to stop.
+
+    Raises:
+        UsageProblem: when it cannot be served so.
+    """
     from stepengine.serving import app
-    from stepengine.serving.access import LOOPBACK
+    from stepengine.serving.access import LOOPBACK, Logins
     from stepengine.serving.extra import check_extra
 
     check_extra()
     check_extra("uvicorn")
-    if host not in NEAR and (tokens is None or not allow_host):
-        msg = (
-            f"--host {host} lets other machines in: name those that may come with --tokens FILE, and the names under which they "
-            "reach it with --allow-host NAME"
-        )
-        raise UsageProblem(msg)
-    asked = attrs.evolve(options, model=model, quiet=True).in_force()
-    engine, schedules = _engine(module, asked)
-    if runs is not None and _is_database(runs):
-        own = executor or f"{socket.gethostname()}-{port}"
-        engine = _durable(engine, runs, executor=own, works=not no_work, most=max_live)
-    elif executor or no_work:
-        msg = "--executor and --no-work are for --runs postgresql://...; without that this process does the work"
-        raise UsageProblem(msg)
-    if isinstance(engine, Engine):
-        place: dict[str, Any] = {"runs": runs or "runs", "max_live": max_live}
-    elif runs is None or _is_database(runs):
-        place = {}
-    else:
-        msg = f"--runs {runs} is not a database, and MODULE:FUNCTION made a DurableEngine, which has one; leave --runs out"
-        raise UsageProblem(msg)
-    with _tokens(tokens) as (file, token):
+    _check_reach(wanted)
+    engine, schedules = engine_of(wanted.module, options)
+    engine, place = _placed(engine, wanted)
+    logins = Logins() if wanted.ui else None
+    with _tokens(wanted.tokens) as (file, token):
         try:
             served = app(
                 engine,
                 **place,
                 tokens=file,
-                schedules=() if no_schedules else schedules,
-                roots=[root_of(asked)],
-                reports=reports,
-                drain=drain,
-                webhooks=webhooks,
-                shares=share or (),
-                hosts=allow_host or LOOPBACK,
-                cors=cors or (),
+                logins=logins,
+                ui=wanted.ui,
+                maker=maker_of(wanted.module, options) if wanted.ui else None,
+                schedules=schedules if wanted.schedules else (),
+                roots=[root_of(options)],
+                reports=wanted.reports,
+                drain=wanted.drain,
+                webhooks=wanted.webhooks,
+                shares=wanted.shares,
+                hosts=wanted.hosts or LOOPBACK,
+                cors=wanted.cors,
             )
         except StepEngineError as error:
             raise UsageProblem(error.message) from error
+        begun = partial(_say_where, wanted, token=token, logins=logins, agents=[agent.id for agent in engine.agents])
         with _warnings_shown():
-            return said(_until_told(served, host, port, token, [agent.id for agent in engine.agents]))
+            return said(_until_told(served, wanted, begun))
+
+
+def _check_reach(wanted: Served) -> None:
+    if wanted.host not in NEAR and (wanted.tokens is None or not wanted.hosts):
+        msg = (
+            f"--host {wanted.host} lets other machines in: name those that may come with --tokens FILE, and the names under which "
+            "they reach it with --allow-host NAME"
+        )
+        raise UsageProblem(msg)
+
+
+def _placed(engine: Engine | DurableEngine, wanted: Served) -> tuple[Engine | DurableEngine, dict[str, Any]]:
+    """Return the engine, in the database where runs are in one, and where else they are."""
+    from stepengine.engine import Engine
+
+    if wanted.runs is not None and _is_database(wanted.runs):
+        own = wanted.executor or f"{socket.gethostname()}-{wanted.port}"
+        engine = _durable(engine, wanted.runs, executor=own, works=wanted.works, most=wanted.most)
+    elif wanted.executor or not wanted.works:
+        msg = "--executor and --no-work are for --runs postgresql://...; without that this process does the work"
+        raise UsageProblem(msg)
+    if isinstance(engine, Engine):
+        return engine, {"runs": wanted.runs or "runs", "max_live": wanted.most}
+    if wanted.runs is None or _is_database(wanted.runs):
+        return engine, {}
+    msg = f"--runs {wanted.runs} is not a database, and MODULE:FUNCTION made a DurableEngine, which has one; leave --runs out"
+    raise UsageProblem(msg)
 
 
 def _is_database(place: str) -> bool:
@@ -206,7 +275,7 @@ def _durable(engine: Engine | DurableEngine, db: str, *, executor: str, works: b
         raise UsageProblem(error.message) from error
 
 
-def _engine(module: str, options: Options) -> tuple[Engine | DurableEngine, Sequence[Schedule]]:
+def engine_of(module: str, options: Options) -> tuple[Engine | DurableEngine, Sequence[Schedule]]:
     """
     Return the engine of what was typed, and the schedules beside its agents.
 
@@ -230,6 +299,32 @@ def _engine(module: str, options: Options) -> tuple[Engine | DurableEngine, Sequ
         attrs.evolve(options, agent=file), first, others=others, is_new=True, asks_nobody=True, headless=False
     )
     return bench.engine, offered.schedules
+
+
+def maker_of(module: str, options: Options) -> Maker:
+    """Return what makes the engine again of what was typed for ``stepengine serve``."""
+    from stepengine.judging.desk import Maker
+
+    given: dict[str, Any] = {name: getattr(options, name) for name in TYPED}
+    for name in PATHS:
+        value = getattr(options, name)
+        given[name] = None if value is None else str(value)
+    file = module.partition("#")[0].removeprefix("sandboxed:")
+    files = (file,) if Path(file).exists() else ()
+    return Maker("stepengine.cli.commands.serve:engine_again", {"module": module, "options": given}, files)
+
+
+def engine_again(module: str, options: dict[str, Any]) -> Engine | DurableEngine:
+    """
+    Return an engine as ``stepengine serve`` made it; errors as there.
+
+    Args:
+        module: What was typed.
+        options: The options that were, as ``maker_of`` tells them.
+    """
+    paths = {name: None if options[name] is None else Path(options[name]) for name in PATHS}
+    made = attrs.evolve(Options(quiet=True), **{**options, **paths})
+    return engine_of(module, made.in_force())[0]
 
 
 def _made(module: str, function: str) -> Engine | DurableEngine:
@@ -283,24 +378,30 @@ def _warnings_shown() -> Iterator[None]:
         LOGGER.removeHandler(handler)
 
 
-async def _until_told(served: Application, host: str, port: int, token: str, agents: Sequence[str]) -> Exit:
+async def _until_told(served: Application, wanted: Served, begun: Callable[[str], object]) -> Exit:
     from stepengine.durable import DatabaseAway, ExecutorBusy
     from stepengine.serving.listening import listen
 
     try:
-        has_listened = await listen(served, host, port, lambda url: _say_where(url, token, agents))
+        has_listened = await listen(served, wanted.host, wanted.port, begun)
     except (DatabaseAway, ExecutorBusy):
         raise
     except StepEngineError as error:
         raise UsageProblem(error.message) from error
     if has_listened:
         return Exit.COMPLETED
-    return complain(f"{host}:{port} cannot be listened on; the log says why", Exit.USAGE)
+    return complain(f"{wanted.host}:{wanted.port} cannot be listened on; the log says why", Exit.USAGE)
 
 
-def _say_where(url: str, token: str, agents: Sequence[str]) -> None:
+def _say_where(wanted: Served, url: str, *, token: str, logins: Logins | None, agents: Sequence[str]) -> None:
     print(f"stepengine: {url} serves {', '.join(agents)}", file=sys.stderr)
-    if token:
+    if logins is not None:
+        link = f"{url}{logins.make()}"
+        print(f"stepengine: the studio, for one browser and for a minute: {link}", file=sys.stderr)
+        if wanted.opens:
+            # Some browsers are waited for.
+            threading.Thread(target=webbrowser.open, args=(link,), daemon=True).start()
+    if token and not wanted.opens:
         print(f"stepengine: the token of this time, for all that there is: {token}", file=sys.stderr)
         print(
             f"  curl -H 'Authorization: Bearer {token}' -H 'Content-Type: application/json' \\\n"

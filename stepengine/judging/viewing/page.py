@@ -18,9 +18,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-__all__ = ("page_of",)
+__all__ = ("PLACE", "page_of")
 
-PLACE = re.compile(r"\{(csp|title|style|tone|status|lead|payload|script)\}")
+PLACE = re.compile(r"\{(csp|title|style|tone|status|lead|payload|script|run)\}")
 LEVEL = 6
 GOOD = frozenset({"completed"})
 WAITING = frozenset({"suspended", "interrupted", "under way", "max_steps", "truncated"})
@@ -67,4 +67,5 @@ def page_of(payload: Mapping[str, Any], title: str) -> str:
         "payload": base64.b64encode(gzip.compress(written, LEVEL, mtime=0)).decode(),
         "script": script,
     }
+    parts["run"] = PLACE.sub(lambda found: parts[found[1]], _part("run.html"))
     return PLACE.sub(lambda found: parts[found[1]], _part("page.html"))

@@ -22,7 +22,7 @@ from stepengine.judging.viewing.page import page_of
 from stepengine.judging.viewing.payload import FORMAT, NOT_RECORDED, RunView, Texts
 from stepengine.judging.viewing.walking import Walked, walk
 
-__all__ = ("Rendered", "Source", "render_run", "rendered", "whole_part")
+__all__ = ("Payload", "Rendered", "Source", "payload_of", "render_run", "rendered", "whole_part")
 
 KEPT = 4096
 """Characters that a long text keeps where a page would grow too large."""
@@ -122,6 +122,38 @@ def rendered(
 
 
 def _page(source: Source, other: Source | None, *, locals: bool, title: str, longest: int | None) -> Rendered:
+    made = payload_of(source, other, locals=locals, longest=longest)
+    name = title or f"{made.agent} · {_names(source, other)}"
+    return Rendered(html=page_of(made.told, str(made.texts.clean(name))), missing=made.missing)
+
+
+@frozen(kw_only=True)
+class Payload:
+    """
+    What a page shows, as JSON.
+
+    Attributes:
+        told: It.
+        agent: The id of the root's agent.
+        texts: What its texts were made safe with.
+        missing: As of ``Rendered``.
+    """
+
+    told: dict[str, object]
+    agent: str
+    texts: Texts
+    missing: tuple[str, ...]
+
+
+def payload_of(
+    source: Source, other: Source | None = None, *, locals: bool = True, longest: int | None = None
+) -> Payload:
+    """
+    Return what the page of one run, or of two side by side, is made of; *longest* cuts texts.
+
+    Raises:
+        JournalError: when a journal cannot be read, or holds no run.
+    """
     texts = Texts(longest)
     files: list[dict[str, str]] = []
     view, walked, told = _one(source, texts, files, locals=locals)
@@ -144,10 +176,8 @@ def _page(source: Source, other: Source | None, *, locals: bool, title: str, lon
     ]
     missing += [{"text": text, "handler": True, "banner": is_news} for text, is_news in dict.fromkeys(reasons) if text]
     payload |= {"texts": texts.all, "images": texts.images, "sources": files, "missing": texts.clean(missing)}
-    name = title or f"{view.agents[0]['id']} · {_names(source, other)}"
-    return Rendered(
-        html=page_of(payload, str(texts.clean(name))),
-        missing=tuple([text for text, _ in reasons if text]),
+    return Payload(
+        told=payload, agent=str(view.agents[0]["id"]), texts=texts, missing=tuple([text for text, _ in reasons if text])
     )
 
 

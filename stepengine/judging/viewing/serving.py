@@ -87,11 +87,17 @@ class Following:
 
     def page(self) -> str:
         """Return the page of what is recorded so far."""
-        texts = self._view.texts
         title = self._title or f"{self._view.agents[0]['id']} · {Path(self._view.file).name}"
+        return page_of(self.payload(), str(self._view.texts.clean(title)))
+
+    def payload(self) -> dict[str, Any]:
+        """Return what a page shows of what is recorded so far, and where it goes on."""
+        texts = self._view.texts
         missing = [{"text": text} for text in NOT_RECORDED] + [{"text": NO_LOCALS, "handler": True}]
-        payload = {"format": FORMAT, **self._view.told(), "texts": texts.all, "images": texts.images, "sources": []}
-        return page_of({**payload, "missing": missing, "follow": self.offset}, str(texts.clean(title)))
+        return {
+            "format": FORMAT, **self._view.told(), "texts": texts.all, "images": texts.images, "sources": [],
+            "missing": missing, "follow": self.offset,
+        }  # fmt: skip
 
     def after(self, offset: int) -> dict[str, Any]:
         """Return what a page lacks that has everything up to *offset*; all of it for an offset that was never given out."""
@@ -102,7 +108,7 @@ class Following:
             return {"after": offset}
         return {
             "after": self.offset, "from": known.texts, "texts": texts.all[known.texts :],
-            "images_from": known.images, "images": texts.images[known.images :], "steps": view.changed(known.took),
+            "images_from": known.images, "images": texts.images[known.images :], "steps": view.changed(known.took), "rows": len(view.rows),
             "run": self._run, "agents": view.agents, "series": view.series(known.took),
         }  # fmt: skip
 

@@ -24,7 +24,7 @@ from stepengine.errors import DataError, ReplayDivergence, StepEngineError
 from stepengine.judging.texts import SafeTexts
 from stepengine.judging.viewing.payload import RunView
 
-__all__ = ("Walked", "walk")
+__all__ = ("SHOWN", "Walked", "walk")
 
 MAX_POSITION = 2 * 1024
 MAX_ALL = 4 * 1024 * 1024

@@ -1,0 +1,81 @@
+/* Go back: any place of the run with its variables, state and request; another reply, result, answer, prompt or setting goes on as a fork. */
+import { html, useState, useEffect, useServer, api, at, go, plural, lasting, Problem, Value, announce } from "../../lib.js";
+import { useDesk, Way, Places, Source, Variables, Messages, Request, Refusal } from "./desk.js";
+
+const NAMES = { reply: "Reply of the model", result: "Result", answer: "Answer" };
+const written = (value) => value === null || value === undefined ? "" : typeof value === "string" ? value : JSON.stringify(value, null, 2);
+
+/* What was typed, as a fork takes it: a text where a text was given, else JSON where it is some. */
+function taken(text, first) {
+  if (typeof first === "string") return text;
+  try { return JSON.parse(text); } catch { if (first === null) return text; throw new Error("This value is JSON; what was typed is not."); }
+}
+
+/* The last effect that is kept so that the one of an address is done anew. */
+function before(address) {
+  const [path, number] = address.split("#");
+  if (Number(number) > 0) return `${path}#${Number(number) - 1}`;
+  return path ? address : -1;
+}
+
+function Fork({ id, look, agent }) {
+  const { whole, place } = look;
+  const [text, type] = useState(written(whole.value));
+  const [changes, change] = useState({});
+  const [repeats, repeat] = useState(false);
+  const [error, fail] = useState(null);
+  const [busy, turn] = useState(false);
+  const own = useServer(agent ? at("agents", agent) : null, 0).data;
+  useEffect(() => { type(written(whole.value)); fail(null); }, [place.address, whole.value]);
+  async function run(asked) {
+    fail(null);
+    turn(true);
+    try {
+      const made = await api.post(at("runs", id, "fork"), { ...asked(), allow_repeat: repeats });
+      announce("a fork goes on");
+      go(["runs", made.run_id, "compare"], { other: id });
+    } catch (problem) { fail(problem); turn(false); }
+  }
+  const set = (name) => (event) => change({ ...changes, [name]: event.target.value });
+  const given = () => Object.fromEntries(Object.entries(changes).filter(([, value]) => value !== "").map(([name, value]) => [name, ["temperature", "max_tokens"].includes(name) ? Number(value) : value]));
+  const prompts = (own && own.prompts) || {};
+  return html`<section class="card runon" aria-label="Run on from here">
+    <h2 class="part">Run on from here</h2>
+    ${whole.kind ? html`<form class="form" onSubmit=${(event) => { event.preventDefault(); run(() => ({ at: place.address, edit: taken(text, whole.value) })); }}>
+      <label class="field"><span>${NAMES[whole.kind]} <em>at ${place.address}, instead of what is recorded</em></span><textarea class="mono" rows=${Math.min(12, Math.max(3, text.split("\n").length))} value=${text} onInput=${(event) => type(event.target.value)}></textarea>${whole.value === null ? html`<small>What is recorded is too long for this field, or holds what is not shown: what is typed takes its place whole.</small>` : null}</label>
+      <div class="answers"><button type="submit" class="primary" disabled=${busy}>Run on with this ${whole.kind}</button></div></form>` : html`<p class="dim">What came of this follows from effects of its own; go to one of those.</p>`}
+    <details><summary>Another prompt, model or setting</summary><form class="form" onSubmit=${(event) => { event.preventDefault(); run(() => ({ at: before(place.address), changes: given() })); }}>
+      <p class="dim">What the models said before this place stays; this effect is done anew, and all that follows with the new prompt.</p>
+      <label class="field"><span>System prompt</span><textarea rows="3" value=${changes.system_prompt ?? prompts.system ?? ""} onInput=${set("system_prompt")}></textarea></label>
+      <label class="field"><span>Instructions</span><textarea rows="2" value=${changes.instructions_prompt ?? ""} placeholder=${prompts.instructions || ""} onInput=${set("instructions_prompt")}></textarea></label>
+      <div class="pair"><label class="field"><span>Model</span><input type="text" value=${changes.model ?? ""} placeholder=${(own && own.model) || ""} onInput=${set("model")} /></label><label class="field"><span>Temperature</span><input type="number" min="0" max="2" step="any" value=${changes.temperature ?? ""} onInput=${set("temperature")} /></label></div>
+      <label class="field"><span>Tokens of a reply at most</span><input type="number" min="1" step="1" value=${changes.max_tokens ?? ""} onInput=${set("max_tokens")} /></label>
+      <div class="answers"><button type="submit" disabled=${busy || !Object.keys(given()).length}>Run on with these</button></div></form></details>
+    <label class="field boolean"><span>What changed the world after this may happen again</span><input type="checkbox" checked=${repeats} onChange=${(event) => repeat(event.target.checked)} /></label>
+    <p class="dim">A fork is a run of its own: models are asked and tools run, with the code that this server was started with.</p>
+    <${Problem} error=${error} /></section>`;
+}
+
+function Facts({ look }) {
+  const { place } = look;
+  return html`<dl class="facts"><div><dt>Asked</dt><dd>${place.asked}</dd></div><div><dt>Agent</dt><dd>${place.agent_id}</dd></div><div><dt>After</dt><dd>${lasting(place.at / 1000)}</dd></div><div><dt>In view</dt><dd>${plural(place.messages, "message")}</dd></div>${place.cost !== null ? html`<div><dt>Spent</dt><dd>$${place.cost}</dd></div>` : null}</dl>`;
+}
+
+function Back({ id, query, run }) {
+  const desk = useDesk(id, query, run && run.status), { state } = desk, look = state.good;
+  return html`<${Refusal} error=${desk.error} /><${Way} desk=${desk} />
+    <div class="desk"><${Places} desk=${desk} /><div class="scroll" aria-busy=${String(desk.busy)}>
+      ${state.problem ? html`<p class="problem" role="status">${state.problem}</p>` : null}
+      ${!look && desk.busy ? html`<p class="dim">The run is walked…</p>` : null}
+      ${look ? html`<${Facts} look=${look} />
+        ${look.is_before ? html`<p class="note">This is the last place before the code goes another way than is recorded, at ${look.differs_at}.</p>` : null}
+        <div class="beside"><div><h2 class="part">Where it stands</h2><${Source} look=${look} /><h2 class="part">Variables</h2><${Variables} now=${look} />
+          <h2 class="part">What came back</h2>${look.whole && look.whole.outcome.length ? html`<pre class="prose">${look.whole.outcome.join("\n")}</pre>` : html`<p class="dim">Nothing is recorded.</p>`}
+          ${look.place.hooks.length ? html`<h2 class="part">Hooks</h2><ul>${look.place.hooks.map((hook) => html`<li><span class="mono">${hook.point} ${hook.hook}</span> ${hook.said}</li>`)}</ul>` : null}</div>
+        <div>${look.whole ? html`<${Fork} id=${id} look=${look} agent=${run && run.agent} />
+          <details open><summary>What the model saw</summary>${look.whole.request ? html`<${Request} request=${look.whole.request} />` : html`<p class="dim">No model was asked yet.</p>`}</details>
+          <details><summary>State</summary><${Messages} messages=${look.whole.state.messages} left=${look.whole.state.left_out} /><h3 class="part">Context</h3><${Value} value=${look.whole.state.context} /><h3 class="part">Output</h3><pre class="prose">${look.whole.state.output}</pre><p class="dim">${look.whole.state.steps_remaining} steps remain</p></details>` : null}</div></div>` : null}
+    </div></div>`;
+}
+
+export default { id: "back", title: "Go back", View: Back };

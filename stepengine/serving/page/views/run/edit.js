@@ -1,0 +1,54 @@
+/* Edit and see: the agent's file is edited elsewhere, and every save shows the same place of this run, old and new. */
+import { html, useState, useEffect, api, at, lasting, money, Problem } from "../../lib.js";
+import { useJob, Job } from "../../jobs.js";
+import { useDesk, Way, Places, Source, Variables, Request, Refusal } from "./desk.js";
+
+const short = (file) => file.split("/").slice(-2).join("/");
+
+/* How the run goes under this code, in words. */
+function Course({ look, isGone }) {
+  const { changed, differs, differs_at: where, ends, is_before: isBefore } = look;
+  const some = changed.slice(0, 5).join(", ");
+  return html`<ul class="course">
+    ${changed.length ? html`<li class="asif">As if the model still said this: it would be asked something else at <span class="mono">${some}</span>${changed.length > 5 ? ` and ${changed.length - 5} more` : ""}.</li>` : null}
+    ${differs ? html`<li class="d-differs"><b>The code goes another way at ${where || "the end"}.</b>${isGone ? " There is no place before it; what is shown is the last code that had one." : isBefore ? " What is shown is the last place before it." : ""}<pre class="prose">${differs}</pre></li>` : ends.length ? html`<li>Every effect is as recorded, and the run ends with <b>${ends[1]}</b>; recorded is ${ends[0]}.</li>` : !changed.length ? html`<li>To its end the run is as recorded.</li>` : null}</ul>`;
+}
+
+/* What the model would be asked next, and what it says when it is. */
+function Next({ id, desk, turn }) {
+  const [next, set] = useState(null);
+  const [error, fail] = useState(null);
+  const [busy, wait] = useState(false);
+  const job = useJob();
+  useEffect(() => { set(null); fail(null); job.reset(); }, [turn]);
+  async function look() {
+    fail(null);
+    wait(true);
+    try { set(await api.get(at("runs", id, "edits", desk, "next"))); } catch (problem) { fail(problem); }
+    wait(false);
+  }
+  return html`<section class="card" aria-label="What comes next"><h2 class="part">What would the model be asked?</h2>
+    ${next === null ? html`<p class="dim">The run goes on from its first difference with what is recorded. Nobody is asked for this.</p><button type="button" disabled=${busy || !desk} onClick=${look}>${busy ? "Looking…" : "Show the request"}</button>` : next.request === null ? html`<p>${next.why}</p>` : html`<p>At <span class="mono">${next.address}</span>${next.price === null ? "" : `; reading it costs ${money(next.price)}`}${next.served ? `; ${next.served} calls on the way are from the record` : ""}.</p><details open><summary>The request</summary><${Request} request=${next.request} /></details>
+      ${job.job ? null : html`<button type="button" class="primary" onClick=${() => job.start({ kind: "ask", runs: [id] })}>Ask it, with its price first</button>`}`}
+    <${Problem} error=${error} />
+    <${Job} it=${job} result=${(result) => result.why ? html`<p>${result.why}</p>` : html`<h3 class="part">It says</h3>${result.text ? html`<pre class="prose">${result.text}</pre>` : null}${result.calls.map((call) => html`<p><span class="mono tool">${call.tool}</span> <span class="mono">${JSON.stringify(call.input)}</span></p>`)}`} /></section>`;
+}
+
+function Edit({ id, query, run }) {
+  const desk = useDesk(id, query, run && run.status), { state } = desk, look = state.good;
+  // Code that goes another way at its very first effect has no place, and is no problem either.
+  const isGone = Boolean(state.now && !state.now.place && !state.problem);
+  const names = [...new Set((look || (state.now && state.now.files.length ? state.now : { files: [] })).files.map(short))];
+  return html`<${Refusal} error=${desk.error} /><${Way} desk=${desk} />
+    <div class="desk"><${Places} desk=${desk} marked=${look ? look.changed : []} /><div class="scroll" aria-busy=${String(desk.busy)}>
+      <p class="saves" role="status">${state.saved.length ? html`<b>${state.saved.map(short).join(", ")}</b> saved at ${state.when}, seen in <span class="d-took">${lasting(state.seconds)}</span>.` : html`Save one of <span class="mono">${names.join(" ") || "the agent's files"}</span>, and this place is shown under the new code.`} No tool runs, and no model is asked.</p>
+      ${state.problem ? html`<div class="problem broken" role="alert"><b>This code cannot be walked.</b><pre class="prose">${state.problem}</pre>${look ? html`<span>What is shown is the last code that could be.</span>` : null}</div>` : null}
+      ${!look && desk.busy ? html`<p class="dim">The run is walked…</p>` : null}
+      ${look ? html`<${Course} look=${isGone ? state.now : look} isGone=${isGone} />
+        <div class="beside"><div><h2 class="part">Where it stands</h2><${Source} look=${look} /><h2 class="part">Variables</h2><${Variables} now=${look} before=${state.problem || isGone ? null : state.before} />
+          ${state.difference && state.difference.length ? html`<h2 class="part">What the save changed here</h2><ul class="d-lines mono">${state.difference.slice(0, 100).map((line) => html`<li>${line}</li>`)}</ul>` : state.difference ? html`<p class="dim">Nothing is different at this place.</p>` : null}</div>
+        <div><${Next} id=${id} desk=${state.desk} turn=${`${state.when} ${state.saved.join()}`} /></div></div>` : null}
+    </div></div>`;
+}
+
+export default { id: "edit", title: "Edit and see", View: Edit };

@@ -1,0 +1,88 @@
+/* Runs: the list of them, live, and the page of one with its sections. */
+import { html, useState, useEffect, useRef, useMemo, useServer, useNow, api, at, to, go, amend, count, money, lasting, when, plural, Status, Head, Empty, Problem, Rows, announce } from "../lib.js";
+import watch from "./run/watch.js";
+import back from "./run/back.js";
+import edit from "./run/edit.js";
+import compare from "./run/compare.js";
+import judge from "./run/judge.js";
+
+/* The sections of a run, in the order of their tabs: each is { id, title, View }. */
+export const SECTIONS = [watch, back, edit, compare, judge];
+
+const STATES = [["", "all"], ["running,started", "running"], ["suspended", "waiting"], ["completed", "completed"], ["failed,stranded,max_steps,truncated", "failed"], ["cancelled", "cancelled"]];
+const HEIGHT = 58, PIECE = 100;
+
+/* All pages of the list that were asked for: the first one again and again, the others when somebody comes near. */
+function useRuns(base) {
+  const first = useServer(`${base}&limit=${PIECE}`, 2);
+  const [more, set] = useState({ base, runs: [], next: undefined, busy: false });
+  const mine = more.base === base ? more : { base, runs: [], next: undefined, busy: false };
+  const next = mine.next === undefined ? first.data && first.data.next : mine.next;
+  async function ask() {
+    if (mine.busy || !next) return;
+    set({ ...mine, busy: true });
+    try {
+      const found = await api.get(`${base}&limit=${PIECE}&cursor=${encodeURIComponent(next)}`);
+      set({ base, runs: [...mine.runs, ...found.runs], next: found.next, busy: false });
+    } catch { set({ ...mine, busy: false }); }
+  }
+  const known = new Set((first.data ? first.data.runs : []).map((run) => run.run_id));
+  const runs = [...(first.data ? first.data.runs : []), ...mine.runs.filter((run) => !known.has(run.run_id))];
+  return { runs, data: first.data, error: first.error, again: first.again, more: ask, isAll: first.data && !next };
+}
+
+export function Row({ run, now }) {
+  const more = run.details, isLive = run.status === "running" || run.status === "started";
+  const seconds = isLive ? (now - Date.parse(run.created)) / 1000 : more && more.seconds;
+  const waits = run.status === "suspended" && more ? more.wakes ? `until ${when(more.wakes)}` : more.waits.join(" · ") : isLive && more && more.waits.length ? more.waits.join(" · ") : "";
+  return html`<div role="listitem"><a class="row-link" href=${to(["runs", run.run_id])} style=${{ height: `${HEIGHT}px` }}>
+    <${Status} status=${isLive && more && more.asks ? "suspended" : run.status} />
+    <span class="main"><span class="title">${(more && more.prompt) || html`<span class="dim">without a prompt</span>`}</span><span class="sub"><b>${run.agent}</b>${run.session_id ? html` · ${run.session_id}` : null}${more && more.agents > 1 ? ` · ${more.agents} agents` : ""}${waits ? html` · <span class="waits">${waits}</span>` : null}</span></span>
+    <span class="fig"><span>${more && more.steps !== null ? count(more.steps) : ""}</span><small>${more && more.steps !== null ? "steps" : ""}</small></span>
+    <span class="fig"><span>${more ? money(more.cost_usd) : ""}</span><small>${more && more.tokens ? `${count(more.tokens)} tokens` : ""}</small></span>
+    <span class="fig wide"><span>${lasting(seconds)}</span><small>${when(run.created)}</small></span>
+  </a></div>`;
+}
+
+function List({ query }) {
+  const search = query.get("search") || "", status = query.get("status") || "", agent = query.get("agent") || "", session = query.get("session") || "";
+  const asked = new URLSearchParams({ details: "1", ...(search ? { search } : {}), ...(status ? { status } : {}), ...(agent ? { agent } : {}), ...(session ? { session } : {}) });
+  const { runs, data, error, more, isAll } = useRuns(`runs?${asked}`);
+  const agents = useServer("agents", 0);
+  const [typed, type] = useState(search);
+  const now = useNow(1);
+  useEffect(() => { const timer = setTimeout(() => { if (typed !== search) amend({ search: typed }); }, 250); return () => clearTimeout(timer); }, [typed]);
+  return html`<${Head} title="Runs">
+      <label class="field inline grow"><span class="unseen">Search</span><input type="search" placeholder="Search in prompts, agents, ids" value=${typed} onInput=${(event) => type(event.target.value)} /></label>
+      <label class="field inline"><span class="unseen">Agent</span><select value=${agent} onChange=${(event) => amend({ agent: event.target.value })}><option value="">every agent</option>${(agents.data ? agents.data.agents : []).map((each) => html`<option value=${each.id}>${each.name}</option>`)}</select></label>
+      <a class="button primary" href=${to(["start"])}>Start a run</a>
+    </${Head}>
+    <div class="filters" role="group" aria-label="State">${STATES.map(([value, name]) => html`<button type="button" class="chip" aria-pressed=${String(status === value)} onClick=${() => amend({ status: value })}>${name}</button>`)}${session ? html`<button type="button" class="chip" aria-pressed="true" onClick=${() => amend({ session: "" })} aria-label=${`conversation ${session}, leave`}>conversation ${session} ×</button>` : null}</div>
+    <${Problem} error=${error} />
+    ${data && !runs.length ? html`<${Empty} title=${search || status || agent ? "No run is like that" : "No runs yet"}>${search || status || agent ? html`<button type="button" onClick=${() => { type(""); amend({ search: "", status: "", agent: "" }); }}>Show all</button>` : html`<a class="button primary" href=${to(["start"])}>Start the first one</a>`}</${Empty}>` : html`<${Rows} items=${runs} height=${HEIGHT} label=${isAll ? `${plural(runs.length, "run")}` : "Runs"} more=${more} row=${(run) => html`<${Row} key=${run.run_id} run=${run} now=${now} />`} />`}`;
+}
+
+function One({ id, section, query }) {
+  const run = useServer(at("runs", id), 1);
+  const open = SECTIONS.find((each) => each.id === section) || SECTIONS[0];
+  const [error, fail] = useState(null);
+  const view = run.data;
+  const isOver = view && !["running", "started", "suspended"].includes(view.status);
+  async function act(what) {
+    fail(null);
+    try { await api.post(at("runs", id, what)); announce(what); run.again(); } catch (problem) { fail(problem); }
+  }
+  if (run.error && !view) return html`<${Head} title="Run" /><${Problem} error=${run.error} /><p><a href=${to(["runs"])}>All runs</a></p>`;
+  return html`<header class="head of-run"><div class="crumbs"><a href=${to(["runs"])}>Runs</a><span aria-hidden="true">/</span>${view ? html`<h1>${view.agent}</h1><${Status} status=${view.questions.length && !isOver ? "suspended" : view.status} />` : null}<span class="mono dim" title=${id}>${id.slice(0, 8)}</span>${view && view.session_id ? html`<a href=${to(["chat", view.agent, view.session_id])}>conversation ${view.session_id}</a>` : null}</div>
+      <nav class="tabs" aria-label="Parts of the run">${SECTIONS.map((each) => html`<a href=${to(["runs", id, ...(each === SECTIONS[0] ? [] : [each.id])], Object.fromEntries(["step", "tab"].filter((name) => query.get(name)).map((name) => [name, query.get(name)])))} aria-current=${each === open ? "page" : undefined}>${each.title}</a>`)}</nav>
+      <div class="tools">${view && !isOver ? html`<button type="button" class="danger" onClick=${() => act("cancel")}>Cancel</button>` : null}${view && view.status === "stranded" ? html`<button type="button" onClick=${() => act("resume")}>Go on</button>` : null}<a class="button" href=${at("runs", id, "journal")} download>Journal</a></div>
+    </header>
+    <${Problem} error=${error || run.error} />
+    <${open.View} id=${id} run=${view} query=${query} again=${run.again} />`;
+}
+
+function Runs({ parts, query }) {
+  return parts.length ? html`<${One} key=${parts[0]} id=${parts[0]} section=${parts[1]} query=${query} />` : html`<${List} query=${query} />`;
+}
+
+export default { id: "runs", title: "Runs", key: "r", View: Runs };

@@ -1,0 +1,206 @@
+"""
+``stepengine studio``: what it takes for agents and runs, what it refuses in words, and the link that lets a browser in.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+from typer.testing import CliRunner
+
+from stepengine.cli.app import app
+from tests.offline import NO_NETWORK, ROOT
+
+SECONDS = 30
+SHOP = """
+from stepengine import AgentDefinition, Ask
+
+def asks(ctx):
+    return (yield from Ask("On which day?"))
+
+agent = AgentDefinition("asker", handle_steps=asks)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """
+    A folder with agents that its user trusts.
+    """
+    tmp_path.chmod(0o700)
+    (tmp_path / "shop" / "agents").mkdir(parents=True)
+    (tmp_path / "shop" / "agents" / "asker.py").write_text(SHOP)
+    (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
+    return tmp_path / "shop"
+
+
+def environment(project: Path) -> dict[str, str]:
+    path = os.pathsep.join([str(project.parent), str(ROOT)])
+    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "XDG_STATE_HOME": str(project.parent / "state")}
+
+
+def typed(project: Path, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "stepengine", *words]
+    return subprocess.run(line, cwd=cwd or project, env=environment(project), text=True, capture_output=True, timeout=SECONDS, check=False)  # fmt: skip
+
+
+@contextmanager
+def open_studio(project: Path, *words: str, cwd: Path | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """
+    Give the process of a studio, and the link that it says.
+    """
+    line = [sys.executable, "-m", "stepengine", "studio", *words, "--port", "0", "--no-open"]
+    process = subprocess.Popen(
+        line, cwd=cwd or project, env=environment(project), text=True, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+    )
+    try:
+        said = ""
+        assert process.stderr is not None
+        while not (found := re.search(r"(http://\S+/login\?code=\S+)\n", said)):
+            line_said = process.stderr.readline()
+            assert line_said, said
+            said += line_said
+        yield process, found[1]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def page_of(link: str) -> tuple[httpx2.Client, str]:
+    """
+    Return a client with the session of a link, and the page.
+    """
+    client = httpx2.Client(base_url=link.partition("/login")[0], trust_env=False, timeout=SECONDS)
+    came = client.get(link, follow_redirects=True)
+    assert 200 == came.status_code, came.text
+    return client, came.text
+
+
+@pytest.mark.spec("studio:ST1", "studio:ST10")
+def test_a_project_is_opened_with_its_agents_and_runs_by_a_link_that_is_good_once(project: Path) -> None:
+    assert 0 == typed(project, "trust").returncode
+    with open_studio(project) as (process, link):
+        client, page = page_of(link)
+        with closing(client):
+            agents = client.get("/agents").json()["agents"]
+            origin = {"origin": str(client.base_url).rstrip("/")}
+            started = client.post("/runs", json={"agent": "asker"}, headers=origin).json()["run_id"]
+            again = httpx2.get(link, trust_env=False)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=SECONDS)
+
+    assert "studio/app.js" in page
+    assert ["asker"] == [one["id"] for one in agents]
+    assert 401 == again.status_code
+    assert 0 == process.returncode
+    assert (project / "runs" / f"{started}.jsonl").is_file()
+
+
+@pytest.mark.spec("studio:ST10", "studio:ST11")
+def test_a_folder_of_journals_is_the_place_of_runs_and_nothing_in_it_goes_on_by_itself(project: Path) -> None:
+    assert 0 == typed(project, "trust").returncode
+    with open_studio(project) as (_, link):
+        client, _page = page_of(link)
+        with closing(client):
+            run = client.post(
+                "/runs", json={"agent": "asker"}, headers={"origin": str(client.base_url).rstrip("/")}
+            ).json()["run_id"]
+            while not client.get(f"/runs/{run}").json()["questions"]:
+                pass
+    journals = project / "journals"
+    journals.mkdir(mode=0o700)
+    (journals / "theirs.jsonl").write_bytes((project / "runs" / f"{run}.jsonl").read_bytes())
+    before = (journals / "theirs.jsonl").read_bytes()
+    with open_studio(project, "journals") as (_, link):
+        client, _page = page_of(link)
+        with closing(client):
+            found = client.get("/foreign").json()["journals"]
+            runs = client.get("/runs").json()["runs"]
+
+    assert [("theirs", "asker")] == [(one["name"], one["agent"]) for one in found]
+    assert [] == runs
+    assert before == (journals / "theirs.jsonl").read_bytes()
+
+
+def test_agents_that_nobody_trusts_are_not_run_and_it_says_how_to_trust_them(project: Path) -> None:
+    (project / "agents" / "asker.py").write_text("raise SystemExit('it ran')")
+    result = typed(project, "studio", "--no-open", "--port", "0")
+
+    assert 2 == result.returncode
+    assert "nobody trusts yet" in result.stderr
+    assert "stepengine trust" in result.stderr
+    assert "it ran" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere"], "there is no 'nowhere'"),
+        (["empty"], "`stepengine init DIR` makes a project"),
+        (["asker.py"], "--agents names a file of agents"),
+        (["--host", "0.0.0.0"], "lets other machines in"),
+    ],
+)
+def test_what_cannot_be_opened_is_refused_in_words(project: Path, words: list[str], said: str) -> None:
+    (project / "empty").mkdir()
+    (project / "asker.py").write_text(SHOP)
+    assert 0 == typed(project, "trust").returncode
+    result = typed(project, "studio", *words, "--no-open", "--port", "0")
+
+    assert 2 == result.returncode
+    assert said in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+
+
+def test_a_tool_of_an_agent_cannot_open_it(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:
+    from stepengine.system.environment import MARKER
+
+    monkeypatch.chdir(project)
+    monkeypatch.setenv(MARKER, "1")
+    result = CliRunner().invoke(app, ["studio", "--no-open"])
+
+    assert 2 == result.exit_code
+    assert "is for people" in result.stderr
+
+
+@pytest.mark.spec("studio:ST1")
+def test_serve_shows_the_page_only_when_it_is_asked_to(project: Path, tmp_path: Path) -> None:
+    from stepengine.serving import Tokens
+
+    (project / "asker.py").write_text(SHOP)
+    token = Tokens.open(tmp_path / "tokens.json").add("web", ["read"])
+    told = {}
+    for more in ([], ["--ui"]):
+        line = [
+            sys.executable,
+            "-m",
+            "stepengine",
+            "serve",
+            "asker.py",
+            "--port",
+            "0",
+            "--tokens",
+            str(tmp_path / "tokens.json"),
+            *more,
+        ]
+        process = subprocess.Popen(line, cwd=project, env=environment(project), text=True, stderr=subprocess.PIPE)
+        try:
+            assert process.stderr is not None
+            url = re.search(r"http://[\d.:]+", process.stderr.readline())
+            assert url is not None
+            answer = httpx2.get(f"{url[0]}/", headers={"authorization": f"Bearer {token}"}, trust_env=False)
+            told[bool(more)] = answer.status_code, answer.headers.get("content-type", "").partition(";")[0]
+        finally:
+            process.kill()
+            process.communicate()
+
+    assert {False: (404, "application/problem+json"), True: (200, "text/html")} == told

@@ -1,0 +1,327 @@
+"""
+Going back in a run, seeing what an edit does to it, and judging runs, over HTTP: by a real server, with real files that are saved.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from .shop import CODE, HELPER, Shop, agreed, done, judged, looking, rests, save, until, variables
+
+pytestmark = pytest.mark.deep
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    with Shop(tmp_path).open() as opened:
+        yield opened
+
+
+@pytest.fixture
+def client(shop: Shop) -> Iterator[httpx2.Client]:
+    with shop.client() as opened:
+        yield opened
+
+
+# --- going back -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("studio:ST5")
+def test_any_step_shows_its_variables_its_state_and_what_the_model_saw(client: httpx2.Client) -> None:
+    run = done(client, "tally", "tea milk sugar")
+    places = client.get(f"/runs/{run}/places").json()
+    with looking(client, run) as page:
+        begins = page.look()["now"]
+        third, result, second = [page.go(at)["now"] for at in ("3", "#4", "2")]
+
+    assert ["#0", "#1", "#2", "#3", "#4", "#5"] == [each["address"] for each in places["places"]]
+    assert (3, "price_of", "t/m") == (places["steps"], *[each["name"] for each in places["places"][:2]])
+    assert {"total": "0", "item": "'tea'"} == variables(begins)
+    assert [("50", "'sugar'"), ("40", "'sugar'"), ("40", "'milk'")] == [
+        (variables(each)["total"], variables(each)["item"]) for each in (third, result, second)
+    ]
+    request = third["whole"]["request"]
+    assert ("t/m", "Add up.", ["price_of"]) == (
+        request["model"],
+        request["system"],
+        [t["name"] for t in request["tools"]],
+    )
+    assert {"tea milk sugar", "Be brief."} <= {message["text"] for message in request["messages"]}
+    assert ("result", "50") == (result["whole"]["kind"], result["whole"]["value"])
+    assert ("reply", "t/m 7: Add up.") == (second["whole"]["kind"], second["whole"]["value"])
+    assert "yield STEP" in dict(third["lines"])[third["place"]["frames"][0]["line"]]
+
+
+@pytest.mark.spec("studio:ST5")
+@pytest.mark.parametrize(
+    ("agent", "prompt", "asked", "output"),
+    [
+        ("tally", "tea milk", {"at": "#2", "edit": 7}, 7),
+        ("tally", "tea milk", {"at": "#2", "edit": "7"}, "7"),
+        ("tally", "tea milk", {"at": "#1", "edit": "Another reply."}, 40),
+        ("tally", "tea milk", {"at": "#0", "changes": {"system_prompt": "Multiply."}}, 40),
+        ("asker", "x", {"at": "#0", "edit": "two"}, "two: t/m 2:"),
+        ("asker", "x", {"at": "#0", "changes": {"model": "t/other", "system_prompt": "Shout.", "temperature": 0.5}}, "one: t/other 2: Shout."),
+    ],
+)  # fmt: skip
+def test_what_is_changed_goes_on_from_there_as_a_fork_and_the_first_difference_is_told(
+    client: httpx2.Client, agent: str, prompt: str, asked: dict[str, Any], output: object
+) -> None:
+    run = done(client, agent, prompt)
+    questions = client.get(f"/runs/{run}").json()["questions"]
+    if questions:
+        client.post(f"/runs/{run}/answers", json={"answers": {questions[0]["id"]: "one"}}).raise_for_status()
+        until(lambda: client.get(f"/runs/{run}").json()["status"] == "completed")
+    answer = client.post(f"/runs/{run}/fork", json=asked)
+    assert 202 == answer.status_code, answer.text
+    fork = rests(client, answer.json()["run_id"])
+    told = client.get(f"/runs/{run}/difference/{fork}").json()
+    beside = client.get(f"/runs/{run}/compare/{fork}").json()
+
+    view = client.get(f"/runs/{fork}").json()
+    assert ("completed", str(output)) == (view["status"], str(view["output"])), view
+    first = {"#2": "#2", "#1": "#1", "#0": "#1" if "changes" in asked else "#0"}[asked["at"]]
+    assert first == told["first"]["a"], told
+    assert "pairs" in beside
+
+
+@pytest.mark.spec("studio:ST5")
+def test_a_reply_with_calls_goes_back_in_the_form_in_which_it_was_given(client: httpx2.Client, shop: Shop) -> None:
+    calls = """
+def calls(request):
+    from stepengine.testing import tool_call
+    return text("done") if any(m.role == "tool" for m in request.messages) else tool_call("price_of", {"item": "tea"})
+
+
+free = AgentDefinition("free", model="t/m", tools=[price_of])
+agents, models = [free], ScriptedModel(calls)
+"""  # fmt: skip
+    with Shop(shop.folder, f"{CODE}{calls}").open() as opened, opened.client() as client_:
+        run = done(client_, "free", "go")
+        with looking(client_, run, "1") as page:
+            value = page.look()["now"]["whole"]["value"]
+        value["content"][0]["input"] = {"item": "coffee"}
+        fork = rests(client_, client_.post(f"/runs/{run}/fork", json={"at": "#0", "edit": value}).json()["run_id"])
+        with looking(client_, fork, "#1") as page:
+            result = page.look()["now"]["whole"]["value"]
+
+    assert ("ModelReply", "60") == (value["type"], result)
+
+
+# --- edit and see -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("studio:ST6")
+def test_every_save_shows_the_same_place_old_and_new_and_the_server_imports_none_of_it(
+    client: httpx2.Client, shop: Shop
+) -> None:
+    run = done(client, "tally", "tea milk sugar")
+    imported = shop.folder / "imported.txt"
+    imported.unlink()
+    with looking(client, run, "3") as page:
+        first = page.look()
+        save(shop.helper, HELPER.replace("+ 0", "+ 5"))
+        second = page.look()
+        moved = page.go("2")
+        save(shop.file, CODE.replace("total = worth", "total += worth"))
+        third = page.look()
+
+    assert (None, "50", None) == (first["before"], variables(first["now"])["total"], first["difference"])
+    assert ("50", "55", ["~ total 50 -> 55"]) == (
+        variables(second["before"])["total"],
+        variables(second["now"])["total"],
+        second["difference"],
+    )
+    assert [str(shop.helper)] == second["saved"]
+    assert ("40", "45") == (variables(moved["before"])["total"], variables(moved["now"])["total"])
+    assert ("45", "80", "2") == (variables(third["before"])["total"], variables(third["now"])["total"], third["at"])
+    assert ["completed: 50", "completed: 135"] == third["now"]["ends"]
+    assert shop.process is not None
+    assert str(shop.process.pid) not in imported.read_text().split()
+
+
+@pytest.mark.spec("studio:ST6")
+def test_code_that_breaks_hangs_or_leaves_is_told_and_the_last_good_look_stays(
+    client: httpx2.Client, shop: Shop
+) -> None:
+    run = done(client, "tally", "tea milk sugar")
+    broken = {
+        "SyntaxError": CODE.replace("for item in", "for item of"),
+        "ended after 5 s": CODE.replace("total = 0", "total = 0\n    while True: pass"),
+        "its code ended the process": CODE.replace("total = 0", "total = 0\n    import os\n    os._exit(0)"),
+    }
+    with looking(client, run, "3") as page:
+        page.look()
+        for said, code in broken.items():
+            save(shop.file, code)
+            told = page.look()
+            still = page.go("2")["now"]
+
+            assert said in told["now"]["problem"]
+            assert (None, "40") == (told["now"]["place"], variables(still)["total"])
+        save(shop.file, CODE.replace("total = worth", "total += worth"))
+        mended = page.look()
+
+    assert ("2", "70") == (mended["at"], variables(mended["now"])["total"])
+
+
+@pytest.mark.spec("studio:ST6")
+def test_another_prompt_is_walked_on_and_what_the_model_would_be_asked_is_shown_and_asked_for_its_price(
+    client: httpx2.Client, shop: Shop
+) -> None:
+    run = done(client, "tally", "tea milk sugar")
+    with looking(client, run, "3") as page:
+        page.look()
+        same = page.next()
+        save(shop.file, CODE.replace("Add up.", "Add it all up."))
+        told = page.look()
+        coming = page.next()
+        asked = agreed(client, judged(client, kind="ask", runs=[run]))
+        save(shop.file, CODE.replace("price_of, item)", "price_of, item + '!')"))
+        other = page.look()
+        lost = page.next()
+
+    assert ("", None, "the run goes as recorded") == (same["address"], same["request"], same["why"][:24])
+    assert (["#1", "#3", "#5"], "") == (told["now"]["changed"], told["now"]["differs"])
+    assert ("#1", "Add it all up.") == (coming["address"], coming["request"]["system"])
+    assert ("#1", "t/m 4: Add it all up.") == (asked["result"]["address"], asked["result"]["text"])
+    assert ("#0", True) == (other["now"]["differs_at"], other["now"]["is_before"])
+    assert "calls price_of as nobody did" in lost["why"]
+
+
+@pytest.mark.spec("studio:ST6")
+def test_desks_are_counted_and_end_with_their_pages_and_with_a_server_that_is_killed(
+    client: httpx2.Client, shop: Shop
+) -> None:
+    run = done(client, "tally", "tea")
+    alone = shop.processes()
+    with looking(client, run) as page:
+        page.look()
+        assert len(shop.processes()) > len(alone)
+        foreign = client.post(f"/runs/{run}/edits/another", json={"at": "1"})
+    until(lambda: shop.processes() == alone)
+
+    assert (404, "urn:stepengine:problem:no_such_desk") == (foreign.status_code, foreign.json()["type"])
+    pages = [client.stream("GET", f"/runs/{run}/edits") for _ in range(9)]
+    answers = [page.__enter__() for page in pages]
+    assert [*[200] * 8, 429] == [answer.status_code for answer in answers]
+    below = shop.processes()
+    assert shop.process is not None
+    os.kill(shop.process.pid, signal.SIGKILL)
+    for page in pages:
+        page.__exit__(None, None, None)
+    until(lambda: not [pid for pid in below if (Path("/proc") / str(pid)).exists()])
+
+
+# --- judging ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("studio:ST7")
+def test_impact_judges_runs_by_the_file_as_it_is_now_once_its_price_is_agreed_to(
+    client: httpx2.Client, shop: Shop
+) -> None:
+    runs = [done(client, "tally", prompt) for prompt in ("tea", "tea milk")]
+    same = judged(client, kind="impact", runs=runs, samples=1)
+    save(shop.file, CODE.replace("Be brief.", "Be loud."))
+    priced = judged(client, kind="impact", runs=runs, samples=2)
+    made = agreed(client, priced)
+
+    assert ("done", ["same", "same"]) == (same["status"], [one["class"] for one in same["result"]["journals"]])
+    assert ({"calls": 6, "low": None, "high": None}, None) == (priced["price"], priced["result"])
+    assert [(run, "asked", "#1", 2) for run in runs] == [
+        (one["file"], one["class"], one["break"], len(one["samples"])) for one in made["result"]["journals"]
+    ]
+    assert str(shop.folder) not in str(made["result"])
+
+
+@pytest.mark.spec("studio:ST7")
+def test_blame_waits_with_its_price_counts_on_and_is_cancelled(client: httpx2.Client, shop: Shop) -> None:
+    run = done(client, "tally", "tea milk")
+    asked = {"kind": "blame", "runs": [run], "check": "output == 70", "samples": 2}
+    priced = judged(client, **asked)
+    made = agreed(client, priced)
+    other = judged(client, **asked)
+    gone = client.post(f"/jobs/{other['id']}/cancel").json()
+    late = client.post(f"/jobs/{other['id']}/agree", json={})
+
+    assert ({"calls": 6, "low": None, "high": None}, "done") == (priced["price"], made["status"])
+    assert (6, 6) == (made["progress"]["calls"], made["progress"]["of"])
+    assert "no step is to blame" in made["result"]["why"]
+    assert ("cancelled", 409) == (gone["status"], late.status_code)
+    until(lambda: not shop.processes())
+
+
+@pytest.mark.spec("studio:ST7")
+def test_pin_writes_a_test_that_fails_and_says_why_where_it_cannot(client: httpx2.Client, shop: Shop) -> None:
+    run = done(client, "tally", "tea milk")
+    made = judged(client, kind="pin", runs=[run], check="output == 70", name="sum")
+    twice = judged(client, kind="pin", runs=[run], check="output == 70", name="sum")
+    fine = judged(client, kind="pin", runs=[run], check="output == 40", name="other")
+
+    assert ("done", "tests/test_pin_sum.py") == (made["status"], made["result"]["file"])
+    assert 'load_agent(ROOT / "shop.py#tally")' in (shop.folder / "tests/test_pin_sum.py").read_text()
+    assert ("failed", "failed") == (twice["status"], fine["status"])
+    assert "exists already" in twice["error"]
+    assert "nothing to pin" in fine["error"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "issue"),
+    [
+        ({"kind": "blame", "runs": ["{run}"]}, "check"),
+        ({"kind": "pin", "runs": ["{run}", "x"], "check": "1"}, "runs"),
+        ({"kind": "prices", "runs": ["{run}"]}, "kind"),
+        ({"kind": "impact", "runs": ["{run}"], "samples": 0}, "samples"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused_with_what_is_wrong(
+    client: httpx2.Client, asked: dict[str, Any], issue: str
+) -> None:
+    run = done(client, "tally", "tea")
+    answer = client.post("/jobs", json={**asked, "runs": [each.format(run=run) for each in asked["runs"]]})
+
+    assert 422 == answer.status_code
+    assert answer.json()["issues"][0].startswith(issue)
+
+
+# --- agents -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("studio:ST8")
+def test_an_agent_tells_its_tools_prompts_children_and_where_it_stands(client: httpx2.Client, shop: Shop) -> None:
+    told = client.get("/agents/asker").json()
+    other = client.get("/agents/tally").json()
+
+    line = CODE[: CODE.index('"asker"')].count("\n") + 1
+    assert (str(shop.file), line, ["tally"]) == (told["file"], line, told["spawns"])
+    assert "You may run these agents:\n- tally" in told["prompts"]["instructions"]
+    assert ("Add up.", "Be brief.", "") == tuple(other["prompts"][name] for name in ("system", "instructions", "step"))
+    (tool,) = other["tool_specs"]
+    assert ("price_of", "Return the price of an item.", ["item"]) == (
+        tool["name"],
+        tool["description"],
+        tool["input_schema"]["required"],
+    )
+
+
+@pytest.mark.spec("studio:ST5", "studio:ST6")
+def test_runs_in_postgresql_are_looked_into_and_go_on_with_the_agents_of_their_workers_alone(
+    tmp_path: Path, db: str
+) -> None:
+    with Shop(tmp_path, options=["--runs", db]).open() as shop, shop.client() as client:
+        run = done(client, "tally", "tea milk sugar")
+        with looking(client, run, "3") as page:
+            first = page.look()
+            save(shop.file, CODE.replace("total = worth", "total += worth"))
+            second = page.look()
+        refused = client.post(f"/runs/{run}/fork", json={"at": "#0", "changes": {"system_prompt": "Multiply."}})
+
+    assert ("50", "120") == (variables(first["now"])["total"], variables(second["now"])["total"])
+    assert (409, True) == (refused.status_code, "deployed there" in refused.json()["detail"]), refused.text
