@@ -538,8 +538,9 @@ class Past:
         # Two counts tell it for nearly every replay; the first that is missing is searched only where something is. A
         # run that was cut, or may leave something, has a reason to.
         #
-        # It is returned and not raised, since whether it matters is the mode's to say (`ends`): a replay raises it,
-        # `resume` has nothing left over, and a step through a run keeps it as a remark.
+        # What is left over shows that the code does less than it did when the run was recorded, which no other check
+        # would notice. It is returned and not raised, since who asks decides what it means (`Replayer.ends`): a replay
+        # raises it unless its mode may leave something, and a rerun notes it as the place where the runs part.
         if len(self._used) == len(self.history.intents) or self.cut or self.leeway.may_leave:
             return None
         address, left = next((a, i) for a, i in self.history.intents.items() if a not in self._used)

@@ -1032,7 +1032,7 @@ class Call(Member):
             value = outcome.value  # type: ignore[union-attr]
             result = runs.shown(value) if type(runs) is Asking else value
         # Before the call is settled: what the body changed must be there when the result appears, so that the very next
-        # call or hook finds it. A `Failure` brings none, as it never got to the body; of a stop they were taken above.
+        # call or hook finds it. A `Failure` has changed nothing, as it never got to the body.
         if type(outcome) is Value and outcome.body is not None:
             self.run.take_body(outcome.body, self.asked.tool_name)
         self.settle(result, outcome.at)

@@ -246,8 +246,8 @@ class RunTree:
         self.deferred = Deferred()
         self.runs: dict[str, RunTask] = {}
         self.elsewhere: dict[str, asyncio.Future[Stop]] = {}
-        # The three tables below hold what a cancelled wait cannot return. Each is emptied by the outcome that tells of
-        # it.
+        # The next three hold what a cancelled wait cannot return, until the outcome that tells of it is made. They are
+        # the tree's, since whoever makes that outcome may be another run of it than the one that was cancelled.
         self.orphans: dict[str, Any] = {}
         self.stopped_calls: dict[tuple[str, int], Begun] = {}
         self.reraise: BaseException | None = None

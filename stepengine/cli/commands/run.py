@@ -92,12 +92,15 @@ def run(
     # `resume`, which has to put the file into the sandbox again without being told.
     if sandboxed:
         agent = _in_sandbox(agent)
-    # What this command takes by itself, as its help or default is its own, is not among what was typed for `options`
-    # (`with_options`). It is put in here, by name, so that everything below reads one value. The settings of the folder
-    # come last (`in_force`), since `--config` says which these are.
-    options = attrs.evolve(options, agent=agent, prompt=prompt, params=params, model=model)
+    # `options` holds what many commands take. What stands in the signature above has a help or a default of this
+    # command's own, so it came apart from them, and is put in here: everything below then reads one value. The settings
+    # of the folder come last (`in_force`), since `--config` says which these are.
     options = attrs.evolve(
         options,
+        agent=agent,
+        prompt=prompt,
+        params=params,
+        model=model,
         max_steps=max_steps,
         ask_for_more=ask_for_more,
         journal=journal,
