@@ -576,7 +576,7 @@ MUTANTS = (
     Mutant(
         "a setting that a wire has no word for is left out silently",
         "stepengine/models/_http.py",
-        "return told(self._finished(reply, request), self._dropped(request))",
+        "return told(self._finished(reply, request), self._dropped_settings(request))",
         "return self._finished(reply, request)",
         ("tests/faults/test_what_authors_say.py",),
     ),

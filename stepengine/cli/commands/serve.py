@@ -19,7 +19,7 @@ import attrs
 import typer
 
 from stepengine.cli.bench import bench_for
-from stepengine.cli.commands.deployment import database_of, said
+from stepengine.cli.commands.deployment import database_of, report_problems
 from stepengine.cli.commands.undo import root_of
 from stepengine.cli.commands.worker import offered_by
 from stepengine.cli.exits import Exit, complain
@@ -220,7 +220,7 @@ def serve_runs(options: Options, wanted: Served) -> Exit:
             raise UsageProblem(error.message) from error
         begun = partial(_say_where, wanted, token=token, logins=logins, agents=[agent.id for agent in engine.agents])
         with _warnings_shown():
-            return said(_until_told(served, wanted, begun))
+            return report_problems(_until_told(served, wanted, begun))
 
 
 def _check_reach(wanted: Served) -> None:
@@ -287,7 +287,7 @@ def engine_of(module: str, options: Options) -> tuple[Engine | DurableEngine, Se
 
     name, colon, function = module.rpartition(":")
     if colon and function.isidentifier() and not Path(module).exists():
-        return _made(name, function), ()
+        return _make_engine(name, function), ()
     offered = offered_by(module)
     # What a page of AG-UI sends beside words: its tools, context and state.
     agents = [attrs.evolve(agent, hooks=agent.hooks + page_hooks()) for agent in offered.agents]
@@ -327,7 +327,7 @@ def engine_again(module: str, options: dict[str, Any]) -> Engine | DurableEngine
     return engine_of(module, made.in_force())[0]
 
 
-def _made(module: str, function: str) -> Engine | DurableEngine:
+def _make_engine(module: str, function: str) -> Engine | DurableEngine:
     from stepengine.durable import DurableEngine
     from stepengine.engine import Engine
 
@@ -360,7 +360,7 @@ def _tokens(file: Path | None) -> Iterator[tuple[Path, str]]:
         yield made, Tokens.open(made).add(OPERATOR, ["admin"])
 
 
-class _Shown(logging.Formatter):
+class _VisibleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record))
 
@@ -370,7 +370,7 @@ def _warnings_shown() -> Iterator[None]:
     """Show on stderr what the engine warns of: the logger is silent by itself, and nothing else says why a run was left alone."""
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
-    handler.setFormatter(_Shown("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(_VisibleFormatter("%(asctime)s %(levelname)s %(message)s"))
     LOGGER.addHandler(handler)
     try:
         yield
