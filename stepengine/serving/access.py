@@ -616,7 +616,11 @@ class Guard:
                 raise
             problem = problem_of(error)
             # Whoever opens the studio by hand, or by a link of yesterday, has no use for a document that programs read.
-            is_door = self.logins is not None and problem.status == HTTPStatus.UNAUTHORIZED and asked.is_visited(self.logins.path)
+            is_door = (
+                self.logins is not None
+                and problem.status == HTTPStatus.UNAUTHORIZED
+                and asked.is_visited(self.logins.path)
+            )
             await (_door(problem) if is_door else problem.response())(asked.scope, receive, guarded)
 
     async def _serve(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
