@@ -129,6 +129,19 @@ def programs():
     model = ScriptedModel([tool_call("run_code", {"code": "await double(21)"}), text("end")])
     return Engine([agent], models=model).run_sync(agent, "go").tool_calls[0].result.text
 
+def search():
+    from stepengine import ToolCall
+    from stepengine.tools import search_tools
+    os.environ["PATH"] = ""
+    (folder / "two.txt").write_text("one\\ntwo\\n")
+    def handle_steps(ctx):
+        yield ToolCall("code_search", {"pattern": "one\\\\ntwo", "flags": "-U"})
+    searcher = AgentDefinition("searcher", tools=search_tools(folder), handle_steps=handle_steps)
+    call, = Engine([searcher], models=ScriptedModel([])).run_sync(searcher).tool_calls
+    if call.result.is_error:
+        raise RuntimeError(call.result.text)
+    return "Found 1 match" in str(call.result)
+
 def serve():
     from stepengine.serving import Guard, Tokens
     guard = Guard(None, tokens=Tokens.open(folder / "tokens.json"))
@@ -148,7 +161,7 @@ def test():
 
 said = {}
 for name, use in {"acp": acp, "ag-ui": ag_ui, "otel": otel, "mcp": mcp, "durable": durable, "web": web, "chat": chat, "bedrock": bedrock, "azure": azure,
-                  "programs": programs, "serve": serve,
+                  "programs": programs, "search": search, "serve": serve,
                   "test": test}.items():
     try:
         said[name] = f"ok {use()!r}"
@@ -167,6 +180,7 @@ THERE = {
     "bedrock": r"ok 'AWS4-HMAC-SHA256'",
     "azure": r"ok ",
     "programs": r"ok '42'",
+    "search": r"ok True",
     "serve": r"ok 401",
     "test": r"ok ",
 }

@@ -170,9 +170,9 @@ def spawned(data: Any) -> list[tuple[str, Mapping[str, Any]]]:
 def failures(checks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the commands that failed, and how; one that passes later has not failed any more."""
     failed: dict[str, str] = {}
-    for ran in [
-        ran for ran in checks if "text" not in ran
-    ]:  # how a command ended whose output was summed up, its text says
+    for ran in checks:
+        if "text" in ran:
+            continue  # its output was summed up, and how the command ended is in that text
         command, code = str(ran.get("command") or ran.get("error") or "")[:SHOWN_CHARS], ran.get("exit_code")
         failed.pop(command, None)
         if code != 0:

@@ -6,7 +6,7 @@ step beside each official SDK, W4 the CPU of recording and replaying, W5 the CPU
 history. What is missing is named. Timings never decide a unit test; the last table says which budgets hold.
 
 ``python -m benchmarks judge FILE`` prints that table from a file of figures, ``tables FILE`` all tables, ``page FILE`` writes
-the page of the documentation and its pictures.
+the page of the documentation and its pictures. ``python -m benchmarks renew --peers DIR`` measures everything and writes that page.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ def main() -> int:
         parser = argparse.ArgumentParser(prog=f"python -m benchmarks {sys.argv[1]}")
         parser.add_argument("file", metavar="FILE", help="what --json wrote")
         return read(sys.argv[1], parser.parse_args(sys.argv[2:]).file)
+    renews = sys.argv[1:2] == ["renew"]
+    if renews:
+        del sys.argv[1]
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -58,9 +61,11 @@ def main() -> int:
     plan = QUICK if asked.quick else Plan()
     plan = replace(plan, **{name: value for name in ("rounds", "cap") if (value := getattr(asked, name)) is not None})
     bench = Bench(Peers(asked.peers), plan)
-    kept = Path(asked.json) if asked.json else None
+    kept = page.MEASURED if renews else Path(asked.json) if asked.json else None
     sheet = measure(bench, asked.only or list(WORKS), "quick" if asked.quick else "full", kept)
     print(tables.everything(sheet))
+    for path in page.write(sheet) if renews else ():
+        print(path)
     return 0
 
 

@@ -1,15 +1,18 @@
 """
 What a durable run costs: ``python -m benchmarks.durable [--db URL] [--steps N] [--runs N] [--repeat N] [--json FILE]``.
 
-Per effect: wall time, CPU of the worker and of the database, bytes and write-ahead log, beside a bare loop of DBOS steps on the
-same database and beside the SQLite journal of one process; growth with the length of a run; what going on with a recorded run
-costs; what an idle worker costs; runs per second with one worker and with two. Without ``--db`` a private PostgreSQL is started,
-and only then the database's CPU is known. The fastest of ``--repeat`` rounds counts, since others may use the machine; how busy it
-was is printed. Ratios of one run hold, absolute times drift. Timings never decide a unit test.
+Per effect: wall time, CPU of the worker and of the database, transactions, bytes and write-ahead log; growth with the length of a run;
+what going on with a recorded run costs; what an idle worker costs; steps per second with one worker and with two, of work that waits
+and of work that does not. Beside it the same for a worker that was written by hand on DBOS (``bare_dbos.py``): a program of its own on
+a database of its own, as ours is, which takes its turn in every round. CPU is that of whole workers, with everything they do beside
+the run; transactions are counted by the database. Without ``--db`` a private PostgreSQL is started, and only then the database's CPU
+is known. Each figure is the median of ``--repeat`` rounds, each ratio the median of those within a round, with the least and the
+most. How busy the machine was is printed. Timings never decide a unit test.
 """
 
 from __future__ import annotations
 
+import abc
 import argparse
 import asyncio
 import contextlib
@@ -20,53 +23,101 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psycopg
+
 from benchmarks.judging import Verdict
 from benchmarks.sheet import Spread
-from stepengine import AgentDefinition, Ask, Engine, Limits, Perform, StepContext
-from stepengine.durable import DurableEngine, Operator, embedded
+from stepengine import AgentDefinition, Ask, Engine, Limits, StepContext, ToolAnnotations, call, tool
+from stepengine.durable import DurableEngine, Operator, Upkeep, embedded
+from stepengine.durable.database import client, url_of
 from stepengine.journal import SqliteJournal
 from stepengine.testing import ScriptedModel
 
-Figures = dict[str, dict[str, float]]
+Figures = dict[str, dict[str, list[float]]]
+"""Figures of each work by name, one for each round."""
 SHORT = 100
 SMALL, LARGE = 100, 1_000
-"""Bytes of an effect's result."""
-ONE, TWO = "1 worker, runs of 10 steps", "2 workers, runs of 10 steps"
+"""Bytes of a tool's result."""
+PAUSE = 0.5
+"""Seconds that a call waits in work that waits."""
+SETTLE_SECONDS = 11.0
+"""After so long without work a connection of the database has told of all its transactions."""
+LOOK_SECONDS = 0.05
+FAIR = 32
+"""How many runs a worker holds where two share them: as many as it performs effects at once, so that neither takes what it cannot do."""
+BARE, OURS, FREE = "bare DBOS", "ours", "ours, tools that may be repeated"
+IDLE_BARE, IDLE_OURS = "bare DBOS, idle", "ours, idle"
+GOING_ON, LONG_RESULTS = "going on, per recorded step", f"ours, results of {LARGE} bytes"
 
 
-async def quick_effect(number: int, size: int) -> dict[str, Any]:
-    """Do next to nothing, on the event loop."""
+async def looked_up(number: int, size: int, seconds: float) -> dict[str, Any]:
+    """Do next to nothing, on the event loop, or wait."""
+    if seconds:
+        await asyncio.sleep(seconds)
     # No two alike, as the database packs what repeats.
     return {"number": number, "payload": os.urandom(size // 2).hex()}
 
 
-def steps(ctx: StepContext) -> Any:
-    """Perform as many effects of such a size as the prompt says."""
-    count, size = map(int, ctx.prompt.split())
-    for number in range(count):
-        yield from Perform.idempotent(quick_effect, number, size)
+@tool
+async def look_up(number: int, size: int, seconds: float) -> dict[str, Any]:
+    """
+    Look something up, by an ordinary tool: nothing says that it may be repeated.
+
+    Args:
+        number: What.
+        size: How many bytes it gives.
+        seconds: How long that takes.
+    """
+    return await looked_up(number, size, seconds)
+
+
+@tool(annotations=ToolAnnotations(idempotent=True))
+async def look_again(number: int, size: int, seconds: float) -> dict[str, Any]:
+    """
+    Look something up, as often as anybody likes.
+
+    Args:
+        number: What.
+        size: How many bytes it gives.
+        seconds: How long that takes.
+    """
+    return await looked_up(number, size, seconds)
+
+
+def calling(ctx: StepContext, used: Any = look_up) -> Any:
+    """Call a tool as often as the prompt says."""
+    count, size, seconds = ctx.prompt.split()
+    for number in range(int(count)):
+        yield from call(used, number, int(size), float(seconds))
     return "done"
 
 
+def repeating(ctx: StepContext) -> Any:
+    """Do so with one that may be repeated."""
+    return (yield from calling(ctx, look_again))
+
+
 def asking(ctx: StepContext) -> Any:
-    """Do the same, then wait for an answer."""
-    yield from steps(ctx)
+    """Call a tool as often, then wait for an answer."""
+    yield from calling(ctx)
     answer = yield from Ask("Go on?")
     return answer
 
 
-AGENT = AgentDefinition("bench", handle_steps=steps, limits=Limits(max_actions=10**6))
-ASKING = AgentDefinition("bench-asking", handle_steps=asking, limits=Limits(max_actions=10**6))
+MANY = Limits(max_actions=10**6)
+CALLING = AgentDefinition("bench", tools=[look_up], handle_steps=calling, limits=MANY)
+REPEATING = AgentDefinition("bench-repeating", tools=[look_again], handle_steps=repeating, limits=MANY)
+ASKING = AgentDefinition("bench-asking", tools=[look_up], handle_steps=asking, limits=MANY)
 
 
-def engine(db: str, executor: str | None = None, *, polling: float = 0.05) -> DurableEngine:
-    """Return a worker; by default one that nobody was before, since the lock of one that ended is free a moment later."""
-    name = executor or f"bench-{uuid.uuid4().hex[:8]}"
-    return DurableEngine([AGENT, ASKING], models=ScriptedModel([]), db=db, executor=name, polling=polling, pricing=None)
+def engine(db: str, executor: str, concurrency: int = 500) -> DurableEngine:
+    """Return a worker, with what workers have by default but the number of runs that it holds."""
+    agents, models = [CALLING, REPEATING, ASKING], ScriptedModel([])
+    return DurableEngine(agents, models=models, db=db, executor=executor, concurrency=concurrency, pricing=None)
 
 
 class Server:
@@ -99,79 +150,172 @@ class Server:
         return used / os.sysconf("SC_CLK_TCK")
 
 
-class Meter:
-    """What one measurement has used so far: of time, of this process, of the database."""
+class Side(abc.ABC):
+    """
+    One of the two kinds of workers, with a database of its own and somebody who orders runs there.
 
-    def __init__(self, server: Server, operator: Operator) -> None:
-        self._server = server
-        self._operator = operator
+    Args:
+        name: What it is called.
+        url: Its database.
+        look: A connection to it.
+    """
 
-    async def begin(self) -> None:
-        """Remember how things are."""
-        self._bytes, self._wal = await self._written()
-        self._database = self._server.cpu()
-        self._cpu, self._start = time.process_time(), time.perf_counter()
+    def __init__(self, name: str, url: str, look: psycopg.AsyncConnection[Any]) -> None:
+        self.name = name
+        self.url = url
+        self._look = look
+        self._asked = 0
 
-    async def ended(self, count: int) -> dict[str, float]:
-        """Return what was used per step of *count*."""
-        wall, cpu = time.perf_counter() - self._start, time.process_time() - self._cpu
-        used = self._server.cpu()
-        written, wal = await self._written()
-        found = {"ms": wall * 1000 / count, "cpu_ms": cpu * 1000 / count}
-        if used is not None and self._database is not None:
-            found["database_cpu_ms"] = (used - self._database) * 1000 / count
-        return {**found, "bytes": (written - self._bytes) / count, "wal_bytes": (wal - self._wal) / count}
+    async def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Return what a statement selects; it is not counted as a transaction of the workers."""
+        self._asked += 1
+        return await (await self._look.execute(statement, values or None)).fetchall()
 
-    async def _written(self) -> tuple[int, int]:
-        """Return the bytes of everything that runs leave, and those that were written ahead."""
-        tables = ("operation_outputs", "workflow_status", "workflow_input", "workflow_output")
-        sizes = " + ".join([f"pg_total_relation_size('dbos.{table}')" for table in tables])
-        statement = f"select {sizes}, pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint"
-        size, wal = (await self._operator.rows(statement))[0]
-        return size, wal
+    async def transactions(self) -> int:
+        """Return how many transactions others than this object have made in the database so far, as far as it knows by now."""
+        statement = "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()"
+        ((count,),) = await self.rows(statement)
+        return int(count) - self._asked
+
+    @abc.abstractmethod
+    async def submit(self, number: int, size: int, seconds: float, *, agent: str = "bench") -> str:
+        """Order a run of so many calls, and return its id."""
+
+    @abc.abstractmethod
+    def command(self, executor: str) -> list[str]:
+        """Return the command of a worker."""
+
+    @contextlib.asynccontextmanager
+    async def worker(self, executor: str, concurrency: int = 500) -> AsyncIterator[Worker]:
+        """Give a worker that runs, and holds so many runs."""
+        pipe = asyncio.subprocess.PIPE
+        command = [*self.command(executor), "--concurrency", str(concurrency)]
+        process = await asyncio.create_subprocess_exec(sys.executable, *command, stdin=pipe, stdout=pipe)
+        try:
+            worker = Worker(process)
+            await worker.line()
+            yield worker
+        finally:
+            process.kill()
+            await process.wait()
+
+    async def until_ended(self, runs: Sequence[str]) -> None:
+        """Wait until all of these runs have ended well."""
+        statement = "select status, count(*) from dbos.workflow_status where workflow_uuid = any(%s) group by status"
+        while (found := dict(await self.rows(statement, list(runs)))) != {"SUCCESS": len(runs)}:
+            assert found.keys() <= {"ENQUEUED", "PENDING", "SUCCESS"}, found
+            await asyncio.sleep(LOOK_SECONDS)
 
 
-async def cost(server: Server, count: int, size: int) -> dict[str, float]:
-    """Return what one run of *count* effects costs, whose results have *size* bytes."""
-    async with engine(server.url) as worker:
-        await worker.run(AGENT, f"10 {size}")
-        meter = Meter(server, worker.operator)
-        await meter.begin()
-        run = await worker.submit(AGENT, f"{count} {size}")
-        form = await worker.operator.result(run)
-        found = await meter.ended(count)
-        assert form["output"] == "done", form
+class Ours(Side):
+    """Workers of ours."""
+
+    operator: Operator
+
+    def command(self, executor: str) -> list[str]:
+        """Return the command of a worker."""
+        return ["-m", "benchmarks.durable", "--serve", executor, "--db", self.url]
+
+    async def submit(self, number: int, size: int, seconds: float, *, agent: str = "bench") -> str:
+        """Order a run of so many calls, and return its id."""
+        release = engine(self.url, "bench-nobody").release
+        return await self.operator.submit(agent, f"{number} {size} {seconds}", release=release)
+
+
+class Bare(Side):
+    """Workers written by hand."""
+
+    client: Any
+
+    def command(self, executor: str) -> list[str]:
+        """Return the command of a worker."""
+        return ["-m", "benchmarks.bare_dbos", "--db", self.url, "--executor", executor]
+
+    async def submit(self, number: int, size: int, seconds: float, *, agent: str = "bench") -> str:
+        """Order a run of so many steps, and return its id."""
+        run = uuid.uuid4().hex
+        options = {"workflow_name": "bench.loop", "queue_name": "bench", "workflow_id": run, "app_version": "1"}
+        await self.client.enqueue_async(options, number, size, seconds)
+        return run
+
+
+class Worker:
+    """The process of a worker, which tells its CPU seconds when it is asked."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def line(self) -> str:
+        """Return the next line that it says."""
+        assert self._process.stdout is not None
+        said = await self._process.stdout.readline()
+        assert said, "the worker has ended"
+        return said.decode()
+
+    async def cpu(self) -> float:
+        """Return the CPU seconds of all its threads so far."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n")
+        return float(await self.line())
+
+
+async def written(side: Side) -> tuple[int, int]:
+    """Return the bytes of everything that runs leave, and those that were written ahead."""
+    tables = ("operation_outputs", "workflow_status", "workflow_input", "workflow_output")
+    sizes = " + ".join([f"pg_total_relation_size('dbos.{table}')" for table in tables])
+    ((size, wal),) = await side.rows(f"select {sizes}, pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint")
+    return size, wal
+
+
+async def cost(
+    server: Server, side: Side, worker: Worker, count: int, size: int = SMALL, *, agent: str = "bench"
+) -> dict[str, float]:
+    """Return what one run of *count* calls costs for each of them, whose results have *size* bytes."""
+    (size_before, wal_before), database = await written(side), server.cpu()
+    cpu, start = await worker.cpu(), time.perf_counter()
+    await side.until_ended([await side.submit(count, size, 0.0, agent=agent)])
+    wall, used = time.perf_counter() - start, await worker.cpu() - cpu
+    database_used = server.cpu()
+    size_after, wal_after = await written(side)
+    found = {"ms": wall * 1000 / count, "cpu_ms": used * 1000 / count}
+    if database is not None and database_used is not None:
+        found["database_cpu_ms"] = (database_used - database) * 1000 / count
+    return found | {"bytes": (size_after - size_before) / count, "wal_bytes": (wal_after - wal_before) / count}
+
+
+async def counted(side: Side, works: Sequence[str], count: int) -> dict[str, float]:
+    """Return how many transactions a call needs, by agent, and how many a worker makes that has nothing to do, in a second."""
+    await asyncio.sleep(SETTLE_SECONDS)
+    before, start = await side.transactions(), time.perf_counter()
+    await asyncio.sleep(1.5 * SETTLE_SECONDS)
+    after = await side.transactions()
+    idle = (after - before) / (time.perf_counter() - start)
+    found = {"idle": idle}
+    for agent in works:
+        before, start = await side.transactions(), time.perf_counter()
+        run = await side.submit(count, SMALL, 0.0, agent=agent)
+        await side.until_ended([run])
+        await asyncio.sleep(SETTLE_SECONDS)
+        after = await side.transactions()
+        found[agent] = (after - before - idle * (time.perf_counter() - start)) / count
     return found
 
 
-async def bare_loop(server: Server, count: int) -> dict[str, float]:
-    """Return what a loop of DBOS steps costs that do the same, without us."""
-    from dbos import DBOS
-
-    async with engine(server.url) as worker:
-
-        async def loop(number: int) -> str:
-            for each in range(number):
-                options: Any = {"name": f"perform:{each:032x}", "preemptible": True}
-                await DBOS.run_step_async(options, quick_effect, each, SMALL)
-            return "done"
-
-        workflow = DBOS.workflow(name=f"bench.{uuid.uuid4().hex}")(loop)
-        await (await DBOS.start_workflow_async(workflow, 10)).get_result(polling_interval_sec=0.02)
-        meter = Meter(server, worker.operator)
-        await meter.begin()
-        handle = await DBOS.start_workflow_async(workflow, count)
-        await handle.get_result(polling_interval_sec=0.02)
-        return await meter.ended(count)
+async def idle(worker: Worker, seconds: float) -> dict[str, float]:
+    """Return how much of a core a worker takes that has nothing to do."""
+    cpu, start = await worker.cpu(), time.perf_counter()
+    await asyncio.sleep(seconds)
+    used = await worker.cpu() - cpu
+    return {"cpu_percent": 100 * used / (time.perf_counter() - start)}
 
 
 async def journal(folder: Path, count: int) -> dict[str, float]:
     """Return what the same run costs in one process with the SQLite journal."""
-    one = Engine([AGENT], models=ScriptedModel([]), pricing=None)
-    await one.run(AGENT, f"10 {SMALL}", journal=SqliteJournal(folder / "warm.db"))
+    one = Engine([CALLING], models=ScriptedModel([]), pricing=None)
+    await one.run(CALLING, f"10 {SMALL} 0", journal=SqliteJournal(folder / "warm.db"))
     file = folder / f"runs-{uuid.uuid4().hex}.db"
     cpu, start = time.process_time(), time.perf_counter()
-    result = await one.run(AGENT, f"{count} {SMALL}", journal=SqliteJournal(file))
+    result = await one.run(CALLING, f"{count} {SMALL} 0", journal=SqliteJournal(file))
     wall, used = time.perf_counter() - start, time.process_time() - cpu
     assert result.output == "done", result
     return {"ms": wall * 1000 / count, "cpu_ms": used * 1000 / count, "bytes": bytes_of(file) / count}
@@ -182,79 +326,44 @@ def bytes_of(file: Path) -> int:
     return sum([each.stat().st_size for each in file.parent.glob(f"{file.name}*")])
 
 
-async def going_on(server: Server, count: int) -> dict[str, float]:
-    """Return what it costs to go on with a run of *count* recorded effects, per effect."""
-    executor = f"bench-{uuid.uuid4().hex[:8]}"
-    async with engine(server.url, executor) as worker:
-        waiting = await worker.run(ASKING, f"{count} {SMALL}")
-        (question,) = waiting.pending_questions
-        run = str(waiting.journal)
-    async with await Operator.connect(server.url) as operator:
-        await operator.answer(run, {question.id: "yes"})
-        cpu, start = time.process_time(), time.perf_counter()
-        async with engine(server.url, executor):
-            form = await operator.result(run)
-            wall, used = time.perf_counter() - start, time.process_time() - cpu
-    assert form["output"] == "yes", form
+async def going_on(side: Ours, count: int) -> dict[str, float]:
+    """Return what it costs a worker to go on with a run of *count* recorded calls of another one, for each of them."""
+    dead, living = f"bench-{uuid.uuid4().hex[:8]}", f"bench-{uuid.uuid4().hex[:8]}"
+    async with side.worker(dead):
+        run = await side.submit(count, SMALL, 0.0, agent="bench-asking")
+        while not (waiting := await side.operator.waiting(run)):  # noqa: ASYNC110 - it is asked of a database
+            await asyncio.sleep(LOOK_SECONDS)
+    await side.operator.answer(run, {question.id: "yes" for each in waiting for question in each.questions})
+    upkeep = Upkeep(side.operator)
+    async with side.worker(living) as worker:
+        cpu, start = await worker.cpu(), time.perf_counter()
+        await upkeep.takeover(dead)
+        await side.until_ended([run])
+        wall, used = time.perf_counter() - start, await worker.cpu() - cpu
     return {"ms": wall * 1000 / count, "cpu_ms": used * 1000 / count}
 
 
-async def idle(server: Server, seconds: float) -> dict[str, float]:
-    """Return what a worker costs that has nothing to do, with the default polling."""
-    transactions = "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()"
-    connections = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
-    async with await Operator.connect(server.url) as operator, contextlib.AsyncExitStack() as opened:
-        ((others,),) = await operator.rows(connections)
-        await opened.enter_async_context(engine(server.url, polling=1.0))
-        await asyncio.sleep(2)
-        ((before,),), cpu, start = await operator.rows(transactions), time.process_time(), time.perf_counter()
-        await asyncio.sleep(seconds)
-        ((after,),), wall = await operator.rows(transactions), time.perf_counter() - start
-        used = time.process_time() - cpu
-        ((open_,),) = await operator.rows(connections)
-    return {
-        "transactions_per_s": (after - before) / wall,
-        "cpu_percent": 100 * used / wall,
-        "connections": open_ - others,
-    }
-
-
-async def throughput(server: Server, workers: int, runs: int, count: int) -> dict[str, float]:
-    """Return how many runs of *count* effects end per second with so many worker processes."""
-    async with await Operator.connect(server.url) as operator:
-        release = engine(server.url).release
-        processes = [
-            await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "benchmarks.durable", "--serve", f"bench-w{number}", "--db", server.url,
-                stdout=asyncio.subprocess.PIPE,
-            )
-            for number in range(workers)
-        ]  # fmt: skip
-        try:
-            for process in processes:
-                assert process.stdout is not None
-                await process.stdout.readline()
-            start = time.perf_counter()
-            ids = [await operator.submit("bench", f"{count} {SMALL}", release=release) for _ in range(runs)]
-            submitted = time.perf_counter() - start
-            query = "select count(*) from dbos.workflow_status where workflow_uuid = any(%s) and status = 'SUCCESS'"
-            while True:
-                if [(runs,)] == await operator.rows(query, ids):
-                    break
-                await asyncio.sleep(0.05)
-            wall = time.perf_counter() - start
-        finally:
-            for process in processes:
-                process.kill()
-                await process.wait()
+async def throughput(side: Side, workers: int, runs: int, count: int, seconds: float) -> dict[str, float]:
+    """Return how many steps end per second in *runs* of *count* calls that wait for so many *seconds*, with so many workers."""
+    async with contextlib.AsyncExitStack() as opened:
+        for number in range(workers):
+            await opened.enter_async_context(side.worker(f"bench-w{number}", FAIR))
+        start = time.perf_counter()
+        ids = [await side.submit(count, SMALL, seconds) for _ in range(runs)]
+        submitted = time.perf_counter() - start
+        await side.until_ended(ids)
+        wall = time.perf_counter() - start
     return {"runs_per_s": runs / wall, "steps_per_s": runs * count / wall, "submit_ms": submitted * 1000 / runs}
 
 
-async def serve(db: str, executor: str) -> None:
-    """Be a worker until killed."""
-    async with engine(db, executor):
+async def serve(db: str, executor: str, concurrency: int) -> None:
+    """Be a worker until nobody listens any more; tell the CPU seconds of this process for every line."""
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    async with engine(db, executor, concurrency):
         print("serves", flush=True)
-        await asyncio.Event().wait()
+        while await reader.readline():
+            print(time.process_time(), flush=True)
 
 
 @contextlib.asynccontextmanager
@@ -269,84 +378,174 @@ async def database(given: str | None) -> AsyncIterator[Server]:
             yield Server(url, Path(folder, "data"))
 
 
-def fewest(rounds: list[dict[str, float]]) -> dict[str, float]:
-    """Return the smallest of each figure: what others did at the time only adds to it."""
-    return {name: min([each[name] for each in rounds]) for name in rounds[0]}
+@contextlib.asynccontextmanager
+async def sides(url: str) -> AsyncIterator[tuple[Bare, Ours, Ours]]:
+    """Give a hand-written worker's side and ours, and one of ours where no worker is up, each with a new database."""
+    head, _, query = url.partition("?")
+    async with contextlib.AsyncExitStack() as opened:
+        server = await opened.enter_async_context(await psycopg.AsyncConnection.connect(url, autocommit=True))
+        made: list[Any] = []
+        for name, kind in ((BARE, Bare), (OURS, Ours), (GOING_ON, Ours)):
+            database = f"bench_{uuid.uuid4().hex[:8]}"
+            await server.execute(f"create database {database}")
+            opened.push_async_callback(server.execute, f"drop database {database} with (force)")
+            own = f"{head.rpartition('/')[0]}/{database}{'?' + query if query else ''}"
+            look = await opened.enter_async_context(await psycopg.AsyncConnection.connect(own, autocommit=True))
+            side = kind(name, own, look)
+            async with side.worker("bench-tables"):
+                pass
+            if isinstance(side, Bare):
+                side.client = await asyncio.to_thread(client, url_of(own), app="bench-bare")
+                opened.callback(side.client.destroy)
+            elif isinstance(side, Ours):
+                side.operator = await opened.enter_async_context(await Operator.connect(own))
+            made.append(side)
+        bare, ours, apart = made
+        yield bare, ours, apart
 
 
-async def measured(given: str | None, count: int, runs: int, repeat: int) -> Figures:
-    """Return all figures; the rounds go in turns, so that what is compared met the same neighbours."""
-    start = time.perf_counter()
-    rounds: dict[str, list[dict[str, float]]] = {}
-    async with database(given) as server:
-        up = {} if given else {"a private PostgreSQL is up": {"s": time.perf_counter() - start}}
-        with tempfile.TemporaryDirectory() as folder:
+class Measured:
+    """All figures, round by round."""
+
+    def __init__(self) -> None:
+        self.figures: Figures = {}
+
+    def add(self, name: str, found: dict[str, float]) -> None:
+        """Note what a work came to in a round."""
+        for figure, value in found.items():
+            self.figures.setdefault(name, {}).setdefault(figure, []).append(value)
+
+    async def steps(self, server: Server, bare: Side, ours: Side, count: int, repeat: int) -> None:
+        """Measure calls and idle workers, in turns: what is compared met the same neighbours."""
+        async with bare.worker("bench-steps") as theirs, ours.worker("bench-steps") as own:
+            for side, worker, agent in ((bare, theirs, "bench"), (ours, own, "bench"), (ours, own, "bench-repeating")):
+                await cost(server, side, worker, 10, agent=agent)
             works: dict[str, Callable[[], Awaitable[dict[str, float]]]] = {
-                f"durable, {SHORT} steps": lambda: cost(server, SHORT, SMALL),
-                f"durable, {count} steps": lambda: cost(server, count, SMALL),
-                "bare DBOS loop": lambda: bare_loop(server, count),
-                f"durable, results of {LARGE} bytes": lambda: cost(server, count, LARGE),
-                "SQLite journal": lambda: journal(Path(folder), count),
-                "going on, per recorded step": lambda: going_on(server, count),
+                BARE: lambda: cost(server, bare, theirs, count),
+                OURS: lambda: cost(server, ours, own, count),
+                FREE: lambda: cost(server, ours, own, count, agent="bench-repeating"),
+                short_of(OURS): lambda: cost(server, ours, own, SHORT),
+                LONG_RESULTS: lambda: cost(server, ours, own, count, LARGE),
+                IDLE_BARE: lambda: idle(theirs, 2 * SETTLE_SECONDS / repeat),
+                IDLE_OURS: lambda: idle(own, 2 * SETTLE_SECONDS / repeat),
             }
             for _ in range(repeat):
                 for name, work in works.items():
-                    rounds.setdefault(name, []).append(await work())
-        figures = {**up, **{name: fewest(found) for name, found in rounds.items()}}
-        figures["an idle worker"] = await idle(server, 5.0)
-        for workers, name in ((1, ONE), (2, TWO)):
-            found = [await throughput(server, workers, runs, 10) for _ in range(repeat)]
-            figures[name] = max(found, key=lambda each: each["runs_per_s"])
-    return figures
+                    self.add(name, await work())
+            found = await asyncio.gather(
+                counted(bare, ("bench",), count), counted(ours, ("bench", "bench-repeating"), count)
+            )
+            self.add(IDLE_BARE, {"transactions_per_s": found[0]["idle"]})
+            self.add(IDLE_OURS, {"transactions_per_s": found[1]["idle"]})
+            self.add(BARE, {"transactions": found[0]["bench"]})
+            self.add(OURS, {"transactions": found[1]["bench"]})
+            self.add(FREE, {"transactions": found[1]["bench-repeating"]})
+
+    async def workers(self, bare: Side, ours: Side, runs: int, repeat: int) -> None:
+        """Measure what one worker and two get done, in turns."""
+        for _ in range(repeat):
+            for side in (bare, ours):
+                for workers in (1, 2):
+                    self.add(by_workers(side, workers, 0.0), await throughput(side, workers, runs, 10, 0.0))
+            for workers in (1, 2):
+                self.add(by_workers(ours, workers, PAUSE), await throughput(ours, workers, runs, 10, PAUSE))
 
 
-def ratios(figures: Figures, count: int) -> dict[str, float]:
-    """Return what holds on other machines."""
-    ours, short = figures[f"durable, {count} steps"], figures[f"durable, {SHORT} steps"]
-    bare, own = figures["bare DBOS loop"], figures["SQLite journal"]
-    one, two = figures[ONE], figures[TWO]
-    return {
-        "time to a bare loop": ours["ms"] / bare["ms"],
-        "CPU to a bare loop": ours["cpu_ms"] / bare["cpu_ms"],
-        "time to the SQLite journal": ours["ms"] / own["ms"],
-        "CPU to the SQLite journal": ours["cpu_ms"] / own["cpu_ms"],
-        "bytes to the SQLite journal": ours["bytes"] / own["bytes"],
-        f"time of a step, {count} steps to {SHORT}": ours["ms"] / short["ms"],
-        f"CPU of a step, {count} steps to {SHORT}": ours["cpu_ms"] / short["cpu_ms"],
-        "two workers to one": two["runs_per_s"] / one["runs_per_s"],
-    }
+def short_of(name: str) -> str:
+    """Return the name of a work with few calls."""
+    return f"{name}, {SHORT} steps"
 
 
-def report(figures: Figures, count: int, load: tuple[float, float], file: Path | None) -> None:
+def by_workers(side: Side | str, workers: int, seconds: float) -> str:
+    """Return the name of work for so many workers."""
+    name = side if isinstance(side, str) else side.name
+    return f"{name}, {workers} worker{'s' if workers > 1 else ''}, steps that wait {seconds:g} s"
+
+
+async def measured(given: str | None, count: int, runs: int, repeat: int, only: str | None) -> Figures:
+    """Return all figures, or those of one part."""
+    found, start = Measured(), time.perf_counter()
+    async with database(given) as server:
+        if given is None:
+            found.add("a private PostgreSQL is up", {"s": time.perf_counter() - start})
+        async with sides(server.url) as (bare, ours, apart):
+            if only in (None, "steps"):
+                await found.steps(server, bare, ours, count, repeat)
+            if only in (None, "others"):
+                with tempfile.TemporaryDirectory() as folder:
+                    for _ in range(repeat):
+                        found.add("SQLite journal", await journal(Path(folder), count))
+                        found.add(GOING_ON, await going_on(apart, count))
+            if only in (None, "workers"):
+                await found.workers(bare, ours, runs, repeat)
+    return found.figures
+
+
+def ratios(figures: Figures) -> dict[str, Spread]:
+    """Return what holds on other machines: ratios, each taken within a round."""
+    compared = {
+        "CPU of a step to bare DBOS": (OURS, BARE, "cpu_ms"),
+        "CPU of a step to bare DBOS, tools that may be repeated": (FREE, BARE, "cpu_ms"),
+        "time of a step to bare DBOS": (OURS, BARE, "ms"),
+        "transactions of a step to bare DBOS": (OURS, BARE, "transactions"),
+        "transactions of an idle worker to bare DBOS": (IDLE_OURS, IDLE_BARE, "transactions_per_s"),
+        "CPU of an idle worker to bare DBOS": (IDLE_OURS, IDLE_BARE, "cpu_percent"),
+        "CPU to the SQLite journal": (OURS, "SQLite journal", "cpu_ms"),
+        "bytes to the SQLite journal": (OURS, "SQLite journal", "bytes"),
+        f"CPU of a step, long run to one of {SHORT}": (OURS, short_of(OURS), "cpu_ms"),
+        **{
+            f"two workers to one, {name}, steps that wait {seconds:g} s": (
+                by_workers(name, 2, seconds), by_workers(name, 1, seconds), "steps_per_s",
+            )
+            for name, seconds in ((BARE, 0.0), (OURS, 0.0), (OURS, PAUSE))
+        },
+    }  # fmt: skip
+    found = {}
+    for what, (one, other, figure) in compared.items():
+        if one not in figures or other not in figures:
+            continue
+        pairs = zip(figures[one][figure], figures[other][figure], strict=True)
+        found[what] = Spread.of([mine / theirs for mine, theirs in pairs])
+    return {what: spread for what, spread in found.items() if spread is not None}
+
+
+BUDGETS = {
+    "CPU of a step to bare DBOS": 1.3,
+    "transactions of an idle worker to bare DBOS": 1.3,
+    "CPU of an idle worker to bare DBOS": 1.3,
+    f"CPU of a step, long run to one of {SHORT}": 1.3,
+}
+
+
+def report(figures: Figures, load: tuple[float, float], file: Path | None) -> None:
     """Print the figures and which budgets hold, and write them to *file*, if there is one."""
-    found = ratios(figures, count)
+    found = ratios(figures)
     cores = os.cpu_count() or 1
     machine = {
         "cores": cores, "python": platform.python_version(), "load_before": load[0], "load_after": load[1],
         "is_shared": max(load) > 0.75 * cores,
     }  # fmt: skip
-    growth = f"CPU of a step, {count} steps to {SHORT}"
-    verdicts = [
-        Verdict("UT20", what, Spread.of([found[name]]), 1.3)
-        for what, name in (
-            ("CPU of a step against a bare loop", "CPU to a bare loop"),
-            (growth, growth),
-        )
-    ]
     for name, values in figures.items():
-        print(f"{name:<32}" + "  ".join([f"{key} {value:.2f}" for key, value in values.items()]))
-    for name, value in found.items():
-        print(f"{name:<44}{value:.2f}")
+        spreads = {figure: Spread.of(rounds) for figure, rounds in values.items()}
+        print(f"{name:<44}" + "  ".join([f"{figure} {shown(each)}" for figure, each in spreads.items() if each]))
+    for name, spread in found.items():
+        print(f"{name:<64}{shown(spread)}")
     print(f"{cores} cores, load {load[0]:.1f} before and {load[1]:.1f} after", end="")
     print(": others used the machine, so absolute times are too large" if machine["is_shared"] else "")
-    lines = [
-        f"{v.word:<7} {v.budget}  {v.what}: {v.found.median:.2f} (at most {v.most:g})" for v in verdicts if v.found
-    ]
+    verdicts = [Verdict("UT20", what, found.get(what), most) for what, most in BUDGETS.items()]
+    lines = [f"{v.word:<7} {v.budget}  {v.what}: {shown(v.found)} (at most {v.most:g})" for v in verdicts if v.found]
     for line in lines:
         print(line)
     if file is not None:
-        written = {"verdicts": lines, "machine": machine, "figures": figures, "ratios": found}
+        told = {what: spread._asdict() for what, spread in found.items()}
+        written = {"verdicts": lines, "machine": machine, "figures": figures, "ratios": told}
         file.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+
+
+def shown(spread: Spread) -> str:
+    """Return a median, with the least and the most that it is the median of."""
+    around = f" ({spread.least:.2f} to {spread.most:.2f})" if spread.rounds > 1 else ""
+    return f"{spread.median:.2f}{around}"
 
 
 def main() -> None:
@@ -356,17 +555,19 @@ def main() -> None:
     )
     parser.add_argument("--db", help="a PostgreSQL for this alone; default: a private one")
     parser.add_argument("--steps", type=int, default=1_000, help="effects of the long run")
-    parser.add_argument("--runs", type=int, default=100, help="runs that the workers share")
-    parser.add_argument("--repeat", type=int, default=3, help="rounds, of which the fastest counts")
+    parser.add_argument("--runs", type=int, default=128, help="runs that the workers share")
+    parser.add_argument("--repeat", type=int, default=5, help="rounds, of which the median counts")
+    parser.add_argument("--only", choices=("steps", "others", "workers"), help="one part")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything to FILE")
+    parser.add_argument("--concurrency", type=int, default=500, help=argparse.SUPPRESS)
     parser.add_argument("--serve", metavar="EXECUTOR", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve is not None:
-        asyncio.run(serve(given.db, given.serve))
+        asyncio.run(serve(given.db, given.serve, given.concurrency))
         return
     before = os.getloadavg()[0]
-    figures = asyncio.run(measured(given.db, given.steps, given.runs, given.repeat))
-    report(figures, given.steps, (before, os.getloadavg()[0]), given.json)
+    figures = asyncio.run(measured(given.db, given.steps, given.runs, given.repeat, given.only))
+    report(figures, (before, os.getloadavg()[0]), given.json)
 
 
 if __name__ == "__main__":

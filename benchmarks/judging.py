@@ -1,5 +1,5 @@
 """
-Judges the budgets Q1 to Q14 from a sheet. Each is a bound that a median must keep; its spread stands beside it.
+Judges the budgets Q1 to Q15 from a sheet. Each is a bound that a median must keep; its spread stands beside it.
 
 Budgets that compare with a peer are ratios of one round, since absolute times drift with the machine.
 """
@@ -21,6 +21,26 @@ STARTS = (
     ("first effect", "stepengine run to its first effect", PARTS, 2.0),
 )
 """What is started, in words, its floor, and how many times as much it may cost."""
+
+SPEAKING = ("openai_chat", "anthropic")
+TOKENS = 2_000
+"""The protocols in which a streamed reply of so many tokens is measured."""
+
+A_THIRD = 4 / 3
+"""How much more who watches a run may pay."""
+
+MACHINE = 12.5
+"""How many times as much as a generator that makes a new state a step of the machine may cost."""
+
+REPLAY = {"memory": 4.0, "file": 4.4}
+"""How many times as much as reading, checking and comparing four lines a replayed step may cost, from each kind of journal."""
+
+ADDED = (
+    ("memory", "floor, memory", 2.0, 10_000),
+    ("file, to the system", "floor, file", 3.0, 1_000),
+    ("file, to the system", "floor, file", 3.0, 10_000),
+)
+"""What records, its floor, how many times as much it may add, and the number of steps; short runs in memory meet no collector."""
 
 OF_SDK = {"anthropic": 0.9, "openai_chat": 0.15, "openai": 0.15, "google": 0.2}
 """Each protocol with the share of the SDK's own loop that a step may cost at N=100."""
@@ -53,6 +73,7 @@ def judge(sheet: Sheet) -> list[Verdict]:
         *imports(sheet),
         *journals(sheet),
         *children(sheet),
+        *watchers(sheet),
     ]
 
 
@@ -80,9 +101,10 @@ def steps(sheet: Sheet) -> Iterator[Verdict]:
     yield Verdict("Q2", "the same, a handler that yields every step", sheet.ratio(handler, fast), 0.35)
     short = sheet.ratio(ours("W1", "step", 10), fast._replace(count=10))
     yield Verdict("Q2", "a step at N=10 against bu-agent-sdk", short, 1.1)
+    floor = Key("W1", "machine, floor", "machine", 1_000)
     for kind, what in {"plain": "no handler", "step": "a handler's STEP", "call": "a handler's ToolCall"}.items():
-        alone = sheet.spread(Key("W1", f"machine, {kind}", "machine", 1_000))
-        yield Verdict("Q2", f"a step of the machine alone, {what}", alone, 12, "us")
+        alone = sheet.ratio(floor._replace(what=f"machine, {kind}"), floor)
+        yield Verdict("Q2", f"a step of the machine alone against a generator with new states, {what}", alone, MACHINE)
 
 
 def fan_out(sheet: Sheet) -> Iterator[Verdict]:
@@ -104,22 +126,12 @@ def calls(sheet: Sheet) -> Iterator[Verdict]:
         yield Verdict("Q5", f"an HTTP step at N=300 against N=10, {protocol}", sheet.ratio(long, short), 1.5)
 
 
-def above(sheet: Sheet, what: str, count: int) -> Spread | None:
-    """Return what a step costs more than one without a journal."""
-    return sheet.both(ours("W4", what, count), ours("W4", "no journal", count), lambda a, b: a - b)
-
-
 def replays(sheet: Sheet) -> Iterator[Verdict]:
     """Judge Q6 and Q7."""
-    for kind, most in {"memory": 60, "file": 70}.items():
+    for kind, most in REPLAY.items():
         what = f"replay, {kind}"
-        yield Verdict(
-            "Q6",
-            f"a replayed step above a step of the run, from {kind}, N=1,000",
-            above(sheet, what, 1_000),
-            most,
-            "us",
-        )
+        share = sheet.ratio(ours("W4", what, 1_000), ours("W4", "floor, replay", 1_000))
+        yield Verdict("Q6", f"a replayed step against its floor, from {kind}, N=1,000", share, most)
         growth = sheet.ratio(ours("W4", what, 10_000), ours("W4", what, 1_000))
         yield Verdict("Q6", f"a replayed step at N=10,000 against N=1,000, from {kind}", growth, FLAT)
     mine, theirs = (Key("W4", "cassette, playing", who, 200) for who in ("stepengine", "vcrpy"))
@@ -139,15 +151,9 @@ def imports(sheet: Sheet) -> Iterator[Verdict]:
 
 def journals(sheet: Sheet) -> Iterator[Verdict]:
     """Judge Q9 to Q11."""
-    for kind, most in {"memory": 30, "file, to the system": 60}.items():
-        for count in (1_000, 10_000):
-            yield Verdict(
-                "Q9",
-                f"a recorded step above one that is not, {kind}, N={count:,}",
-                above(sheet, kind, count),
-                most,
-                "us",
-            )
+    for kind, floor, most, count in ADDED:
+        share = sheet.ratio(ours("W4", f"adds, {kind}", count), ours("W4", f"adds, {floor}", count))
+        yield Verdict("Q9", f"what recording adds to a step against its floor, {kind}, N={count:,}", share, most)
     count = max(sheet.counts("W4", "syncs per effect"), default=10_000)
     syncs = sheet.spread(ours("W4", "syncs per effect", count))
     yield Verdict("Q10", "syncs of an effect, journal on the disk", syncs, 1.5, "")
@@ -164,3 +170,15 @@ def children(sheet: Sheet) -> Iterator[Verdict]:
     few, many = (ours("W2", "children", count) for count in (100, 4_000))
     yield Verdict("Q12", "100 children of one parent against 100 runs", sheet.ratio(few, ours("W2", "alone", 100)), 1.5)
     yield Verdict("Q12", "a child among 4,000 against one among 100", sheet.ratio(many, few), FLAT)
+
+
+def watchers(sheet: Sheet) -> Iterator[Verdict]:
+    """Judge Q15."""
+    for protocol in SPEAKING:
+        floor, run, stream = (Key("W8", f"token, {protocol}", who, TOKENS) for who in ("floor", "run", "stream"))
+        yield Verdict("Q15", f"a token through stream against its floor, {protocol}", sheet.ratio(stream, floor), 1.6)
+        yield Verdict(
+            "Q15", f"a token of a run that nobody watches against it, {protocol}", sheet.ratio(run, floor), 1.2
+        )
+    run, stream = (Key("W8", "step", who, 1_000) for who in ("run", "stream"))
+    yield Verdict("Q15", "a step that somebody watches against one that nobody does", sheet.ratio(stream, run), A_THIRD)

@@ -2,8 +2,8 @@
 A loopback server that speaks the four protocols: ``python -m benchmarks.loopback`` prints its port and serves until stdin ends.
 
 ``GET /reset/N/`` makes the next N replies tool calls ``add(a=i, b=1)`` and what comes after them the text ``done``; with
-``/reset/N/TOOL`` it is a call of that tool with ``answer="done"``, in Chat Completions. ``GET /count`` says how many replies there were
-since. Requests are not looked at, so that the server costs next to nothing beside the client that is measured.
+``/reset/N/TOOL`` it is a call of that tool with ``answer="done"``, in Chat Completions. ``GET /speak/N`` makes all of them streams of N tokens,
+each in a piece of its own. ``GET /count`` says how many replies there were since. Requests are not looked at, so that the server costs next to nothing beside the client that is measured.
 """
 
 from __future__ import annotations
@@ -69,6 +69,46 @@ def google(number: int, *, done: bool) -> dict[str, Any]:
     }
 
 
+def spoken(path: str, count: int) -> list[bytes]:
+    """Return the events of a streamed text of *count* tokens, in Chat Completions or Anthropic's Messages API."""
+    return _spoken_messages(count) if path.endswith("/messages") else _spoken_chat(count)
+
+
+def _spoken_chat(count: int) -> list[bytes]:
+    head = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "system_fingerprint": "fp"}
+    deltas: list[dict[str, Any]] = [
+        {"role": "assistant", "content": ""},
+        *[{"content": WORD} for _ in range(count)],
+        {},
+    ]
+    chunks = [
+        {
+            **head,
+            "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None if delta else "stop"}],
+        }
+        for delta in deltas
+    ]
+    usage = {"prompt_tokens": 10, "completion_tokens": count, "total_tokens": 10 + count}
+    lines = [json.dumps(chunk) for chunk in (*chunks, {**head, "choices": [], "usage": usage})]
+    return [f"data: {line}\n\n".encode() for line in (*lines, "[DONE]")]
+
+
+def _spoken_messages(count: int) -> list[bytes]:
+    message = {**anthropic(0, done=True), "content": [], "stop_reason": None}
+    delta = {"index": 0, "delta": {"type": "text_delta", "text": WORD}}
+    ended = {"delta": {"stop_reason": "end_turn", "stop_sequence": None}, "usage": {"output_tokens": count}}
+    events = [
+        ("message_start", {"message": message}),
+        ("content_block_start", {"index": 0, "content_block": {"type": "text", "text": ""}}),
+        *[("content_block_delta", delta) for _ in range(count)],
+        ("content_block_stop", {"index": 0}),
+        ("message_delta", ended),
+        ("message_stop", {}),
+    ]
+    return [f"event: {name}\ndata: {json.dumps({'type': name, **data})}\n\n".encode() for name, data in events]
+
+
+WORD = " word"
 PROTOCOLS: dict[str, Any] = {
     "/messages": anthropic,
     "/chat/completions": chat,
@@ -84,6 +124,7 @@ class Server:
         self.number = 0
         self.calls = 0
         self.final = ""
+        self.tokens = 0
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection."""
@@ -95,17 +136,30 @@ class Server:
                 at = low.find("content-length:")
                 if at >= 0:
                     await reader.readexactly(int(low[at + 15 : low.index("\r\n", at)]))
+                if self.tokens and not path.startswith(("/reset/", "/speak/", "/count")):
+                    self.number += 1
+                    writer.writelines(self.streamed(path))
+                    await writer.drain()
+                    continue
                 body = self.answer(path)
                 lines = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
                 writer.write(lines.encode() + body)
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
 
+    def streamed(self, path: str) -> list[bytes]:
+        """Return a streamed reply in pieces, each of which a client reads by itself."""
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        return [head, *[b"%x\r\n%b\r\n" % (len(event), event) for event in spoken(path, self.tokens)], b"0\r\n\r\n"]
+
     def answer(self, path: str) -> bytes:
         """Return the body for one request."""
         if path.startswith("/reset/"):
             count, _, self.final = path.removeprefix("/reset/").partition("/")
-            self.number, self.calls = 0, int(count)
+            self.number, self.calls, self.tokens = 0, int(count), 0
+            return b"0"
+        if path.startswith("/speak/"):
+            self.number, self.tokens = 0, int(path.removeprefix("/speak/"))
             return b"0"
         if path == "/count":
             return str(self.number).encode()

@@ -1,5 +1,5 @@
 """
-Runs the works W1 to W7, each measurement in a process of its own, round by round, and notes what comes out.
+Runs the works W1 to W8, each measurement in a process of its own, round by round, and notes what comes out.
 
 Whoever is slow takes part in fewer rounds, and in sizes only as far as one run stays under a cap; the sheet says what was left out.
 """
@@ -13,11 +13,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.judging import SPEAKING, TOKENS
 from benchmarks.peers import AGENTS, ENVIRONMENTS, SDKS, Peers
 from benchmarks.sheet import Key, Sheet, load, machine, today
 from benchmarks.starts import beside_the_sdks, starts, weights
@@ -67,8 +69,8 @@ class Plan:
         cap: CPU seconds that one run may take.
     """
 
-    rounds: int = 3
-    slow: int = 2
+    rounds: int = 5
+    slow: int = 1
     steps: tuple[int, ...] = (10, 100, 300, 1_000, 3_000, 10_000)
     long: int = 50_000
     runs: tuple[int, ...] = (10, 100, 1_000)
@@ -76,7 +78,7 @@ class Plan:
     journal: tuple[int, ...] = (1_000, 10_000)
     cassette: tuple[int, ...] = (25, 50, 100, 200)
     imports: int = 2
-    cap: float = 8.0
+    cap: float = 2.0
 
 
 QUICK = Plan(
@@ -157,7 +159,7 @@ def w1(bench: Bench) -> None:
         for engine in (*OURS, FAST, *(SLOW if turn < plan.slow else ())):
             found = bench.worker("W1", engine, "worker", "steps", engine, listed(plan.steps), plan.cap)
             bench.note(("W1", "step", engine), "us", turn, found)
-        for kind in ("plain", "step", "call"):
+        for kind in ("plain", "step", "call", "floor"):
             found = bench.worker("W1", "machine", "worker", kind, "machine", 1_000, plan.cap)
             bench.note(("W1", f"machine, {kind}", "machine"), "us", turn, found)
         if turn < SOME:
@@ -228,6 +230,22 @@ def w3(bench: Bench) -> None:
 
 def w4(bench: Bench) -> None:
     """Measure recording and replaying."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as beside:
+        # Two minutes on end, of which only the CPU counts: another core has it, while the rest is measured.
+        longest, size = Path(folder) / "longest.yaml", bench.plan.cassette[-1]
+        written = bench.worker("W4", "stepengine", "cassette_worker", "write", longest, size)
+        playing = (
+            beside.submit(bench.worker, "W4", "vcrpy", "cassette_worker", "vcrpy", longest, size) if written else None
+        )
+        recordings(bench)
+        cassettes(bench, Path(folder))
+        for what, seconds in ((playing and playing.result()) or {}).items():
+            bench.note(("W4", f"cassette, {what}", "vcrpy"), "s", 0, {size: seconds})
+    bench.sheet.miss("W4", "every peer", NO_REPLAY)
+
+
+def recordings(bench: Bench) -> None:
+    """Measure journals."""
     plan = bench.plan
     for turn in bench.turns("W4"):
         for size in plan.journal if turn < SOME else plan.journal[:1]:
@@ -236,23 +254,21 @@ def w4(bench: Bench) -> None:
         for size in (1_000, 10_000) if turn < SOME else ():
             for what, value in (bench.worker("W4", "stepengine", "replay_worker", "resume", size) or {}).items():
                 bench.note(("W4", what, "stepengine"), "us" if "us" in what else "s", turn, {size: value})
-    cassettes(bench)
-    bench.sheet.miss("W4", "every peer", NO_REPLAY)
 
 
-def cassettes(bench: Bench) -> None:
-    """Measure one file for each size, played by vcrpy and by us."""
+def cassettes(bench: Bench, folder: Path) -> None:
+    """Measure one file for each size, played by us, and by vcrpy but for the longest, which it is playing already."""
     plan = bench.plan
-    with tempfile.TemporaryDirectory() as folder:
-        for size in plan.cassette:
-            path = Path(folder) / f"{size}.yaml"
-            written = bench.worker("W4", "stepengine", "cassette_worker", "write", path, size)
-            bench.note(("W4", "cassette", "stepengine"), "MB", 0, written and {size: written["megabytes"]})
-            for turn in range(3):
-                for player in ("stepengine", *(("vcrpy",) if turn < (1 if size >= LARGE else SOME) else ())):
-                    found = bench.worker("W4", player, "cassette_worker", player, path, size)
-                    for what, seconds in (found or {}).items():
-                        bench.note(("W4", f"cassette, {what}", player), "s", turn, {size: seconds})
+    for size in plan.cassette:
+        path = folder / f"{size}.yaml"
+        written = bench.worker("W4", "stepengine", "cassette_worker", "write", path, size)
+        bench.note(("W4", "cassette", "stepengine"), "MB", 0, written and {size: written["megabytes"]})
+        for turn in range(plan.rounds):
+            is_theirs = size != plan.cassette[-1] and turn < (1 if size >= LARGE else SOME)
+            for player in ("stepengine", *(("vcrpy",) if is_theirs else ())):
+                found = bench.worker("W4", player, "cassette_worker", player, path, size)
+                for what, seconds in (found or {}).items():
+                    bench.note(("W4", f"cassette, {what}", player), "s", turn, {size: seconds})
 
 
 def import_cpu(python: str, statement: str, times: int) -> float | None:
@@ -281,14 +297,14 @@ def w5(bench: Bench) -> None:
     cases += [(name, bench.peers.python(name), statement) for name, statement in IMPORTS.items()]
     for turn in bench.turns("W5"):
         for name, python, statement in cases:
-            if name in ENVIRONMENTS and (turn >= SOME or not bench.peers.has(name)):
+            if name in ENVIRONMENTS and (turn >= bench.plan.slow or not bench.peers.has(name)):
                 continue
             seconds = import_cpu(python, statement, bench.plan.imports if turn else bench.plan.imports + 1)
             if seconds is None:
                 bench.sheet.miss("W5", name, "not installed")
             else:
                 bench.note(("W5", "import", name), "ms", turn, {1: seconds * 1e3})
-    code = f"import sys, stepengine; print(sum(m in sys.modules for m in {NOT_LOADED!r}))"
+    code = f"import sys; from stepengine import AgentDefinition, Engine, tool; print(sum(m in sys.modules for m in {NOT_LOADED!r}))"
     loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     bench.note(("W5", "heavy packages loaded", "stepengine"), "", 0, {1: int(loaded.stdout)})
 
@@ -309,7 +325,19 @@ def w6(bench: Bench) -> None:
     over_http(bench, "W6", "behind", ("stepengine", "stepengine_run"))
 
 
-WORKS = {"w1": w1, "w2": w2, "w3": w3, "w4": w4, "w5": w5, "w6": w6, "w7": w7}
+def w8(bench: Bench) -> None:
+    """Measure what who watches a run pays, by token and by step."""
+    with loopback() as port:
+        for turn in bench.turns("W8"):
+            for protocol in SPEAKING:
+                found = bench.worker("W8", "stepengine", "watching_worker", protocol, TOKENS, port) or {}
+                for client, value in found.items():
+                    bench.note(("W8", f"token, {protocol}", client), "us", turn, {TOKENS: value})
+            for client, value in (bench.worker("W8", "stepengine", "watching_worker", "steps", 1_000) or {}).items():
+                bench.note(("W8", "step", client), "us", turn, {1_000: value})
+
+
+WORKS = {"w1": w1, "w2": w2, "w3": w3, "w4": w4, "w5": w5, "w6": w6, "w7": w7, "w8": w8}
 
 PACKAGES = (
     "stepengine", "bu-agent-sdk", "pydantic-ai-slim", "openai-agents", "langgraph", "langchain", "langchain-openai", "smolagents",

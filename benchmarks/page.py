@@ -85,6 +85,14 @@ WORDS = {
             " anthropic, openai and google-genai with what they need alone are the SDKs, which are part of every installation."
         ),
     ),
+    "W8": (
+        "Who watches",
+        (
+            "One reply of 2,000 tokens over a socket, each in a piece of its own. The floor reads the lines with the HTTP library and takes the"
+            " text out of each with jiter, and nothing else; `run` is a run that nobody watches, `observed` shows each event to an observer,"
+            " `stream` gives them to a reader of `engine.stream`. Events are kept free of the provider's key."
+        ),
+    ),
 }
 PICTURES = {
     "W1": ("steps.svg", "CPU of a step over the length of the run, both axes logarithmic"),
@@ -97,13 +105,13 @@ AGAIN = """
 
 ```console
 python -m benchmarks.peers --make .peers
-python -m benchmarks --peers .peers --json figures.json
-python -m benchmarks judge figures.json
-python -m benchmarks page figures.json
+python -m benchmarks renew --peers .peers
+python -m benchmarks judge benchmarks/measured.json
 ```
 
-The first makes the environments, from PyPI, with the versions above; the second took {minutes} minutes here, beside what else ran; `--quick` takes a part of that,
-`--only w1` one work. The third prints the budgets from the file and leaves with 1 if one is broken, the last writes this page.
+The first makes the environments, from PyPI, with the versions above; the second measures everything, which took {minutes} minutes here, beside
+what else ran, and writes the figures and this page; the last prints the budgets and leaves with 1 if one is broken. `python -m benchmarks --quick`
+takes a part of that and writes nothing, `--only w1` measures one work.
 Another price is that of durability: `python -m benchmarks.durable` measures it, see [operating durable runs](../docs/durable-operations.md#capacity).
 """
 

@@ -2,7 +2,8 @@
 Measures journals (W4) in a fresh process: ``python -m benchmarks.replay_worker KIND N``.
 
 KIND ``journal``: CPU microseconds per step of one run of N steps without a journal, with each kind of journal, and repeated
-from its journal; with the file's syncs and the CPU of reading it. KIND ``resume``: CPU seconds of resuming a journal of N
+from its journal; with the file's syncs and the CPU of reading it; and the floors of these, with what a journal adds to a step
+here and there. KIND ``resume``: CPU seconds of resuming a journal of N
 records whose last effects are missing.
 """
 
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engines.stepengine import engine_for
+from benchmarks.journal_floor import floors
 from stepengine import Engine, RunResult
 from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal
 
@@ -28,6 +30,9 @@ LONG = 5_000
 """Steps from which a run onto a disk is measured once."""
 
 RECORDS_PER_STEP = 4
+ADDS = {"memory": "floor, memory", "file, to the system": "floor, file"}
+"""Journals, and the floor of each."""
+
 SYNCS = ("fsync", "fdatasync")
 
 
@@ -122,6 +127,10 @@ def journal(steps: int) -> dict[str, Any]:
         found["replay, file"] = best_of(steps, lambda: engine.replay(file, agent="adder"))
         found["reading the file"] = min(cpu(file.history)[0] for _ in range(REPEATS)) / steps * 1e6
         found["syncs of reading"] = syncs.count - before
+        found |= floors(steps, Path(name), lambda work: min(cpu(work)[0] for _ in range(REPEATS)) / steps * 1e6)
+    for kind, floor in ADDS.items():
+        found[f"adds, {kind}"] = found[kind] - found["no journal"]
+        found[f"adds, {floor}"] = found[floor] - found["floor, no journal"]
     return found
 
 

@@ -11,6 +11,7 @@ import re
 import resource
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
@@ -112,13 +113,25 @@ def weights() -> dict[str, float]:
 
 def beside_the_sdks(found: Mapping[str, float]) -> float:
     """Return the megabytes of what the official SDKs do not bring themselves, as far as it is in *found*."""
+    return sum(found.values()) - sum([found[name] for name in of_the_sdks(found)])
+
+
+def of_the_sdks(found: Mapping[str, float]) -> set[str]:
+    """Return the names in *found* of the official SDKs, and of what they alone bring."""
     brought: dict[str, float] = {}
     for name in SDKS:
         _weigh(name, brought, {})
     shared: dict[str, float] = {}
     for name in ("stepengine",):
         _weigh(name, shared, {}, without=SDKS)
-    return sum(megabytes for name, megabytes in found.items() if name in shared or name not in brought)
+    return {name for name in found if name in brought and name not in shared}
+
+
+def _needed() -> list[str]:
+    """Return what this checkout requires, also where another one is what the environment has installed."""
+    project = tomllib.loads((Path(__file__).resolve().parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    needed: list[str] = project["project"]["dependencies"]
+    return needed
 
 
 def _weigh(name: str, found: dict[str, float], extras: dict[str, set[str]], without: tuple[str, ...] = ()) -> None:
@@ -131,7 +144,7 @@ def _weigh(name: str, found: dict[str, float], extras: dict[str, set[str]], with
         return
     files = [Path(str(of.locate_file(file))) for file in of.files or () if file.suffix != ".pyc"]
     found[key] = sum(file.stat().st_size for file in files if file.is_file()) / 1e6
-    for line in of.requires or ():
+    for line in _needed() if key == "stepengine" else of.requires or ():
         needed = Requirement(line)
         if needed.marker is None or any(
             needed.marker.evaluate({"extra": extra}) for extra in ("", *extras.get(key, ()))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from benchmarks.judging import Verdict, judge
+from benchmarks.judging import SPEAKING, TOKENS, Verdict, judge
 from benchmarks.peers import AGENTS, SDKS, label
 from benchmarks.sheet import Key, Sheet, Spread
 from benchmarks.starts import PARTS
@@ -157,6 +157,10 @@ JOURNALS = {
     "replay, memory": "replayed from memory",
     "replay, file": "replayed from a file",
     "reading the file": "reading the file alone",
+    "floor, no journal": "floor: a generator with new states, asked by an asyncio loop",
+    "floor, memory": "floor: its four records kept",
+    "floor, file": "floor: its four lines written",
+    "floor, replay": "floor: four lines read and compared",
 }
 
 
@@ -214,6 +218,25 @@ def starts(sheet: Sheet) -> list[Table]:
     ]
 
 
+def watchers(sheet: Sheet) -> list[Table]:
+    """Return W8."""
+    found = []
+    for protocol in SPEAKING:
+        of = ("W8", f"token, {protocol}")
+        rows = []
+        for who in sheet.engines(*of):
+            key = Key(*of, who, TOKENS)
+            rows.append([who, cell(sheet, key), ranged(sheet.ratio(key, key._replace(engine="floor")))])
+        found.append(
+            Table(f"W8: CPU microseconds of a streamed token, {protocol}", ["who", "us", "of the floor"], rows)
+        )
+    rows = []
+    for who in sheet.engines("W8", "step"):
+        key = Key("W8", "step", who, 1_000)
+        rows.append([who, cell(sheet, key), ranged(sheet.ratio(key, key._replace(engine="run")))])
+    return [*found, Table("W8: CPU microseconds of a step of W1", ["who", "us", "of one that nobody watches"], rows)]
+
+
 def _weight(sheet: Sheet, name: str) -> float:
     found = sheet.spread(Key("W7", "weight", name, 1))
     return 0 if found is None else found.median
@@ -237,6 +260,7 @@ def works(sheet: Sheet) -> dict[str, list[Table]]:
         "W5": [imports(sheet)],
         "W6": [http(sheet, "W6", "behind", w6, "n")],
         "W7": starts(sheet),
+        "W8": watchers(sheet),
     }
     measured = {key.work for key in sheet.samples}
     return {work: tables for work, tables in found.items() if work in measured}

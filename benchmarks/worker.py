@@ -5,7 +5,7 @@ KIND ``steps``: CPU microseconds per step of one run of each of the SIZES, the l
 median of many. KIND ``long``: the same with the collector off, for runs whose histories it would walk again and again. KIND
 ``runs``: CPU milliseconds of each of N concurrent runs of 5 steps. KIND ``memory``: the bytes that each of N kept results holds.
 KIND ``children`` and ``alone``: CPU microseconds of each of N children of one parent, and of each of N runs without one. KIND ``plain``,
-``step`` and ``call``: CPU microseconds per step of the machine alone; ENGINE is ``machine``. A size is left out where one run
+``step`` and ``call``: CPU microseconds per step of the machine alone, ``floor`` that of a bare generator; ENGINE is ``machine``. A size is left out where one run
 would take more than CAP seconds, by what the size before it took.
 """
 

@@ -141,6 +141,7 @@ TELLING_PAIRS = {"token": ("access", "refresh", "id"), "key": ("api", "private")
 
 # What providers put for the middle of a key that they show, and what may stand on either side of it.
 MASK = re.compile(r"\*{3,}|\.{3,}|\u2026")
+MASKS = ("***", "...", "\u2026")
 BEFORE_MASK = re.compile(r"[\w-]*")
 AFTER_MASK = re.compile(r"[\w*.-]*")
 KEPT_BEGIN, KEPT_END = 2, 4
@@ -391,7 +392,7 @@ class Keys:
     What was told once is known for good, since what it was used for may be written much later.
 
     Attributes:
-        count: How often something new was told; who keeps what follows from the names asks for it.
+        count: How often something new was told; code that caches what follows from the names compares it.
         names: The values, and the name that stands for each.
         forms: What to look for, each with the name that stands for it.
     """
@@ -529,6 +530,7 @@ class Redactor:
             self._written, values = {**forms, **self._own_forms}, [*told, *self._own]
         self._ends = sorted({(v[:KEPT_BEGIN], v[-KEPT_END:]) for v in values if len(v) >= MIN_KNOWN})
         self._sought = (*self._written, *self._places)
+        self._begin: re.Pattern[str] | None = None
         self._clean: set[str] = set()
 
     def _forms(self) -> Mapping[str, str]:
@@ -574,6 +576,22 @@ class Redactor:
             text = self._machine.sub(lambda found: self.rules.machine[found[0]], text)
         return self._put_for(text, shapes_in(text)) if self.shapes else text
 
+    def leaves(self, piece: str) -> bool:
+        """
+        Return whether *piece* of a text surely holds nothing to replace, and no known value begins in it.
+
+        One look, since each token of a stream is asked for; ``False`` too often. The first three characters of a value are looked
+        for, those that the end of *piece* cuts included.
+        """
+        if self._begin is None or (self._keys is not None and self._keys.count != self._count):
+            self._forms()
+            begun = {_begun(form[:3]) for form in self._written}
+            masks = [re.escape(mask) for mask in MASKS]
+            self._begin = re.compile("|".join([*masks, *sorted(begun)]))
+        # What else a redactor may be told to do is looked for in whole texts alone.
+        is_plain = not self.shapes and self._machine is None and not self.rules.patterns
+        return is_plain and self._begin.search(piece) is None
+
     def beginning(self, text: str, limit: int) -> str:
         """Return the cleaned beginning of *text*, *limit* characters and a little more, whatever stands at the cut."""
         return self.text(text[: limit + BEYOND])
@@ -606,7 +624,7 @@ class Redactor:
         return {secret: name for secret, name in found.items() if not self._is_kept(secret)}
 
     def binary(self, data: bytes) -> bytes:
-        """Return *data*, which is no text, without known values; nothing else is looked for in it."""
+        """Return *data*, which is not text, without known values; nothing else is looked for in it."""
         for form, name in self._forms().items():
             data = data.replace(form.encode(errors="replace"), f"<redacted:{name}>".encode())
         return data
@@ -819,8 +837,15 @@ class Trickle:
         self._redactor = redactor
         self._held = ""
 
+    @property
+    def holds(self) -> bool:
+        """Whether something waits for what follows."""
+        return self._held != ""
+
     def feed(self, piece: str) -> str:
         """Return what of the text up to and including *piece* may be shown now."""
+        if not self._held and self._redactor.leaves(piece):
+            return piece
         text = self._redactor.text(self._held + piece)
         cut = self._beginning(text)
         self._held = text[cut:]
@@ -933,7 +958,16 @@ def _asked(functions: Iterable[Callable[[Any], Any]], value: Any) -> Any:
 
 def _is_masked(text: str) -> bool:
     """Return whether anything stands in *text* for the middle of a key; a cheap test before ``MASK``."""
-    return "***" in text or "..." in text or "\u2026" in text
+    stars, dots, ellipsis = MASKS
+    return stars in text or dots in text or ellipsis in text
+
+
+def _begun(form: str) -> str:
+    """Return the expression that finds the beginning of *form*, also where the end of the text cuts it."""
+    rest = ""
+    for character in reversed(form):
+        rest = re.escape(character) + (f"(?:{rest}|\\Z)" if rest else "")
+    return rest
 
 
 def _reach(run: re.Pattern[str], text: str, start: int = 0) -> int:

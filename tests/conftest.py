@@ -143,7 +143,7 @@ REQUIRED = {
         "acp-sdk": "node and `npm install --no-save acp1", "ai-sdk": "node and `npm install --no-save ai5", "axe-core": "axe-core",
         "bubblewrap": "bubblewrap", "chromium": "Chromium", "core-dump": "core-dump limit", "durable": "extra 'durable'",
         "fastmcp": "fastmcp", "git": "git", "llmock": "llmock", "mcp-npm": "node and `npm install --no-save @modelcontextprotocol/sdk",
-        "mlflow": "command mlflow", "openapi-python-client": "command openapi-python-client", "phoenix": "command phoenix", "ripgrep": "ripgrep", "tmux": "tmux",
+        "mlflow": "command mlflow", "openapi-python-client": "command openapi-python-client", "phoenix": "command phoenix", "podman": "podman", "ripgrep": "ripgrep", "tmux": "tmux",
     }.items()
 }  # fmt: skip
 """What a run can ask for with STEPENGINE_TESTS_REQUIRE, and how the reason of a test that is skipped without it names it."""

@@ -887,7 +887,7 @@ MUTANTS = (
         ("tests/engine/test_spawn_fail_fast.py",),
     ),
     Mutant(
-        "a flat object may hold what is no JSON",
+        "a flat object may hold what is not JSON",
         "stepengine/data/json.py",
         "        if not ((kind is str and item.isascii()) or (kind is int and MIN_INT <= item <= MAX_INT)):\n            return False\n",
         "",
@@ -1147,7 +1147,7 @@ MUTANTS = (
         ("tests/models/test_wrong_keys.py",),
     ),
     Mutant(
-        "an answer as an object is no reply",
+        "an answer as an object is not a reply",
         "stepengine/models/openai_chat/decode.py",
         '    if isinstance(message.get("content"), Mapping) and _wants_json(call):\n',
         "    if False:\n",

@@ -30,6 +30,7 @@ from typing import Any
 from zlib import crc32
 
 import attrs
+import httpx2
 import pytest
 
 import stepengine
@@ -56,7 +57,7 @@ from stepengine.durable.steps import NAMES as NAMES_OF_STEPS
 from stepengine.engine import load_agent
 from stepengine.engine.packages import ID as PUBLISHER
 from stepengine.engine.packages import VALUE, declaration_of
-from stepengine.errors import DataError, DefinitionError, ModelError, StepEngineError, WorkspaceLost
+from stepengine.errors import DataError, DefinitionError, ExternalAgentError, ModelError, StepEngineError, WorkspaceLost
 from stepengine.journal.altered import changes_in
 from stepengine.journal.mailbox import StoredLetter
 from stepengine.journal.reading import Source, glimpsed, members_of, read_lines, strict_members
@@ -66,6 +67,7 @@ from stepengine.journal.show import clean_tree
 from stepengine.journal.signing import Signature
 from stepengine.judging.criteria import _judged as judged_text
 from stepengine.judging.viewing.payload import _shown as shown_on_a_page
+from stepengine.leading import remote
 from stepengine.machine.blocks import split_blocks
 from stepengine.machine.finding import found
 from stepengine.machine.settling import json_in as answer_in
@@ -181,6 +183,20 @@ def finished(awaited: Awaitable[Any]) -> Any:
 
 
 # --- what runs ------------------------------------------------------------------------------------------------------
+
+
+REMOTE = remote._Server(
+    remote._Led(
+        id="x", url="http://localhost:1", agent="x", token=None, token_env="T", permissions="people", away_seconds=1
+    )
+)
+
+
+def remote_said(data: bytes) -> None:
+    for read in (REMOTE._event, lambda data: REMOTE._answer("GET /", httpx2.Response(200), data, ())):
+        with contextlib.suppress(ExternalAgentError):
+            read(data)
+    remote.RUN_ID.fullmatch(data.decode("utf-8", "replace"))
 
 
 def page(content_type: str) -> Callable[[bytes], Any]:
@@ -826,7 +842,7 @@ PLACES = (
         ("models/google/calls.py:SEGMENT",),
     ),
     Place(
-        "reply of a server that is no message",
+        "reply of a server that is not a message",
         lambda line: (ANSWER.search(line), list(ID.finditer(line))),
         (
             ofb("a"),
@@ -945,7 +961,7 @@ PLACES = (
         "output", captured, tuple(ofb(unit) for unit in (*OPENERS, "\x07", "a\n", "\x00")), ("tools/shell/output.py:*",)
     ),
     Place(
-        "output that is no text",
+        "output that is not text",
         captured,
         (lambda n: b"\xff" * n, lambda n: b"\xf0\x9f" * (n // 2), lambda n: b"\xc2" * n),
     ),
@@ -1594,6 +1610,14 @@ PLACES = (
         tuple(lambda n, shape=shape: shape(n).encode() for shape in SECRET_SHAPES),
         ("testing/cleaning.py:*",),
     ),
+    # --- what another server of runs says
+    Place(
+        "answer and event of another server",
+        remote_said,
+        (*JSON_SHAPES, ofb('{"type":"'), ofb('"a":1,', '{"type":"a",', '"b":1}'), ofb('{"run_id":"', "a", '"}')),
+        ("leading/remote.py:RUN_ID", "leading/remote.py:_Server._answer", "leading/remote.py:_Server._event"),
+        most=1 << 20,
+    ),
     # --- what clients of a server of runs send
     Place(
         "body of a request",
@@ -1684,6 +1708,8 @@ PLACES = (
 )
 
 APART: dict[str, str] = {
+    "system/containers.py:Container._runs": "what the program of containers said in a form that we wrote",
+    "system/containers.py:Container._refuse": "what the program of containers said last, for a message",
     "cli/commands/tokens.py:AGE": "what a person typed; four digits at most",
     "serving/access.py:NAME": "a name that the operator typed; at most 64 characters of one class",
     "durable/register.py:_row": "what a server of ours has written",

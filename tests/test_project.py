@@ -96,7 +96,7 @@ def test_the_workflow_runs_every_check_with_pinned_actions_and_rights_to_nothing
     assert ".ci/run" == job["steps"][-1]["run"]
     assert minors == set(given["python-version"].split())
     # Of what can be asked for, everything that `.ci/run` does not ask for by itself.
-    assert set(conftest.REQUIRED) - {"core-dump", "durable"} == set(
+    assert set(conftest.REQUIRED) - {"core-dump", "durable", "podman"} == set(
         conftest.required(job["steps"][-1]["env"]["STEPENGINE_TESTS_REQUIRE"])
     )
 

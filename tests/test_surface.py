@@ -122,6 +122,7 @@ MODULES = {
     "stepengine.mcp": ["mcp_tools", "AgentServer", "Offered"],
     "stepengine.sessions": ["FileSessions", "SqliteSessions", "MemorySessions"],
     "stepengine.acp": ["EditorAgent", "MakeEngine", "serve", "take_stdout"],
+    "stepengine.leading": ["RemoteAgent"],
     "stepengine.ag_ui": ["Asked", "ag_ui", "answers_of", "asked_of", "connected", "page_hooks", "prompt_of", "turns"],
     "stepengine.otel": ["Tracing"],
     "stepengine.programs": [

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from functools import partial
 from random import Random
 
+from benchmarks.journal_floor import agent
 from stepengine import STEP, AgentDefinition, Limits, StepContext, Steps, ToolCall, ToolResult
 from stepengine.data.effects import CallModel, CallTool
 from stepengine.data.outcomes import Value
@@ -65,8 +66,28 @@ def plan_for(kind: str, steps: int) -> RunPlan:
     )
 
 
+def floor_spent(steps: int) -> float:
+    """Return the CPU seconds of a bare generator that makes a new state a step, sent what it asks for."""
+    send, sent = agent(steps).send, None
+    gc.collect()
+    gc.disable()
+    start = time.process_time()
+    try:
+        while True:
+            kind, what = send(sent)
+            sent = {"a": what, "b": 1} if kind == "CallModel" else what["a"] + what["b"]
+    except StopIteration as stop:
+        state = stop.value
+    took = time.process_time() - start
+    gc.enable()
+    assert (state.steps, state.last) == (steps, steps)
+    return took
+
+
 def spent(kind: str, steps: int) -> float:
-    """Return the CPU seconds of one run of the machine."""
+    """Return the CPU seconds of one run of the machine, or of its floor."""
+    if kind == "floor":
+        return floor_spent(steps)
     plan, state = plan_for(kind, steps), AgentState(run_id="r", agent_id="adder")
     replies = [Value(tool_call("add", {"a": n, "b": 1}), at=n) for n in range(steps)]
     reply = iter([*replies, Value(text("done"), at=steps)]).__next__

@@ -137,16 +137,16 @@ async def run(steps: int, agent: str = "adder") -> Told:
     return told(await result_of(steps, agent))
 
 
-def provider_of(protocol: str, url: str) -> Provider:
+def provider_of(protocol: str, url: str, key: str = "k") -> Provider:
     """Return our adapter."""
     from stepengine.models import AnthropicProvider, GoogleProvider, OpenAIChatProvider, OpenAIProvider
 
     if protocol == "anthropic":
-        return AnthropicProvider("k", url)
+        return AnthropicProvider(key, url)
     if protocol == "google":
-        return GoogleProvider("k", url)
+        return GoogleProvider(key, url)
     kind = OpenAIProvider if protocol == "openai" else OpenAIChatProvider
-    return kind(api_key="k", base_url=f"{url}/v1")
+    return kind(api_key=key, base_url=f"{url}/v1")
 
 
 def http_engine(protocol: str, url: str) -> Engine:

@@ -281,7 +281,7 @@ class EditorAgent:
         return schema.CloseSessionResponse()
 
     async def delete_session(self, session_id: str) -> None:
-        """Close a session, and delete it with its journals; one that there is not is gone already."""
+        """Close a session, and delete it with its journals; an unknown session counts as deleted."""
         await self.close_session(session_id)
         self._asked(lambda: self._kept.remove(session_id))
 
@@ -515,7 +515,7 @@ class EditorAgent:
             session.free.set()
 
     async def _idle(self, session_id: str) -> _Session:
-        """Return a session that can take a turn; the end of one that was cancelled is waited for."""
+        """Return a session that can take a turn, after waiting for the end of a turn that was cancelled."""
         session = self._session(session_id)
         while not session.free.is_set() and session.is_given_up:
             await session.free.wait()
@@ -561,7 +561,7 @@ class EditorAgent:
         session.handle, session.turn, session.events = handle, turn, handle.events()
 
     async def _caught_up(self, session: _Session) -> bool:
-        """Show what came of a run that slept where somebody else went on with it to its end; return whether that is so."""
+        """Show what came of a run that slept if somebody else has brought it to its end; return whether that is so."""
         from stepengine.journal import FileJournal
 
         assert session.asleep is not None  # noqa: S101
@@ -617,7 +617,7 @@ class EditorAgent:
         session.agent = servers.with_sources(engine.agent(self._agent), session.sources)
 
     def _answer_with(self, session: _Session, said: prompts.Prompt) -> None:
-        """Give the run what it asked for; a text that is no answer leaves its question open."""
+        """Give the run what it asked for; a text that is not an answer leaves its question open."""
         assert session.handle is not None  # noqa: S101 - the turn before left it
         if said.media:
             msg = "the agent waits for an answer in words; send images and files with the prompt after it"
@@ -816,7 +816,7 @@ async def _told(telling: Any) -> None:
 
 
 def _taken(make: object) -> frozenset[str]:
-    """Return what of the choices of a person an engine's maker takes."""
+    """Return which of a person's choices the maker of an engine accepts."""
     try:
         parameters = inspect.signature(make).parameters.values()  # type: ignore[arg-type]
     except (TypeError, ValueError):

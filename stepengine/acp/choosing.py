@@ -69,7 +69,7 @@ class Offer:
 
     def __attrs_post_init__(self) -> None:
         if unknown := [mode for mode in self.modes if mode not in MODES]:
-            msg = f"{unknown[0]!r} is no mode of a policy; {', '.join(MODES)} are"
+            msg = f"{unknown[0]!r} is not a mode of a policy; {', '.join(MODES)} are"
             raise DefinitionError(msg)
 
     @property
@@ -79,6 +79,8 @@ class Offer:
 
     def again(self, kept: Chosen) -> Chosen:
         """Return what was chosen before, as far as it is still offered."""
+        # A kept choice may be of a time when more was offered. What is no longer offered is not in force, whatever an
+        # editor remembers.
         first = self.first
         return Chosen(
             kept.mode if kept.mode in self.modes else first.mode,
@@ -110,6 +112,8 @@ class Offer:
         from acp.schema import SessionConfigSelectOption as Value
 
         found = list[Any]()
+        # The protocol has two ways to offer a choice, and editors know one or the other: modes are the older, options
+        # the newer, which also has models. So modes are offered by both, under one value.
         if self.modes:
             values = [Value(value=mode, name=ABOUT[mode][0], description=ABOUT[mode][1]) for mode in self.modes]
             about = "What may be done without asking, from the next turn on."

@@ -197,7 +197,7 @@ class Kept:
         return made
 
     def remove(self, session_id: str) -> None:
-        """Delete a session with its journals; one that there is not is gone already."""
+        """Delete a session with its journals; an unknown session counts as deleted."""
         folder = self._folder / session_id
         if not ID.fullmatch(session_id) or not folder.is_dir() or folder.is_symlink():
             return

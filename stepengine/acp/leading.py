@@ -1,9 +1,8 @@
 """
 Leading another agent: its program is spoken with as an editor would, and it stands where an agent of ours stands.
 
-What lives here: what its handler yields, and what becomes of what the program says. A turn is one call of a tool, so that journals,
-replay, cancelling and doubt after a crash are those of every tool; what the program wants to be allowed is a call of a tool, too,
-which rules and people judge as any other.
+What lives here: how a turn of a program is begun, gone on with and ended, and its words in ours. What turns of all agents have in
+common that are led is ``stepengine.leading``'s.
 
 What must not: processes, which are ``program``'s, and any import of the protocol's package before a program is started: a replay
 needs neither.
@@ -13,11 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 import os
 import shlex
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -28,28 +26,34 @@ import attrs
 from stepengine.acp.program import Program, environment_of
 from stepengine.acp.workplace import BorrowedFiles, BorrowedTerminals, command_of
 from stepengine.data.definition import AgentDefinition, InputSchema
-from stepengine.data.events import (
-    Event,
-    TextCompleted,
-    TextDelta,
-    ThinkingDelta,
-    TodosChanged,
-    ToolFinished,
-    ToolStarted,
-)
 from stepengine.data.frozen import frozen
 from stepengine.data.hooks import Change, StepContext
 from stepengine.data.json import JsonDict, canonical, mended
 from stepengine.data.messages import ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.data.usage import Usage
-from stepengine.data.yields import Parallel, ToolCall
 from stepengine.errors import DefinitionError, ExternalAgentError, StepEngineError, ToolError
-from stepengine.runtime.logs import LOGGER
+from stepengine.leading.turns import (
+    ENTRY_CHARS,
+    NAME_CHARS,
+    OPEN_ASKS,
+    SHOWN_CHARS,
+    Said,
+    asked_input,
+    asked_kind,
+    compact,
+    dict_of,
+    dicts_of,
+    failed,
+    permission_tools,
+    text_of,
+    to_the_end,
+    turns_of,
+)
 from stepengine.system.guard import GUARD
 from stepengine.system.workspace import Workspace
 from stepengine.tooling.context import ToolContext
-from stepengine.tooling.definition import Tool, ToolPreview
+from stepengine.tooling.definition import Tool
 
 if TYPE_CHECKING:
     from acp.connection import Connection
@@ -64,16 +68,11 @@ AUTH_REQUIRED = -32000
 START_SECONDS = 60.0
 CANCEL_SECONDS = 3.0
 """How long a program may take to end a turn that was cancelled, before it is ended itself."""
+CLOSE_SECONDS = 2.0
+"""How long it may take to close its session, where it offers that."""
 SESSION = "external_session"
 """Where a run keeps the session, so that a run with ``previous=`` goes on with it."""
 READ_BYTES = 4 * 1024 * 1024
-ENTRY_CHARS = 20_000
-RECORD_CHARS = 2_000_000
-"""How much of what a program says in one turn is kept; the rest is left out, and said so."""
-ENTRIES = 5_000
-OPEN_ASKS = 100
-SHOWN_CHARS = 2_000
-NAME_CHARS = 56
 KINDS: Mapping[str, str] = {
     "read": "read",
     "search": "read",
@@ -86,7 +85,6 @@ KINDS: Mapping[str, str] = {
 """What the protocol calls a kind of tool call, and the category by which our rules know it."""
 ALLOWED = ("allow_once", "allow_always")
 DENIED = ("reject_once", "reject_always")
-LEFT_OUT = "the rest of this turn was left out"
 
 
 class ExternalReply(TypedDict):
@@ -181,8 +179,8 @@ class ExternalAgent(AgentDefinition[ExternalReply]):
             fields = {
                 "input_schema": InputSchema(prompt="What to do.", params=PARAMS),
                 **fields,
-                "tools": [_turn_tool(led, timeout), *[_permission_tool(id, kind) for kind in (*ASKED, OTHER)]],
-                "handle_steps": _handler(id),
+                "tools": [_turn_tool(led, timeout), *permission_tools(id)],
+                "handle_steps": turns_of(id, _begun, _reply, carried=("session",)),
             }
         elif "handle_steps" not in fields:  # `attrs.evolve` makes one of its fields
             msg = f"agent {id!r}: an ExternalAgent needs its program, such as command=['claude-agent-acp']"
@@ -195,12 +193,12 @@ PARAMS: Mapping[str, object] = {
     "properties": {"session": {"type": "string", "description": "The session of an earlier reply, to go on with it."}},
     "additionalProperties": False,
 }
-OTHER = "other"
-ASKED: Mapping[str, str] = {"read": "read", "edit": "write", "execute": "execute", "fetch": "network"}
-"""What permission is asked for, and its category."""
 
 
 def _check(id: object, command: object, env: object, files: object, start_seconds: float) -> None:
+    # When the agent is defined and not when its program starts: a wrong command would show in the middle of a run that
+    # has been paid for. The first problem only, as each of them is one argument of one call, which whoever wrote it
+    # mends at once.
     problem = ""
     words = command if isinstance(command, list | tuple) else ()
     if not words or not all(isinstance(word, str) and word and "\0" not in word for word in words):
@@ -221,72 +219,13 @@ def _check(id: object, command: object, env: object, files: object, start_second
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def _handler(name: str) -> Callable[[StepContext], Generator[Any, Any, ExternalReply]]:
-    def handle_steps(ctx: StepContext) -> Generator[Any, Any, ExternalReply]:
-        given = ctx.params if isinstance(ctx.params, Mapping) else {}
-        session = given.get("session") or ctx.agent_state.context.get(SESSION) or ""
-        wanted: dict[str, Any] = {"prompt": ctx.prompt, "session": session}
-        while True:
-            said = (yield ToolCall(name, wanted, include_tool_call=False)).tool_result
-            data = said.data if isinstance(said.data, Mapping) else {}
-            if said.is_error or "error" in data:
-                raise _as_error(said.text if said.is_error else data["error"])
-            if "asks" not in data:
-                break
-            asks = data["asks"]
-            calls = [ToolCall(f"{name}_{ask['kind']}", ask["input"], include_tool_call=False) for ask in asks]
-            decided = (yield Parallel(*calls)).value
-            answers = [
-                {"id": ask["id"], "allowed": not one.is_error, "input": ask["input"]}
-                for ask, one in zip(asks, decided, strict=True)
-            ]
-            wanted = {"answers": answers, "session": data["session"]}
-        if data["text"]:
-            # Never as `StepText`: that would carry out what looks like a call in it.
-            message = {"role": "assistant", "content": data["text"]}
-            yield ToolCall("add_message", message, include_tool_call=False)
-        return ExternalReply(text=data["text"], session=data["session"], stop_reason=data["stop_reason"])
-
-    return handle_steps
+def _begun(ctx: StepContext) -> dict[str, Any]:
+    given = ctx.params if isinstance(ctx.params, Mapping) else {}
+    return {"prompt": ctx.prompt, "session": given.get("session") or ctx.agent_state.context.get(SESSION) or ""}
 
 
-def _as_error(told: Any) -> ExternalAgentError:
-    if isinstance(told, Mapping):
-        return ExternalAgentError(str(told.get("message", "")), kind=str(told.get("kind", "")))
-    return ExternalAgentError(str(told), kind="failed")
-
-
-def _permission_tool(name: str, kind: str) -> Tool[Any, Any]:
-    """Return the tool whose call stands for something that the program does if it may; what it is was done by nobody yet."""
-    text: Mapping[str, object] = {"type": "string"}
-    members = {
-        "title": text,
-        "paths": {"type": "array", "items": text},
-        "command": {"anyOf": [text, {"type": "array", "items": text}]},
-        "url": text,
-        "details": text,
-    }
-    schema = {"type": "object", "properties": members, "required": ["title"], "additionalProperties": False}
-    about = "do something" if kind == OTHER else kind
-    return Tool(
-        f"{name}_{kind}",
-        f"Asks whether the agent {name} may {about}.",
-        schema,
-        _allowed,
-        category=ASKED.get(kind, ""),
-        annotations=ToolAnnotations(idempotent=True, read_only=kind == "read"),
-        in_thread=False,
-        preview=_previewed,
-    )
-
-
-def _allowed(_: JsonDict) -> dict[str, object]:
-    return {"allowed": True}
-
-
-def _previewed(given: JsonDict) -> ToolPreview:
-    details = {key: value for key, value in given.items() if key != "title"}
-    return ToolPreview(str(given.get("title", "")), details)
+def _reply(data: Mapping[str, Any]) -> ExternalReply:
+    return ExternalReply(text=data["text"], session=data["session"], stop_reason=data["stop_reason"])
 
 
 # --- a turn -----------------------------------------------------------------------------------------------------------
@@ -339,6 +278,7 @@ class _Talk:
         self._terminals: BorrowedTerminals | None = None
         self._granted: set[str] = set()
         self._methods: Sequence[str] = ()
+        self._closes = False
 
     async def turn(self, ctx: ToolContext, given: JsonDict) -> ToolResult:
         """Prompt, or answer what was asked for, and return what was said until the end of the turn or the next question."""
@@ -348,9 +288,9 @@ class _Talk:
                 return await self._until_told(ctx)
             except ExternalAgentError as error:
                 await self._close()
-                return ToolResult.json({"error": {"message": mended(error.message), "kind": error.kind}})
+                return failed(error)
         except BaseException:
-            await _to_the_end(self._give_up())
+            await to_the_end(self._give_up())
             raise
 
     async def _go_on(self, ctx: ToolContext, given: Mapping[str, Any]) -> None:
@@ -390,7 +330,7 @@ class _Talk:
             msg = f"{self._led.id!r} needs a folder to work in: ExternalAgent(workspace=...), or that of the engine"
             raise ExternalAgentError(msg, kind="start")
         if place.here is None:
-            msg = f"{self._led.id!r} runs on this machine, and the workspace {place.name} is no folder of it"
+            msg = f"{self._led.id!r} runs on this machine, and the workspace {place.name} is not a folder of it"
             raise ExternalAgentError(msg, kind="start")
         return place.here.resolve()
 
@@ -427,13 +367,14 @@ class _Talk:
             )
             raise ExternalAgentError(msg, kind="protocol")
         methods = answer.get("authMethods")
-        self._methods = [_text(one.get("name")) for one in _dicts(methods)]
-        return _dict(answer.get("agentCapabilities"))
+        self._methods = [text_of(one.get("name")) for one in dicts_of(methods)]
+        return dict_of(answer.get("agentCapabilities"))
 
     async def _in_session(self, session: str, cwd: str, can: Mapping[str, Any]) -> str:
+        self._closes = "close" in dict_of(can.get("sessionCapabilities"))
         where = {"cwd": cwd, "mcpServers": []}
         if session:
-            resumes = "resume" in _dict(can.get("sessionCapabilities"))
+            resumes = "resume" in dict_of(can.get("sessionCapabilities"))
             if not (resumes or can.get("loadSession")):
                 msg = f"the program of {self._led.id!r} cannot go on with a session; a call without one begins anew"
                 raise ExternalAgentError(msg, kind="session")
@@ -480,10 +421,10 @@ class _Talk:
     def _refused(self, method: str, error: Any, kind: str) -> ExternalAgentError:
         if error.code == AUTH_REQUIRED:
             ways = f"; it offers: {', '.join(filter(None, self._methods))}" if self._methods else ""
-            msg = f"{self._led.id!r} wants to be signed in before {method}: {_text(str(error))}{ways}"
+            msg = f"{self._led.id!r} wants to be signed in before {method}: {text_of(str(error))}{ways}"
             return ExternalAgentError(mended(msg), kind="auth_required")
-        details = f" ({_compact(error.data)})" if error.data is not None else ""
-        msg = f"{self._led.id!r} answered {method} with an error: {_text(str(error))}{details}"
+        details = f" ({compact(error.data)})" if error.data is not None else ""
+        msg = f"{self._led.id!r} answered {method} with an error: {text_of(str(error))}{details}"
         return ExternalAgentError(mended(msg), kind=kind)
 
     async def _until_told(self, ctx: ToolContext) -> ToolResult:
@@ -499,18 +440,18 @@ class _Talk:
             self._asked.clear()
             asks = [{"id": ask.id, "kind": ask.kind, "input": ask.input} for ask in self._asks.values() if ask.is_open]
             return self.said.so_far(self._session, asks)
-        answer = prompting.result()
+        answer, session = prompting.result(), self._session
         await self._close()
-        return self.said.all(self._session, answer)
+        return self.said.all(session, answer)
 
     # --- what the program asks for ------------------------------------------------------------------------------------
 
     async def _heard(self, method: str, params: Any, is_notification: bool) -> Any:  # noqa: FBT001 - the package calls it so
         from acp import RequestError
 
-        given = _dict(params)
+        given = dict_of(params)
         if method == "session/update":
-            self.said.take(_dict(given.get("update")))
+            self.said.take(dict_of(given.get("update")))
             return None
         if is_notification:
             return None
@@ -529,11 +470,11 @@ class _Talk:
             raise RequestError(-32602, str(error)) from None
 
     async def _permission(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        call = _dict(given.get("toolCall"))
-        options = {str(one.get("kind")): one.get("optionId") for one in reversed(_dicts(given.get("options")))}
+        call = dict_of(given.get("toolCall"))
+        options = {str(one.get("kind")): one.get("optionId") for one in reversed(dicts_of(given.get("options")))}
         told = {**self.said.known(call.get("toolCallId")), **{k: v for k, v in call.items() if v is not None}}
         asked = _asked_input(told)
-        allowed = await self._ask(_kind(told.get("kind")), asked)
+        allowed = await self._ask(asked_kind(_category(told.get("kind"))), asked)
         if allowed and isinstance(command := asked.get("command"), str | list):
             # Once, so that nobody is asked twice about a command that we are told to run next.
             self._granted.add(command if isinstance(command, str) else shlex.join(command))
@@ -614,6 +555,7 @@ class _Talk:
         self._asks.clear()
         self.said.finish()
         if connection is not None:
+            await self._close_session(connection)
             with contextlib.suppress(Exception):
                 await connection.close()
         if self._terminals is not None:
@@ -623,6 +565,14 @@ class _Talk:
         if prompting is not None:
             prompting.cancel()
             await asyncio.gather(prompting, return_exceptions=True)
+
+    async def _close_session(self, connection: Connection) -> None:
+        """Have the program put its session away, so that the next one finds it whole."""
+        session, self._session = self._session, ""
+        if session and self._closes:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await connection.send_request("session/close", {"sessionId": session})
 
 
 @attrs.define(eq=False)
@@ -641,87 +591,57 @@ class _Ask:
 
 def _resumed(answers: Sequence[Mapping[str, Any]]) -> str:
     said = [
-        f"- {'allowed' if one['allowed'] else 'denied'}: {_dict(one.get('input')).get('title', '')}" for one in answers
+        f"- {'allowed' if one['allowed'] else 'denied'}: {dict_of(one.get('input')).get('title', '')}"
+        for one in answers
     ]
     return "\n".join(["You were stopped while you waited for a permission. Go on from there. It was decided:", *said])
 
 
-def _kind(kind: object) -> str:
-    """Return under which of our tools a kind of tool call is asked for."""
-    category = KINDS.get(kind, "") if isinstance(kind, str) else ""
-    return next((name for name, one in ASKED.items() if one == category), OTHER)
-
-
-PATHS = ("path", "file_path", "abs_path", "filePath")
-COMMAND, URL = ("command", "cmd", "argv"), ("url",)
+def _category(kind: object) -> str:
+    return KINDS.get(kind, "") if isinstance(kind, str) else ""
 
 
 def _asked_input(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what rules and people are shown of a tool call: texts alone, of a capped size."""
-    raw = _dict(call.get("rawInput"))
-    found = [_text(one.get("path")) for one in _dicts(call.get("locations"))]
-    paths = [*found, *[_text(raw[name]) for name in PATHS if isinstance(raw.get(name), str)]]
-    made: dict[str, Any] = {"title": _text(call.get("title")) or "Something that it does not name"}
-    if paths := list(dict.fromkeys(filter(None, paths)))[:100]:
-        made["paths"] = paths
-    if (command := next((raw[name] for name in COMMAND if raw.get(name)), None)) is not None:
-        is_words = isinstance(command, list) and all(isinstance(word, str) for word in command)
-        made["command"] = [mended(word)[:ENTRY_CHARS] for word in command] if is_words else _text(command, ENTRY_CHARS)
-    if isinstance(raw.get("url"), str):
-        made["url"] = _text(raw["url"])
-    if details := _content(call.get("content")) or (_compact(raw) if raw else ""):
-        made["details"] = details[:ENTRY_CHARS]
-    return made
+    """Return what rules and people are shown of a tool call."""
+    paths = [text_of(one.get("path")) for one in dicts_of(call.get("locations"))]
+    details = _content(call.get("content"))
+    return asked_input(text_of(call.get("title")), dict_of(call.get("rawInput")), paths=paths, details=details)
 
 
 # --- what it says -----------------------------------------------------------------------------------------------------
 
 
-class _Said:
-    """What a program says in a turn, shown as it comes and kept."""
+class _Said(Said):
+    """What a program says in a turn, in the words of the protocol."""
 
     def __init__(self) -> None:
-        self.ctx = ToolContext()
+        super().__init__()
         self.is_live = False
-        self._text: list[str] = []
-        self._completed = 0
-        self._record: list[dict[str, Any]] = []
-        self._tools: dict[str, dict[str, Any]] = {}
-        self._shown: set[str] = set()
-        self._left = RECORD_CHARS
+        self._raw: dict[str, dict[str, Any]] = {}
         self._cost: Decimal | None = None
         self._before: Decimal | None = None
-
-    def begin(self, ctx: ToolContext) -> None:
-        """Be heard as the call of *ctx* from now on."""
-        self.ctx = ctx
-        self._completed = len(self._text)
-
-    def _complete(self) -> None:
-        """Show the whole of what was said in this call."""
-        if text := "".join(self._text[self._completed :]):
-            self._emit(TextCompleted(text=text))
-
-    def finish(self) -> None:
-        """Show the end of what had no end."""
-        for call in list(self._shown):
-            self._ended(call, self._tools[call], "cancelled")
 
     def take(self, update: Mapping[str, Any]) -> None:
         """Take in what the program said."""
         match update.get("sessionUpdate"):
             case "usage_update":
-                self._spent(_dict(update.get("cost")))
+                self._spent(dict_of(update.get("cost")))
             case _ if not self.is_live:
                 pass  # what was said in an earlier turn, and is told again when its session is loaded
             case "agent_message_chunk":
-                self._more("text", _text(_dict(update.get("content")).get("text"), self._left))
+                self.more("text", text_of(dict_of(update.get("content")).get("text"), self.room))
             case "agent_thought_chunk":
-                self._more("thought", _text(_dict(update.get("content")).get("text"), self._left))
+                self.more("thought", text_of(dict_of(update.get("content")).get("text"), self.room))
             case "tool_call" | "tool_call_update":
-                self._tool(update)
+                self._called(update)
             case "plan":
-                self._plan(_dicts(update.get("entries")))
+                told = dicts_of(update.get("entries"))[:200]
+                self.plan(
+                    [
+                        {"task": text_of(one.get("content")), "completed": one.get("status") == "completed"}
+                        for one in told
+                    ]
+                )
             case _:
                 pass
 
@@ -734,124 +654,46 @@ class _Said:
                     self._before = amount
                 self._cost = amount
 
-    def _emit(self, event: Event) -> None:
-        self.ctx.emit(event)
-
-    def _more(self, kind: str, text: str) -> None:
-        if not text or not self._has_room(len(text)):
-            return
-        if kind == "text":
-            self._text.append(text)
-            self._emit(TextDelta(text=text))
-        else:
-            self._emit(ThinkingDelta(text=text))
-        if self._record and kind in self._record[-1]:
-            self._record[-1][kind].append(text)
-        else:
-            self._record.append({kind: [text]})
-
-    def _has_room(self, chars: int) -> bool:
-        if self._left <= 0:
-            return False
-        self._left -= chars
-        if self._left <= 0 or len(self._record) >= ENTRIES:
-            self._left = 0
-            self._record.append({"note": LEFT_OUT})
-        return True
-
     def known(self, call: object) -> Mapping[str, Any]:
         """Return what was said of a tool call before."""
-        found = self._tools.get(call) if isinstance(call, str) else None
-        return {} if found is None else {key: value for key, value in found["raw"].items() if value is not None}
+        return self._raw.get(call, {}) if isinstance(call, str) else {}
 
-    def _tool(self, update: Mapping[str, Any]) -> None:
-        call = _text(update.get("toolCallId"))
-        if not call:
+    def _called(self, update: Mapping[str, Any]) -> None:
+        call = text_of(update.get("toolCallId"))
+        if not call or (call not in self._raw and not self.room):
             return
-        entry = self._tools.get(call)
-        if entry is None:
-            if not self._has_room(1):
-                return
-            # The id stays, though the turn may go on in another call of ours.
-            shown = f"{self.ctx.tool_call_id}/{call[:200]}"
-            entry = self._tools[call] = {"tool": "", "kind": "other", "status": "pending", "raw": {}, "id": shown}
-        if not any(entry is one for one in self._record[-OPEN_ASKS:]):
-            self._record.append(entry)
-        raw = entry["raw"]
-        raw.update(
-            {key: update[key] for key in ("title", "kind", "locations", "rawInput") if update.get(key) is not None}
+        raw = self._raw.setdefault(call, {})
+        told = ("title", "kind", "locations", "rawInput")
+        raw.update({key: update[key] for key in told if update.get(key) is not None})
+        given = _asked_input(raw)
+        self.tool(
+            call,
+            name=text_of(raw.get("kind"), 40) or "other",
+            category=_category(raw.get("kind")),
+            title=text_of(raw.get("title")),
+            status=text_of(update.get("status"), 40),
+            given={key: value for key, value in given.items() if key != "details"},
+            kept={key: given[key] for key in ("paths", "command", "url") if key in given},
+            output=_content(update.get("content")),
         )
-        entry["tool"] = _text(raw.get("title")) or entry["tool"]
-        entry["kind"] = _text(raw.get("kind"), 40) or "other"
-        entry["status"] = _text(update.get("status"), 40) or entry["status"]
-        output = _content(update.get("content"))
-        if output and self._has_room(len(output)):
-            entry["output"] = output
-        self._show(call, entry)
-
-    def _show(self, call: str, entry: dict[str, Any]) -> None:
-        if call not in self._shown and "ended" not in entry:
-            self._shown.add(call)
-            given = {key: value for key, value in _asked_input(entry["raw"]).items() if key != "details"}
-            category = KINDS.get(entry["kind"], "")
-            name = entry["kind"] or "other"
-            self._emit(
-                ToolStarted(tool_name=name, tool_call_id=entry["id"], input=given, source="external", category=category)
-            )
-        if entry["status"] in ("completed", "failed"):
-            self._ended(call, entry, "ok" if entry["status"] == "completed" else "error")
-
-    def _ended(self, call: str, entry: dict[str, Any], status: Any) -> None:
-        if call not in self._shown:
-            return
-        self._shown.discard(call)
-        entry["ended"] = True
-        name = entry["kind"] or "other"
-        result = ToolResult.text(entry.get("output", ""), status=status, tool_name=name, tool_call_id=entry["id"])
-        self._emit(ToolFinished(tool_name=name, tool_call_id=entry["id"], result=result))
-
-    def _plan(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        plan: list[dict[str, Any]] = [
-            {"task": _text(one.get("content")), "completed": one.get("status") == "completed"} for one in entries[:200]
-        ]
-        if self._has_room(sum(len(one["task"]) for one in plan) + 1):
-            self._record.append({"plan": plan})
-            self._emit(TodosChanged(todos=plan))
 
     # --- results ------------------------------------------------------------------------------------------------------
 
     def so_far(self, session: str, asks: Sequence[Mapping[str, Any]]) -> ToolResult:
         """Return what was said until the program asked for something."""
-        self._complete()
-        data: Any = {"asks": list(asks), "session": session, "transcript": self._taken()}
+        self.complete()
+        data: Any = {"asks": list(asks), "session": session, "transcript": self.taken()}
         return ToolResult.json(data)
 
     def all(self, session: str, answer: Mapping[str, Any]) -> ToolResult:
         """Return what was said until the end of a turn."""
-        self._complete()
-        text = "".join(self._text)
-        reason = _text(answer.get("stopReason"), 100) or "end_turn"
-        data: Any = {"text": text, "session": session, "stop_reason": reason, "transcript": self._taken()}
+        text = self.complete()
+        reason = text_of(answer.get("stopReason"), 100) or "end_turn"
+        data: Any = {"text": text, "session": session, "stop_reason": reason, "transcript": self.taken()}
         usage, cost = _usage(answer.get("usage")), self._spent_now()
         if usage is None and cost is not None:
             usage = Usage(at_least=True)
         return ToolResult.json(data, usage=usage, cost=cost, change=Change(context=JsonDict({SESSION: session})))
-
-    def _taken(self) -> list[dict[str, Any]]:
-        """Return what was kept since it was taken last."""
-        record, self._record = self._record, []
-        made = []
-        for entry in record:
-            shown = {
-                key: "".join(value) if isinstance(value, list) and key != "plan" else value
-                for key, value in entry.items()
-            }
-            if "raw" in entry:
-                given = _asked_input(entry["raw"])
-                shown = {key: shown[key] for key in ("tool", "kind", "status", "output") if key in shown}
-                shown |= {key: given[key] for key in ("paths", "command", "url") if key in given}
-            made.append(shown)
-        return made
 
     def _spent_now(self) -> Decimal | None:
         if self._cost is None:
@@ -861,7 +703,7 @@ class _Said:
 
 def _usage(told: object) -> Usage | None:
     """Return the tokens of a turn, where the program told of them."""
-    given = _dict(told)
+    given = dict_of(told)
     if not given:
         return None
 
@@ -878,32 +720,13 @@ def _usage(told: object) -> Usage | None:
     )
 
 
-def _dict(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _dicts(value: object) -> list[Mapping[str, Any]]:
-    return [one for one in value[:1_000] if isinstance(one, dict)] if isinstance(value, list) else []
-
-
-def _text(value: object, most: int = SHOWN_CHARS) -> str:
-    return mended(value)[:most] if isinstance(value, str) else ""
-
-
-def _compact(value: object) -> str:
-    try:
-        return mended(json.dumps(value, ensure_ascii=False, default=str))[:SHOWN_CHARS]
-    except (ValueError, RecursionError):
-        return ""
-
-
 def _content(content: object) -> str:
     """Return the texts and differences of a tool call's content."""
     said: list[str] = []
-    for one in _dicts(content):
+    for one in dicts_of(content):
         match one.get("type"):
             case "content":
-                said.append(_text(_dict(one.get("content")).get("text"), ENTRY_CHARS))
+                said.append(text_of(dict_of(one.get("content")).get("text"), ENTRY_CHARS))
             case "diff":
                 said.append(_difference(one))
             case _:
@@ -915,15 +738,5 @@ def _difference(given: Mapping[str, Any]) -> str:
     from stepengine.tools.files.edits import unified_diff
 
     old, new = given.get("oldText"), given.get("newText")
-    before = _text(old, READ_BYTES) if isinstance(old, str) else None
-    return unified_diff(before, _text(new, READ_BYTES), _text(given.get("path")).lstrip("/"))
-
-
-async def _to_the_end(work: Any) -> None:
-    """Wait for something that has to be done, however often this task is cancelled."""
-    task = asyncio.ensure_future(work)
-    while not task.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait((task,))
-    if not task.cancelled() and (error := task.exception()) is not None:
-        LOGGER.warning("a program could not be ended: %s", error)
+    before = text_of(old, READ_BYTES) if isinstance(old, str) else None
+    return unified_diff(before, text_of(new, READ_BYTES), text_of(given.get("path")).lstrip("/"))

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -29,12 +30,16 @@ JUNK_LINES = 200
 """How many lines that are no messages are passed over: what a program prints that did not expect to be spoken with."""
 SAID_BYTES = 8_192
 SAID_CHARS = 2_000
+EOF_SECONDS = 2.0
+"""How long a program has after the end of its input: it may be writing its session down."""
+TERM_SECONDS = 2.0
+"""How long it has after SIGTERM, before it is killed."""
 END_SECONDS = 5.0
 LINGER_SECONDS = 1.0
 START_SECONDS = 60.0
 ALWAYS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "TERM")
 """What a program sees of our variables: what it needs to find itself and its own settings, and no keys."""
-REASONS = {2: "there is no such program", 13: "it is not executable", 8: "it is no program of this system"}
+REASONS = {2: "there is no such program", 13: "it is not executable", 8: "it is not a program of this system"}
 
 
 def environment_of(names: Sequence[str]) -> dict[str, str]:
@@ -60,6 +65,8 @@ class Program:
         self._first_junk = ""
         self._said = b""
         self._ended = ""
+        self._has_ended = asyncio.Event()
+        self._pid = 0
         self._tasks = [asyncio.create_task(self._listen())]
 
     @classmethod
@@ -115,6 +122,7 @@ class Program:
             why = REASONS.get(code) or os.strerror(code)
             msg = f"the program {self._name!r} could not be started: {why}"
             raise ExternalAgentError(msg, kind="start")
+        self._pid = int(number)
         self._tasks.append(asyncio.create_task(self._watch()))
 
     async def _watch(self) -> None:
@@ -122,6 +130,7 @@ class Program:
         with contextlib.suppress(OSError):
             said = await asyncio.get_running_loop().sock_recv(self._line, 64)
             self._ended = said.decode("ascii", "replace").strip()
+            self._has_ended.set()
             await asyncio.sleep(LINGER_SECONDS)
             self._line.send(b"end")
 
@@ -164,7 +173,7 @@ class Program:
                 return None
 
     async def close(self) -> None:
-        """End the program and everything that it started."""
+        """End the program, by itself where it does that in time, and everything that it started."""
         work = asyncio.ensure_future(self._end())
         try:
             await asyncio.shield(work)
@@ -173,7 +182,23 @@ class Program:
             await asyncio.wait((work,))
             raise
 
+    async def _ask_to_end(self) -> None:
+        """Let the program end by itself: its input ends, then it is told to; what it says meanwhile is still read."""
+        stream = self._process.stdin
+        if stream is None or self.problem or not self._pid or self._has_ended.is_set():
+            return
+        stream.close()
+        for seconds, number in ((EOF_SECONDS, signal.SIGTERM), (TERM_SECONDS, None)):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._has_ended.wait(), seconds)
+                return
+            if number is not None and self._process.returncode is None:
+                # The number is its own as long as its supervisor is there, which waits for nobody but us.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._pid, number)
+
     async def _end(self) -> None:
+        await self._ask_to_end()
         for task in self._tasks[1:]:
             task.cancel()
         await asyncio.gather(*self._tasks[1:], return_exceptions=True)

@@ -68,7 +68,7 @@ def named_servers(
 
 
 def recorded_servers(names: Iterable[str], make: McpMaker) -> tuple[ToolSource, ...]:
-    """Return what stands for servers of which a recorded run has the lists; a replay starts none."""
+    """Return stand-ins for the servers whose lists a recorded run has; a replay starts none."""
     return tuple([_Spared(make(["recorded"], name=name), lambda _: None) for name in names])
 
 

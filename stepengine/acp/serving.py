@@ -68,7 +68,7 @@ async def serve(
         models: The models that can be chosen, likewise, ``""`` for those that the agents name; *make* takes ``model`` then.
 
     Raises:
-        DefinitionError: when ``agent-client-protocol`` is not installed, stdin is no pipe, or a choice cannot be offered.
+        DefinitionError: when ``agent-client-protocol`` is not installed, stdin is not a pipe, or a choice cannot be offered.
     """
     try:
         import acp
@@ -78,7 +78,7 @@ async def serve(
         raise DefinitionError(msg) from None
     mode = os.fstat(0).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-        msg = "stdin is no pipe: this command is started by an editor, which talks with it over stdin and stdout"
+        msg = "stdin is not a pipe: this command is started by an editor, which talks with it over stdin and stdout"
         raise DefinitionError(msg)
     editor: Any = EditorAgent(make, agent, folder, mcp=mcp, modes=modes, models=models)
     editor.deletes = True
@@ -97,7 +97,7 @@ class _Messages(asyncio.StreamReader):
     """
     What an editor sends, as the protocol's package reads it.
 
-    It would end the connection at a line that is no message, has no way to give up a request, and no route to some methods.
+    It would end the connection at a line that is not a message, has no way to give up a request, and no route to some methods.
 
     Attributes:
         answers: Where lines are answered that are no messages.

@@ -54,7 +54,7 @@ __all__ = ("Shown",)
 KINDS = {"read": "read", "write": "edit", "execute": "execute", "network": "fetch"}
 SEARCHES = ("search", "glob", "find")
 NAMED = ("path", "paths", "command", "pattern", "query", "url", "agent_type", "name")
-"""Members of an input of which the first one says in a title what the call is about."""
+"""Members of an input, the first of which goes into a title to say what the call is about."""
 TITLE_CHARS = 100
 RESULT_CHARS = 30_000
 MAX_OLD_BYTES = 1_048_576

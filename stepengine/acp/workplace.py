@@ -32,7 +32,7 @@ READ_BYTES = 4 * 1024 * 1024
 ERROR_CHARS = 2_000
 OUTPUT_BYTES = 1024 * 1024
 OPEN = 20
-"""How many commands of one turn there may be at a time, ended ones that were not given back among them."""
+"""How many commands one turn may have at a time, including ended ones that were not given back."""
 
 
 def text_of(value: object, most: int) -> str:

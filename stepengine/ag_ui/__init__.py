@@ -1,9 +1,13 @@
 """
 Runs for web pages that speak AG-UI, the agent-user interaction protocol.
 
-What lives here: our events as its events; ``asked`` reads its input. The package `ag_ui` is imported only here, on first use.
+An observer of events and nothing more: each event of a run becomes one or several of theirs, in order, and what a page sends becomes a
+prompt or answers. What their protocol cannot say travels in its custom events. Conversations are kept here and not taken from the
+browser, which may have changed them: of what a page sends only what is new, and what answers an open question, is read.
 
-What must not: HTTP (the application has a server, and the package an encoder for its lines), and history from a browser.
+What lives here: our events as its events; ``asked`` reads its input. The package ``ag_ui`` is imported only here, on first use.
+
+Must not be here: HTTP (the application has a server, and the package an encoder for its lines), and history from a browser.
 """
 
 from __future__ import annotations

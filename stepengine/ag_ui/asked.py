@@ -122,7 +122,7 @@ def prompt_of(given: Any) -> str:
     last = given.messages[-1] if given.messages else None
     if last is None or last.role != "user":
         msg = f"the last message of a page is what its user says; this one is {'none' if last is None else repr(last.role)}"
-        raise InputError(msg, issues=("messages: the last one is no user message",))
+        raise InputError(msg, issues=("messages: the last one is not a user message",))
     text = _text(last.content)
     if text is None:
         msg = "a page sent a message with something that is not text; only text parts are read"
@@ -180,7 +180,7 @@ def _answer(payload: Any, number: int) -> AnswerLike:
                 return Answer(text=words, edited_input=edited if approved else None, reason=reason)
         case _:
             pass
-    msg = f"resume[{number}] has a payload that is no answer; one is a bool, a string, a list of options or {{'approved': true}}"
+    msg = f"resume[{number}] has a payload that is not an answer; one is a bool, a string, a list of options or {{'approved': true}}"
     raise InputError(msg, issues=(f"resume[{number}]: no answer",))
 
 
@@ -342,7 +342,7 @@ def _shared(state: Any, shares: tuple[str, ...]) -> dict[str, Any]:
     try:
         return {name: plain(value) for name, value in freeze_object(state).items()}
     except (ValueError, TypeError, RecursionError) as error:
-        msg = f"a page sent a state that is no JSON: {error!s:.200}"
+        msg = f"a page sent a state that is not JSON: {error!s:.200}"
         raise InputError(msg, issues=("state: no JSON",)) from None
 
 

@@ -1,8 +1,16 @@
 """
 The command line: ``stepengine run`` and its companions, and what is done with recorded runs. The only part that prints.
 
-Lives here: reading arguments, showing progress and results, exit codes. Must not be here: anything that a program which
-embeds stepengine would need. Typer and rich are loaded when a command starts.
+A command reads its arguments, asks the floors below, shows what comes and ends with an exit code (``exits``); it decides nothing that a
+program which embeds stepengine could not have asked for. Answers go to stdout and everything else to stderr, so that the output of a
+command can be another one's input. Whatever comes from a model, a tool or a file is made visible before it reaches a terminal, where
+an escape sequence could do things.
+
+Lives here: reading arguments, showing progress and results, exit codes. Must not be here: anything that a program which embeds
+stepengine would need. Typer and rich are loaded when a command starts, and each command loads its own code alone: whoever types
+``--help`` should not wait for an engine.
+
+Begin with ``app``, the table of commands; then one of ``commands``, and ``screen`` for what a terminal shows.
 """
 
 from __future__ import annotations
@@ -76,7 +84,7 @@ def loading() -> Iterator[None]:
 
 
 def _at_interrupt(handler: Callable[..., object], instead_of: Callable[..., object]) -> None:
-    """Let Ctrl-C do something else than it does; who ignores it, or has a handler of their own, keeps that."""
+    """Let Ctrl-C do something else than usual; a process that ignores it, or has its own handler, keeps that."""
     if signal.getsignal(signal.SIGINT) is instead_of:
         with suppress(ValueError):  # another thread than the main one is never interrupted
             signal.signal(signal.SIGINT, handler)

@@ -121,7 +121,7 @@ def bench_for(
         into: A journal beside that of the options, which tools are not to show either.
         is_new: Whether the run begins now: models that are set for agents hold for it, a recorded run keeps its own.
         observers: Who else is shown the events of runs.
-        headless: Whether nobody is there to answer; by default that is the case where stdin is no terminal.
+        headless: Whether nobody is there to answer; by default that is the case where stdin is not a terminal.
         asks_nobody: Whether the person at the terminal is not asked, who would have to answer for many runs.
         hooks: The names of the hooks of a recorded run: of those of the command line only these are there; by default all.
         others: More agents that the engine has, with those that they may spawn.
@@ -133,7 +133,7 @@ def bench_for(
     from stepengine.engine import Engine
 
     if not options.cwd.is_dir():
-        msg = f"--cwd {str(options.cwd)!r} is no folder"
+        msg = f"--cwd {str(options.cwd)!r} is not a folder"
         raise UsageProblem(msg)
     settings = options.settings
     agents = family(agent, options.agent, settings.agent_folders)
@@ -193,7 +193,6 @@ def _place(options: Options) -> Workspace | None:
 
 def _own_hooks(recorded: Sequence[str] | None, agent: AgentDefinition) -> Hooks:
     """Return the hooks of the command line; of a run that was recorded those that it had beside the agent's own, or all."""
-    from stepengine.ag_ui.asked import take_page
     from stepengine.context import require_finished_todos, summarize
     from stepengine.data.hooks import Hooks
     from stepengine.journal.encoding import name_of
@@ -205,7 +204,11 @@ def _own_hooks(recorded: Sequence[str] | None, agent: AgentDefinition) -> Hooks:
         return [hook] if recorded is None or recorded.count(name) > own.count(name) else []
 
     # A run of `stepengine serve` was begun by a page, perhaps; no run of the other commands is.
-    of_page = [] if recorded is None else had(take_page)
+    of_page = []
+    if recorded is not None:
+        from stepengine.ag_ui.asked import take_page
+
+        of_page = had(take_page)
     return Hooks(pre_run=of_page, pre_step=had(summarize()), on_stop=had(require_finished_todos()))
 
 
@@ -249,7 +252,7 @@ def models_of(options: Options, homeless: Iterable[str] = ()) -> Models | Provid
     request that went there would be priced as what it is not. Those in *homeless* have no provider, so that server gets them.
 
     Raises:
-        UsageProblem: when that is no address, or a key is named without it.
+        UsageProblem: when that is not an address, or a key is named without it.
     """
     models = registry_of(options.settings)
     if not options.base_url:
@@ -310,7 +313,7 @@ def pricing_of(options: Options) -> Pricing:
     Return what replies cost: the packaged prices, and what ``--price`` says of models that have none or are at ``--base-url``.
 
     Raises:
-        UsageProblem: when that is no price.
+        UsageProblem: when that is not a price.
     """
     from stepengine.models.pricing import cost_of
 
@@ -356,7 +359,7 @@ class _Priced:
         return self._of(reply.usage) if listed is None else listed
 
     def unpriced(self, model: str, reply: ModelReply, at: datetime) -> tuple[str, ...]:
-        """Return what of *reply* of *model* has no price."""
+        """Return the parts of *reply* of *model* that have no price."""
         from stepengine.models.pricing import cost_of
 
         return () if model in self.own else cost_of.unpriced(model, reply, at)

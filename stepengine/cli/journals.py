@@ -159,7 +159,7 @@ def found(options: Options, *, waiting: bool = False) -> Options:
 
     Args:
         options: What was typed.
-        waiting: With ``--last``, take the newest run that can be gone on with.
+        waiting: With ``--last``, take the newest run that can be resumed.
 
     Raises:
         UsageProblem: when no run or several are meant.
@@ -212,7 +212,7 @@ def journal_at(text: str, *, sign: str = "") -> Journal:
 
 
 def agent_id_of(history: History) -> str:
-    """Return the id of the recorded agent; of one of a package with its publisher."""
+    """Return the id of the recorded agent, with its publisher if it comes from a package."""
     root, head = str(history.root["agent_id"]), history.head
     return root if head is None or "/" not in head.agent else head.agent
 
@@ -279,7 +279,7 @@ def recorded_agent(
 
 
 def hooks_of(history: History) -> Sequence[str]:
-    """Return the names of the hooks that a run was recorded with: of a program's run it has none of the command line's."""
+    """Return the names of the hooks that a run was recorded with: the run of a program has none of the command line's."""
     return () if history.head is None else history.head.hooks
 
 
@@ -392,7 +392,7 @@ def new_journal(path: str, *, sign: str = "") -> Journal:
         made = FileJournal(path, sign=sign or None)
     if taken:
         msg = (
-            f"{path!r} exists already; `stepengine resume {path}` goes on with its run, `stepengine show {path}` shows it. "
+            f"{path!r} exists already; `stepengine resume {path}` continues its run, `stepengine show {path}` shows it. "
             "Name another one to record another run"
         )
         raise UsageProblem(msg)
@@ -469,7 +469,7 @@ def refuse_foreign_yes(
         journal: The journal.
         history: What it says.
         after: Where it is forked; by default it goes on where it ends.
-        edited: Whether the outcome there is given anew, which is no word of the journal.
+        edited: Whether the outcome there is given anew, which is not a word of the journal.
 
     Raises:
         UsageProblem: when it allows a call that has not begun; it says what helps.

@@ -138,7 +138,7 @@ def purse_of(budget: str) -> Purse:
     Return what may be spent.
 
     Raises:
-        UsageProblem: for what is no amount.
+        UsageProblem: for what is not an amount.
     """
     from stepengine.journal import Purse
 

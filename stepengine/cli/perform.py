@@ -1,4 +1,4 @@
-"""A run from its start to what is told of it: signals, the result, why it ended, and the command that goes on with it."""
+"""A run from its start to what is printed about it: signals, the result, why it ended, and the command that resumes it."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def interrupt(handle: RunHandle, loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def result_of(run: Awaitable[RunResult]) -> RunResult:
-    """Return the result of *run*, also of one that raises when it is at a limit (``on_max_steps="raise"``)."""
+    """Return the result of *run*, also when it raises at a limit (``on_max_steps="raise"``)."""
     try:
         return await run
     except LimitExceeded as error:
@@ -224,7 +224,7 @@ def ending_of(run: Run) -> str:
 
 def resume_hint(options: Options, agent_id: str = "") -> str:
     """
-    Return the command that goes on with the run in ``options.journal``.
+    Return the command that resumes the run in ``options.journal``.
 
     Args:
         options: What the run was started with.

@@ -2,7 +2,7 @@
 Recording by default: the state folder of the user, what lies beside each journal, and which runs go when there are many.
 
 A run is ``runs/<stem>.jsonl`` and its companion ``runs/<stem>.json``, which says what a journal does not: the agent's file,
-the folder, the options. It is no part of the journal, and where it is lost the journal tells what is needed. Lives here:
+the folder, the options. It is not part of the journal, and where it is lost the journal tells what is needed. Lives here:
 folders, companions, their names and their end. Must not be here: how a run is started or shown.
 """
 
@@ -73,7 +73,7 @@ LISTED = 5
 MAX_WAITS = 50
 ENDED = frozenset(s.value for s in RunStatus) - {RunStatus.SUSPENDED.value}
 GOES_ON = ("suspended", "interrupted")
-"""What can be gone on with."""
+"""What can be resumed."""
 
 
 class StateProblem(Exception):
@@ -160,7 +160,7 @@ class Entry:
 
     @property
     def is_ended(self) -> bool:
-        """Whether nothing of it can be gone on with."""
+        """Whether nothing of it can be resumed."""
         return self.status in ENDED
 
     def text(self, *names: str) -> str:
@@ -311,7 +311,7 @@ def latest(*, waiting: bool = False, before: int = 0) -> Entry:
     Return the newest run of the working folder.
 
     Args:
-        waiting: Take the newest one that can be gone on with.
+        waiting: Take the newest one that can be resumed.
         before: How many newer ones are passed over.
 
     Raises:

@@ -432,7 +432,7 @@ def _of_file(path: Path, source: Source) -> list[_Given]:
         for name in ("tool", "stepengine"):
             data = data.get(name, {})
             if not isinstance(data, dict):
-                msg = f"{path}: {name} is no table; [tool.stepengine] with one setting per line would be fine"
+                msg = f"{path}: {name} is not a table; [tool.stepengine] with one setting per line would be fine"
                 raise UsageProblem(msg)
     lines = _lines(text)
     return [_Given(name, value, Origin(source, f"{path}:{lines(name)}")) for name, value in _leaves(data)]

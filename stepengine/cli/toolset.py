@@ -62,12 +62,14 @@ def _web_tools(searxng: str) -> list[ToolLike]:
 
 def _files_of(journal: str, root: Path) -> list[str]:
     """Return patterns of the files of a journal that are below *root*."""
+    if not journal:
+        return []
     from stepengine.journal.finding import database_of
 
     database = database_of(journal)
     path = Path(journal if database is None else database[0])
     place = path.parent.resolve() / path.name
-    if not journal or not place.is_relative_to(root):
+    if not place.is_relative_to(root):
         return []
     file = place.relative_to(root)
     more = f"{file.stem}.before-*{file.suffix}" if database is None else f"{file.name}-*"

@@ -122,7 +122,7 @@ def at_the_gate(*, asks: bool, content: str = "") -> Iterator[None]:
         content: The content that was trusted on the command line; ``""`` for none.
 
     Raises:
-        UsageProblem: when that is no digest, or a tool's command gives it.
+        UsageProblem: when that is not a digest, or a tool's command gives it.
     """
     from stepengine.engine.trust import GATE
 

@@ -1,10 +1,21 @@
 """
 What the model is shown of the record.
 
-What lives here: the context policies (cutting, masking, summarising, injecting), which turn the record into a view, and
-`SystemPrompt`.
+A run keeps two sides of its conversation: the record, which is all of it, and the view, which goes out with the next request. A policy
+is a ``pre_step`` hook that looks at both before a model call and gives another view: shortened, masked, summed up, or with something
+added. The record stays unless somebody asks for it, so that nothing is lost by a policy that cut too much, and an undo or an
+export has everything.
 
-What must not: changes of the record that nobody asked for, provider formats, I/O.
+A policy is a pure function of the history, its limits and the recorded time (one that has a model write a summary asks for that as an
+effect): so it does the same again in a replay, and needs no record of its own. It should change little and seldom: whatever changes in
+front of a request loses the provider's prompt cache for all that follows, hence policies that cut much at once and then leave
+everything alone. Calls stay with their results, and the live request of the user outlives every cut.
+
+What lives here: the context policies, and ``SystemPrompt``.
+
+Must not be here: changes of the record that nobody asked for, provider formats, I/O.
+
+Begin with ``policy``, then ``pruning``, the policy that most agents have.
 """
 
 from __future__ import annotations

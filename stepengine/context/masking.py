@@ -32,6 +32,7 @@ def placeholder(message: ToolMessage, mark: str, text: str) -> ToolResult:
         mark: Whose placeholder it is.
         text: What the model is told.
     """
+    # Known by a mark in the part and not by its text: a tool may print the same words, and its result is none.
     data = JsonDict({"provider": "stepengine", mark: len(message.text)})
     return ToolResult((TextPart(text, provider_data=data),), status=message.status)
 
@@ -56,6 +57,7 @@ def _saved(message: ToolMessage) -> int:
     """Return how many tokens a note in the place of a result saves; 0 for what is a note."""
     if is_placeholder(message, MARK):
         return 0
+    # Against what would stand there instead: a short result is shorter than its note, and stays.
     return message_tokens(message) - message_tokens(ToolMessage("", "", _masked(message).content))
 
 
@@ -95,6 +97,8 @@ class mask_tool_results(ContextPolicy):  # noqa: N801 - a policy is called by it
         """Return *transcript* with notes in place of results, or ``None`` when it fits or nothing is left to mask."""
         if limits.fits(transcript):
             return None
+        # Counted along the history as it grows, and not anew: a long conversation in which nothing is left to mask
+        # would else be gone through before each of its model calls.
         left = transcript.fold((MARK, self.tools, self.max_chars), self._counted, Left())
         if not left.long and left.named <= self.keep_last:
             return None  # found without looking through the history at every step
@@ -106,6 +110,7 @@ class mask_tool_results(ContextPolicy):  # noqa: N801 - a policy is called by it
                 break
             for message in chosen:
                 saved = _saved(message)
+                # A result may be in two passes.
                 if message.tool_call_id not in masked and saved > 0:
                     masked[message.tool_call_id] = _masked(message)
                     total -= saved
@@ -125,6 +130,7 @@ class mask_tool_results(ContextPolicy):  # noqa: N801 - a policy is called by it
         kept = {m.tool_call_id for m in named[len(named) - self.keep_last :]} if self.keep_last else set()
         yield target, [m for m in seen if m.tool_name in self.tools and m.tool_call_id not in kept]
         yield target, [m for m in seen if self._is_long(m)]
+        # Last, and against the room alone: these are results that the model asked for just now and has not read.
         yield room, [m for m in transcript[newest:] if type(m) is ToolMessage and self._is_long(m)]
 
     def _is_long(self, message: ToolMessage) -> bool:

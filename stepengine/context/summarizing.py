@@ -132,7 +132,7 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
 
         Args:
             state: The state of the run.
-            limits: What the request for the summary may have; older messages are left out of one that is too large.
+            limits: What the request for the summary may have; older messages are left out of a request that is too large.
             settings: The settings of that request; the agent's by default.
         """
         view = state.view

@@ -57,9 +57,12 @@ class truncate(ContextPolicy):  # noqa: N801 - a policy is called by its name, a
         groups, sizes = grouped(transcript), message_sizes(transcript)
         weights = [sum(sizes[group.start : group.stop]) for group in groups]
         dropped = self._dropped(transcript, groups, weights, limits.room)
+        # Only notes of an earlier pruning would go, and a note would be put in their place: the history would be
+        # written anew at each step, and the provider's cache lost each time, for nothing.
         if all(_is_gap(transcript[groups[index].start]) for index in dropped):
             return None
         shorter = Transcript(_without(transcript, groups, dropped))
+        # A note is longer than a very short message; so it is looked at whether anything was saved.
         return shorter if transcript_tokens(shorter) < sum(weights) else None
 
     def _dropped(
@@ -68,16 +71,22 @@ class truncate(ContextPolicy):  # noqa: N801 - a policy is called by its name, a
         """Return which groups go: the oldest ones, until enough is free; the newest only when there is no other way."""
         kept, total, target = self._kept(transcript), sum(weights), int(room * (1 - self.free_ratio))
         dropped: set[int] = set()
+        # In groups of a call and its results, since providers refuse a history in which one stands without the other.
         for index, group in enumerate(groups):
+            # Until `target` is reached, which is below the room, so that the next steps have space and nothing is
+            # pruned. The newest group goes only when the prompt would not fit else: it holds what the model works on.
             if total <= (room if index == len(groups) - 1 else target):
                 break
             if group.start not in kept:
+                # The note costs something, once for each row of groups that go.
                 total -= weights[index] - (0 if index - 1 in dropped else GAP_TOKENS)
                 dropped.add(index)
         return frozenset(dropped)
 
     def _kept(self, transcript: Transcript) -> frozenset[int]:
         """Return the positions of the messages that are never left out."""
+        # The first user message says what the work is, and the latest what was asked for last. A note of an earlier
+        # pruning is a user message by its form, and must be neither.
         users = [i for i, m in enumerate(transcript) if type(m) is UserMessage and not _is_gap(m)]
         flagged = [i for i in users if set(self.keep_tags).intersection(transcript[i].tags)]  # type: ignore[union-attr]
         current = [last_tagged(transcript, tag) for tag in ("USER_PROMPT", "INSTRUCTIONS_PROMPT")]

@@ -13,7 +13,7 @@ import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import attrs
 
@@ -31,7 +31,21 @@ from stepengine.data import (
     usage,
     waiting,
 )
-from stepengine.data.fields import ENDLESS, RAW, SCALARS, Codec, Style, fault, literal, mapping, sequence, shown, within
+from stepengine.data.fields import (
+    CANONICAL,
+    ENDLESS,
+    PLAIN,
+    RAW,
+    SCALARS,
+    Codec,
+    Style,
+    fault,
+    literal,
+    mapping,
+    sequence,
+    shown,
+    within,
+)
 from stepengine.data.generated import generated
 from stepengine.data.json import JsonDict, mended, quoted
 from stepengine.data.transcript import Transcript
@@ -47,6 +61,7 @@ __all__ = (
     "restored",
     "restored_any",
     "to_json",
+    "writers_twice",
     "written",
     "written_any",
 )
@@ -57,12 +72,17 @@ FORMAT = 1
 SAFE_INT = 2**63
 """Below it, and above its opposite, every whole number is one of 64 bits."""
 
+# Reading is strict, so a field that a class loses would make every older record of it unreadable; whoever removes one
+# enters it here.
 FORGOTTEN: Mapping[str, frozenset[str]] = {"ToolSpec": frozenset({"kind"})}
 """Fields that were stored once and say nothing any more: they are read and dropped."""
 
 MODULES = (hooks, limits, messages, models, outcomes, questions, server_tools, state, tools, usage, waiting)
 
 
+# A closed list, and no class path in what is stored: a record that could name any class would decide what is imported
+# and run where it is read, as one serialiser did that fell back to calling what the record names (CVE-2025-64439). What
+# is taken out below is of one process only, such as functions and hooks.
 def _stored() -> dict[str, type[Any]]:
     found: dict[str, type[object]] = {}
     for module in MODULES:
@@ -99,6 +119,8 @@ STORED: Mapping[str, type[Any]] = types.MappingProxyType(_stored())
 """Every class that can be stored, by the name that ``"type"`` holds."""
 
 
+# With the version of the form, for whatever is kept by itself (sessions, definitions). Values inside of a journal have
+# that of their journal, once.
 def to_json(value: Any) -> dict[str, Any]:
     """
     Return *value*, an instance of a class in ``STORED``, as a JSON object with the format's version.
@@ -133,6 +155,9 @@ def written_any(value: object, style: Style) -> str:
     return written(value, style) if cls in style.writers or _is_stored(cls) else style.json(bare_any(value))
 
 
+# The text is made directly, and `bare` only when it fails: the generated writer is quick because it keeps no place, so
+# the slow way is walked once more to say where the fault is. The same pair stands for reading (`_decode_object`,
+# `_decode_slowly`).
 def written(value: object, style: Style) -> str:
     """
     Return the JSON text of ``bare(value)`` in a style, without making that object.
@@ -149,6 +174,15 @@ def written(value: object, style: Style) -> str:
     except RecursionError:
         msg = "nested too deeply to be stored"
         raise fault(msg) from None
+
+
+def writers_twice(style: Style) -> Mapping[type[Any], Callable[[Any], tuple[str, str]]]:
+    """
+    Return what makes, by class, both texts of an object: the plain one and the one in a *style* that sorts; errors as ``written``.
+
+    A journal needs both of each message, and made in one go they take half the time.
+    """
+    return _Pairs(style)
 
 
 def _new_writer(cls: type[object], style: Style) -> Callable[[Any], str]:
@@ -201,6 +235,8 @@ def _read(data: object, decode: Callable[[Any], object]) -> Any:
         raise fault(msg) from None
 
 
+# For eyes: a viewer that fails at one odd value shows nothing at all, so whatever has no stored form is shown as well
+# as it can be. What comes out is read back by nobody.
 def plain(value: object) -> Any:
     """
     Return *value* as JSON for people to look at; it never fails.
@@ -252,6 +288,8 @@ class _Member(NamedTuple):
         return self.computed is not None or self.default is not attrs.NOTHING
 
 
+# `encode` and `decode` are generated and quick, and neither says where a fault is; the slow pair does
+# (`_encode_slowly`, `_decode_slowly`), and runs only where there is one.
 class _Shape(NamedTuple):
     """
     What a stored class is made of.
@@ -299,6 +337,8 @@ def _encode_slowly(value: Any, shape: _Shape) -> dict[str, object]:
     return data
 
 
+# What is allowed here is narrower than what can be stored: a member that holds a message must not come back as an
+# error, although both are known types.
 def _decode_object(data: object, allowed: tuple[type[object], ...] = (object,)) -> object:
     name = data.get("type") if type(data) is dict or isinstance(data, Mapping) else None
     if not isinstance(name, str):
@@ -336,6 +376,8 @@ def _decode_slowly(data: Any, cls: type[object], shape: _Shape) -> object:
     return _made(cls, shape.required, values)
 
 
+# Constructors check more than codecs do, and raise what they like; whoever reads a journal must see one kind of error,
+# with a place.
 def _made(cls: type[Any], required: Sequence[str], values: Mapping[str, Any]) -> Any:
     for name in required:
         if name not in values:
@@ -348,6 +390,9 @@ def _made(cls: type[Any], required: Sequence[str], values: Mapping[str, Any]) ->
         raise fault(msg) from error
 
 
+# Made when a class is first stored or read, and not for all of them on import: hints have to be evaluated for it, which
+# would be felt in every `import stepengine`. What is wrong is told by `fault`, whose path begins at `$`; each level on
+# the way out puts its own step before it (`within`), so nobody has to carry a path on the way in.
 def _shape(cls: type[object]) -> _Shape:
     """Find out what a class is made of, once."""
     if not _is_stored(cls):
@@ -374,6 +419,9 @@ def _encode_transcript(value: Any) -> dict[str, Any]:
 # --- the loops over the members of a class, unrolled once for it ------------------------------------------------------
 
 
+# Generated code, where a loop over the fields would do: of parts, results and usage a journal holds thousands, and the
+# loop looks up name, codec and default of each field anew for each of them. The source is built from our own
+# annotations alone, never from data, and has lines that tracebacks and pdb can show.
 def _encoder_of(name: str, members: Mapping[str, _Member]) -> Callable[[Any], dict[str, object]]:
     """Return what makes a JSON object of an instance: a member for each field that has not its default."""
     known: dict[str, object] = {}
@@ -384,39 +432,133 @@ def _encoder_of(name: str, members: Mapping[str, _Member]) -> Callable[[Any], di
     return _function(f"encoder of {name}", "value", [*lines, "return data"], known)
 
 
+# One f-string for each class: what is constant (names of members, colons, commas) is in it as text, so only values are
+# formatted at run time. A comma belongs to whatever may be missing, or an object whose first fields have their defaults
+# would begin with one.
 def _writer_of(name: str, members: Mapping[str, _Member], style: Style) -> Callable[[Any], str]:
-    """Return what makes the text of that object: one f-string, in which what is there whatever the value is stands as it is."""
+    """
+    Return what makes the text of that object: an f-string, in which what is there whatever the value is stands as it is.
+
+    Whether a field has its default takes eight steps of the interpreter, and most have it. So all fields that seldom say
+    anything are asked first, two steps each, and mostly a shorter f-string does.
+    """
     if name == "Transcript":
         return lambda value: style.json(_encode_transcript(value))
-    names = [field for field in ("type", *members) if field not in style.without]
+    order = _order(members, style)
     style = style.inside or style
     known: dict[str, object] = {"style": style, "json": style.json, "quoted": quoted, "JsonDict": JsonDict}
-    if style.is_sorted:
-        names.sort()
-    lines, text, is_open = [], "", True
-    for number, field in enumerate(names):
-        # Whatever may be missing brings its comma: after itself up to the first member that is always there, then before.
-        before, after = ("", ",") if is_open else (",", "")
+    lines, texts, absent, seldom = [], dict[str, str](), dict[str, str](), list[str]()
+    for number, field in enumerate(order):
         if field == "type":
-            text += f'{before}"type":"{name}"'
-            is_open = False
             continue
-        codec = members[field].codec
-        known[f"write{number}"] = codec.writer
-        lines.append(f"item{number} = value.{field}")
-        written_item = _written_by(number, codec, style, known)
-        if members[field].has_default:
-            usual = _usual(number, members[field], known)
-            if members[field].computed is not None:
+        member = members[field]
+        item, known[f"write{number}"] = f"item{number}", member.codec.writer
+        lines.append(f"{item} = value.{field}")
+        texts[field] = _written_by(number, member.codec, style, known)
+        if member.has_default:
+            usual = _usual(number, member, known)
+            if member.computed is not None:
                 lines.append(f"usual{number}_ = {usual}")
                 usual = f"usual{number}_"
-            is_usual = f"item{number} is {usual} or not item{number} != {usual}"
-            text += f"{{'' if {is_usual} else '{before}\"{field}\":' + {written_item} + '{after}'}}"
-        else:
-            text += f'{before}"{field}":{{{written_item}}}'
-            is_open = False
-    lines.append(f"return f'''{{{{{text}}}}}'''")
+            elif not isinstance(member.default, tuple | Mapping):
+                seldom.append(field)
+            absent[field] = f"{item} is {usual} or not {item} != {usual}"
+    if seldom:
+        asked = " and ".join([f"item{order.index(field)} is usual{order.index(field)}" for field in seldom])
+        short = [field for field in order if field not in seldom]
+        lines.append(f"if {asked}: return {_object_text(name, short, texts, absent)}")
+    lines.append(f"return {_object_text(name, order, texts, absent)}")
     return _function(f"writer of {name}", "value", lines, known)
+
+
+def _order(members: Mapping[str, _Member], style: Style) -> list[str]:
+    """Return the members of an object in the order in which a style has them."""
+    names = [field for field in ("type", *members) if field not in style.without]
+    return sorted(names) if style.is_sorted else names
+
+
+def _object_text(name: str, order: Sequence[str], texts: Mapping[str, str], absent: Mapping[str, str]) -> str:
+    """
+    Return the f-string for an object of members in this *order*.
+
+    Args:
+        name: Of its class.
+        order: The names of its members, and ``"type"``.
+        texts: The expression for the text of each.
+        absent: The expression for whether it is left out, of those that may be.
+    """
+    text, is_open = "", True
+    for field in order:
+        # Whatever may be missing brings its comma: after itself up to the first member that is always there, then before.
+        before, after = ("", ",") if is_open else (",", "")
+        if field in absent:
+            text += f"{{'' if {absent[field]} else '{before}\"{field}\":' + {texts[field]} + '{after}'}}"
+            continue
+        text += f'{before}"type":"{name}"' if field == "type" else f'{before}"{field}":{{{texts[field]}}}'
+        is_open = False
+    return f"f'''{{{{{text}}}}}'''"
+
+
+# A message stands in a request as it is, and in the fingerprint of that request with its members sorted. In these each field is
+# read and quoted once for both texts; a message in which anything rare stands is written twice.
+
+Texts: TypeAlias = "tuple[str, str]"
+"""The plain text of something, and the canonical one."""
+
+
+class _Pairs(dict[type[Any], Callable[[Any], Texts]]):
+    """What makes both texts of an object, by class; the canonical one in the given *style*."""
+
+    def __init__(self, style: Style) -> None:
+        self._style = style
+
+    def __missing__(self, cls: type[object]) -> Callable[[Any], Texts]:
+        shape = _SHAPES.get(cls) or _shape(cls)
+        members = {} if cls is Transcript else shape.members
+        found = self[cls] = _pair_of(shape.name, members, self._style)
+        return found
+
+
+def _pair_of(name: str, members: Mapping[str, _Member], style: Style) -> Callable[[Any], Texts]:
+    """Return what makes both texts of an instance."""
+    known: dict[str, object] = {"plain": PLAIN.json, "canonical": CANONICAL.json, "quoted": quoted, "pairs": _PAIRS}
+    known |= {"JsonDict": JsonDict, "apart": lambda value: (written(value, PLAIN), written(value, style))}
+    read, lines, asked, plain, canonical = [], list[str](), list[str](), dict[str, str](), dict[str, str]()
+    for number, (field, member) in enumerate(members.items()):
+        item = f"item{number}"
+        read.append(f"{item} = value.{field}")
+        both = _both_by(number, member.codec, known)
+        if both is None or (member.has_default and member.codec is not SCALARS[JsonDict]):
+            # What is never asked for is never known to have its default, and such an object is always written twice.
+            asked.append(f"{item} is {_usual(number, member, known)}" if member.has_default else "False")
+            continue
+        condition, made = both
+        asked.append(condition)
+        lines += made
+        plain[field], canonical[field] = f"p{number}", f"c{number}"
+    read.append(f"if not ({' and '.join(asked)}): return apart(value)")
+    texts = [
+        _object_text(name, [field for field in order if field == "type" or field in plain], of, {})
+        for order, of in ((_order(members, PLAIN), plain), (_order(members, style), canonical))
+    ]
+    return _function(f"writer of {name}, twice", "value", [*read, *lines, f"return {', '.join(texts)}"], known)
+
+
+def _both_by(number: int, codec: Codec, known: dict[str, object]) -> tuple[str, list[str]] | None:
+    """Return for what an item must be, and the lines that then make both its texts; ``None`` where its codec has no such way."""
+    item, p, c = f"item{number}", f"p{number}", f"c{number}"
+    if codec is SCALARS[str]:
+        return f"type({item}) is str and {item}.isascii()", [f"{p} = {c} = quoted({item})"]
+    if codec is SCALARS[JsonDict]:
+        return f"type({item}) is JsonDict and {item}", [f"{p}, {c} = plain({item}), canonical({item})"]
+    if codec is RAW:
+        return f"type({item}) is int and -{SAFE_INT} < {item} < {SAFE_INT}", [f"{p} = {c} = str({item})"]
+    if codec.item is None or not codec.item.classes:
+        return None
+    known[f"of{number}"] = frozenset(codec.item.classes)
+    is_one = f"type({item}) is tuple and len({item}) == 1 and type({item}[0]) in of{number}"
+    inner = [f"p, c = pairs[type({item}[0])]({item}[0])", f"{p}, {c} = f'[{{p}}]', f'[{{c}}]'"]
+    return is_one, inner
 
 
 def _usual(number: int, member: _Member, known: dict[str, object]) -> str:
@@ -425,6 +567,8 @@ def _usual(number: int, member: _Member, known: dict[str, object]) -> str:
     return f"usual{number}" if member.computed is None else f"usual{number}(value)"
 
 
+# The four kinds of members that most records consist of are written in the f-string itself, each guarded by a question
+# that is cheaper than a call; whatever does not fit the guard goes the general way, with the same text for a result.
 def _written_by(number: int, codec: Codec, style: Style, known: dict[str, object]) -> str:
     """Return the expression for the text of an item; what there is most of needs no call of ours."""
     item, otherwise = f"item{number}", f"write{number}(item{number}, style)"
@@ -464,6 +608,8 @@ def _unless_usual(number: int, field: str, member: _Member, known: dict[str, obj
     return [f"item = value.{field}", f"usual = {usual}", f"if item is not usual and item != usual: {then}"]
 
 
+# By quick makers, which neither convert nor check: the codecs of the members have just done both. `count` tells at the
+# end whether there was a member that no field took; anything odd is handed to the slow way, which says what.
 def _decoder_of(
     cls: type[object], members: Mapping[str, _Member], make: Callable[..., object]
 ) -> Callable[[dict[str, Any]], object]:
@@ -496,6 +642,8 @@ def _function(what: str, parameter: str, lines: Sequence[str], known: dict[str, 
     return generated(what, "\n    ".join([f"def made({parameter}):", *lines]), known)
 
 
+# By its default, made or given, a field is left out when it is stored: a state has forty fields, of which few say
+# anything. A field that is marked as not stored is one of this process, such as a function.
 def _members_of_attrs(cls: type[Any]) -> dict[str, _Member]:
     hints = get_type_hints(cls, globalns=_NAMES, localns=_NAMES)
     members = {}
@@ -516,6 +664,8 @@ def _members_of_error(cls: type[StepEngineError]) -> dict[str, _Member]:
     return {f: _Member(_codec(hints[f]), parameters[f].default) for f in ("message", *cls.fields)}
 
 
+# From annotations, so that the stored form cannot drift from the class: a list of fields by hand would forget the next
+# one, and a field that is not stored is lost at the first resume.
 def _codec(hint: Any) -> Codec:
     """Return the codec of an annotation."""
     origin = get_origin(hint) or hint
@@ -560,6 +710,7 @@ def _objects(classes: tuple[type[object], ...]) -> Codec:
     )
 
 
+# Our own classes say what they are by their `type`; of anything else it has to be tried which option fits.
 def _union(options: tuple[Any, ...]) -> Codec:
     optional = type(None) in options
     classes = tuple([get_origin(o) or o for o in options if _is_stored(get_origin(o) or o)])
@@ -596,6 +747,8 @@ def _or_none(codec: Codec) -> Codec:
     )
 
 
+# A result may be one of our values, several of them, or an author's JSON, and the three must stay apart when they are
+# read: JSON of an author that looks like one of ours would otherwise come back as ours.
 def _encode_any(value: object) -> object:
     if _is_stored(type(value)):
         return _encode_object(value)
@@ -649,4 +802,5 @@ _NAMES = _names()
 _ANY = Codec(_encode_any, _decode_any)
 _ITEMS = sequence(_objects((object,)))
 _MESSAGES = sequence(_objects((messages.UserMessage, messages.AssistantMessage, messages.ToolMessage)))
+_PAIRS = _Pairs(CANONICAL)
 _SHAPES[Transcript] = _shape_of(Transcript, {"messages": _Member(_MESSAGES, attrs.NOTHING)})

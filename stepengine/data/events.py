@@ -447,7 +447,7 @@ class AgentFinished(Event):
 @frozen(kw_only=True)
 class WaitStarted(Event):
     """
-    A run waits for something that is no person: ``kind`` is ``"time"``, ``"message"`` or ``"child"``.
+    A run waits for something that is not a person: ``kind`` is ``"time"``, ``"message"`` or ``"child"``.
 
     *wakes_at* is when it goes on at the latest (UTC, RFC 3339), ``""`` for never; *topic* is that of the message, *children* are the
     paths of the children.

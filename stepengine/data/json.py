@@ -130,7 +130,7 @@ def freeze_object(value: Any, path: str = "$") -> JsonDict:
     Return *value*, a mapping, as an immutable JSON object.
 
     Raises:
-        DataError: as ``freeze``, and for what is no mapping.
+        DataError: as ``freeze``, and for what is not a mapping.
     """
     kind = type(value)
     if kind is JsonDict and (hasattr(value, "_levels") or not value):
@@ -162,7 +162,7 @@ def text_of(value: str, path: str = "$") -> str:
     Return *value*, a string that can be stored.
 
     Raises:
-        DataError: for what is no string, and for lone surrogates.
+        DataError: for what is not a string, and for lone surrogates.
     """
     if type(value) is str and value.isascii():
         return value
@@ -305,15 +305,17 @@ def _remembering(make: Callable[[Any], str]) -> Callable[[Any], str]:
 
     What a model asks a tool for stands in its reply, in the call and in the history, which are written one after the other.
     """
+    # One variable, not two: another thread may make texts at the same time.
     last: tuple[object, str] = (None, "null")
 
     def text(value: Any) -> str:
         nonlocal last
-        known, made = last
-        if value is not known:
-            made = make(value)
-            if type(value) is JsonDict and hasattr(value, "_levels") and len(made) <= MAX_KEPT_TEXT:
-                last = (value, made)
+        kept = last
+        if value is kept[0]:
+            return kept[1]
+        made = make(value)
+        if type(value) is JsonDict and hasattr(value, "_levels") and len(made) <= MAX_KEPT_TEXT:
+            last = (value, made)
         return made
 
     return text

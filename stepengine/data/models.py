@@ -254,7 +254,7 @@ class ModelSettings:
 
     Raises:
         DefinitionError: for a value of another kind.
-        DataError: for a *response_schema* or *extra* that is no JSON object.
+        DataError: for a *response_schema* or *extra* that is not a JSON object.
     """
 
     temperature: float | None = attrs.field(default=None, validator=fine(or_none(NUMBER)))

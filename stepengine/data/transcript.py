@@ -25,18 +25,26 @@ __all__ = ("Transcript",)
 
 T = TypeVar("T")
 
+# How many generations of copies are remembered, to know without looking what two transcripts share. A policy that cuts
+# at every step would make the list as long as the run.
 KEPT_LINEAGE = 8
 
 
 class _Buffer:
     """Messages that versions share. ``free`` holds the index of the next slot; popping it is the atomic claim."""
 
+    # All versions of a conversation share one growing list, and a version is a list and a length: to append is O(1),
+    # and ten thousand states of a run hold one conversation and not ten thousand. That is safe since nothing in the
+    # list below a version's length ever changes.
     __slots__ = ("calls", "folds", "free", "items", "lineage", "memos", "token")
 
     def __init__(
         self, items: list[Message], lineage: tuple[tuple[object, int], ...] = (), calls: dict[str, int] | None = None
     ) -> None:
         self.items = items
+        # Two may append to the same version, a handler that keeps an old state or two threads. Only one of them may use
+        # the next slot; `list.pop` is atomic, so whoever gets the index has it, and the other one copies. A lock would
+        # cost more than the append.
         self.free = [len(items)]
         if calls is None:
             calls = {m.tool_call_id: i for i, m in enumerate(items) if type(m) is ToolMessage}
@@ -88,6 +96,8 @@ class _Prefix(Sequence[T]):
 
 def _refuse_to_be_dropped(method: str) -> None:
     """Raise where a handler throws away what *method* returned to it: it took this for a list that changes."""
+    # Whoever comes from lists writes `history.append(message)` and wonders why nothing happens. Looked at only in
+    # generators, which handlers are, since elsewhere a dropped result may be meant.
     caller = sys._getframe(2)  # noqa: SLF001 - nothing else says what becomes of a result
     if caller.f_code.co_flags & CO_GENERATOR and is_thrown_away(caller):
         msg = (
@@ -105,7 +115,7 @@ class Transcript(Sequence[Message]):
     equal when their messages are.
 
     Raises:
-        TranscriptError: for unpaired, repeated or misplaced calls and results, and for what is no message.
+        TranscriptError: for unpaired, repeated or misplaced calls and results, and for what is not a message.
     """
 
     __slots__ = ("_buffer", "_length")
@@ -160,6 +170,7 @@ class Transcript(Sequence[Message]):
         return self._buffer is other._buffer or self._items() == other._items()
 
     def __hash__(self) -> int:
+        # Equal transcripts have equal hashes by this, and to hash all messages would read the whole conversation.
         return hash((self._length, self._buffer.items[self._length - 1] if self._length else None))
 
     def __repr__(self) -> str:
@@ -209,6 +220,8 @@ class Transcript(Sequence[Message]):
         if not added:
             return self
         buffer, length = self._buffer, self._length
+        # One call with its result is what nearly every step adds; to know that it pairs takes four comparisons, in
+        # place of the walk that checks anything.
         answered = _one_call(added, buffer.calls, length)
         if not answered:
             _check(added, buffer.calls, length)
@@ -238,6 +251,8 @@ class Transcript(Sequence[Message]):
 
     def _fork(self, items: list[Message], kept: int) -> _Buffer:
         """Return a claimed buffer of *items*: this version's messages, of which those after *kept* may be others."""
+        # What was computed of the messages that stay (digests, sizes) comes along: a fork of a long conversation would
+        # otherwise compute all of it again.
         old = self._buffer
         buffer = _Buffer(items, old.ancestry(kept)[:KEPT_LINEAGE], old.calls_below(len(items)))
         buffer.free.clear()
@@ -271,6 +286,16 @@ class Transcript(Sequence[Message]):
         buffer.free.append(len(items))
         return Transcript._version(buffer, len(items))
 
+    @property
+    def parts(self) -> tuple[object, int]:
+        """What ``of_parts`` makes this transcript of again: what it shares with all that grew from it, and its length."""
+        return self._buffer, self._length
+
+    @classmethod
+    def of_parts(cls, shared: Any, length: int) -> Transcript:
+        """Return the transcript that had these ``parts``."""
+        return cls._version(shared, length)
+
     def since(self, length: int) -> Sequence[Message]:
         """Return the messages after the first *length*."""
         return self._buffer.items[length : self._length]
@@ -287,6 +312,8 @@ class Transcript(Sequence[Message]):
         """
         if other._buffer is self._buffer:
             return min(self._length, other._length)
+        # By where they came from, without a look at messages. 0 for strangers is no lie that could hurt: whoever asks
+        # only wants to save work.
         theirs = dict(other._buffer.ancestry(other._length))
         return max([min(n, theirs.get(token, 0)) for token, n in self._buffer.ancestry(self._length)])
 
@@ -308,6 +335,7 @@ class Transcript(Sequence[Message]):
 
         The values sit on the messages and travel with them into other transcripts. *fn* must be pure.
         """
+        # Kept on the messages themselves, so that a message that goes into another transcript brings its digest along.
         buffer, length = self._buffer, self._length
         values = buffer.memos.setdefault(key, [])
         known = len(values)
@@ -368,6 +396,8 @@ def _one_call(added: Sequence[Message], known: Mapping[str, int], length: int) -
 
 def _check(added: Sequence[Message], known: Mapping[str, int], length: int) -> None:
     """Raise unless *added* may follow a paired history in which the calls *known* below *length* were answered."""
+    # Pairing is checked where a transcript is made, so no floor above has to ask again: a history that does not pair
+    # cannot exist (reliability:GN33).
     waiting: list[ToolCallPart] = []  # the calls that have no result yet, the next one last
     fresh: set[str] = set()
     for message in added:

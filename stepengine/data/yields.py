@@ -535,7 +535,7 @@ def _date(value: datetime | None) -> datetime | None:
 
 
 def a_topic(value: str) -> str:
-    """Return the name of a topic; raises ``BadYield`` for what is none."""
+    """Return the name of a topic; raises ``BadYield`` for anything else."""
     given: object = value
     is_name = isinstance(given, str) and 0 < len(given) <= MAX_TOPIC and given.isascii()
     if is_name and all(sign.isalnum() or sign in TOPIC_SIGNS for sign in value):
@@ -600,7 +600,7 @@ class Receive(Member["T_co | None"], Generic[T_co]):
         schema: What a message has to fit; one that does not is left out, with a warning in the run's result.
 
     Raises:
-        BadYield: for what is no topic, timeout or schema.
+        BadYield: for what is not a topic, timeout or schema.
     """
 
     topic: str = attrs.field(converter=a_topic)
@@ -737,7 +737,7 @@ class Tell(_Iterated):
         topic: The topic; ``""`` for the inbox.
 
     Raises:
-        BadYield: for what is no text, JSON or topic.
+        BadYield: for what is not text, JSON or topic.
         AgentError: at the yield, for a child of another run.
     """
 

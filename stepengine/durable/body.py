@@ -22,7 +22,7 @@ from stepengine.data.outcomes import Outcome
 from stepengine.data.state import AgentState
 from stepengine.data.tools import Yielding
 from stepengine.durable.sessions import ENTERED, begun, left_by_turn, looked_back
-from stepengine.durable.steps import END, LOOKUP, DurableRun, Steps, marking
+from stepengine.durable.steps import END, LOOKUP, DurableRun, Steps
 from stepengine.durable.wire import (
     Ancestor,
     Order,
@@ -82,6 +82,8 @@ def planned(root: Planned, order: Order, *, depth: int | None = None) -> tuple[R
     if depth is not None and (plan.limits.max_depth is None or plan.limits.max_depth > depth):
         plan = attrs.evolve(plan, limits=attrs.evolve(plan.given, max_depth=depth))
     state, services = root.state, root.services
+    # Planned down from the root by the same code as in one process: a child's order holds who asked for it and with
+    # what, and no plan, since tools and hooks are functions and every worker of the release has them.
     for number, spawn in enumerate(order.spawns, 1):
         is_last = number == len(order.spawns)
         parent = order.parent if is_last and order.parent is not None else AgentState()
@@ -134,6 +136,8 @@ async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: i
         order = run.order = await _entered(run, order)
     seen = await _ready(launcher, order, run, depth=depth)
     plan, result = seen.plan, await seen.live.run()
+    # Raised only here, when handlers are closed and tools have ended: the machine has been told of a cancellation, and
+    # its result belongs to an execution that does not count.
     if run.parked is not None:
         raise run.parked
     if run.fatal is not None:
@@ -153,7 +157,9 @@ async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: i
     if order.turn and not order.spawns:
         form["session"] = left_by_turn(order, result, rules, began=finished.began)
     print_ = run.prints.value(ended)
-    known = await run.step(f"{END}:{print_}", marking(at=run.at()), "its end")
+    # Named by the fingerprint of the result: a handler that returns something else when it is executed again diverges
+    # here, at its very end (durable:U17).
+    known = await run.mark(f"{END}:{print_}", {"at": run.at()}, "its end")
     # One that was begun by an earlier version has no time of its end.
     return form | (known or {}) if order.spawns else form
 
@@ -204,6 +210,8 @@ async def _looked_up(
     if not own and plan.context_window is None:
         return plan, with_prompt(plan, state) if plan.sent is None else state, None
 
+    # A prompt that is computed may come out differently on another worker, an hour later; the run goes on with what it
+    # began with.
     async def look() -> dict[str, Any]:
         run.is_live = True
         try:

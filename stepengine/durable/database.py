@@ -131,6 +131,9 @@ def guarded() -> Any:
     except ImportError as error:
         msg = f"durable runs need the extra 'durable' ({error.name or error} is missing): {EXTRA}"
         raise StepEngineError(msg) from None
+    # Replaced at the one place through which every row goes: a row that says it is pickled would run code in whoever
+    # reads it, and the database is shared with whoever else has its password (durable:U32). Where the name is not found
+    # nothing is started, as it would be unsafe in silence.
     default = getattr(serialization, "DBOSDefaultSerializer", None)
     if default is None or not callable(getattr(default, "deserialize", None)):
         msg = "this version of dbos keeps its pickling elsewhere, so it cannot be switched off; use dbos>=3.4,<3.5"
@@ -268,9 +271,10 @@ async def connected(url: str, **options: Any) -> Any:
 
 def away_errors() -> tuple[type[Exception], ...]:
     """Return the classes of what the packages raise when the database does not do what it is asked."""
+    import psycopg
     from sqlalchemy.exc import DBAPIError
 
-    return (DBAPIError,)
+    return (DBAPIError, psycopg.Error)
 
 
 def lost_errors() -> tuple[type[Exception], ...]:
@@ -281,7 +285,7 @@ def lost_errors() -> tuple[type[Exception], ...]:
 
 
 def lacks_rights() -> type[Exception]:
-    """Return the class of what a connection of ``plain_connection`` raises for what its role may not do."""
+    """Return the class of the error that a connection of ``plain_connection`` raises for what its role may not do."""
     import psycopg
 
     return psycopg.errors.InsufficientPrivilege
@@ -317,6 +321,7 @@ async def make_tables(
         grants: Statements that let a role use them, to which its name is added.
         role: Whose they are, too.
     """
+    # Workers of one deployment start together, and `create table if not exists` of two at once fails for one of them.
     await own.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (lock,))
     try:
         (are_there,) = await (await own.execute(is_there)).fetchone()
@@ -345,7 +350,7 @@ def away(url: str) -> Iterator[None]:
     try:
         yield
     except UnicodeEncodeError:
-        msg = "what was given holds half of a surrogate pair, which is no text"
+        msg = "what was given holds half of a surrogate pair, which is not text"
         raise DataError(msg) from None
     except (psycopg.Error, DBAPIError) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error

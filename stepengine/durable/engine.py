@@ -73,7 +73,7 @@ class DurableEngine:
     Runs agents on a database: what is submitted here is run by this process or by any other worker of the deployment.
 
     ``async with DurableEngine(...) as engine`` connects and, unless it only submits, works; what is under way when it is
-    closed is gone on with by the next worker under the same executor id, or by who takes over.
+    closed is resumed by the next worker under the same executor id, or by whoever takes over.
 
     Args:
         agents: As for ``Engine``.
@@ -159,7 +159,7 @@ class DurableEngine:
         renewed(self)
 
     def renew(self) -> None:
-        """Leave to the parent what it works with: a forked child has its connections, and none of the threads behind them."""
+        """Leave connections to the parent: a forked child has them, but none of the threads behind them."""
         self._was_forked = self._was_forked or self._operator is not None
         leave(self._operator, self._process, self._chores)
         self._operator = self._process = None
@@ -405,7 +405,7 @@ class DurableEngine:
         """
         Return how a run ended, once it has, or what it waits for, once nothing of it goes on by itself.
 
-        It waits for answers, for messages, and for times further than ``sleep_in_process`` of ``Engine``; workers go on with it
+        It waits for answers, for messages, and for times further than ``sleep_in_process`` of ``Engine``; workers resume it
         when these come, whether or not anybody asks for the result.
 
         Args:
@@ -430,7 +430,7 @@ class DurableEngine:
                     return self._suspended(run, asked, left)
                 until, pause = None, min(2 * pause, MOST_PAUSE)
             except DatabaseAway:
-                # Workers wait for it as well; who waits here is told when it stays away.
+                # Workers wait for it as well; whoever waits here is told when it stays away.
                 until = until or loop.time() + AWAY_SECONDS
                 if loop.time() > until:
                     raise
@@ -516,7 +516,7 @@ class DurableEngine:
 
     async def export(self, run: str, into: JournalLike | None = None) -> Journal:
         """
-        Return what is recorded of a run as an ordinary journal: to replay, fork, compare, look at, or go on with elsewhere.
+        Return what is recorded of a run as an ordinary journal: to replay, fork, compare, look at, or resume elsewhere.
 
         The database keeps no requests, so the agents are driven over the recorded outcomes; nothing is performed.
 
@@ -535,11 +535,11 @@ class DurableEngine:
         """
         Let a run that an ``Engine`` recorded go on in the database, where its journal ends, and return its id.
 
-        What is recorded is not done again. The journal stays as it is, and must not be gone on with elsewhere.
+        What is recorded is not done again. The journal stays as it is, and must not be resumed elsewhere.
 
         Args:
             journal: The journal of a run that was suspended, stopped, or cut off, or the path of its file.
-            release: Which release goes on with it; by default this engine's.
+            release: Which release resumes it; by default this engine's.
 
         Raises:
             JournalError: when the journal is damaged, holds no run, its run has ended, or the database has that run already.
@@ -573,7 +573,7 @@ class DurableEngine:
             edit: Another outcome for it.
             allow_repeat: Go on although effects that are cut off have changed the world and may happen again.
             id: The new run's id; drawn by default.
-            release: Which release goes on with it; by default the one that *run* belongs to.
+            release: Which release resumes it; by default the one that *run* belongs to.
 
         Raises:
             InputError: when *id* cannot be used.

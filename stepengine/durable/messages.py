@@ -3,7 +3,7 @@ Messages to runs that are under way: sent by anybody through the database, heard
 
 A message waits in the database beside the run. The worker that has the run puts it into the run's inbox, and the next outcome
 that is recorded takes it along, as it would in one process. The record of that outcome says which messages were heard with it,
-so that whoever goes on with the run does not hear them again.
+so that whoever resumes the run does not hear them again.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def problem_of(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return "half of a surrogate pair, which is no text"
+        return "half of a surrogate pair, which is not text"
     return ""
 
 
@@ -139,7 +139,7 @@ class Heard:
         self._refused += self._recorded(message.id)
 
     def _recorded(self, message_id: str) -> list[str]:
-        """Return the key of a message, for the record; nothing for one of which that tells, since who took it lost its race."""
+        """Return the key of a message, for the record; nothing if it was returned before, to somebody who then lost a race."""
         key = self._posted.pop(message_id, None)
         return [] if key is None else [key]
 
@@ -236,7 +236,7 @@ def posted_to(topic: str) -> tuple[str, str]:
 
 
 def form_of(said: str) -> Mapping[str, object]:
-    """Return what stands in a message; nothing where some other client wrote what is none."""
+    """Return what a message contains; nothing where some other client wrote something else."""
     try:
         form = json.loads(said)
     except (ValueError, RecursionError):
@@ -245,6 +245,6 @@ def form_of(said: str) -> Mapping[str, object]:
 
 
 def _text_of(said: str) -> str | None:
-    """Return what a message says; ``None`` where that is no text."""
+    """Return what a message says; ``None`` where that is not text."""
     text = form_of(said).get("text")
     return text if isinstance(text, str) and not problem_of(text) else None

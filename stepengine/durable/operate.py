@@ -44,7 +44,7 @@ from stepengine.journal.encoding import restored
 __all__ = ("OVER", "Operator", "RunView", "Step", "Waiting", "new_id")
 
 OVER = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
-"""The states of runs that no worker will go on with by itself."""
+"""The states of runs that no worker resumes by itself."""
 MAX_ID = 200
 MAX_VALUE = 1024 * 1024
 UNREAD = """
@@ -184,7 +184,7 @@ class RunView:
 
     @property
     def is_over(self) -> bool:
-        """Whether no worker will go on with it by itself."""
+        """Whether no worker resumes it by itself."""
         return self.state in OVER
 
 
@@ -554,7 +554,7 @@ class Operator:
         return [_step(run, *row) for row in await self.rows(STEPS, run, list(known))]
 
     async def sizes(self, runs: Sequence[str]) -> dict[str, int]:
-        """Return how many steps are recorded of these runs, by id; none of one of which nothing is."""
+        """Return how many steps of these runs are recorded, by id; a run without any is left out."""
         return {str(run): int(size) for run, size in await self.rows(SIZES, list(runs))}
 
     async def waiting(self, root: str) -> list[Waiting]:
@@ -562,7 +562,7 @@ class Operator:
         Return what a run and those below it wait for an answer to, in the order of their ids.
 
         Raises:
-            JournalCorrupt: when a row is no JSON.
+            JournalCorrupt: when a row is not JSON.
         """
         return await self._asking_in([root])
 
@@ -582,7 +582,7 @@ class Operator:
         Return what a run and those below it wait for beside answers, each with the run; not a message that has come already.
 
         Raises:
-            JournalCorrupt: when a row is no JSON.
+            JournalCorrupt: when a row is not JSON.
         """
         return await self._waits_in([root])
 
@@ -599,7 +599,7 @@ class Operator:
         return found
 
     async def stuck(self, root: str) -> list[Waiting]:
-        """Return the questions of a tree of which all only waits, for answers or else; nothing while some run of it goes on."""
+        """Return the questions of a tree whose runs all only wait, for answers or something else; nothing while one of them is at work."""
         return (await self.rests(root))[0]
 
     async def rests(self, root: str, *, beyond: float = 60.0) -> tuple[list[Waiting], list[Waits]]:
@@ -615,7 +615,7 @@ class Operator:
     async def resting(
         self, roots: Sequence[str], *, beyond: float = 60.0
     ) -> dict[str, tuple[list[Waiting], list[Waits]]]:
-        """Return what ``rests`` does for each of *roots* of which nothing goes on; a few queries however many."""
+        """Return what ``rests`` returns for each of *roots* whose runs all rest; a few queries, however many roots."""
         found = await self._resting(roots, beyond)
         unsure = [root for root, (_, waits) in found.items() if any(wait.kind == "child" for wait in waits)]
         if unsure:
@@ -813,7 +813,7 @@ class Operator:
 
         Args:
             root: The root run.
-            release: The release that goes on with it; by default the one that it belongs to.
+            release: The release that resumes it; by default the one that it belongs to.
 
         Returns:
             The ids of the runs that go on.
@@ -844,10 +844,10 @@ class Operator:
         Args:
             run: The run; only it, nothing below it.
             queue: The queue.
-            release: The release that goes on with it; by default the one that it belongs to.
+            release: The release that resumes it; by default the one that it belongs to.
 
         Raises:
-            JournalCorrupt: when an answer that waits is no JSON; the run stays as it is.
+            JournalCorrupt: when an answer that waits is not JSON; the run stays as it is.
             JournalError: when it goes on already.
         """
         # Rewinding deletes messages that were not taken: read before, they are sent again with their keys.

@@ -32,6 +32,8 @@ from stepengine.durable.database import (
     unlocked,
 )
 from stepengine.durable.indexes import made_indexes
+from stepengine.durable.places import Records, check_package
+from stepengine.durable.queues import LOOK_SECONDS, Queues
 from stepengine.durable.rates import SharedRates
 from stepengine.durable.schedule_book import made_book
 from stepengine.durable.sessions import Sessions
@@ -46,7 +48,7 @@ from stepengine.runtime.logs import LOGGER
 
 __all__ = ("ExecutorBusy", "Process", "Setting", "release_of")
 
-POOL_SIZE = 8
+POOL_SIZE = 4
 THREADS = 64
 WATCH_SECONDS = 0.5
 PATIENCE_SECONDS = 1.0
@@ -174,6 +176,8 @@ class Process:
         self._known: Mapping[str, str] = {}
         self._cleans = redactor_for("known", {})
         self._keeper: asyncio.Task[None] | None = None
+        self._queues: Queues | None = None
+        self._records = Records(setting.url, setting.app)
         self.sessions: asyncio.Future[Sessions] = asyncio.get_running_loop().create_future()
 
     @property
@@ -199,6 +203,7 @@ class Process:
             msg = "a process is one worker: close the other DurableEngine first"
             raise StepEngineError(msg)
         package = guarded()
+        check_package()
         from dbos import _error
 
         self._errors = _error
@@ -233,12 +238,17 @@ class Process:
         self._lock = lock
 
     async def _keep_watch(self) -> None:
-        """Take the lock again after the database was away, and look whether runs that wait for answers are still ours."""
+        """Take runs, take the lock again after the database was away, and look whether runs that wait for answers are still ours."""
+        loop, looked = asyncio.get_running_loop(), 0.0
         while True:
-            await asyncio.sleep(WATCH_SECONDS)
+            await asyncio.sleep(WATCH_SECONDS if self._queues is None else self._queues.pause)
             try:
                 with away(self.setting.url):
-                    await self._look_at_waiting()
+                    if self._queues is not None:
+                        await self._queues.take(self._lock)
+                    if loop.time() - looked >= WATCH_SECONDS:
+                        looked = loop.time()
+                        await self._look_at_waiting()
             except DatabaseAway:
                 with contextlib.suppress(StepEngineError):
                     await self._lock.close()
@@ -249,6 +259,8 @@ class Process:
     async def _look_at_waiting(self) -> None:
         """End the executions here of runs that were cancelled, or that somebody else has: a wait does not notice that itself."""
         waiting = {run.order.id: run for run in self._under_way.values() if run.asking}
+        if not waiting:
+            return
         found = await self._lock.execute(OWNERS, (list(waiting),))
         for run, state, executor in await found.fetchall():
             if state == "CANCELLED":
@@ -293,22 +305,26 @@ class Process:
             "log_level": "WARNING",
             "console_log_level": "WARNING",
         }
-        queues = [queue_name(setting.pool, depth) for depth in range(setting.depth + 1)]
         package.DBOS(config=config)
         _register(package.DBOS)
-        package.DBOS.listen_queues(queues)
+        # None by itself: see Queues.
+        package.DBOS.listen_queues([])
         package.DBOS.launch()
-        for depth, name in enumerate(queues):
+        queues = Queues(setting.app, setting.release)
+        for depth in range(setting.depth + 1):
             # Only roots: a bound on children of all trees together would let trees wait for each other.
             most, starts = (setting.global_concurrency, setting.starts_per_minute) if depth == 0 else (None, None)
-            await package.DBOS.register_queue_async(
-                name,
+            pause = setting.polling if depth == 0 else min(LOOK_SECONDS, setting.polling)
+            queue = await package.DBOS.register_queue_async(
+                queue_name(setting.pool, depth),
                 worker_concurrency=setting.concurrency if most is None else min(setting.concurrency, most),
                 global_concurrency=most,
                 limiter=None if starts is None else {"limit": starts, "period": 60.0},
-                polling_interval_sec=setting.polling if depth == 0 else min(0.2, setting.polling),
+                polling_interval_sec=pause,
                 on_conflict="update_if_latest_version",
             )
+            queues.add(queue, pause)
+        self._queues = queues
 
     async def execute(self, form: dict[str, object], seed: dict[str, object] | None) -> dict[str, Any]:
         """Drive the run that *form* orders, as the body of its workflow; it begins with what *seed* holds. Both are emptied."""
@@ -327,6 +343,7 @@ class Process:
             redactor=self._redactor(),
             seed=known,
             sessions=self.sessions,
+            records=self._records,
         )
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a workflow is executed in one
@@ -349,17 +366,20 @@ class Process:
         """
         Begin nothing more, wait up to *drain* seconds for the effects under way, and give everything back.
 
-        What still waits then is found and gone on with by the next process under this id, or by who takes over.
+        What still waits then is found and resumed by the next process under this id, or by whoever takes over.
         """
         loop = asyncio.get_running_loop()
         try:
             if self._dbos is not None and Process.current is self:
+                if self._queues is not None:
+                    await self._queues.close(PATIENCE_SECONDS)
                 await self._leave_runs(drain)
                 with ThreadPoolExecutor(1) as own:
                     await loop.run_in_executor(own, self._dbos.destroy)
         finally:
             if self._rates is not None:
                 await self._rates.close()
+            await self._records.close()
             if Process.current is self:
                 Process.current = None
                 # The loop was lent the package's threads, which are gone.

@@ -82,7 +82,7 @@ begin
         select coalesce(sum(w.running), 0) into elsewhere
             from stepengine.rate_workers w where w.account = of_account and w.worker <> of_worker;
     end if;
-    -- Who waits asks at least every second; who no longer asks no longer waits.
+    -- Whoever waits asks at least every second; whoever no longer asks no longer waits.
     select min(w.waits), count(*) filter (where w.waits < now_is - coalesce(waited[1], 0)) into first_elsewhere, ahead
         from stepengine.rate_workers w
         where w.account = of_account and w.worker <> of_worker and w.waits is not null and w.asked > now_is - 5;
@@ -159,6 +159,8 @@ class _Turn:
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
+        # This worker's own clock, and told as an age: two workers' clocks need not agree, and the database turns ages
+        # into its own time.
         self.since = time.monotonic()
         self.news = asyncio.Event()
         self.obstacle: Obstacle | None = None
@@ -239,6 +241,7 @@ class SharedRates:
         limit = limit_of(self._limits, provider)
         if limit is None or limit == RateLimit():
             return None
+        # By provider and key, as the provider counts. What stands there gives away neither key nor address.
         account = f"{provider}:{source.account()}"
         return self._limiters.get(account) or self._limiters.setdefault(account, SharedLimiter(self, account, limit))
 
@@ -251,6 +254,7 @@ class SharedRates:
         """
         pause = AWAY_SECONDS
         lost: tuple[type[Exception], ...] = (DatabaseAway, *lost_errors())
+        # One question at a time over the one connection; what comes meanwhile is asked for together with the next one.
         async with self._asking:
             while True:
                 try:
@@ -261,12 +265,16 @@ class SharedRates:
                     if own is not None:
                         await own.close()
                 await asyncio.sleep(pause)
+                # It waits as long as it takes and does not fail: a request that was not counted would break the limit
+                # of all others, and the run has nothing else to do.
                 pause = min(2 * pause, LONGEST_AWAY)
 
     async def _connected(self) -> Any:
         """Return the connection, whose lock says for as long as it lives that what this worker has under way counts."""
         if self._own is None or self._own.closed:
             own = await plain_connection(self._url)
+            # A lock that the database gives back with the connection: others see by it that this worker died, and its
+            # requests count no longer, without anybody keeping time.
             await own.execute(WORKER_LOCK, (self._worker,))
             self._own = own
         return self._own
@@ -278,6 +286,8 @@ class SharedRates:
         if effects is None:
             yield
             return
+        # A worker has few places for effects. Requests that only wait for their turn would hold all of them, and no
+        # tool could run.
         effects.release()
         try:
             yield

@@ -141,7 +141,7 @@ async def archived(operator: Operator, root: str) -> Archive:
 
 
 def _take(archive: Archive, path: str, steps: Sequence[Step]) -> set[int]:
-    """Take the steps of one run in, in their order; return their numbers but for those that are read again: open questions."""
+    """Read the steps of one run, in their order; return their numbers, except those of open questions, which are read again."""
     taken = {step.number for step in steps}
     received = {step.number: step.form for step in steps if step.name == "DBOS.recv"}
     for step in steps:
@@ -437,7 +437,7 @@ class Played:
         return False
 
     def ended_at(self, path: str) -> int:
-        """Return when the child in the background at *path* ended; of one that was cancelled, when it last did something."""
+        """Return when the child in the background at *path* ended; if it was cancelled, when it last did something."""
         known = self._archive.ends.get(path)
         if known is not None:
             return known
@@ -478,7 +478,7 @@ class _Player:
         return self._inner.begin(batch) if self._played.coming is None or not asked else self._begin_open(batch, asked)
 
     async def _begin_open(self, batch: Sequence[Item], asked: Sequence[Item]) -> None:
-        """Begin questions once they are recorded: who is shown one may answer it at once, and before that it is none of the run's."""
+        """Begin questions once they are recorded: whoever is shown one may answer at once, and before that the run does not have it."""
         assert self._played.coming is not None  # noqa: S101 - it was looked
         for item in asked:
             while not self._played.is_begun(item) and await self._played.coming():

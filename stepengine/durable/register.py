@@ -47,7 +47,7 @@ GRANTS = (
     "grant select, insert, update, delete on stepengine.served, stepengine.served_events",
 )
 OVER = ("completed", "failed", "cancelled", "max_steps", "truncated", "stranded")
-"""How a run that nobody goes on with by itself is called."""
+"""The state of a run that no worker resumes by itself."""
 ENDED = "(coalesce(o.output, a.output)::json->>'status')"
 STATUS = f"""
     coalesce(v.ended, case
@@ -71,7 +71,7 @@ ANSWERED = """
     left join dbos.workflow_status a on a.workflow_uuid = coalesce(s.attributes->>'answered', s.workflow_uuid)
     left join dbos.workflow_output o on o.workflow_uuid = a.workflow_uuid
 """
-# One that was submitted and is not there was deleted by who cleans up, and nobody has to know of it.
+# One that was submitted and is not there was deleted by whoever cleans up, and nobody has to know of it.
 OF_SOMEBODY = f"""
     from stepengine.served v left join dbos.workflow_status s on s.workflow_uuid = v.run {ANSWERED}
     where v.app = %(app)s and (s.workflow_uuid is not null or not v.is_submitted)
@@ -232,7 +232,7 @@ class Register:
         await self._database.rows(AGAIN, run)
 
     async def promised(self) -> list[Registered]:
-        """Return the runs that were to be submitted seconds ago, and of which nobody has said that they were."""
+        """Return the runs that should have been submitted seconds ago, but that nobody has reported as submitted."""
         late = f"select {COLUMNS} {OF_SOMEBODY} and not v.is_submitted and v.ended is null and v.created < %(late)s order by v.created limit 100"
         given = {"app": self._app, "late": time.time() - LATE_SECONDS}
         return [_row(row) for row in await self._database.rows(late, given)]

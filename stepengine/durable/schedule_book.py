@@ -107,12 +107,12 @@ class DatabaseBook:
         return bool(claimed)
 
     def pass_over(self, schedule: str, until: datetime, *, missed: tuple[datetime, ...] = ()) -> bool:
-        """Start none of the times up to *until*; return whether nobody had decided so before."""
+        """Skip all times up to *until*; return whether this had not been decided before."""
         with self._connected() as own:
             return _pass(own, {"app": self._app, "id": schedule}, until, missed)
 
     def claimed(self) -> tuple[Ran, ...]:
-        """Return the times that were claimed, and of which nobody has said that they were submitted."""
+        """Return the times that were claimed but not reported as submitted."""
         with self._connected() as own:
             return tuple([_ran(row) for row in own.execute(CLAIMED, (self._app,)).fetchall()])
 

@@ -415,7 +415,7 @@ class Sessions:
             await asyncio.sleep(pause)
 
     async def _tried(self, session: str) -> bool:
-        """Let a session move on; what is wrong with it keeps no other one from that."""
+        """Let a session move on; what is wrong with it does not hold up the others."""
         try:
             return await self.advance(session)
         except DatabaseAway:
@@ -488,7 +488,7 @@ class Sessions:
             await client.resume_workflow_async(turn.run, queue_name=queue_name(turn.pool, 0))
             return True
         # Written down before it is sent, so that it is sent once whoever dies in between: each reply has a key of its own.
-        # As text: attributes hold no escapes of what is no text, which an answer may hold.
+        # As text: attributes hold no escapes of what is not text, which an answer may hold.
         replies = [json.dumps(attrs.asdict(reply)) for reply in move.replies]
         noted = {"answered": move.asking, "replies": replies}
         await client.update_workflow_attributes_async(turn.run, noted, merge=True)

@@ -89,7 +89,7 @@ class SharedEvents:
         self._task = asyncio.get_running_loop().create_task(self._follow())
 
     async def close(self) -> None:
-        """Look no more; who reads is told nothing more."""
+        """Stop looking; readers are told nothing more."""
         self._task.cancel()
         await asyncio.wait((self._task,))
 
@@ -100,7 +100,7 @@ class SharedEvents:
         Return the index of the first event that a reader has not got whose last one is *after*; -1 where it is of another epoch.
 
         Raises:
-            StepEngineError: when it is no id of an event, or of none that was; why the run cannot be shown.
+            StepEngineError: when it is not an id of an event, or of none that was; why the run cannot be shown.
         """
         given = None if after is None else place_of(after)
         while not (self._is_caught_up or self.is_over):
@@ -202,7 +202,7 @@ class SharedEvents:
             self._tell()
 
     async def _begun_archive(self) -> Archive:
-        """Return what is recorded, once it is known what the run goes on from; of one that was an answer, what the answered one has."""
+        """Return what is recorded, once it is known what the run continues; for a run that was an answer, the record of the answered run."""
         while True:
             try:
                 archive = await archived(self._operator, self.run)
@@ -311,7 +311,7 @@ class SharedEvents:
         """
         Return the keys of what is new and has a place to get.
 
-        How a run without a result ended is no part of the order, and is shown behind it: somebody may let the run go on.
+        How a run without a result ended is not part of the order, and is shown behind it: somebody may let the run go on.
         """
         unplaced: list[str] = []
         for record in follower.news().records:
@@ -326,7 +326,7 @@ class SharedEvents:
         return unplaced
 
     async def _agree(self) -> None:
-        """Read which places were given, and give the next ones to what has none."""
+        """Read which places are taken, and give the next ones to events without one."""
         while self._mine:
             for (keys,) in await self._operator.rows(PLACED, self.run, self._placed):
                 self._placed += len(keys)
@@ -365,7 +365,7 @@ class SharedEvents:
 
 
 def _key(record: Record) -> str | None:
-    """Return what a record is called in the order; ``None`` for one of which nothing is shown."""
+    """Return the key of a record in the order; ``None`` for a record that shows nothing."""
     if isinstance(record, Intent):
         return f"i{record.path}#{record.seq}"
     if isinstance(record, Result):

@@ -14,6 +14,7 @@ import contextlib
 import contextvars
 import re
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -45,6 +46,7 @@ from stepengine.data.tools import Yielding
 from stepengine.data.usage import Usage
 from stepengine.durable.database import WORKFLOW, away_errors, queue_name
 from stepengine.durable.messages import Heard, posted_topic
+from stepengine.durable.places import Drawn, Places, Records, performed
 from stepengine.durable.sessions import Sessions
 from stepengine.durable.wire import (
     Ancestor,
@@ -100,6 +102,8 @@ BODY, RESULT = "body", "result"
 SLEEP, RECEIVE, AWAIT, START, TELL, CANCEL = "sleep", "receive", "await", "start", "tell", "cancel"
 WAIT = "wait"
 """A kind of step: a wait begins, and what for; its outcome comes next."""
+# Short names, since they stand in every row's name in the database, and fixed ones: a row that was written once is
+# compared by its name for ever.
 KINDS = {
     "CallModel": MODEL, "CallTool": TOOL, "Perform": PERFORM, "Spawn": CHILD, "Ask": ASK,
     "Sleep": SLEEP, "Receive": RECEIVE, "Await": AWAIT, "Tell": TELL, "Cancel": CANCEL,
@@ -110,8 +114,11 @@ REASON = "reason"
 AGAIN = ("takeover", "again")
 """Attributes of runs that an operator gave to another worker, which makes the count of their executions begin anew."""
 LONG = 5_000
-"""How many effects a run may have before whoever watches it is told that it is long to go on with."""
+"""How many effects a run may have before whoever watches it is told that resuming it takes long."""
+# The package waits only with a time limit, so a question that has none gets one that nobody will see.
 FOR_EVER = 10 * 365 * 24 * 3600.0
+# Five times a second: a tree of a hundred waiting parents asks the database 500 times so, which it bears; once a second
+# would be felt in each child (durable:U22).
 CHILD_POLL = 0.2
 NAMES = re.compile(r"recorded|expected|(?P<name>[a-z]{1,16}:[0-9a-f]{32}|DBOS\.[A-Za-z]{1,64})")
 
@@ -128,10 +135,14 @@ def fingerprint_of(name: str) -> str:
 
 
 def kind_of_effect(form: Mapping[str, Any]) -> str:
-    """Return the kind of step that holds the outcome of an effect, of which *form* is the description."""
+    """Return the kind of step that holds the outcome of the effect that *form* describes."""
     return START if form.get("background") else KINDS[form["type"]]
 
 
+# A step of the database records whatever its function returns, and an exception as well. A run that only stops here
+# (the process leaves, the run is cancelled) must record neither, or whoever goes on with it would be answered with that
+# stop. So the outcome leaves the function by an exception that no `except Exception` on the way takes, the package's
+# own included.
 class _Unrecorded(BaseException):
     """Carries an outcome out of a step without its being recorded: the run only stopped there."""
 
@@ -152,6 +163,7 @@ class _Place(NamedTuple):
         name: The step's name.
         reservation: Its number; ``None`` for a question, and for a body in this run, whose result comes after what is done in it.
         is_doubtful: Whether it was begun by an execution before this one, and must not happen again.
+        intent: The mark that says who has begun it.
         asked: What a marker says of a question: who answered up front.
         answer: What waits for the answer to a question.
         seeded: The outcome in the seed.
@@ -163,6 +175,7 @@ class _Place(NamedTuple):
     name: str
     reservation: Any = None
     is_doubtful: bool = False
+    intent: Drawn | None = None
     asked: Mapping[str, Any] | None = None
     answer: asyncio.Task[Any] | None = None
     seeded: Mapping[str, Any] | None = None
@@ -184,6 +197,7 @@ class DurableRun:
         redactor: What takes secrets out of what is stored.
         seed: What it begins with.
         sessions: Where turns look up what was before them, once this process has connected to that.
+        records: Where it looks for what is recorded.
 
     Attributes:
         parked: Why this execution ends without a result: the run was cancelled, or belongs to somebody else now.
@@ -209,8 +223,10 @@ class DurableRun:
         redactor: Redactor,
         seed: Seed,
         sessions: asyncio.Future[Sessions],
+        records: Records,
     ) -> None:
         self.sessions = sessions
+        self.places = Places(records, order.id)
         self.heard = Heard()
         self.dbos = dbos
         self.order = order
@@ -225,6 +241,8 @@ class DurableRun:
         self.fatal: ReplayDivergence | None = None
         self.is_live = False
         self.was_replayed = False
+        # An intent is a recorded step, so a second execution is given the first one's back. By the token it sees that
+        # the intent was another execution's: then the effect was begun before, and is in doubt (durable:U18).
         self.token = secrets.token_hex(8)
         self.started = 0
         self.leaves = False
@@ -236,6 +254,8 @@ class DurableRun:
         self.tree: RunTree | None = None
         self.machine: Any = None
         self._diverges = (errors.DBOSUnexpectedStepError, errors.DBOSStepNondeterminismError)
+        # Looked up in the module that was given: the package is imported by name and only on first use, so that the
+        # facade can be read without the extra.
         self._leaves = (errors.DBOSWorkflowCancelledError, errors.DBOSWorkflowConflictIDError)
         self._away = away_errors()
         self.errors = errors
@@ -248,6 +268,8 @@ class DurableRun:
     @contextlib.contextmanager
     def acting(self) -> Iterator[None]:
         """Say that an effect is under way, until its outcome is recorded."""
+        # A worker that leaves waits for effects under way to be recorded, and for nothing else: cut off between doing
+        # and recording they would be in doubt (durable:U40).
         self._acting += 1
         try:
             yield
@@ -264,7 +286,7 @@ class DurableRun:
             await self._idle.wait()
 
     def placed(self, item: Item) -> dict[str, str]:
-        """Return what a form says of where an effect belongs: nothing of one of the run itself, its path of one in a body."""
+        """Return where a form says that an effect belongs: nothing for one of the run itself, the path for one in a body."""
         return {} if item.path == self.order.path else {"path": item.path}
 
     def check_going_on(self) -> None:
@@ -277,11 +299,14 @@ class DurableRun:
         """
         if self.fatal is not None:
             raise self.fatal
+        # A cancellation and no outcome: the machine would give an outcome to the handler, which would go on and do
+        # things that belong to the next execution.
         if self.leaves or self.parked is not None:
             raise asyncio.CancelledError
 
     def shows(self, event: Event) -> bool:
         """Return whether an event is news."""
+        # A run that is gone on with repeats its recorded part, and who follows it has seen that already.
         return self.is_live or not self.was_replayed
 
     async def is_again(self) -> bool:
@@ -293,14 +318,16 @@ class DurableRun:
             look = self.dbos.list_workflows_async(workflow_ids=[self.order.id], load_input=False, load_output=False)
             (status,) = await asyncio.create_task(look, context=contextvars.Context())
             known = status.attributes or {}
+            # A takeover by an operator makes the package count from the beginning again, so its count alone would take
+            # the second execution for the first; the attributes tell.
             self._is_again = (status.recovery_attempts or 0) > 1 or any(name in known for name in AGAIN)
         return self._is_again
 
     def is_long(self) -> None:
         """Say that the run grows long; its handler's variables cannot move to another run, so none is begun by itself."""
         message = (
-            f"the run {self.order.id!r} has {LONG:,} effects: whoever goes on with it reads all of them first, a second of CPU "
-            "for each 1,000 or so; give longer work to children, of which only the result is read"
+            f"the run {self.order.id!r} has {LONG:,} effects: whoever goes on with it reads all of them first, a quarter of a second "
+            "of CPU for each 1,000 or so; give longer work to children, of which only the result is read"
         )
         LOGGER.warning(message)
         if self.tree is not None:
@@ -308,6 +335,8 @@ class DurableRun:
 
     def may_end(self, stop: Stop) -> bool:
         """Return whether children elsewhere end with *stop*; they go on where this execution alone ends."""
+        # Where only this execution ends (the worker leaves, the database is away) the children of the run go on
+        # elsewhere, and whoever goes on with the run finds them.
         goes_on = self.leaves or self.parked is not None or self.fatal is not None
         return not goes_on and stop.kind in ("cancelled", "limit")
 
@@ -331,12 +360,16 @@ class DurableRun:
         """
         try:
             return await acting
+        # The package compares the name of a step with what is recorded at that number, and a name holds the fingerprint
+        # of the effect: so a changed handler is found here, before anything of it is performed (durable:U24).
         except self._diverges as error:
             self.fatal = self.fatal or self._diverged(error, where)
             raise self.fatal from None
         except self._leaves as error:
             self.park(error)
             raise asyncio.CancelledError from None
+        # A database that is away is no fault of the run: ended as failed it would be lost, parked it is tried again
+        # (durable:UF18).
         except self._away as error:
             # Nothing of the run is at fault: it has no result, and may be tried again.
             self.park(error)
@@ -362,6 +395,21 @@ class DurableRun:
         )
         return ReplayDivergence("\n".join(lines), kind="changed", address=where, site=site)
 
+    def draw(self, name: str, mark: Mapping[str, object] | None = None) -> tuple[Any, Drawn]:
+        """Draw the next place for a step of this name."""
+        reservation = self.dbos.reserve_step()
+        return reservation, Drawn(reservation.step_id, name, mark)
+
+    async def look(self, drawn: Sequence[Drawn], where: str) -> None:
+        """Look into places, and make the marks among them, as one transaction; errors as for ``guarded``."""
+        self.was_replayed |= await self.guarded(self.places.look(drawn, is_live=self.is_live), where)
+
+    async def mark(self, name: str, form: Mapping[str, object], where: str) -> Any:
+        """Return what was recorded under this name first: *form*, which it is from now on, or what an earlier execution wrote."""
+        _, drawn = self.draw(name, form)
+        await self.look([drawn], where)
+        return self.places.marked(drawn)
+
     async def step(self, name: str, act: Callable[[], Coroutine[Any, Any, Any]], where: str) -> Any:
         """Return what a step of this name returned when it was done first, or do it now."""
         return await self.at_place(self.dbos.reserve_step(), name, act, where)
@@ -376,17 +424,35 @@ class DurableRun:
         only_waits: bool = False,
     ) -> Any:
         """Do that in the place of *reservation*; cancelling the run interrupts it, and what *only_waits* is looked after together."""
-        done = False
+        place = Drawn(reservation.step_id, name)
+        if not self.places.is_empty(place.number):
+            # One that was read along is compared, too.
+            await self.look([place], where)
+        known = self.places.recorded(place.number)
+        if known is None:
+            return await self.guarded(self._done(reservation, place, act, preemptible=not only_waits), where)
+        self.was_replayed = True
+        value, is_result = known
+        if is_result:
+            return value
+        return await self.guarded(reservation.run_async({"name": name}, act), where)  # which raises what is recorded
 
-        async def doing() -> object:
-            nonlocal done
-            done = True
-            return await act()
+    async def _done(
+        self, reservation: Any, place: Drawn, act: Callable[[], Coroutine[Any, Any, T]], *, preemptible: bool
+    ) -> T:
+        began = int(time.time() * 1000)
+        try:
+            output = await performed(reservation, place.name, act, preemptible=preemptible)
+        except Exception as error:  # noqa: BLE001  (the package records and raises it)
+            failed = error
 
-        found = await self.guarded(reservation.run_async({"name": name, "preemptible": not only_waits}, doing), where)
-        if not done:
-            self.was_replayed = True
-        return found
+            async def fail() -> T:
+                raise failed
+
+            found: T = await reservation.run_async({"name": place.name}, fail)
+            return found
+        await self.places.record(place, output, began=began)
+        return output
 
 
 class Steps:
@@ -413,21 +479,42 @@ class Steps:
         Raises:
             ReplayDivergence: when one is not what was recorded here.
         """
-        self._run.check_going_on()
-        is_early = not self._run.is_live
+        # Numbers are drawn here, in the run's own task and one after the other: the package numbers steps in the order
+        # in which they are asked for. Were they drawn when members of a group are performed, whoever is faster would
+        # have the lower number, and the next execution another record (durable:U19).
+        run = self._run
+        run.check_going_on()
+        is_early = not run.is_live
         if batch[0].effect.seq < LONG <= batch[-1].effect.seq + 1 and not is_early:
-            self._run.is_long()
+            run.is_long()
+        places, drawn = [], list[Drawn]()
         for item in batch:
-            place = (await self._begun(item))._replace(is_early=is_early)
-            self._places[item.path, item.effect.seq] = self._in_race(item, place)
+            places.append((item, await self._begun(item, drawn)))
+        await self._look(drawn, item)
+        for item, place in places:
+            if place.intent is not None:
+                token = run.places.marked(place.intent)["token"]
+                place = place._replace(is_doubtful=token != run.token)  # noqa: PLW2901
+            self._places[item.path, item.effect.seq] = self._in_race(item, place._replace(is_early=is_early))
         await self._inner.begin(batch)
 
-    async def _begun(self, item: Item) -> _Place:
+    async def _look(self, drawn: list[Drawn], item: Item) -> None:
+        """Look into the places that were drawn so far, up to those of *item*, and make their marks."""
+        if drawn:
+            await self._run.look(drawn, shown_address(item.path, item.effect.seq))
+            for place in drawn:
+                if place.mark is not None and kind_of(place.name) != INTENT:
+                    self._run.places.marked(place)  # nothing is read from it: that it stands there is all
+            drawn.clear()
+
+    async def _begun(self, item: Item, drawn: list[Drawn]) -> _Place:
+        """Draw the places of an effect; those that are to be looked into are added to *drawn*."""
         run, effect = self._run, item.effect
+        # Form and fingerprint are those of a journal: so a durable run can be exported as one, and is compared by the
+        # same rules.
         form = describe(item)
         print_ = run.prints.of(form)
         name = f"{MODEL if type(effect) is CallModel else kind_of_effect(cast('Any', form))}:{print_}"
-        where = shown_address(item.path, effect.seq)
         _check_possible(item)
         seeded = run.seed.outcomes.get((item.path, effect.seq))
         if seeded is not None:
@@ -435,17 +522,23 @@ class Steps:
             if place is not None:
                 return place
         if type(effect) is AskPerson:
-            return await self._asking(item, name, where)
+            # How many places it draws follows from what is recorded, so everything before it is settled first.
+            await self._look(drawn, item)
+            return await self._asking(item, name, shown_address(item.path, effect.seq))
+        marks: list[tuple[str, Mapping[str, object]]] = []
+        # What a run waits for is a step before the wait, since the wait itself is recorded only when it is over, and
+        # `stepengine status` has to see it meanwhile. What may be done again needs no mark: the step that holds its
+        # outcome is enough.
         if type(effect) in WAITS:
-            await run.step(f"{WAIT}:{print_}", marking(**self._waiting_for(item)), where)
-            return _Place(name, run.dbos.reserve_step())
-        if type(effect) in RUNS and not _is_background(item):
-            return await self._starting(item, name, where, seeded)
-        if is_repeatable(item):
-            return _Place(name, run.dbos.reserve_step())
-        mark = marking(seq=effect.seq, token=run.token, **run.placed(item))
-        intent = await run.step(f"{INTENT}:{print_}", mark, where)
-        return _Place(name, run.dbos.reserve_step(), is_doubtful=intent["token"] != run.token)
+            marks.append((f"{WAIT}:{print_}", self._waiting_for(item)))
+        elif type(effect) in RUNS and not _is_background(item):
+            return self._starting(item, name, seeded, drawn)
+        elif not is_repeatable(item):
+            marks.append((f"{INTENT}:{print_}", {"seq": effect.seq, "token": run.token, **run.placed(item)}))
+        made = [run.draw(*mark)[1] for mark in marks]
+        reservation, place_ = run.draw(name)
+        drawn += [*made, place_]
+        return _Place(name, reservation, intent=made[0] if made and type(effect) not in WAITS else None)
 
     def _waiting_for(self, item: Item) -> dict[str, Any]:
         """Return what is written down of a wait, for whoever looks what a run waits for."""
@@ -461,26 +554,34 @@ class Steps:
         if race is None:
             return place
         first = item.path, cast("Any", item.gather).effects[race[0]].seq
+        # Races of before this group have ended, and a run may have thousands.
         for over in [
             key for key in self._races if key[0] == item.path and key[1] < cast("Any", item.gather).effects[0].seq
         ]:
             del self._races[over]
         return place._replace(race=self._races.setdefault(first, _Known()))
 
-    async def _starting(self, item: Item, name: str, where: str, seeded: _Seeded | None) -> _Place:
+    def _starting(self, item: Item, name: str, seeded: _Seeded | None, drawn: list[Drawn]) -> _Place:
         """Take note that a child starts, or the body of a tool; one that is driven elsewhere has the place of its end already."""
+        # The marker comes before the child is enqueued: the database compares names of steps and nothing else, and a
+        # child's row is found by its id alone, so a changed spawn would be given another child's result (durable:U15).
         run, print_ = self._run, fingerprint_of(name)
         known = None if seeded is None else seeded[2]
+        mark = {"seq": item.effect.seq, **run.placed(item)}
         if not _is_here(item):
-            await run.step(f"{SPAWN}:{print_}", marking(seq=item.effect.seq, **run.placed(item)), where)
-            return _Place(f"{CHILD}:{print_}", run.dbos.reserve_step(), seeded=known)
+            drawn.append(run.draw(f"{SPAWN}:{print_}", mark)[1])
+            reservation, place = run.draw(f"{CHILD}:{print_}")
+            drawn.append(place)
+            return _Place(place.name, reservation, seeded=known)
         if known is None:
-            await run.step(f"{BODY}:{print_}", marking(seq=item.effect.seq, **run.placed(item)), where)
+            drawn.append(run.draw(f"{BODY}:{print_}", mark)[1])
         return _Place(name, seeded=known)
 
     def _of_seed(self, item: Item, name: str, seeded: _Seeded) -> _Place | None:
         """Return the place of an effect that the seed knows; ``None`` for one that has to be done, or driven, again."""
         run, (kind, fp, form) = self._run, seeded
+        # The seed is a record from elsewhere (an import, another release), and is held to the same comparison as the
+        # database's own.
         if f"{kind}:{fp}" != name:
             where = shown_address(item.path, item.effect.seq)
             run.fatal = run.fatal or run.differs(where, [f"{kind}:{fp}", name])
@@ -491,7 +592,7 @@ class Steps:
         return None if _leaves_more(item, form) else _Place(name, seeded=form, is_settled=True)
 
     async def _asking(self, item: Item, name: str, where: str) -> _Place:
-        """Write down what is asked, and wait from now on for what nobody has answered up front."""
+        """Record the questions, and wait from now on for those that nobody has answered in advance."""
         run = self._run
         effect = cast("AskPerson", item.effect)
 
@@ -555,8 +656,12 @@ class Steps:
 
         async def act() -> dict[str, Any]:
             run.is_live = True
+            # First of all: a race that is recorded as won must not be run for once more by a member whose own end was
+            # not recorded.
             if place.race is not None and await place.race.is_lost(item):
                 return outcome_form(seq, given_up(item, run.at()), run.redactor) | run.placed(item)
+            # A model call has no intent. Whether an earlier execution has made it cannot be seen, only that there was
+            # one; so the sums say `at_least` (durable:U43).
             again = type(item.effect) is CallModel and place.is_early and await run.is_again()
             if place.is_doubtful:
                 error = UnknownOutcome(
@@ -565,11 +670,15 @@ class Steps:
                 return outcome_form(seq, Failure(error, run.at()), run.redactor) | run.placed(item)
             if again:
                 attempts.append({"error": bare(UnknownOutcome("the process ended before the reply was recorded"))})
+            # Inside the step, around the work alone: a worker holds hundreds of runs that wait, and only what is really
+            # under way takes one of its places (durable:U21).
             async with run.effects:
                 outcome = await self._inner.perform(
                     item, Attempts(io, attempts) if type(item.effect) is CallModel else io
                 )
             outcome = uncertain(outcome) if again else outcome
+            # A spent limit is an outcome like any other and recorded, so that the same run ends the same way; every
+            # other stop is of this execution alone.
             if type(outcome) is Stop and outcome.kind != "limit":
                 raise _Unrecorded(outcome)
             stamped = attrs.evolve(outcome, at=run.stamped(outcome.at))
@@ -595,9 +704,11 @@ class Steps:
             if place.race is not None:
                 place.race.settle(item, is_won=False)
             if isinstance(stopped.outcome.error, ReplayDivergence):
-                # What stands below can be gone on with, so this run has not ended either.
+                # What stands below can be resumed, so this run has not ended either.
                 run.fatal = run.fatal or stopped.outcome.error
             return stopped.outcome, {}
+        # Also what was performed just now is read back from its form: a tuple that is a list on replay must be a list
+        # live (durable:UF14).
         outcome = _decoded(form, where)
         run.timing.came_by(outcome.at)
         return outcome, form
@@ -616,9 +727,15 @@ class Steps:
             run.asking -= 1
             place.answer.cancel()
         questions: tuple[Question, ...] = tuple([restored(question) for question in asked["questions"]])
+        # The time of an answer is that of who sent it, whose clock may be anywhere: it may neither turn the run's time
+        # back nor move it into the future.
         run.timing.came_by(max(run.timing.last, min(int(said["at"]), run.at())))
         try:
             return Value(answers_of(said["answers"], questions), run.timing.last)
+        # Answers of ours are checked before they are sent (durable:U37), so this is a message that some other client of
+        # the database wrote. The question is used up by it: the package has delivered the message and recorded that. So
+        # it can neither be asked again nor be left standing, and an exception would come again at each execution; a
+        # failure is told to the handler, which may ask once more.
         except (DataError, LookupError, TypeError) as error:
             return Failure(StepEngineError(f"what was sent as the answer at {where} is none: {error}"), run.timing.last)
 
@@ -628,7 +745,7 @@ class Steps:
         """
         Run the body of a tool in this run, and give its result: the recorded one, with what the body leaves now.
 
-        Its effects are recorded one by one as the run's own are, so whoever goes on with the run goes through it again.
+        Its effects are recorded one by one as the run's own are, so whoever resumes the run goes through it again.
         """
         run, where = self._run, shown_address(item.path, item.effect.seq)
         run.bodies.append(asked_by(item))
@@ -645,6 +762,8 @@ class Steps:
             run.is_live = True
             return now | {"at": run.stamped(outcome.at)} | run.heard.taken_by(outcome) | run.placed(item)
 
+        # The result is recorded, and still the body is gone through again by whoever goes on with the run: what it left
+        # (changes of the conversation, what it spent) is in no record, and follows from its effects alone.
         known = place.seeded or await run.step(place.name, act, where)
         self._check_same(item, known, now)
         ended = _decoded(known, where)
@@ -660,6 +779,7 @@ class Steps:
         """
         if known is None or "stop" in known or "stop" in now:
             return
+        # Not the time and not what was used: these differ between two executions that did the same.
         was, is_ = ({name: form.get(name) for name in ("value", "error")} for form in (known, now))
         if was != is_:
             run, where = self._run, shown_address(item.path, item.effect.seq)
@@ -687,6 +807,9 @@ class Steps:
     def _setting_aside(self, path: str, among: int) -> Iterator[Limits | None]:
         """Set one of *among* equal parts aside of what is left of the budgets of the run at *path*."""
         tree = cast("RunTree", self._run.tree)
+        # A child runs on another machine, where nobody can ask this ledger. So it is given a part of what is left,
+        # which counts as used here until it has ended and says what it used: limits hold without a word between
+        # machines (durable:U23).
         ledger = tree.ledger(path)
         given = _left(ledger, among)
         deadline = _deadline(tree, path)
@@ -698,6 +821,7 @@ class Steps:
         ledger.count_children(children, by_model=False)
         try:
             yield Limits(**given) if given else None
+        # Taken back as a whole; what the child really used is counted by `_count`, with its result.
         finally:
             ledger.reserve(-room[0], -room[1])
             ledger.count_children(-children, by_model=False)
@@ -772,6 +896,7 @@ class Steps:
             form = outcome_form(effect.seq, attrs.evolve(outcome, at=run.stamped(outcome.at)), run.redactor)
             return form | run.heard.taken_by(outcome) | run.placed(item)
 
+        # Counted as waiting and not as acting: a worker that leaves does not wait for what may take a year.
         run.asking += 1
         try:
             outcome, _ = await self._recorded(item, place, act)
@@ -796,6 +921,10 @@ class Steps:
         """Send something to a child in the background, wherever it is executed: once, by the address of what says it."""
         run, effect = self._run, cast("TellRun", item.effect)
 
+        # A step of its own, with a key made of the effect's address: an execution that dies between sending and
+        # recording sends it once more, and the database drops what has a key that it knows. Without the record a
+        # resumed run would not know either whether the child was still at work when it was told, which is what the
+        # handler gets.
         async def act() -> dict[str, Any]:
             run.is_live = True
             is_at_work = cast("RunTree", run.tree).background.child(effect.child).result is None
@@ -828,6 +957,8 @@ class Steps:
             return form | run.heard.taken_by(outcome) | run.placed(item)
 
         with run.acting():
+            # Recorded first and enqueued then, behind `is_recorded`: a child that is at work and of which its parent
+            # knows nothing could be ended by nobody.
             outcome, _ = await self._recorded(item, place, act)
         if not performed and type(outcome) is Value:
             # It is at work, or was; here it is only waited for.
@@ -841,6 +972,8 @@ class Steps:
         """Wait for the end of a child in the background, which its own workflow records."""
         run, tree = self._run, cast("RunTree", self._run.tree)
         started = self._started[item.path]
+        # The row of the child must not be there before the step that starts it is recorded: executed again, the parent
+        # would not know that it has a child.
         await started.is_recorded
         ended: dict[str, Any] = {}
         try:
@@ -871,6 +1004,8 @@ class Steps:
         """Count what a child or a body elsewhere, below which *started* others ran, has used of this run's budgets."""
         ledger = cast("RunTree", self._run.tree).ledger(item.path)
         ledger.count_children(started, by_model=_is_of_model(item))
+        # The child's own process has counted it there; here it is counted a second time, in the budget that the
+        # parent's next call is judged by.
         ledger.spend(usage.total_tokens, cost or Decimal(0))
 
     def _typed(self, item: Item, child: ChildResult) -> Any:
@@ -879,6 +1014,8 @@ class Steps:
             return child.output
         tree, effect = cast("RunTree", self._run.tree), cast("Spawn", item.effect)
         path = f"{item.path}.{effect.seq}" if item.path else str(effect.seq)
+        # The planner knows the type of the agent's output; where it refuses by now (an agent that was taken out), the
+        # JSON as it is serves better than no result.
         try:
             plan, _ = tree.services.planner(item.plan, effect, path)
             return child.output if plan.decode_output is None else plan.decode_output(child.output)
@@ -898,6 +1035,8 @@ class _Siblings:
 
     def begin(self) -> int:
         """Let one begin, and return among how many what is left is to be shared: it, and those that may run beside it."""
+        # Not all of the group share what is left, only those that may run at once: of ten children of which two run at
+        # a time each gets half, and what they leave goes to the next two.
         among = max(1, min(self._width - self._running, self._to_come))
         self._to_come -= 1
         self._running += 1
@@ -930,6 +1069,8 @@ class _Known:
 
     async def is_lost(self, item: Item) -> bool:
         """Return whether another member is recorded to have ended, once that is known of those under way."""
+        # Members look for their records at the same time; who finds none waits until it is known of the others, since
+        # one of them may have won in an earlier execution. Without this the loser's effect would happen after all.
         self._looking.discard(item.effect.seq)
         self._news.set()
         while self._looking and not self._is_won:
@@ -988,6 +1129,7 @@ class _Elsewhere:
         self._item = item
         self._share = share
         self._ended = ended
+        # A child can be ended only when its row is there; who wants to end it before waits for this.
         self._queued = asyncio.Event()
         self._io = io
         self.emit = io.emit
@@ -1005,6 +1147,8 @@ class _Elsewhere:
         """Put the child on the queue of its depth, or find it there, and wait until it has ended."""
         run, order = self._run, self._run.order
         tree = cast("RunTree", run.tree)
+        # Only what the child needs goes over the wire, and all of it: another worker has the code, and nothing of this
+        # process.
         child = attrs.evolve(
             order,
             spawns=(*order.spawns, *run.bodies, asked_by(self._item, plan.definition.id)),
@@ -1013,6 +1157,9 @@ class _Elsewhere:
             slice=self._share,
             rules=tree.desk.remembered.rules,
         )
+        # The id is that of the path, so to enqueue it again after a crash finds the child that is there (durable:U5). A
+        # queue for each depth: on one for all, parents that wait would hold the places which their children need, for
+        # ever (durable:UF9). The release is the parent's, as its record is of that code.
         options: dict[str, object] = {
             "workflow_name": WORKFLOW,
             "queue_name": queue_name(order.pool, len(child.spawns)),
@@ -1025,6 +1172,8 @@ class _Elsewhere:
         options |= {"priority": order.priority} if order.priority else {}
         # In a context of its own: the child belongs to the run and not to this step, which may be done again.
         task = asyncio.create_task(self._waited(options, child, state.run_id), context=contextvars.Context())
+        # Three things end this wait: the child, somebody who ends the child, and a sibling that makes it pointless.
+        # Whichever it is, the wait goes on until the child is really over, so that its spending is known.
         pull = tree.brake.pulled(path)
         ending = tree.elsewhere[path] = asyncio.get_running_loop().create_future()
         known = tree.background.stopping(path)
@@ -1036,6 +1185,8 @@ class _Elsewhere:
             if not task.done():
                 await self._end(child.id, ending.result() if ending.done() else Stop("cancelled"), task)
             form = await asyncio.shield(task)
+        # Cancelled from here only for a limit, which holds for the child, too. In all other cases this execution ends
+        # and the child goes on.
         except asyncio.CancelledError:
             stop = tree.root.stopping
             if stop is not None and stop.kind == "limit":
@@ -1075,17 +1226,24 @@ class _Elsewhere:
             error = AgentError(why) if why else None
             gone = ChildResult(agent_id=name, run_id=run_id, status=RunStatus.CANCELLED, error=error)
             return {"child": bare(gone), "started": 0}
+        # The child has no result and will have none by itself: it diverged, was set aside as poison, or its row cannot
+        # be read. That is no outcome of the parent's effect, for once the cause is mended both go on; recorded as a
+        # failure, the handler would have gone another way by then. So the parent stops here, too, unrecorded, and
+        # `stepengine retry` goes on with both (durable:U5).
         except Exception as error:
             msg = f"the run {child.id!r} cannot go on: {error}"
             raise _Unrecorded(Stop("diverged", run.at(), ReplayDivergence(msg))) from error
 
 
 async def _cancelled(run: DurableRun, child: str, reason: str = "") -> None:
-    """Cancel a child and what is below it, in no step of the run: nobody waits for what they would give."""
+    """Cancel a child and all below it, outside of any recorded step: nobody waits for their results."""
+    # In a context of its own, so that the package does not take it for a step of the run: it may happen in one
+    # execution and not in the next.
     await asyncio.create_task(_cancel(run.dbos, child, reason), context=contextvars.Context())
 
 
 async def _cancel(dbos: Any, child: str, reason: str) -> None:
+    # By itself the package cancels the one workflow. Those below it are found by their ids, which are their paths.
     below = await dbos.list_workflows_async(
         workflow_id_prefix=f"{child}.", load_input=False, load_output=False, status=["PENDING", "ENQUEUED"]
     )
@@ -1126,6 +1284,8 @@ def _is_background(item: Item) -> bool:
 
 def _check_possible(item: Item) -> None:
     """Raise ``StepEngineError`` for what a durable run cannot do, before anything of it begins."""
+    # Refused before anything begins, and not when the result fails to come: the sender would deliver to a process that
+    # has forgotten the call.
     if is_deferred(item):
         msg = f"the result of {item.effect.tool_name!r} comes from outside, which a durable run cannot wait for"  # type: ignore[union-attr]
         raise StepEngineError(msg)
@@ -1171,7 +1331,7 @@ def _unreachable(item: Item) -> Failure | None:
 
 
 def _is_of_model(item: Item) -> bool:
-    """Return whether a model asked for what an effect starts."""
+    """Return whether a model asked for the run that an effect starts."""
     effect, body = item.effect, item.plan.body
     if type(effect) is CallBody:
         return effect.source == "model" if body is None else body.by_model
@@ -1182,6 +1342,8 @@ def _left(ledger: Ledger, among: int) -> dict[str, Any]:
     """Return what is left of the budgets of a run and of those around it, shared *among* some."""
     found: dict[str, list[Any]] = {}
     around: Ledger | None = ledger
+    # The narrowest of the budgets around counts: a child's share may not be larger than what is left to its
+    # grandparents.
     while around is not None:
         limits = around.limits
         if limits.max_tokens is not None:
@@ -1206,6 +1368,7 @@ def _deadline(tree: RunTree, path: str) -> float | None:
 
 def inherited(effect: Leaf, plan: RunPlan) -> AgentState:
     """Return of a caller's state what its child, or the body of its tool, is started with, and nothing else of it."""
+    # Only what is read there: a whole state holds the conversation twice, and each row of the database keeps it.
     if type(effect) is CallBody:
         caller = effect.state()
         names = (
@@ -1231,18 +1394,11 @@ def inherited(effect: Leaf, plan: RunPlan) -> AgentState:
     return AgentState(**known)
 
 
-def marking(**members: Any) -> Callable[[], Coroutine[Any, Any, dict[str, Any]]]:
-    """Return what records *members*."""
-
-    async def mark() -> dict[str, Any]:
-        return members
-
-    return mark
-
-
 def _decoded(form: Mapping[str, object], where: str) -> Single:
     try:
         return outcome_of_form(form)
+    # A divergence and no failure of the run: the record is of a newer release or was damaged, and under the code that
+    # can read it the run goes on.
     except (DataError, LookupError, TypeError, AttributeError) as error:
         msg = f"the recorded outcome of {where} cannot be read: {error}"
         raise ReplayDivergence(msg, kind="undecodable", address=where) from error

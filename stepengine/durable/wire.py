@@ -130,7 +130,7 @@ class Order:
         spawns: The way to this run, from what the root asked for on; empty for the root.
         parent: What the parent's state gives to a child.
         slice: What this child may use of its tree's budgets.
-        turn: Its number in the session that ``info`` names; 0 for what is no turn.
+        turn: Its number in the session that ``info`` names; 0 for what is not a turn.
         rules: What people allowed for good before it began; a turn knows them when it is its turn.
         before: What the turns before it left beside state and rules, once it is its turn; never stored.
     """
@@ -212,7 +212,7 @@ class Order:
                 spawns=tuple([Ancestor(**spawn) for spawn in form["spawns"]]),
             )
         except (LookupError, TypeError, AttributeError) as error:
-            msg = f"this is no request of a run: {type(error).__name__}: {error}"
+            msg = f"this is not a request of a run: {type(error).__name__}: {error}"
             raise DataError(msg) from error
 
 
@@ -259,7 +259,7 @@ class Seed:
         return cls(outcomes, form["lookups"])
 
     def below(self, path: str) -> Seed:
-        """Return what of it is about the run at *path* and those below."""
+        """Return the part that is about the run at *path* and those below."""
         inside = f"{path}."
         outcomes = {a: found for a, found in self.outcomes.items() if a[0] == path or a[0].startswith(inside)}
         return Seed(outcomes, {p: found for p, found in self.lookups.items() if p == path or p.startswith(inside)})
@@ -429,7 +429,7 @@ def _change_of(form: Mapping[str, Any]) -> Change | SetOutput | UserMessage:
 
 
 def values_form(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return of what hooks share what can be stored; the rest are objects of one process, and stay there."""
+    """Return the storable part of what hooks share; the rest are objects of one process, and stay there."""
     kept: dict[str, object] = {}
     for name, value in values.items():
         try:

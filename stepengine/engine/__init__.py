@@ -1,8 +1,20 @@
 """
 The engine: definitions, tools, models and policies wired into runs. The only place that knows all floors below.
 
-Lives here: ``Engine``, what runs are started with, compiled schemas, the loader of agent files, schedules. Must not be here: what
-decides the next effect (machine), what performs it (runtime), printing.
+What a caller asks for goes through here once. The ``Catalog`` compiles agents when the engine is made: schemas, tools, who may spawn
+whom, so that what cannot work is refused before anything is paid for. ``Planner`` makes of a request the plan and the state that a
+machine is started with, for roots and for each child. ``Launcher`` puts a run together: with a journal or without, in a session or by
+itself, resumed, forked or stepped. From there on the runtime has it, and the engine only keeps account of what is under way.
+
+Whatever is the same for all runs is made once and lent to them (``Services``); whatever is one run's own is in its plan. Nothing here
+looks into a run while it goes on: a rule that would have to is the machine's, and one about the world a performer's.
+
+Here, too, stand what loads agent files and packages, the threads and loops that ``run_sync`` needs, and schedules.
+
+Must not be here: what decides the next effect (machine), what performs it (runtime), printing. Journals, sessions and adapters are
+imported inside functions, since an engine without them does without their code.
+
+Begin with ``engine`` for what callers see, then ``launching``, ``planning`` and ``catalog``.
 """
 
 from __future__ import annotations

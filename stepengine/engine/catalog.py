@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ("Agent", "Catalog", "Uses", "check_hooks", "instructions_note")
 
+# Kept by identity, so that a service that passes the same definition to every run has it checked once; and bounded,
+# because one that makes a definition for each run would keep all of them for ever. The figure is a choice.
 KEPT = 256
 """How many definitions that were only given for a run stay checked."""
 SPAWNERS = ("spawn_agents", "spawn_agent_inline", "start_agents")
@@ -107,6 +109,7 @@ class Agent:
     def sandboxes(self) -> Sequence[Callable[[], str]]:
         """What names the sandboxes that tools of it, and of all that may run below it, run programs in."""
         found: list[Callable[[], str]] = []
+        # The list grows while it is gone through, and `met` ends circles: agents may spawn each other.
         waiting, met = [self], set[int]()
         for agent in waiting:
             if id(agent) not in met:
@@ -185,7 +188,10 @@ class Catalog:
         self._sources = {t.name: self._met_source(t) for t in given if isinstance(t, ToolSource)}
         self._tools = _by_name("the engine", [t for t in given if not isinstance(t, ToolSource)])
         self._check_folders("the engine", self._tools.values())
+        # Bound once for all agents, each of which has every tool of the engine: its handler may use it, also when its
+        # model is not offered it.
         self._bound = {name: tool.binding() for name, tool in {**BUILT_IN, **self._tools}.items()}
+        # Empty while the family is checked, which looks into it for ids that are known already.
         self._agents: dict[str, Agent] = {}
         self._spaces: dict[tuple[str, str], dict[str, Agent]] = {}
         self._agents = self._family(list(agents), carried_by(self._tools.values()))
@@ -217,6 +223,8 @@ class Catalog:
             DefinitionError: when the definition cannot be used.
         """
         if isinstance(agent, AgentDefinition):
+            # By identity: a definition that is equal by name and different in its tools is another agent, and the
+            # caller means the one that was passed.
             known = self._agents.get(_key_of(agent))
             return known if known is not None and known.definition is agent else self._meet(agent)
         if not isinstance(agent, str):
@@ -237,7 +245,10 @@ class Catalog:
             return None
         if (member := packages.find(agent_id)) is not None:
             return self._meet(member.load())
+        # One of the engine's own goes before a bundled one, so that an application can put its own in the place of an
+        # agent that published definitions name.
         bundled = None if name in self._agents else bundled_agent(name)
+        # Said in the log, once: the name promises an agent of a publisher, and another one runs.
         if name in self._agents or bundled is not None:
             log_once(stands_for(agent_id, name))
         return self._agents.get(name) if bundled is None else self._meet(bundled)
@@ -247,6 +258,8 @@ class Catalog:
         known = self._met.get(id(definition))
         if known is None:
             known = self._family([definition])[_key_of(definition)]
+            # The oldest goes, and `pop` has a default because threads may share an engine: two can choose the same one.
+            # The agent holds its definition, so no other object takes the id that it is kept under.
             while len(self._met) >= KEPT:
                 self._met.pop(next(iter(self._met)), None)
             self._met[id(definition)] = known
@@ -262,6 +275,8 @@ class Catalog:
         agent = self.find(matching_id(agent_id, self._agents) or agent_id, for_models=True)
         definition = agent.definition
         prompt = definition.input_schema.prompt if definition.input_schema is not None else None
+        # Both `id` and `full_agent_id`, as in what Codebuff tells of an agent: handlers that came from there read
+        # either.
         told = {
             "id": definition.id,
             "full_agent_id": definition.id,
@@ -280,6 +295,8 @@ class Catalog:
     def _family(self, given: Sequence[AgentDefinition], also: Iterable[AgentDefinition] = ()) -> dict[str, Agent]:
         """Return *given* and what they may spawn, checked; where they name others by id, those are the engine's."""
         definitions = _collected(given, also, self._agents)
+        # One mapping for all members, filled when all are made: agents may spawn each other, and each holds the mapping
+        # and not its children.
         family: dict[str, Agent] = dict(self._agents)
         ids: dict[str, Agent | AgentDefinition] = {**self._agents, **definitions}
         made = {key: self._published_as(d) or self._agent_of(d, family, ids) for key, d in definitions.items()}
@@ -334,6 +351,8 @@ class Catalog:
         uses = _uses(definition, tools, ids)
         offered = _offered([*listed, *direct], tools)
         schemas = compiled(definition)
+        # The tool is made for each agent, since its parameters are the agent's own output schema: a provider can hold
+        # the model to it then.
         if schemas.output_schema is not None:
             tools["set_output"] = set_output_binding(schemas.output_schema)
         specs = JsonDict({name: tools[name].spec for name in offered})
@@ -351,6 +370,8 @@ class Catalog:
             openings=openings,
             notes=tuple(filter(None, notes)),
             uses=uses,
+            # A whole agent beside, made now: the tools of one that a provider runs programs for are others, and which
+            # one is meant is known when a run has its model. So nothing is checked during a run.
             at_provider=None if (other := _at_provider(definition)) is None else self._agent_of(other, family, ids),
             family=family,
         )
@@ -408,7 +429,11 @@ class Catalog:
         openings: tuple[Callable[..., object], ...],
     ) -> Hooks:
         """Return the engine's hooks, the agent's own, and behind both the policy, which judges the final input."""
+        # The policy is the last, since hooks may change the input of a call: judged before them, a call could be
+        # allowed with one input and made with another.
         hooks = self._hooks + definition.hooks if definition.hooks else self._hooks
+        # Sources first of all: hooks for the beginning of a run that come later see the tools which the sources gave
+        # it.
         if openings:
             hooks = Hooks(pre_run=openings) + hooks
         if self._permissions is None:
@@ -428,6 +453,9 @@ def _opening(
     def opening(ctx: HookContext) -> Generator[Any, Any, Change]:
         change = yield from source.pre_run(ctx)
         for tool in change.tools:
+            # Found when the run begins, because only then it is known what a server has. An error and no second name:
+            # policies and prompts name tools, and one that a server adds must not take the place of one that was
+            # allowed.
             if tool.spec.name in own:
                 msg = (
                     f"agent {definition.id!r}: {source.name!r} has a tool {tool.spec.name!r}, and there is another one of that "
@@ -452,6 +480,7 @@ def _judging(policy: Policy, specs: Mapping[str, ToolSpec]) -> Callable[[HookCon
     """Return the policy's hook for runs whose tools are found when they begin."""
 
     def permission(ctx: HookContext, call: ToolCallPart) -> Decision:
+        # A tool that nobody knows is judged by its name, as one without annotations: not read-only.
         spec = specs.get(call.tool_name) or ctx.state.tool_definitions.get(call.tool_name)
         return policy.hook(lambda name: spec or ToolSpec(name))(ctx, call)
 
@@ -472,6 +501,7 @@ def _uses(
 ) -> dict[str, Uses]:
     """Return what each tool that yields carries, and add the tools among that to *tools*."""
     found: dict[str, Uses] = {}
+    # The list grows while it is gone through: what a tool carries may yield and carry something in turn.
     waiting = [name for name, binding in tools.items() if type(binding.runs) is Yielding]
     for name in waiting:
         names: list[str] = []
@@ -558,6 +588,8 @@ def _direct(
     """Return a tool for each agent that the model of *definition* may spawn."""
     made: dict[str, ToolBinding] = {}
     for key, child in children.items() if "spawn_agents" in definition.tool_names else ():
+        # The definitions are all that is needed, so one may be offered whose own `Agent` is not made yet: families have
+        # circles.
         tool = direct_tool(child.definition if isinstance(child, Agent) else child, key if "/" in key else "")
         name = tool.spec.name
         if name in known:
@@ -590,6 +622,8 @@ def _collected(
             if key not in found:
                 found[key] = child
                 waiting.append(child)
+            # Equal definitions are one agent: a module may be loaded twice, and a tool carry a copy of what is listed
+            # as well.
             elif found[key] is not child and found[key] != child:
                 raise _twice(child.id)
         met = []
@@ -599,7 +633,7 @@ def _collected(
 
 
 def _key_of(definition: AgentDefinition) -> str:
-    """Return what an agent is found by in an engine: its id, and of one of a package with the publisher."""
+    """Return the id by which an engine finds an agent; that of a package's agent has the publisher in front."""
     member = packages.member_of(definition)
     return normalised_id(definition.id) if member is None else member.id
 

@@ -89,7 +89,7 @@ class Engine:
             that returns a string, a bool or an ``Answer``, or ``None`` to leave the question open.
         headless: Whether nobody is there to permit a tool call, or to allow more than a limit that asks: what needs a person's
             approval is denied and the model is told, and a limit ends the run; a handler's ``Ask`` still suspends it. By default
-            that holds for a ``run`` with neither interactor, journal nor session, which nobody could go on with.
+            that holds for a ``run`` with neither interactor, journal nor session, which nobody could resume.
         dependency_overrides: Dependency factories of tools that replace others.
         pricing: What model replies cost; ``None`` switches it off.
         default_model: The model of agents that name none; by default the ``default_model`` of the one ``Provider`` that
@@ -109,7 +109,7 @@ class Engine:
             with ``blocking = True`` are called in a thread. Without a store every run stands for itself.
         child_sessions: Whether the conversations of children are kept, too, as sessions that name the one they began in.
         sleep_in_process: Seconds up to which a recorded run waits for a time in this process; for a longer one it is
-            suspended when nothing else of it is at work, and `stepengine wake` or ``resume`` goes on with it. 60 by default; 0
+            suspended when nothing else of it is at work, and `stepengine wake` or ``resume`` continues it. 60 by default; 0
             for never, ``math.inf`` for always. A run that is not recorded always waits here.
 
     Raises:
@@ -604,8 +604,8 @@ class Engine:
             Whether it is new: ``False`` when it was sent before.
 
         Raises:
-            BadYield: for what is no topic.
-            DataError: for what is no JSON.
+            BadYield: for what is not a topic.
+            DataError: for what is not JSON.
             InputError: when it is too long, or another message has its id.
             JournalMissing: when there is no such run.
             JournalError: when it cannot be kept.

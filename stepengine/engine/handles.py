@@ -74,7 +74,7 @@ def _looked_at(task: asyncio.Task[Any]) -> None:
 
 
 def end(handles: Iterable[RunHandle], lives: Iterable[EngineRun]) -> None:
-    """Tell handles and runs to end; who wants to wait does so with ``EngineRun.ended``."""
+    """Tell handles and runs to end; to wait for their end, use ``EngineRun.ended``."""
     for handle in handles:
         handle.send(Shutdown())
     for live in lives:

@@ -2,7 +2,7 @@
 ``Launcher``: turns what a caller asks for into a run that is ready to start, new or recorded, in a session or by itself.
 
 Lives here: everything that an engine knows of its runs before they begin. What a plan is made of stands in ``planning``; who
-runs it, in ``live``. The journal's own code is loaded when the first journal is used.
+runs it, in ``run``. The journal's own code is loaded when the first journal is used.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 __all__ = ("Launcher", "Planned", "StepRun")
 
+# What people allowed "for this conversation" lives in memory, and nobody says when a conversation is over. A forgotten
+# rule is asked for again.
 KEPT_SESSIONS = 10_000
 NO_OVERRIDES: Mapping[int, Override] = {}
 NOTHING_REPLACED = Override()
@@ -128,18 +130,24 @@ class Launcher:
     active: set[EngineRun] = attrs.field(factory=set, init=False)
     handles: dict[RunHandle, None] = attrs.field(factory=dict, init=False)
     _remembered: dict[str, Remembered] = attrs.field(factory=dict, init=False)
+    # By registry, as another one (`override`) may know other windows; weak, so that a registry of one test is not kept
+    # for ever.
     _windows: weakref.WeakKeyDictionary[Models, dict[str, int | None]] = attrs.field(
         factory=weakref.WeakKeyDictionary, init=False
     )
 
     def renew(self) -> None:
         """Leave the runs that are under way to the parent of this forked child: nothing of them ever moves here."""
+        # After a fork the child has copies of objects whose threads, sockets and locks are the parent's. They are left
+        # and not closed: closing would close the parent's connections.
         leave(list(self.active), list(self.handles))
         self.active.clear()
         self.handles.clear()
 
     def __attrs_post_init__(self) -> None:
         renewed(self)
+        # Ids are written with `-` or `_`, and a model with or without its provider; both are brought into one form
+        # here, once, or a choice for `code_searcher` would silently not hold for `code-searcher`.
         self.agent_models = {normalised_id(agent): self._canonical(model) for agent, model in self.agent_models.items()}
 
     @property
@@ -150,6 +158,8 @@ class Launcher:
     @contextmanager
     def replacing(self, models: ModelsLike, dependencies: Overrides | None) -> Iterator[None]:
         """Replace models or dependencies for the runs that this context starts."""
+        # In a context variable, keyed by this engine: concurrent tasks override without seeing each other, and two
+        # engines in one task do not meet (reliability:SS08).
         made = self.override.replaced(models, dependencies)
         token = overrides.set({**overrides.get(NO_OVERRIDES), id(self): made})
         try:
@@ -178,6 +188,9 @@ class Launcher:
         info = request.info
         info = attrs.evolve(info, session_id=check_id(new_run_id() if info.session_id is None else info.session_id))
         request = attrs.evolve(request, info=info)
+        # Planned twice: now, so that a wrong prompt or a missing key is told to who calls and not in the background;
+        # and again when its turn has come, when it is known what the conversation has become. What does not depend on
+        # that is taken over (`going_on`).
         made = self.plan(attrs.evolve(request, answers=None))
         live = self.run_of(made)
         live.turn = Turn(
@@ -210,16 +223,19 @@ class Launcher:
         request = reopening(request)
         if journal is None:
             return self._prepared(self._now(request, made), into=into)
+        # Here and not at the top: an engine that never records does without the whole floor.
         from stepengine.journal.runs import begin
 
         session = begin(journal, answers)
         if session.past is None:
             return self.ready_with(session, request, into=into, made=made)
+        # A journal may decide for itself what is done with it, as those of tests do by their mode. Then this is no new
+        # run but the recorded one, repeated or extended, with the answers and models of its record.
         request = attrs.evolve(request, answers=session.answers, hub=request.hub if into is None else into.tree.hub)
         return self.ready_with(session, request, _recorded_models(session, None), into)
 
     def _now(self, request: Request, made: Planned | None, recorded: RecordedModels = NOTHING_RECORDED) -> Planned:
-        """Return how *request* is planned, of which all but what it goes on from was *made* already, if anything was."""
+        """Return the plan of *request*; *made*, if given, is that plan except for the state that it continues."""
         return self.plan(request, recorded) if made is None else made.going_on(request, self.services.clock.now())
 
     def again(
@@ -234,6 +250,8 @@ class Launcher:
         """Return a run that goes through what *session* has recorded; *agent* stands in for the one that it names."""
         opening = session.opening
         assert opening is not None  # noqa: S101 - it was read from the journal
+        # The session holds the journal's lock: whatever goes wrong before the run begins must give it back, or nobody
+        # could try again until the process ends.
         try:
             request = Request(
                 agent=self.catalog.find(opening.agent_id if agent is None else agent),
@@ -262,6 +280,7 @@ class Launcher:
     ) -> EngineRun:
         """Return a run that goes through *session*; when it cannot start, the journal is given back."""
         try:
+            # An agent whose tools may read the folder of the signing key could sign anything (reliability:JR47).
             if session.source.signing is not None:
                 self.catalog.check_key(request.agent, session.source.signing)
             live = self._prepared(
@@ -297,6 +316,7 @@ class Launcher:
         Raises:
             StepEngineError: when it cannot start: wrong prompt, params or state, a model without provider or key.
         """
+        # Read once, here, where the caller's context still holds: the run itself may begin in another task.
         override = self.override
         models = override.models or self.models
         hub = request.hub or Hub(self.watchers, self.logger)
@@ -337,10 +357,14 @@ class Launcher:
     ) -> EngineRun:
         """Return the run that was planned, with what is looked up when it starts, as ``ready`` says."""
         plan, state, services = made.plan, made.state, made.services
+        # A prompt that is computed is the author's code, and it fails like a handler: as a failed run, with events and
+        # a record, and not as an exception out of `start`.
         try:
             state = with_prompt(plan, state)
         except StepEngineError as error:
             services = attrs.evolve(services, machine=failing(error))
+        # In this order: the journal may replace plan and state (its id, its time, its seed), and only then builds
+        # itself into the services, which know both.
         if prepare is not None:
             plan, state = prepare(plan, state)
         if wrap is not None:
@@ -360,6 +384,8 @@ class Launcher:
         """
         request, services = made.request, made.services
         made.hub.shows = shows
+        # A run that waited for its turn has a handle already, which somebody holds: so its tree is filled and not
+        # replaced.
         if into is None:
             tree = RunTree(services, made.plan, made.state, made.hub, request.answers, earlier=request.earlier)
             into = EngineRun(tree, self.active)
@@ -381,6 +407,8 @@ class Launcher:
 
     def _default(self, models: Models, recorded: RecordedModels) -> str | None:
         """Return the model of roots that name none: of a recorded run the one that it had, else the only provider's."""
+        # A recorded run keeps the model that it had, though the engine's default is another one today: it is to be
+        # repeated, not improved. Only a default that the record knows itself is taken.
         own = self.default_model
         if own is None or not recorded.models or own in recorded.models:
             return own or recorded.default or (None if recorded.is_whole else models.default_model)
@@ -440,6 +468,8 @@ class StepRun:
     def __init__(self, agent: Agent, state: AgentState) -> None:
         self._before = state
         self._step: StepResult | None = None
+        # One step is run as a whole run whose handler yields one `STEP`: a second way through the machine would have to
+        # be kept equal to the first.
         definition = attrs.evolve(agent.definition, handle_steps=self._handler, instructions_prompt="")
         hooks = attrs.evolve(agent.hooks, pre_run=agent.openings, post_run=()) if agent.hooks else Hooks()
         self.agent = attrs.evolve(agent, definition=definition, hooks=hooks)
@@ -466,6 +496,8 @@ class StepRun:
             StepEngineError: the error that kept the step from ending.
         """
         step, before = self._step, self._before
+        # A run may end badly after its step, such as for a spent budget, since it has one step alone and was asked for
+        # no more. What the caller wants is the state after the step; an error counts only where there is none.
         if step is None:
             if ended.error is not None:
                 raise ended.error
@@ -473,6 +505,8 @@ class StepRun:
             raise StepEngineError(msg)
         after = step.agent_state
         budget = before.steps_remaining
+        # The caller goes on with this state, so its sums are those of all the steps so far; each run of one step only
+        # counted its own.
         state = attrs.evolve(
             after,
             steps_remaining=max(0, budget - 1),
@@ -497,6 +531,8 @@ def _at_least_spent(limits: Limits, session: JournaledRun) -> Limits:
 
     assert session.past is not None  # noqa: S101 - only recorded runs are started again
     history = session.past.history
+    # Limits that are lower than what the record has spent would end the run in the middle of what it did already. They
+    # hold from where it goes live (reliability:JR29).
     own = [i for (path, seq), i in history.intents.items() if not path and seq >= 0]
     asked = {i.seq if i.gather is None else i.gather for i in own}
     spent = {"max_steps": sum(i.type == "CallModel" for i in own), "max_actions": len(asked)}
@@ -519,6 +555,8 @@ def _recorded_models(session: JournaledRun, forked: Journal | None) -> RecordedM
     """Return what the journal of *session* tells of models, or the one that it was forked from."""
     assert session.past is not None  # noqa: S101 - only recorded runs are started again
     history = session.past.history if forked is None else forked.history()
+    # Of a fork the journal that it was forked from is asked: its own holds only what stands before the cut, which may
+    # be before the first model call.
     models: dict[str, str] = {}
     for (path, _), intent in history.intents.items():
         if intent.type == "CallModel":

@@ -1,4 +1,4 @@
-"""What agents a module holds, ``agent = AgentDefinition(...)`` or ``agents = [...]``, and what loads a file that is no module."""
+"""What agents a module holds, ``agent = AgentDefinition(...)`` or ``agents = [...]``, and what loads a file that is not a module."""
 
 from __future__ import annotations
 

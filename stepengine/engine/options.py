@@ -62,7 +62,7 @@ class RunOptions(TypedDict, total=False):
         metadata: A JSON object for hooks and tools; a store adds it to the session's own.
         limits: Limits of this run.
         answers: Answers to questions that the run will ask, by question id or text; those that *previous* waits for are
-            named as in its ``pending``, and the run goes on with the step that was suspended. Only an agent without a
+            named as in its ``pending``, and the run continues with the step that was suspended. Only an agent without a
             handler goes on from a state alone; for others ``AnswerRejected`` is raised, they need their journal, which a
             session store keeps.
         journal: Where the run is recorded: a journal that holds no run yet, or the path of its file; ``RUNS.db`` holds many.
@@ -292,7 +292,7 @@ def given(method: str, kind: type[Any], options: Mapping[str, Any]) -> dict[str,
         if name not in kind.__annotations__:
             hint = MODEL_HINT if name == "model" else ""
             msg = f"{method}() takes no {name!r}; its options are: {', '.join(kind.__annotations__)}{hint}"
-            raise InputError(msg, issues=(f"{name} is no option",))
+            raise InputError(msg, issues=(f"{name} is not an option",))
     issues = [what.problem(name, options[name]) for name, what in RUN.items() if name in options]
     for issue in filter(None, issues):
         msg = f"{method}(): {issue}"

@@ -249,7 +249,7 @@ def _is_version(version: str, member: Member, wanted: str) -> bool:
     try:
         return Version(version) == Version(member.package.version)
     except InvalidVersion:
-        msg = f"{version[:ID_CHARS]!r} in {wanted[:TEXT_CHARS]!r} is no version; one like '1.2' would be fine"
+        msg = f"{version[:ID_CHARS]!r} in {wanted[:TEXT_CHARS]!r} is not a version; one like '1.2' would be fine"
         raise DefinitionError(msg) from None
 
 
@@ -277,7 +277,7 @@ def _package(entry: metadata.EntryPoint) -> Package:
     try:
         Version(version)
     except InvalidVersion:
-        msg = f"its version is {version[:ID_CHARS]!r}, which is none"
+        msg = f"its version is {version[:ID_CHARS]!r}, which is not a version"
         raise DefinitionError(msg) from None
     folder = _folder_of(dist, value["module"])
     return Package(
@@ -349,7 +349,7 @@ def declaration_of(content: bytes, where: str = FILE) -> dict[str, Any]:
     try:
         told = json.loads(content)
     except (ValueError, RecursionError) as error:
-        msg = f"{where} is no JSON: {error}"
+        msg = f"{where} is not JSON: {error}"
         raise DefinitionError(msg) from None
     _object(told, where, "format", "agents", "reads", "writes", "hosts")
     _expect(
@@ -368,7 +368,8 @@ def declaration_of(content: bytes, where: str = FILE) -> dict[str, Any]:
 
 def _declared(agent_id: str, value: object, where: str) -> Declared:
     _expect(
-        ID.fullmatch(agent_id) is not None and len(agent_id) <= ID_CHARS, f"{where} is no id such as 'code-reviewer'"
+        ID.fullmatch(agent_id) is not None and len(agent_id) <= ID_CHARS,
+        f"{where} is not an id such as 'code-reviewer'",
     )
     told = _object(value, where, "description", "tools", "spawns")
     description, tools = told.get("description", ""), told.get("tools", {})
@@ -439,7 +440,7 @@ def stands_in(made: AgentDefinition, original: AgentDefinition) -> None:
 
 
 def id_of(definition: AgentDefinition) -> str:
-    """Return the id by which an agent is found: its own, and of one of a package ``publisher/name``."""
+    """Return the id by which an agent is found: its own, or ``publisher/name`` for a package's agent."""
     member = member_of(definition)
     return definition.id if member is None else member.id
 
@@ -459,7 +460,7 @@ def _held(package: Package) -> Held:
 
 
 def _held_in_sandbox(package: Package) -> Held:
-    """Return the agents of a package of which nothing is imported: those of its files that hold some."""
+    """Return the agents of a package without importing it: from those of its files that hold some."""
     load = sandboxed_loader()
     agents, problems = list[AgentDefinition](), list[str]()
     for file in sorted(package.folder.glob("*.py")):

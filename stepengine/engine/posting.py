@@ -185,7 +185,7 @@ def _call_of(history: History, call_id: str, path: str | None) -> tuple[str, int
 
 def cancel_journal(journal: JournalLike, reason: str = "") -> None:
     """
-    Put a cancel into the mailbox of a journal: whoever has its run ends it, or whoever goes on with it; waits for the disk.
+    Put a cancel into the mailbox of a journal: whoever holds its run, or resumes it, ends it; waits for the disk.
 
     Raises:
         JournalError: as ``Engine.post``.

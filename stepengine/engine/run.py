@@ -216,9 +216,15 @@ async def streamed(live: EngineRun) -> AsyncGenerator[Event, None]:
     subscription = live.tree.hub.subscribe()
     task = asyncio.create_task(live.run())
     try:
-        async for event in subscription.events():
-            yield event
+        # As `Subscription.events`, whose generator inside of this one would cost every token.
+        while True:
+            event = subscription.take()
+            if event is not None:
+                yield event
+            elif not await subscription.more():
+                return
     finally:
+        subscription.close()
         live.tree.root.stop(Stop("cancelled"))
         while not task.done():
             await asyncio.wait((task,))
@@ -227,7 +233,7 @@ async def streamed(live: EngineRun) -> AsyncGenerator[Event, None]:
 
 
 def failing(error: StepEngineError) -> MachineMaker:
-    """Return a machine whose run fails at once, for what goes wrong while a run is prepared."""
+    """Return a machine whose run fails at once, for errors while a run is prepared."""
 
     def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
         yield Notify(RunStarted(path=plan.path, own_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt))

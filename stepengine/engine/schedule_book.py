@@ -144,12 +144,12 @@ class ScheduleBook:
             return bool(begun.rowcount)
 
     def pass_over(self, schedule: str, until: datetime, *, missed: tuple[datetime, ...] = ()) -> bool:
-        """Start none of the times up to *until*; return whether nobody had decided so before."""
+        """Skip all times up to *until*; return whether this had not been decided before."""
         with self._writing() as database:
             return _pass(database, schedule, until, missed)
 
     def claimed(self) -> tuple[Ran, ...]:
-        """Return the times that were claimed, and of which nobody has said that there is a journal."""
+        """Return the times that were claimed but have no reported journal."""
         with self._reading() as database:
             rows = database.execute(f"SELECT {ROW} FROM schedule_times WHERE status = 'claimed' ORDER BY at")  # noqa: S608 - constants
             return tuple([_ran(row) for row in rows])

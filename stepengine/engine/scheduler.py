@@ -120,10 +120,10 @@ class Book(Protocol):
         """Take a time over; return whether nobody had it before."""
 
     def pass_over(self, schedule: str, until: datetime, *, missed: tuple[datetime, ...] = ()) -> bool:
-        """Start none of the times up to *until*; return whether nobody had decided so before."""
+        """Skip all times up to *until*; return whether this had not been decided before."""
 
     def claimed(self) -> tuple[Ran, ...]:
-        """Return the times that were claimed, and of which nobody has said what became of them."""
+        """Return the times that were claimed and whose outcome nobody has reported."""
 
     def mark(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
         """Say what became of a time."""
@@ -291,7 +291,7 @@ class Scheduler:
         return started
 
     def _tell_wakers(self, due: Due, wakes_at: datetime | None) -> None:
-        """Let whoever wakes runs go on with this one from then on, should this process die; ``None`` when it has ended."""
+        """Let whoever wakes runs resume this one from then on, should this process die; ``None`` when it has ended."""
         is_database = database_of(str(self._runs)) is not None
         run, agent = due.run if is_database else f"{due.run}.jsonl", due.schedule.agent
         try:

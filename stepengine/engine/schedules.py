@@ -142,7 +142,7 @@ class Schedule:
             moment: Any moment; with its zone.
 
         Raises:
-            InputError: for a time without a zone, which is no moment.
+            InputError: for a time without a zone, which is not a moment.
         """
         try:
             return self._next(_moment(moment))
@@ -227,7 +227,7 @@ def unique(schedules: Iterable[Schedule]) -> tuple[Schedule, ...]:
     Return schedules, each with an id of its own.
 
     Raises:
-        DefinitionError: for what is no schedule, and when two have one id.
+        DefinitionError: for what is not a schedule, and when two have one id.
     """
     found: dict[str, Schedule] = {}
     for schedule in schedules:

@@ -55,12 +55,12 @@ __all__ = ("Sessions", "Turn")
 
 NUMBERS = [field.name for field in attrs.fields(Usage) if field.type in (int, "int")]
 OPEN = Question("", "")
-"""A question of which no more is known than that a call waits for its answer."""
+"""A question of which nothing is known except that a call waits for its answer."""
 
 
 @frozen(eq=False)
 class Place:
-    """A place in the line of a session; who has the first one is in."""
+    """A place in the line of a session; whoever has the first one is in."""
 
     loop: asyncio.AbstractEventLoop
     let_in: Future[None] = attrs.field(factory=Future)
@@ -84,6 +84,9 @@ class Queue:
 
     async def enter(self, session_id: str) -> Place:
         """Wait until it is this one's turn; return its place, to be given back by ``leave``."""
+        # A line for each session, over all event loops of the process: two messages of one person must not start from
+        # the same state, or the second save would overwrite the first answer (reliability:SS01). Futures of threads, as
+        # those who wait may be in different loops.
         mine = Place(asyncio.get_running_loop())
         with self._lock:
             line = self._lines.setdefault(session_id, deque())
@@ -93,6 +96,7 @@ class Queue:
             return mine
         try:
             await asyncio.wrap_future(mine.let_in)
+        # Who gives up while waiting may have been let in at that very moment; then the place has to be given back.
         except BaseException:
             if not mine.let_in.cancel():
                 self.leave(session_id, mine)
@@ -158,6 +162,7 @@ class Sessions(AnyStore):
             raise DefinitionError(msg)
         with _queues_lock:
             try:
+                # By store and not by engine: what must not be overwritten is the store's.
                 self.queue = _queues.setdefault(store, Queue())
             except TypeError:  # it cannot be referred to weakly
                 self.queue = Queue()
@@ -193,7 +198,7 @@ class Journals:
         return FileJournal(place.folder / f"{name}.jsonl")
 
     def names(self) -> list[str]:
-        """Return the names of those that there are, sorted."""
+        """Return the names of the existing ones, sorted."""
         from stepengine.journal import SqliteJournal
 
         place = self.place
@@ -316,9 +321,13 @@ class Turn:
             AnswerRejected: when the answer does not fit the question that waits, or cannot be given.
             SessionError: when the session cannot be loaded, or the answer goes into another journal than the caller's.
         """
+        # What the run starts in turn (a tool that runs an agent) sees that it is inside this session, and so cannot
+        # wait for itself.
         self._token = _inside.set((*_inside.get(), self))
         self._take(await self.sessions.load(self.session_id))
         self._journals = await self.sessions.journals(self._before)
+        # A run may have ended in a process that was killed before its session was saved. Its journal knows; the next
+        # message finds it there, so that no answer is lost (reliability:SS02).
         await self._save_what_was_not()
         recording = self._answered()
         if recording is not None:
@@ -364,6 +373,7 @@ class Turn:
         return id(self.sessions.queue), self.session_id
 
     def _refuse_circles(self) -> None:
+        # Found before it happens: two runs that wait for each other's session wait without a word, and for ever.
         places, seen = [self.place], set[Turn]()
         while places:
             owner = _owners.get(places.pop())
@@ -393,10 +403,11 @@ class Turn:
         return before.state.pending if before.info.agent_id == request.agent.definition.id else ()
 
     def _answers(self) -> Mapping[str, AnswerLike]:
-        """Return the answers by question; what is said where something was asked is the answer to the first question."""
+        """Return the answers by question; a message to a run that has asked something answers its first question."""
         given, said = self._request.answers, self._request.prompt
         if given or not said or not self._waiting:
             return given or {}
+        # Where a question is open the next thing that somebody writes is its answer, as in any conversation.
         return {self._waiting[0].id: said}
 
     def _answered(self) -> JournaledRun | None:
@@ -408,6 +419,8 @@ class Turn:
             return None
         journal = self._journals.journal(name)
         waits = _waits(journal)
+        # A state alone is enough where the agent has no handler: the open step stands in it. Going on so survives a
+        # change of prompts and tools, which a journal would call a divergence.
         if not waits and (not self._waiting or not_from_state(self._request.agent.definition, state) is None):
             return None  # its state is enough, and goes on also where prompts and tools have changed since
         if not journal.records():
@@ -427,7 +440,7 @@ class Turn:
         return recording
 
     def _refuse_while_asleep(self, journal: Journal, waits: Sequence[Waits]) -> None:
-        """Refuse what is said to a run that waits for something else than a person, and for which nothing came yet."""
+        """Refuse a message to a run that waits for something other than a person, as long as that has not come."""
         from stepengine.journal.sleeping import is_due
 
         before, request = self._before, self._request
@@ -542,6 +555,8 @@ class Turn:
         try:
             await self.sessions.save(self._after(result, plan, self._name, turns))
             is_saved = True
+        # A store that fails must not take away a result that was paid for: the result says that it was not saved
+        # (reliability:SS03).
         except Exception as error:  # noqa: BLE001  (whatever the store does, the result is not lost)
             is_saved = await self._is_there(error, result.state, turns)
         if is_saved:
@@ -572,6 +587,8 @@ class Turn:
 
     async def _is_there(self, error: Exception, state: AgentState, turns: int) -> bool:
         """Return whether the session was saved in spite of *error*: by another process, which found the journal of this run."""
+        # Another process may have found this run's journal and saved what it left, before this one came to it: then
+        # nothing is lost, and the conflict is none.
         if isinstance(error, SessionConflict):
             with contextlib.suppress(StepEngineError):
                 stored = await self.sessions.load(self.session_id)
@@ -634,7 +651,7 @@ def _waits(journal: Journal) -> list[Waits]:
 
 
 def _is_suspended(history: History) -> bool:
-    """Return whether a run ended in waiting, and nothing of it was under way: one that a crash cut off is not gone on with here."""
+    """Return whether a run ended waiting, with nothing under way: one that a crash cut off is not resumed here."""
     is_stopped = history.stop is not None and history.stop.input["kind"] == "suspended"
     return bool(history.open_questions()) or (is_stopped and bool(history.waits()))
 

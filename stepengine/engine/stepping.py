@@ -188,6 +188,8 @@ class Tape:
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
         self.history: History = journal.history()
+        # The order of results is that in which they really came, so siblings that ran at once are stepped through as it
+        # happened. The number of a result in it is a place that one can go to.
         self.order: list[Address] = [
             (record.path, record.seq)
             for record in self.history.records
@@ -287,6 +289,8 @@ class Stepper:
 
         Effects that one of them compared with the record are compared by their kind alone.
         """
+        # To go back is to begin again: a generator can neither be copied nor turned round. What was read is shared, and
+        # what was compared is not compared again, so that going back costs the machine's own work alone.
         return Stepper(*self._made_of, leeway=self._leeway)
 
     def __enter__(self) -> Self:
@@ -303,6 +307,7 @@ class Stepper:
 
     def _close(self, path: str) -> None:
         """Close a run and all below it."""
+        # Children first, as in a live run: a parent's `finally` may rely on them being over.
         below = [known for known in self._runs if not path or known == path or known.startswith(f"{path}.")]
         for known in sorted(below, key=lambda path: path.count(".") + bool(path), reverse=True):
             self._runs.pop(known).machine.close()
@@ -471,6 +476,8 @@ class Stepper:
             run.finished = stop.value
             self._end_kept(run.path)
             return
+        # A handler under a debugger may do what it likes, `sys.exit` included; whoever looks at it wants to go on
+        # looking.
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) or not is_callers(error):
                 raise
@@ -511,6 +518,8 @@ class Stepper:
 
     def _reached(self, path: str) -> _Running:
         """Return the run at a path; a child starts when somebody first wants to know of it."""
+        # Started late, when its first result is due or somebody looks: a run of thousands of children is stepped
+        # through with those alone that are under way.
         known = self._runs.get(path)
         if known is not None:
             return known
@@ -615,7 +624,7 @@ class Stepper:
         return finished
 
     def _left_behind(self, path: str, run: _Running) -> ChildResult:
-        """Return how a child in the background ended, or stood still, of which a run that ended was not told."""
+        """Return how a background child ended, or came to rest, if its parent ended without being told."""
         child = run.background[path]
         if child is not None:
             return child

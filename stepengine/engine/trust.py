@@ -310,7 +310,7 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 
 def not_agreed(wishes: Wishes) -> tuple[str, ...] | None:
-    """Return what of that nobody agreed to yet; ``None`` where the package was never agreed to."""
+    """Return the part that nobody has agreed to yet; ``None`` where nobody ever agreed to the package."""
     place = _agreements()
     record = None if place is None else _object(place / _file_of(wishes.package))
     if record is None or record.get("publisher") != wishes.publisher or not isinstance(record.get("asks"), list):
@@ -402,7 +402,7 @@ def content_of(folder: Path) -> str:
 
 
 def _files_of(folder: Path) -> Iterator[tuple[bytes, Path]]:
-    """Give the names below the folder and the files, in the order of their names; a link to a file stands for what it says."""
+    """Give the names below the folder and the files, in the order of their names; a link to a file counts as that file."""
     for above, folders, files in os.walk(folder):
         folders[:] = sorted([name for name in folders if name != CACHE])
         for name in folders:

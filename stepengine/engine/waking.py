@@ -2,7 +2,7 @@
 ``Waker``: resumes the runs of a folder or database that are due, for whoever says how one is resumed.
 
 Any number of wakers may work on one place: a run belongs to whoever has its journal's lock. Before a run is resumed its next try is
-noted, so that one whose waker is killed is due again; who resumes it then finds in the record what was done. Lives here: when and in
+noted, so that one whose waker is killed is due again; whoever resumes it then finds in the record what was done. Lives here: when and in
 which order. Must not be here: where agents come from, and what is shown.
 """
 
@@ -187,7 +187,7 @@ class Waker:
             result = await self._resume(journal, one)
             self._tell(attrs.evolve(about, result=result, again_at=await self._settled(one, journal, result)))
         except asyncio.CancelledError:
-            # This waker ends, and not the run: the next one goes on with it.
+            # This waker ends, and not the run: the next one resumes it.
             await asyncio.to_thread(self._note_again, one)
             raise
         except JournalMissing:

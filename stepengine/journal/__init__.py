@@ -1,13 +1,25 @@
 """
 Recording, resuming, replaying, forking and comparing runs.
 
-What lives here: the journal's stores (memory, file, SQLite), its records and their codec, the runs that are recorded,
-resumed and replayed, and what compares, checks, cleans and mends journals. They wrap the performer from outside.
+A journal is a log that is written ahead: the intent of an effect before it begins, its result before anybody sees that. There is no
+snapshot of a state. To go on with a run is to run the agent again over its records: each effect that it asks for is compared with
+the one at the same address, and answered with what came of it then, until the record ends. That is why a handler has to do the same
+when it is sent the same, and why an edit of it is found at the first effect that differs.
 
-What users need is exported here: the stores, what is done with journals, and the rules about secrets. An engine and the
-test kit open runs with ``runs`` and ``journaled_run``.
+``Recorder`` wraps the performer from outside, between limits and gate. It asks ``Replayer`` about the past and writes to a store by
+way of the ``Encoder``. ``JournaledRun`` holds what belongs to one run and its journal, and its ``Mode`` says what differs between
+recording, resuming, replaying and the other ways to open one. ``History`` is what was read: intents and results by address, decoded
+when somebody asks. Stores (memory, file, SQLite) hold the same lines; they lock, commit and mend, and know nothing of effects.
+What others send to a run (answers, messages, results) comes by the mailbox beside the journal.
 
-What must not: anything that the driver would have to know. The floors below have never heard of journals.
+The rest of the folder are readers: what compares, checks, scans, signs, undoes and shows records.
+
+What users need is exported here: the stores, what is done with journals, and the rules about secrets. An engine and the test kit open
+runs with ``runs`` and ``journaled_run``.
+
+Must not be here: anything that the driver would have to know. The floors below have never heard of journals.
+
+Begin with ``records``, then ``recorder`` and ``replayer``; ``encoding`` and ``store`` for the bytes.
 """
 
 from __future__ import annotations

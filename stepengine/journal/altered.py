@@ -1,5 +1,5 @@
 """
-What was altered in the lines of a signed journal, and the chain of signatures that a writer goes on with.
+What was altered in the lines of a signed journal, and the chain of signatures that a writer continues.
 
 Nothing of the journal is believed before a signature vouches for it. What was changed is named by the marks that the next
 signature holds, in the numbers that records have now: what comes after a change is judged by itself.
@@ -28,7 +28,7 @@ UNCHECKED = "record {} was altered: its checksum is wrong"
 
 def chain_of(key: SigningKey, content: bytes, history: History) -> Chain:
     """
-    Return the chain that a writer goes on with, which opened a whole journal.
+    Return the chain of signatures that is continued by a writer who has opened a whole journal.
 
     Args:
         key: By which it goes on.
@@ -122,7 +122,7 @@ class Look:
             self.count += 1
             if checked(line, previous) is None:
                 self._unchecked.append(self.count)
-            # What a line says its checksum is: one that was altered makes no other one wrong.
+            # The checksum that a line states for itself, so that an altered line does not make the next ones wrong.
             tail = TAIL_FORM.search(line, max(0, len(line) - TAIL)) if link else None
             previous = 0 if tail is None else int(tail[1], 16)
             signature = self._trusted_signature(line)
@@ -156,7 +156,7 @@ class Look:
         if signature.found:
             first, to = self.count - min(signature.found, len(self.marks)), self.count - 1
             self._found.append(
-                f"{_range(first, to)} stood there unsigned when the run was gone on with, and was signed then"
+                f"{_range(first, to)} stood there unsigned when the run was resumed, and was signed then"
             )
         self.last, self.signatures = self.count, self.signatures + 1
         self.is_closed, self.marks = signature.closes, []
@@ -232,7 +232,7 @@ class _Pair(NamedTuple):
 
 
 def changes_in(expected: Sequence[str], actual: Sequence[str], first: int) -> list[str]:
-    """Return what was done to records with the marks *expected*, of which now *actual* stand there, from record *first* on."""
+    """Return what was done to the records with the marks *expected*, where *actual* are found now, from record *first* on."""
     pairs = _paired(expected, actual)
     stayed = [pair for pair in pairs if pair[0] == pair[1]]
     if len(stayed) < len(pairs):

@@ -129,7 +129,7 @@ class _Sent:
         return attrs.evolve(self, said=(*self.said, *parts))
 
     def with_result(self, history: History, intent: Intent) -> _Sent:
-        """Return this with what a call of the reply gave; a handler's own stands in the conversation only if it says so."""
+        """Return this with the result of a call of the reply; a handler's own call is in the conversation only if it says so."""
         form, result = history.form(intent), _value(history, intent)
         if form.get("source") != "model" or not isinstance(result, ToolResult):
             return self
@@ -144,7 +144,7 @@ def _value(history: History, intent: Intent) -> Any:
 
 
 def _between(sent: _Sent, after: Transcript, address: Address) -> Compaction:
-    """Return what *after* lacks of what the model was shown, and of what was said since."""
+    """Return which of the messages that the model was shown, or that were said since, *after* lacks."""
     lost = [m for m in sent.view.left_out_of(after) if m.ttl is None and not _waits(m)]
     fresh = after.left_out_of(sent.view)
     there = {m.tool_call_id: m for m in fresh if isinstance(m, ToolMessage)}

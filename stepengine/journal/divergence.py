@@ -85,7 +85,7 @@ def parked_at(machine: object) -> str:
 
 
 def defined_at(handler: object) -> str:
-    """Return ``file:line`` of a handler's definition, ``""`` for what is no function."""
+    """Return ``file:line`` of a handler's definition, ``""`` for what is not a function."""
     code = getattr(inspect.unwrap(handler), "__code__", None) if callable(handler) else None
     return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 

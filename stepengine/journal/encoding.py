@@ -36,8 +36,8 @@ from stepengine.data.effects import (
     TellRun,
 )
 from stepengine.data.fields import PLAIN, within
-from stepengine.data.json import freeze, quoted, thaw
-from stepengine.data.messages import TextPart, ToolCallPart, ToolResult
+from stepengine.data.json import JsonDict, freeze, quoted, thaw
+from stepengine.data.messages import JsonPart, TextPart, ToolCallPart, ToolResult
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Value, quick_value
 from stepengine.data.questions import Question
@@ -70,6 +70,8 @@ __all__ = (
     "bare",
     "comparable",
     "describe",
+    "differ_in_messages",
+    "is_short",
     "may_be_long",
     "must_last",
     "name_of",
@@ -91,6 +93,9 @@ Form = Mapping[str, Any]
 COMPARED_CHILD = ("agent_id", "run_id", "status", "output")
 
 
+# What stands in a journal is written out here by hand, and not derived from the classes of effects: those may get a
+# field or another name any day, while a form that was written once has to be read for ever (replay:J34). For the same
+# reason a member is left out where it says nothing, so that older recordings keep their fingerprints.
 def describe(item: Item) -> CallModel | Form:
     """Return the stored form of an effect; a model call stays as it is, it is stored as a difference to earlier ones."""
     effect = item.effect
@@ -113,6 +118,8 @@ def describe(item: Item) -> CallModel | Form:
     return form
 
 
+# Recorded, since another version of a sandbox may work a program out to something else; a divergence below the call
+# then names it as the likely cause.
 def sandbox_of(plan: RunPlan, tool_name: str) -> str:
     """Return the name and version of what carries out the body of a tool; ``""`` where it needs nothing, or has it not here."""
     binding = plan.tools.get(tool_name)
@@ -206,6 +213,8 @@ def _asked(question: Question) -> dict[str, Any]:
     return bare(question if is_bare else attrs.evolve(question, remember=None, wider=(), descriptions=()))
 
 
+# An argument may be a client or a connection, which no journal holds. It is recorded by what it is called, so that a
+# replay can compare it at all; `repr` would hold an address in memory, and differ each time.
 def _argument(value: object) -> object:
     try:
         return _shown_argument(value)
@@ -236,9 +245,11 @@ def name_of(thing: object) -> str:
     return name.rpartition("<locals>.")[2]
 
 
+# Each effect for which this is true costs a run on a disk one sync. Model calls do not: asked twice they cost money and
+# change nothing outside (reliability:R3).
 def must_last(item: Item, form: Any) -> bool:
     """
-    Return whether it has to outlive a crash that an effect was begun: it cannot happen again, may be undone, or people see it.
+    Return whether the beginning of an effect has to outlive a crash: it cannot happen again, may be undone, or people see it.
 
     *form* is its stored form.
     """
@@ -255,7 +266,7 @@ def must_last(item: Item, form: Any) -> bool:
 
 
 def touched_world(form: object) -> bool:
-    """Return whether a recorded effect may have changed something outside that a second time would change again."""
+    """Return whether a recorded effect may have changed something outside, so that repeating it would change it again."""
     if not isinstance(form, Mapping) or form["type"] not in ("CallTool", "Perform"):
         return False
     # What the body of a tool did is in its own effects.
@@ -288,6 +299,8 @@ def storable(error: StepEngineError) -> StepEngineError:
     return made
 
 
+# Without the type of the outcome and its time: a record has members of its own for both, and a journal holds as many of
+# these as effects.
 def outcome_members(outcome: Value | Failure) -> dict[str, Any]:
     """Return the members of a result record that an outcome makes."""
     if type(outcome) is Failure:
@@ -387,9 +400,14 @@ class _Frame:
 
 
 NO_FRAME = _Frame(None, is_shared=True)
-"""Of whatever is no request."""
+"""Of whatever is not a request."""
 
 
+# A step writes four lines, so what they cost is what recording costs. Three things keep that low. A line is put
+# together as text, from pieces that were made once for each class, in place of a dict that is then dumped. Requests are
+# stored as differences to earlier ones, or a run of n steps would hold n conversations (replay:J19). And what nearly
+# every request repeats (prompt, tools, settings) is text that stands ready around the messages. Only what is unusual
+# (secrets, long texts, `$`) takes the way through objects, whose result is the same bytes.
 class Encoder:
     """
     Makes the lines of one journal, in order.
@@ -414,6 +432,7 @@ class Encoder:
         inline: int = MAX_INLINE,
     ) -> None:
         self.prints = Fingerprints(redactor)
+        self._told = self.prints.told = list[str]()
         self._redactor = redactor
         self._link = link
         self._previous = previous
@@ -427,6 +446,9 @@ class Encoder:
         """Let later requests be stored as differences to one that is in the journal already."""
         self._bases.remember(path, seq, transcript)
 
+    # The short way may be taken only by a text that is sure to need no change, so it is looked through for all that
+    # could need one: non-ASCII separators, `$`, length, shapes of secrets. Each look is one search of a C function over
+    # the text; a look that finds something by mistake costs time and no correctness.
     def lines(self, record: Record) -> list[bytes]:
         """
         Return the lines of a record: those of its blobs, then its own.
@@ -463,6 +485,8 @@ class Encoder:
         self._previous = crc if self._link else 0
         return [body + b',"crc":"%08x"}\n' % crc]
 
+    # A record that was read is written with the members that it had, those that nobody here knows included: an older
+    # version must not strip what a newer one wrote (replay:J34).
     def _others(self, record: Record) -> list[bytes]:
         """Return the lines of a record that was read from a line, or of which a journal has few."""
         if type(record) is Blob:
@@ -487,6 +511,8 @@ class Encoder:
         self._previous = crc if self._link else 0
         return line
 
+    # Secrets go first, long texts second: a blob is found by the fingerprint of what is in it, and one of a text with a
+    # secret would tell whoever guesses the secret that the guess is right.
     def _packed(self, record: Record, text: str, frame: _Frame) -> Iterator[Mapping[str, object]]:
         """Give what stands in lines without secrets and long texts."""
         members: dict[str, Any] = json.loads(text)
@@ -551,8 +577,10 @@ class Encoder:
 
     def _request(self, record: Intent, effect: CallModel, frame: _Frame) -> str:
         fp = record.fp = record.fp or self.prints.of_request(effect.request, frame.rest)
-        path, seq = record.path, record.seq
-        messages = self._bases.difference((path, seq), effect.request.messages)
+        path, seq, told = record.path, record.seq, self._told
+        messages = self._bases.difference((path, seq), effect.request.messages, told)
+        if told:
+            told.clear()
         together = "" if record.gather is None else f',"gather":{record.gather}'
         return (
             f'{{"kind":"intent","path":"{path}","seq":{seq},"fp":"{fp}","effect":{{"type":"CallModel",'
@@ -579,22 +607,19 @@ class Encoder:
 
     def _outcome(self, record: Result) -> str:
         value = record.given
-        if type(value) not in WHOLE and not self._stable and record.is_plain:
-            return f'{{"kind":"result","path":"{record.path}","seq":{record.seq},"at":{record.at},"value":{written_any(value, PLAIN)}'
+        kind = type(value)
+        if kind not in WHOLE and not self._stable and not record._attempts and not record._writes:  # noqa: SLF001 - as ``is_plain``, without a call
+            text = written(value, PLAIN) if kind in PLAIN.writers else written_any(value, PLAIN)
+            return f'{{"kind":"result","path":"{record.path}","seq":{record.seq},"at":{record.at},"value":{text}'
         return PLAIN.json(self._result(record))[:-1]
 
+    # By identity of its parts, which are the same objects from step to step: to compare the schemas of all tools at
+    # each step would cost more than to write them.
     def _frame(self, request: ModelRequest) -> _Frame:
         """Return what stands around the messages of a request; in a run it is nearly always the same."""
         frame = self._last_frame
         known = frame.request
-        if known is None or not (
-            known.tools is request.tools
-            and known.system_prompt is request.system_prompt
-            and known.model is request.model
-            and known.settings is request.settings
-            and known.tool_choice is request.tool_choice
-            and known.tail is request.tail
-        ):
+        if known is None or not differ_in_messages(known, request):
             shared = tuple(self._shared(request))
             blobs = {name: {"$blob": fp} for name, fp, _ in shared}
             members = request_members(request, (), whole=False) | blobs
@@ -620,6 +645,21 @@ class Encoder:
         return members
 
 
+def differ_in_messages(one: ModelRequest, other: ModelRequest) -> bool:
+    """Return whether two requests are known to differ in nothing but their messages: everything else in them is the same object."""
+    return (
+        one.tools is other.tools
+        and one.system_prompt is other.system_prompt
+        and one.model is other.model
+        and one.settings is other.settings
+        and one.tool_choice is other.tool_choice
+        and one.tail is other.tail
+    )
+
+
+# A head has a member for each thing that a run may bring along, and is the one record whose form grows with the
+# package. Members are left out where they say nothing: each that was added later would otherwise change the bytes of
+# every recording that is made anew.
 def head_members(head: Head) -> dict[str, Any]:
     """Return the members of a head."""
     members: dict[str, object] = {"kind": "head", "format": head.format, "engine": head.engine, "agent": head.agent}
@@ -631,6 +671,8 @@ def head_members(head: Head) -> dict[str, Any]:
     return members | ({"signed": head.signed} if head.signed else {})
 
 
+# Settings at their default are left out, so that a setting that is added later changes no recorded request
+# (replay:J39).
 def request_members(request: ModelRequest, messages: Sequence[object], *, whole: bool) -> dict[str, Any]:
     """Return the stored form of a request whose history is *messages*; *whole* says whether prompt and tools are in it."""
     members: dict[str, object] = {"model": request.model}
@@ -651,6 +693,8 @@ def request_members(request: ModelRequest, messages: Sequence[object], *, whole:
 # --- blobs ----------------------------------------------------------------------------------------------------------
 
 
+# A long output of a tool stands in its result, in the next request, and in each one that is not a difference to it;
+# named by its fingerprint it stands in the journal once.
 def packed(value: object, blobs: dict[str, object], inline: int = MAX_INLINE) -> Any:
     """
     Return *value* with texts of more than *inline* characters replaced by ``{"$blob": fp}`` and put into *blobs*.
@@ -677,9 +721,11 @@ def too_long(value: object, inline: int) -> str:
     return f"its record would have {length:,} bytes, and one has at most {MAX_LINE:,}" if length > MAX_LINE else ""
 
 
+# An estimate that is never too low, made without encoding: exact counting would encode every output twice, for the rare
+# one that is too long.
 def may_be_long(value: Any) -> bool:
     """
-    Return whether what is written of *value* may have more than ``MAX_LINE`` bytes; cheap, and never false for what has.
+    Return whether *value* may need more than ``MAX_LINE`` bytes when written; cheap, and never false for one that does.
 
     What is never stored counts for nothing.
     """
@@ -707,6 +753,52 @@ def may_be_long(value: Any) -> bool:
     return left < 0
 
 
+def is_short(value: Any) -> bool:
+    """
+    Return whether a value is one of those that a journal is full of, and nothing in it is long.
+
+    Weighing each thing in them took 11 us a step, a third of what recording in memory took.
+    """
+    kind = type(value)
+    if kind is dict:
+        # The stored form of a call: but for its input it is a few words.
+        return len(value) == PLAIN_CALL and value["type"] == "CallTool" and _is_short_json(value["input"])
+    if kind is ToolResult:
+        is_more = value.structured is not None or value.change is not None or value.side_effects
+    elif kind is ModelReply:
+        is_more = bool(value.provider_data)
+    else:
+        return False
+    if is_more or len(value.content) > FEW_PARTS:
+        return False
+    for part in value.content:  # noqa: SIM110 - a generator would cost as much as what it asks
+        if not _is_short_part(part):
+            return False
+    return True
+
+
+def _is_short_part(part: Any) -> bool:
+    kind = type(part)
+    if kind is ToolCallPart:
+        return part.raw_input is None and not part.provider_data and _is_short_json(part.input)
+    if kind is TextPart:
+        return len(part.text) < SHORT and not part.provider_data
+    return kind is JsonPart and _is_short_json(part.value)
+
+
+def _is_short_json(value: Any) -> bool:
+    kind = type(value)
+    if kind is not JsonDict:
+        return kind in NUMBERS or (kind is str and len(value) < SHORT)
+    if len(value) > FEW_MEMBERS:
+        return False
+    for name, item in value.items():
+        kind = type(item)
+        if len(name) > SHORT or not (kind in NUMBERS or (kind is str and len(item) < SHORT)):
+            return False
+    return True
+
+
 @cache
 def _stored(kind: Any) -> Sequence[str]:
     if not attrs.has(kind):
@@ -721,6 +813,9 @@ HEAVY: Mapping[type, Callable[[Any], Sequence[Any]]] = {
     ToolResult: attrgetter("content", "structured", "change", "side_effects"),
 }
 """What may be long in the values of which a journal is full; the rest of them is a few words and numbers."""
+SHORT, FEW_MEMBERS, FEW_PARTS = 8_192, 16, 8
+"""A text of fewer characters is short; so few members and parts of short names and texts are less than ``MAX_LINE``, escaped."""
+NUMBERS = frozenset({int, float, bool, type(None)})
 WIDEST = 20
 """More than these have members."""
 
@@ -735,6 +830,8 @@ def _is_special(members: Mapping[str, object]) -> bool:
     return len(members) == 1 and next(iter(members)).startswith("$")
 
 
+# An object of the user's with one member that begins with `$` was wrapped when it was stored, so whatever looks like
+# one of our marks here is one.
 def unpacked(value: object, blobs: Mapping[str, object]) -> Any:
     """
     Return what ``packed`` made *value* of, which was read from a line.
@@ -754,6 +851,8 @@ def unpacked(value: object, blobs: Mapping[str, object]) -> Any:
     return {k: unpacked(v, blobs) for k, v in value.items()}
 
 
+# The old content of a file is kept so that a write can be undone. One that holds a secret is not: with a placeholder in
+# it, an undo would write the placeholder into the file.
 def without_secret(write: FileWrite, redactor: Redactor) -> FileWrite:
     """Return a write of a file without the old content, where that is what no journal may hold."""
     old = write.before
@@ -767,6 +866,9 @@ def without_secret(write: FileWrite, redactor: Redactor) -> FileWrite:
 # --- differences ----------------------------------------------------------------------------------------------------
 
 
+# Four requests of each path are kept, and not one: a handler may ask something beside the conversation in between, and
+# the next step is a difference to the step before it, not to that. Not all of them either: a run of n steps would hold
+# n transcripts.
 class _Bases:
     """The last requests of each path, which later ones are stored as differences to."""
 
@@ -776,15 +878,24 @@ class _Bases:
         self._known: dict[str, deque[tuple[Address, Transcript, int, int]]] = {}
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
-        """Keep a request; handlers that ask beside the conversation must not push the conversation out at once."""
+        """Keep a request; handlers that ask beside the conversation must not push the conversation out of memory."""
         kept = self._known.get(path)
         if kept is None:
             kept = self._known[path] = deque(maxlen=KEPT_BASES)
         length = len(transcript)
         kept.append(((path, seq), transcript, length, max(length, *[n for _, _, n, _ in kept], 0)))
 
-    def difference(self, address: Address, transcript: Transcript) -> str:
-        """Return *transcript* as JSON texts of messages and of slices of earlier requests, and keep it."""
+    # Nearly every request is the one before with something behind it. That is told by identity of the shared beginning,
+    # without a look at messages, so a step costs the same at 10 messages and at 10,000 (replay:J39).
+    def difference(self, address: Address, transcript: Transcript, told: Sequence[str]) -> str:
+        """
+        Return *transcript* as JSON texts of messages and of slices of earlier requests, and keep it.
+
+        Args:
+            address: Of the request.
+            transcript: Its messages.
+            told: The text of messages that were written already, in order.
+        """
         path, _ = address
         kept, length = self._known.get(path), len(transcript)
         if kept is not None:
@@ -792,8 +903,8 @@ class _Bases:
             if 0 < longest == before == known.shared_prefix(transcript):
                 # It goes on from the last one, as it nearly always does.
                 kept.append((address, transcript, length, length))
-                said = [f'{{"type":"Slice","seq":{seq},"start":0,"stop":{before}}}']
-                return ",".join(said + [written(message, PLAIN) for message in transcript.since(before)])
+                said = f'{{"type":"Slice","seq":{seq},"start":0,"stop":{before}}}'
+                return _joined(said, transcript.since(before), told)
         items = self._items(address, transcript)
         self.remember(*address, transcript)
         return ",".join([PLAIN.json(i) if type(i) is dict else written(i, PLAIN) for i in items])
@@ -810,6 +921,8 @@ class _Bases:
             return made + list(transcript[shared:])
         return made + list(self._matched(where, known, transcript, shared))
 
+    # The newest that shares most. A child looks at its parent's requests when it has none: one that inherits the
+    # history begins with thousands of messages that stand in the journal already.
     def _best(self, path: str, transcript: Transcript) -> tuple[Address, Transcript, int] | None:
         """Return the request that most of *transcript* is known to come from; a child may have begun with its parent's."""
         candidates: list[tuple[Address, Transcript, int, int]] = []
@@ -830,6 +943,9 @@ class _Bases:
         found = [(address, known, known.shared_prefix(transcript)) for address, known, _, _ in candidates]
         return max(found, key=lambda base: (base[2], len(base[1])))
 
+    # After a cut of the history nothing is shared from the beginning, and still most messages are known: so they are
+    # found by their digests, which are kept beside each message anyway. The digest says where to look, and equality
+    # decides.
     def _matched(
         self, where: Mapping[str, object], known: Transcript, transcript: Transcript, start: int
     ) -> Iterator[object]:
@@ -849,6 +965,13 @@ class _Bases:
             else:
                 yield transcript[index]
             index += count or 1
+
+
+def _joined(said: str, messages: Sequence[Any], told: Sequence[str]) -> str:
+    """Return *said* and the texts of *messages*, one after the other; those that its fingerprint took are there already."""
+    if told and len(told) == len(messages):  # both end with the last message
+        return ",".join([said, *told])
+    return ",".join([said, *[written(message, PLAIN) for message in messages]])
 
 
 def _equal_at(a: Transcript, i: int, b: Transcript, j: int) -> bool:

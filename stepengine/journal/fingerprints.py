@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.codec import bare, written
+from stepengine.data.codec import bare, writers_twice, written
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import CallModel
 from stepengine.data.fields import CANONICAL
@@ -28,6 +28,8 @@ from stepengine.redaction import Redactor
 __all__ = ("DEFAULT_SETTINGS", "Fingerprints", "definition_fingerprint", "fingerprint", "offered_tool", "seen")
 
 START = bytes(32)
+# Half of a SHA-256: 128 bits, against chance and not against somebody who looks for two inputs of one print. A line is
+# shorter by as much, and so is the name of a step in a database.
 DIGITS = 32
 KEPT = 64
 # What the outside world would see of each effect; ids, addresses and annotations are not part of it (replay:D2).
@@ -48,6 +50,7 @@ DEFAULT_SETTINGS = ModelSettings()
 UNSEEN = ("tags", "ttl")
 """What of a message no model sees."""
 SEEN_OF_MESSAGE = CANONICAL._replace(writers={}, without=UNSEEN, inside=CANONICAL)
+PLAIN_AND_SEEN = writers_twice(SEEN_OF_MESSAGE)
 
 
 def fingerprint(value: object) -> str:
@@ -84,6 +87,8 @@ class Fingerprints:
 
     Attributes:
         redactor: What takes secrets out first.
+        told: The last messages of a history, those that came to its chain, as plain texts, for whoever writes them
+            down, too, and clears it; ``None`` where nobody does.
     """
 
     def __init__(self, redactor: Redactor) -> None:
@@ -94,12 +99,15 @@ class Fingerprints:
         self._kept: dict[int, tuple[Any, str]] = {}
         self._frames: dict[tuple[int, ...], tuple[Any, str]] = {}
         self._last: tuple[ModelRequest | None, str] = None, ""
+        self.told: list[str] | None = None
 
     def of(self, effect: CallModel | Mapping[str, Any]) -> str:
         """Return the fingerprint of an effect in its stored form, or of a model call of this process."""
         if type(effect) is CallModel:
             return self.of_request(effect.request)
         form: Any = effect
+        # Written out, as every second effect of a run is one; the text is what `seen` and the canonical encoder would
+        # make of it.
         if form["type"] == "CallTool":
             text = f'{{"input":{frozen_text(form["input"])},"tool_name":{quoted(form["tool_name"])},"type":"CallTool"}}'
             if not self.redactor.suspicious(text):
@@ -108,9 +116,14 @@ class Fingerprints:
 
     def of_request(self, request: ModelRequest, rest: str = "") -> str:
         """Return the fingerprint of a model call; *rest* is what ``rest`` said of it, where it was asked already."""
+        # A chain over the messages, kept beside each of them: step n adds one link and does not read the n messages
+        # before it (replay:J39).
         value = request.messages.fold(self._chain_key, self._link, START)
         for message in request.tail:
             value = self._link(value, message)
+        if request.tail and self.told:
+            # Step-scoped messages stand in the line by themselves.
+            del self.told[-len(request.tail) :]
         # In canonical JSON the member "messages" is the first.
         text = f'{{"messages":"{value.hex()[:DIGITS]}",{rest or self.rest(request)}'
         return sha256(text.encode()).hexdigest()[:DIGITS]
@@ -118,6 +131,8 @@ class Fingerprints:
     def rest(self, request: ModelRequest) -> str:
         """Return the canonical JSON of a request after its messages, made once for all that differ in nothing else."""
         known, rest = self._last
+        # By identity: prompt, tools and settings are the same objects at every step of a run, so the part of the
+        # request that they make is computed once.
         if known is None or not (
             known.model is request.model
             and known.system_prompt is request.system_prompt
@@ -161,6 +176,8 @@ class Fingerprints:
 
     def prompt(self, text: str) -> str:
         """Return the fingerprint of a system prompt."""
+        # By `id`, and the thing itself is kept, so that the number cannot be given to another one meanwhile; to hash a
+        # long prompt at each step would be the work that this saves.
         kept = self._kept.get(id(text))
         return kept[1] if kept is not None and kept[0] is text else self._keep(text, self.value(text))
 
@@ -179,7 +196,12 @@ class Fingerprints:
 
     def _link(self, before: bytes, message: Message) -> bytes:
         """Return the chain with one more message; step-scoped ones stand at its end."""
-        text = written(message, SEEN_OF_MESSAGE)
+        told = self.told
+        if told is None:
+            text = written(message, SEEN_OF_MESSAGE)
+        else:
+            plain, text = PLAIN_AND_SEEN[type(message)](message)
+            told.append(plain)
         if self.redactor.suspicious(text):
             text = self._cleaned(message)
         return sha256(before + sha256(text.encode()).digest()).digest()

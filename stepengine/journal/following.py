@@ -228,7 +228,7 @@ def same_before(a: bytes | bytearray, b: bytes | bytearray) -> int:
 
 
 class Contents(Protocol):
-    """What a journal is followed by that says nothing of where it stores what."""
+    """Follows a journal that does not say where it stores what."""
 
     @property
     def name(self) -> str:
@@ -240,7 +240,7 @@ class Contents(Protocol):
 
 class ContentTail(ByteTail):
     """
-    A place in a journal that only gives all that it holds, which is read at each look.
+    A place in a journal that can only be read as a whole, at each look.
 
     Args:
         journal: The journal.

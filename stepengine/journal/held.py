@@ -13,6 +13,7 @@ import contextlib
 import errno
 import os
 import sys
+import threading
 from collections import OrderedDict
 from functools import cache
 from pathlib import Path
@@ -53,6 +54,7 @@ class HeldFile:
     # Those that are open and may be closed, the least recently used first.
     _open: ClassVar[OrderedDict[HeldFile, None]] = OrderedDict()
     _all: ClassVar[dict[HeldFile, None]] = {}
+    _last: ClassVar[HeldFile | None] = None
     _lock: ClassVar[Lock] = Lock()
     _keeping: ClassVar[dict[int, bool]] = {}
 
@@ -61,12 +63,13 @@ class HeldFile:
         self._path = path
         self._device, self._inode = status.st_dev, status.st_ino
         self._mapping: int | None = None
-        self.using = Lock()
+        # Of the system itself, not one that a forked child renews: a writer refuses there before it takes it.
+        self.using = threading.Lock()
         self.descriptor: int | None = descriptor
         with self._lock:
             self._all[self] = self._open[self] = None
             if len(self._open) > 1:
-                # Tried while there are descriptors to try it with, and not when the first file has to be closed for want of one.
+                # Tried while there are descriptors to try it with, and not when the first file has to be closed for lack of one.
                 self._keeps()
             self._make_room(bound())
 
@@ -78,6 +81,10 @@ class HeldFile:
             OSError: when it cannot be opened again.
         """
         self.using.acquire()
+        if self is HeldFile._last and self.descriptor is not None:
+            # The order in which files were used stays as it is, and nobody closes one in use: the lock of all files, which every
+            # commit took, cost a third of what was left of it beside the system's own work.
+            return self.descriptor
         try:
             with self._lock:
                 if self.descriptor is None:
@@ -86,6 +93,7 @@ class HeldFile:
                     self._make_room(bound())
                 elif self in self._open:
                     self._open.move_to_end(self)
+                HeldFile._last = self
                 return self.descriptor
         except BaseException:
             self.using.release()
@@ -100,6 +108,8 @@ class HeldFile:
         with self._lock:
             self._open.pop(self, None)
             self._all.pop(self, None)
+            if HeldFile._last is self:
+                HeldFile._last = None
             descriptor, self.descriptor = self.descriptor, None
             mapping, self._mapping = self._mapping, None
             if descriptor is not None:
@@ -141,7 +151,7 @@ class HeldFile:
             os.close(descriptor)
 
     def _keeps(self) -> bool | None:
-        """Return whether locks of closed files last on this disk; ``None`` where that could not be tried for want of descriptors."""
+        """Return whether locks of closed files last on this disk; ``None`` where that could not be tried for lack of descriptors."""
         keeps = self._keeping.get(self._device)
         if keeps is None:
             try:
@@ -181,13 +191,13 @@ class HeldFile:
 
     @classmethod
     def renew(cls) -> None:
-        """Close in a forked child what belongs to the parent, and unlock nothing: its locks end with it, and not with this process."""
+        """Close in a forked child what belongs to the parent, and unlock nothing: the parent's locks end with the parent."""
         for one in cls._all:
             if one.descriptor is not None:
                 with contextlib.suppress(OSError):
                     os.close(one.descriptor)
                 one.descriptor = None
-        cls._open, cls._all, cls._is_held = OrderedDict(), {}, False
+        cls._open, cls._all, cls._last, cls._is_held = OrderedDict(), {}, None, False
 
 
 rests(HeldFile.before_fork, HeldFile.after_fork)
@@ -231,7 +241,7 @@ def _libc() -> Any:
 
 
 def _mapped(descriptor: int) -> int | None:
-    """Map a page of a file, which nobody may look at, and which no forked process gets; return where, ``None`` if that failed."""
+    """Map a page of a file, unreadable and not inherited by forks; return its address, ``None`` if that failed."""
     import ctypes
     import mmap
 

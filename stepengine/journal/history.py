@@ -149,11 +149,15 @@ class History:
         self.waiting: set[Address] = set()
         self.blobs: dict[str, Any] = {}
         self.last_at = 0
+        # Transcripts that were put together: a request is stored as a difference to an earlier one, which is mostly the
+        # one before. Only a few are kept, or a journal of n steps would hold n conversations again.
         self._built: dict[Address, Transcript] = {}
         self._next: dict[str, int] = {}
         self._order: dict[Address, int] = {}
         # Intents whose stored form was looked at and found sound.
         self._sound: set[Address] = set()
+        # These are made when first asked: most who read a journal ask for none of them, and each is a walk through all
+        # of it.
         self._tools: dict[str, set[str]] | None = None
         self._about: dict[tuple[str, str, str | None], list[Intent]] | None = None
         self._told: dict[str, Address] | None = None
@@ -164,6 +168,8 @@ class History:
 
     def grow(self, records: Sequence[Record]) -> None:
         """Take in records that were written after those that are known; raises as the class."""
+        # Forgotten, and made anew when asked for: who follows a run grows it at each record, and asks for these hardly
+        # ever.
         self._tools, self._about, self._order, self._told = None, None, {}, None
         self._unheard = self._wakes = self._computed = None
         first = len(self.records) + 1
@@ -185,7 +191,7 @@ class History:
 
     @property
     def computed(self) -> Mapping[Address, Sequence[Any]]:
-        """What the work of bodies of tools came to, in order, by the address of the call, as far as that had its result."""
+        """The results of the work in bodies of tools, in order, by the address of the call, as far as the call has its result."""
         if self._computed is None:
             found = [record for record in self.inputs if record.input.get("type") == "Computed"]
             self._computed = {(record.path, record.seq): record.input["values"] for record in found}
@@ -227,7 +233,7 @@ class History:
 
     def left_cut(self, path: str, seq: int) -> bool:
         """
-        Return whether the run at *path* took a reply that was cut, that of its effect *seq*, as it was.
+        Return whether the run at *path* took the reply to its effect *seq*, which was cut, as it was.
 
         Runs did so before texts that were cut were continued, and it cannot be seen in a run that stopped right there.
         """
@@ -242,7 +248,7 @@ class History:
         return not any(message["type"] == "AssistantMessage" for message in tail)
 
     def named_output(self, path: str) -> bool:
-        """Return whether only the type's name is recorded of the output of the run at *path*, as was once done for what is no JSON."""
+        """Return whether only the type's name is recorded of the output of the run at *path*, as was once done for what is not JSON."""
         result = self.end_of(path)
         value = None if result is None else getattr(self.outcome(result), "value", None)
         output = value.output if isinstance(value, ChildResult) else None
@@ -283,7 +289,7 @@ class History:
     def _take_intent(self, record: Intent) -> str:
         path, seq, kind = record.path, record.seq, record.type
         if kind not in EFFECTS:
-            return f"{kind[:80]!r} is no effect"
+            return f"{kind[:80]!r} is not an effect"
         if (path, seq) == ROOT:
             problem = "the root run starts twice" if self.intents else ""
         else:
@@ -297,6 +303,9 @@ class History:
         path, seq = record.path, record.seq
         if ROOT in self.results:
             return "the root run has ended before it"
+        # Numbers follow each other without repetition (replay:J41): a line that is missing, doubled or moved would
+        # otherwise give every effect behind it the result of its neighbour, in a journal whose checksums may all be
+        # right.
         expected = self._next.get(path)
         if expected is None:
             expected = 0
@@ -373,6 +382,8 @@ class History:
         address = (intent.path, intent.seq)
         with self._reading(intent):
             form: Mapping[str, object] = unpacked(effect, self.blobs)
+            # A checksum finds damage and no intent: whoever made the file may have put anything into it. So each form
+            # is looked at before it is believed, once, and when it is first needed.
             if address not in self._sound:
                 check_effect(form, is_start=address == ROOT)
                 self._sound.add(address)
@@ -380,7 +391,7 @@ class History:
 
     @contextlib.contextmanager
     def _reading(self, record: Record) -> Iterator[None]:
-        """Call the record damaged when what stands in it cannot be read."""
+        """Report a record as damaged when its content cannot be read."""
         try:
             yield
         except JournalError:
@@ -521,6 +532,8 @@ class History:
 
     def _check_earlier(self, source: Address, address: Address) -> None:
         """Raise unless a request shares messages with one that came before it: else putting it together would not end."""
+        # A request that shares messages with itself, or two that share with each other, would be put together for ever;
+        # no run writes that, and a stranger's file may hold it.
         if not self._order:
             self._order = {known: number for number, known in enumerate(self.intents)}
         known = self.intents.get(source)
@@ -529,7 +542,7 @@ class History:
             or not (source == ROOT or known.type == "CallModel")
             or self._order[source] >= self._order[address]
         ):
-            msg = f"it shares messages with {shown_address(*source)}, which is no earlier request"
+            msg = f"it shares messages with {shown_address(*source)}, which is not an earlier request"
             raise self._corrupt(self.intents[address], DataError(msg))
 
     def _items(self, address: Address) -> list[Mapping[str, Any]]:
@@ -626,7 +639,7 @@ class History:
                 return attrs.evolve(record, line=None)
 
     def has_run(self, path: str) -> bool:
-        """Return whether something is recorded that a run at *path* is the work of."""
+        """Return whether the effect that starts the run at *path* is recorded."""
         return parent_of(path) in self.intents
 
     def has_ended(self, path: str) -> bool:
@@ -804,7 +817,7 @@ def changes_since(head: Head, plan: RunPlan, name: str) -> list[str]:
 
 
 def other_packages(head: Head, packages: Mapping[str, str], name: str) -> Iterator[str]:
-    """Say of each agent of a package that it is now of another version, or of none; *packages* are those of now."""
+    """Say which agents of packages now have another version, or none; *packages* are the present ones."""
     for agent, was in sorted(head.packages.items()):
         now = packages.get(agent)
         if now != was:
@@ -820,12 +833,12 @@ def created_of(head: Head) -> datetime:
     Return when the recorded root run was created.
 
     Raises:
-        JournalCorrupt: when that is no time.
+        JournalCorrupt: when that is not a time.
     """
     try:
         return datetime.fromisoformat(head.created)
     except ValueError as error:
-        msg = f"the head says that the run was created at {head.created!r}, which is no time"
+        msg = f"the head says that the run was created at {head.created!r}, which is not a time"
         raise JournalCorrupt(msg) from error
 
 

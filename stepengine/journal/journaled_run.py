@@ -99,6 +99,9 @@ class JournaledRun:
     """
 
     def __init__(self, mode: Mode, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> None:
+        # Everything that any of the ways to open a run may need is declared here, and the class methods below fill in
+        # what is theirs. They are no subclasses: what they do differently is asked of the mode, since with the ways in
+        # here 31 places asked which of seven theirs was.
         self.mode = mode
         self.source = journal
         self.journal = journal
@@ -175,15 +178,23 @@ class JournaledRun:
         """
         run = cls(Resuming(), journal, answers)
         run.in_doubt = in_doubt
+        # Asked before the writer is taken, since taking it makes the file: a misspelt name would leave an empty journal
+        # behind.
         if not journal.is_there():
             raise journal.missing()
         writer = run._take(journal.writer())
+        # From here on the journal is locked for this process, so whatever goes wrong must give it back: until the
+        # process ends nobody else could go on with the run.
         try:
             run._remember(writer.history, Leeway(keeps=keep))
             journal.check_goes_on(writer.history)
+            # Before anything is changed: an answer that fits no question is a slip, such as of the run's id, and a run
+            # that went on without it would ask again somewhere else.
             check_answers(writer.history, {**run.answers, **run.decisions})
             run._collect_letters(writer.history, asks_again=asks_again)
             run.wakes_now = now
+            # The later ones win: those of this call over those that the record keeps, and both over those given
+            # *ahead*, which were meant for whatever may still be asked.
             run.answers = {**kept_answers(writer.history), **run.answers}
             if keep:
                 run._answer_by_ids(writer.history)
@@ -202,7 +213,9 @@ class JournaledRun:
 
     @classmethod
     def walk(cls, journal: Journal, history: History, *, leeway: Leeway = NO_LEEWAY) -> JournaledRun:
-        """Return a recorded run whose machines somebody else drives; any number of them share one *history* of the journal."""
+        """Return a recorded run whose machines the caller drives; any number of them share one *history* of the journal."""
+        # No writer and no lock: a debugger makes a walk for each place that somebody looks at, and all of them read one
+        # history.
         run = cls(Walking(), journal)
         run._remember(history, leeway)
         return run
@@ -228,6 +241,10 @@ class JournaledRun:
 
         The journal is replaced when something came to it.
         """
+        # A mode of its own beside resuming: this is for recordings in tests (`--stepengine-record=new`), which are kept
+        # stable and in order. To resume goes on in the journal itself, behind what it holds, and an edited agent would
+        # leave its old records in there; here all is repeated into a copy, which takes the old one's place at the end,
+        # and only if something came.
         return cls._again(Adding(), journal, answers, leeway)
 
     @classmethod
@@ -258,6 +275,9 @@ class JournaledRun:
     ) -> JournaledRun:
         run = cls(mode, journal, answers)
         run._around = around
+        # Into a memory journal, so that the one that was given is only read: whatever goes wrong, the recording is as
+        # it was. Redaction is off in the copy, since what it holds was cleaned when it was recorded, and would not be
+        # byte-equal if it were cleaned twice.
         run._remember(journal.history(), leeway)
         copy = MemoryJournal(redact="off", link=journal.link, stable=journal.stable)
         run.journal = copy.with_rules_of(journal)
@@ -267,6 +287,8 @@ class JournaledRun:
     def _take(self, writer: Writer) -> Writer:
         self._writer, self._commits = writer, Commits(writer)
         self.waits = writer.waits
+        # Where a commit blocks (a disk), it goes to a thread and results of one tick share it; where it does not, a
+        # thread and a future would cost more than the commit.
         self.durable = self._commits.durable if writer.blocks else writer.commit
         # Called by `close`, too: while it waits, it keeps the writer alive, and with it every error and its frames.
         self._give_back = weakref.finalize(self, self._commits.close)
@@ -321,6 +343,8 @@ class JournaledRun:
             JournalError: when the journal is locked, damaged, of a newer version, holds a run already or cannot be written.
             ReplayDivergence: when agent, prompt or params are not those that were recorded.
         """
+        # Two kinds of failure, one rule: the journal is given back. What is ours is kept as the reason why nothing goes
+        # on, so that a second look at the run says the same.
         try:
             if self.past is None:
                 return self._start_new(plan, state, limits, models or {})
@@ -335,20 +359,28 @@ class JournaledRun:
     def _start_new(
         self, plan: RunPlan, state: AgentState, limits: Limits | None, models: Mapping[str, str]
     ) -> tuple[RunPlan, AgentState]:
+        # Committed recordings: each of these would differ in every recording, and a diff of an agent's test would show
+        # nothing but ids and times.
         if self.source.stable:
             self._seed = "0"
             plan = attrs.evolve(plan, run_id="run", created=STABLE_CREATED)
         else:
             self._seed = self._seed or secrets.token_hex(8)
+            # Cut to milliseconds here, as the record does: a handler that asks `ctx.now()` must be told the same live
+            # and on replay.
             created = plan.created
             plan = attrs.evolve(plan, created=created.replace(microsecond=created.microsecond // 1_000 * 1_000))
         plan, state = self._with_random(plan), attrs.evolve(state, run_id=plan.run_id)
         self.journal = self.source.bound(plan.run_id)
         writer = self._take(self.journal.writer())
+        # Refused and not appended to: one file is one run. To record over one by a slip would destroy what may have
+        # cost money.
         if writer.history.head is not None:
             msg = f"{self.journal.name} holds a run already; resume, replay or fork it, delete it first, or record into another journal"
             raise JournalError(msg)
         self.append(new_head(plan, self._seed, link=self.journal.link, signed=self.journal.signed_by))
+        # Recorded only where the engine chose it: a model that the agent names comes from its code, and a change of it
+        # is to be seen.
         model = plan.model if plan.definition.model is None else None
         self.append(Intent(*ROOT, root_form(plan, state, limits, model, models)))
         return self._looked_up(plan, state)
@@ -365,8 +397,12 @@ class JournaledRun:
         plan = attrs.evolve(plan, run_id=str(history.root["run_id"]), created=created)
         plan, state = self._with_random(plan), attrs.evolve(state, run_id=plan.run_id)
         model, chosen = history.root.get("model"), history.root.get("models") or {}
+        # The limits of then are compared with, not those of now: other limits on resume hold for what is live, and are
+        # no divergence (reliability:JR29).
         recorded = self.opening.limits if self.opening else None
         asked = Intent(*ROOT, root_form(plan, state, recorded, model, chosen))
+        # The start is compared like any effect: an agent that is resumed with another prompt would take all the
+        # recorded answers for answers to that.
         is_equal = past.equals(history.intents[ROOT], asked)
         if self.mode.cuts_off:
             if not is_equal:
@@ -383,6 +419,8 @@ class JournaledRun:
         return self._looked_up(plan, state)
 
     def _with_random(self, plan: RunPlan) -> RunPlan:
+        # By path, so that each child has chance of its own: drawn from one source, what a child gets would depend on
+        # which sibling was faster.
         return attrs.evolve(plan, random=partial(Random, f"{self._seed}:{plan.path}"))
 
     def wrap(self, services: Services) -> Services:
@@ -391,6 +429,8 @@ class JournaledRun:
         self.is_traced = bool(services.outermost)
         if self.pace is not None:
             self.pace.sleep = services.clock.sleep
+        # The whole of recording is built in here, by what the engine lends to the tree. Driver and machine have no flag
+        # for it, so there is none that could be wrong (docs/the-machine.md).
         return attrs.evolve(
             services,
             machine=self._machine(services.machine),
@@ -443,7 +483,7 @@ class JournaledRun:
         return [*kept, *first]
 
     def unheard(self, path: str) -> Sequence[str]:
-        """Return what was said to the run at *path* before this process took over, and that it did not hear."""
+        """Return what was said to the run at *path* before this process took over, and did not reach it."""
         past = self.past
         return () if past is None or not self.mode.goes_on(past.history) else past.history.unheard(path)
 
@@ -459,11 +499,12 @@ class JournaledRun:
         async with self._looking:  # two at once would find the same letters, and each do what they say
             look = partial(_letters_behind, box, self._place)
             letters, self._place = await self._commits.apart(look) if self._writer.blocks else look()
+        # Letters to a child that had not begun when they were read: they are looked at again each time, until it has.
         early, self._early = self._early, []
         return [*self._cancels.values(), *self._taken_in([*early, *letters])]
 
     def keep(self, message: Message) -> bool:
-        """Write down a message of this process, unless it is for a run that has not begun: a record below none spoils the journal."""
+        """Record a message of this process, unless its run has not begun: a record without a run would spoil the journal."""
         if not self._is_there(message.path):
             return False
         self._known.add(message.id)
@@ -503,9 +544,11 @@ class JournaledRun:
         self._left_open.update({question.id: (address, question) for question in questions})
 
     def _mailbox(self) -> Mailbox | None:
-        """Return the mailbox of the run; ``None`` where nobody posts, as to a recording of a test, which is to be repeated."""
+        """Return the mailbox of the run; ``None`` where nobody posts, as for the recording of a test, which is to be repeated."""
         if not self.mode.takes_letters or self.source.stable:
             return None
+        # Opened when first asked for, since most runs are never posted to; a journal of a kind that has no mailbox is
+        # no error here, only nobody can post to it.
         if self._box is None:
             with contextlib.suppress(JournalError):
                 self._box = self.journal.mailbox()
@@ -520,6 +563,8 @@ class JournaledRun:
         letters, self._place = _letters_behind(box, 0)
         waiting = {key: question for key, (_, question) in history.open_questions().items()}
         asked = {q.id for i in history.intents.values() if i.type == "Ask" for q in questions_of(history.form(i))}
+        # Answers first of all: the run is opened with them, since the question may be the very effect at which the
+        # record ends.
         for letter in letters:
             if letter.kind == "result":
                 # Its call is over where it has a result; the others have theirs as soon as they wait.
@@ -531,12 +576,14 @@ class JournaledRun:
             elif letter.topic in waiting:
                 self._take_answer(letter, waiting[letter.topic], asks_again=asks_again)
             elif letter.topic not in asked:
-                self._leave_out(letter, f"{letter.topic!r} is no question of this run")
+                self._leave_out(letter, f"{letter.topic!r} is not a question of this run")
 
     def _take_answer(self, letter: Letter, question: Question, *, asks_again: bool) -> None:
         """Let a question be answered by a letter, unless whoever resumes the run answers it."""
         answer = answer_in(letter.value)
         problem = answer_problem(answer, question)
+        # Whoever can write to the folder can post a yes. An answer to a question is only text for the agent; a
+        # permission lets something run, so on a folder that others share it is asked again.
         if asks_again and question.tool_name is not None:
             problem = f"{question.id!r} is a permission, and whoever posted that it is given may be anybody"
         if problem:
@@ -587,11 +634,13 @@ class JournaledRun:
 
     def _keep_letter(self, message: Message) -> None:
         self._known.add(message.id)
+        # Written down before it is done: a message that made the run go another way has to be in the record in front of
+        # what it led to.
         said = {"type": "Letter", "id": message.id, "kind": message.kind, "value": message.value}
         self.append(Input(message.path, -1, self.timing.last, said))
 
     def _keep_answer(self, letter: Letter) -> None:
-        """Keep the answer to a question for which nobody here waits any more: whoever goes on with the run has it."""
+        """Keep the answer to a question that nobody here waits for any more: whoever resumes the run finds it."""
         (path, seq), question = self._left_open[letter.topic]
         answer = answer_in(letter.value)
         if problem := answer_problem(answer, question):
@@ -604,7 +653,7 @@ class JournaledRun:
         self.append(Input(path, seq, self.timing.last, {"type": "Answered", **said}))
 
     def _innermost(self, services: Services) -> Iterator[Middleware]:
-        """Give what wraps that which is live, beside what the services have themselves."""
+        """Give the wrappers of live effects, beside those of the services."""
         around = self._around
         if around is not None:
             prices, clock = services.pricing, services.clock
@@ -631,6 +680,8 @@ class JournaledRun:
 
     def _machine(self, inner: MachineMaker) -> MachineMaker:
         def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
+            # Only what a machine can see of the record is put into its plan: stand-ins for tools that are gone, and
+            # whether an output has to be kept. It does not know that there is a record.
             known = plan if self.past is None else self.past.with_gone_tools(plan)
             if plan.definition.handle_steps is not None:
                 known = _keeping(known, partial(self._keeps_output, plan.path), self._unkept)
@@ -646,7 +697,7 @@ class JournaledRun:
         return self.past is None or not self.past.history.named_output(path)
 
     def _unkept(self, output: JsonValue) -> str:
-        """Return why an output is no record of this journal; what is recorded already was short enough."""
+        """Return why an output is not a record of this journal; what is recorded already was short enough."""
         return too_long(output, self.source.inline)
 
     def _root(self, running: Generator[Any, Outcome | None, Finished]) -> Generator[Any, Outcome | None, Finished]:
@@ -669,6 +720,8 @@ class JournaledRun:
         if self.past is not None:
             plan, state = recalled(self.past.history, plan, state)
             known = self.mode.known_lookups(self.past.history, plan.path)
+        # Recorded as inputs, since no effect asked for them: a prompt that is computed, and a window from a price list,
+        # may be others tomorrow.
         for record in lookups(plan, state):
             if record.input["type"] not in known:
                 self.append(record)
@@ -677,10 +730,12 @@ class JournaledRun:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def append(self, record: Record) -> None:
-        """Write a record; it is durable with the next commit. One that is only walked through is written nowhere."""
+        """Write a record; it is durable with the next commit. A run that is only walked through writes nothing."""
         if not self.mode.writes:
             return
         assert self._writer is not None  # noqa: S101 - there is one from start to end
+        # Written with the next record and not when the difference was accepted: a resume that fails at once must leave
+        # the journal as it was.
         if self._unwritten:
             self._write_kept(self._writer)
         self._writer.append(record)
@@ -729,6 +784,8 @@ class JournaledRun:
 
     def fail(self, error: StepEngineError) -> StepEngineError:
         """Let nothing go on any more; return the first reason that was given."""
+        # The first reason only: once one record could not be written, or one effect was another, all that follows are
+        # consequences.
         self.fatal = self.fatal or error
         return self.fatal
 
@@ -744,12 +801,15 @@ class JournaledRun:
         """
         if self._commits is None or self._writer is None or not self._is_over:
             return finished
+        # In a thread, as it writes and syncs; the loop has other runs.
         if self._writer.blocks or self.mode.replaces:
             return await self._commits.apart(lambda: self._finish(finished, waits))
         return self._finish(finished, waits)
 
     def _finish(self, finished: Finished, waits: Sequence[Waits]) -> Finished:
         bed = self._bed(finished)
+        # The journal is given back on every way, before anybody is told that the run ended: who waited for its result
+        # may open it at once.
         try:
             if self.fatal is None:
                 if bed is not None and waits:
@@ -766,7 +826,7 @@ class JournaledRun:
         return attrs.evolve(finished, warnings=(*finished.warnings, *self.warnings)) if self.warnings else finished
 
     def _bed(self, finished: Finished) -> Bed | None:
-        """Return where the run sleeps now, or slept until now; a run that never waits has nothing looked up."""
+        """Return where the run sleeps now, or slept until now; for a run that never waits, nothing is looked up."""
         is_asleep = finished.status is RunStatus.SUSPENDED
         slept = self.past is not None and self.mode.goes_on(self.past.history) and bool(self.past.history.waits())
         if not self.mode.takes_letters or self.source.stable or not (is_asleep or slept):
@@ -775,6 +835,8 @@ class JournaledRun:
 
     def _lie_down(self, bed: Bed, waits: Sequence[Waits], agent_id: str) -> None:
         """Note when the run wakes, before its suspension is durable; what is not noted is found in the journal."""
+        # Noted before the suspension is durable: a run that is noted and does not sleep is looked at once in vain; one
+        # that sleeps and is not noted would never wake.
         found = sleeping(bed.run, waits, agent_id)
         assert found is not None  # noqa: S101 - it waits
         with self._told_of(bed), bed.index() as index:
@@ -806,8 +868,10 @@ class JournaledRun:
             )
 
     def _end(self, finished: Finished) -> None:
-        """Write down how the root run ended; a run that was only stopped can be gone on with, so it has no end."""
+        """Write down how the root run ended; a run that was only stopped can be resumed, so it has no end."""
         self._warn_of_kept()
+        # A run that was stopped gets no end in its record, for nothing may follow one (replay:J17): a cancelled run can
+        # be gone on with, a finished one cannot.
         past, stop = self.past, stop_of(finished.status, finished.error)
         if past is not None and stop is None:
             unused = past.unused(finished.state.agent_id) if not self.mode.cuts_off else None

@@ -77,6 +77,8 @@ LetterKind: TypeAlias = Literal["message", "answer", "cancel", "input", "result"
 KINDS = frozenset(get_args(LetterKind))
 MAIL = ".mail"
 """What is put behind the name of a journal's file to get that of its mailbox."""
+# Bounds, because everybody who may post is able to fill the disk and the memory of whoever holds the run: a reader
+# reads all that is new at once, and a sender all of the file to look for its id.
 MAX_LETTERS = 10_000
 MAX_BYTES = 64 * 1024 * 1024
 MAX_VALUE = 1024 * 1024
@@ -177,6 +179,8 @@ def _problem_of_topic(letter: Letter) -> str:
 
 def _problem_of_value(letter: Letter) -> str:
     value: Any = letter.value
+    # An answer is restored here as the run will restore it: what is no answer would else stop the run of somebody else,
+    # later, and the sender that could mend it would be told that all was well.
     if letter.kind == "answer" and not isinstance(value, bool | str):
         try:
             is_answer = type(restored(value)) is Answer
@@ -224,6 +228,8 @@ class StoredLetter(NamedTuple):
     @property
     def key(self) -> bytes:
         """How its line begins, and that of no letter with another id."""
+        # `run` and `id` are the first members of a line, so that a sender which looks for its id compares bytes and
+        # reads no JSON: 10,000 letters are looked through for each one that is posted.
         return to_text({"run": self.run, "id": self.letter.id})[:-1].encode() + b","
 
     @classmethod
@@ -232,7 +238,7 @@ class StoredLetter(NamedTuple):
         Return what a line without its newline holds; ``None`` for a letter of a kind that this version does not know.
 
         Raises:
-            JournalCorrupt: for what is no letter; it begins with *where*, a text or what has one.
+            JournalCorrupt: for what is not a letter; it begins with *where*, a text or what has one.
         """
         if len(line) >= MAX_LINE or checked(line, 0) is None:
             msg = f"{where} is damaged: its checksum is wrong"
@@ -248,7 +254,7 @@ class StoredLetter(NamedTuple):
                 raise TypeError(msg)
             return cls(members["run"], Letter(**given))
         except (StepEngineError, *UNREADABLE) as error:
-            msg = f"{where} is no letter: {type(error).__name__}: {error}"
+            msg = f"{where} is not a letter: {type(error).__name__}: {error}"
             raise JournalCorrupt(msg) from error
 
 
@@ -332,6 +338,8 @@ class Mailbox(abc.ABC):
     def _add(self, stored: StoredLetter) -> bool: ...
 
     def _run(self) -> str:
+        # Looked up at each use and not kept: a journal may be removed and another run begin under its name while a
+        # sender keeps its mailbox, and a letter never reaches that run.
         head = self._journal.head()
         if head is None:
             raise self._journal.missing()
@@ -340,6 +348,8 @@ class Mailbox(abc.ABC):
     def _cleaned(self, letter: Letter) -> Letter:
         """Return a letter as its run may see it."""
         redactor = self._journal.redactor
+        # Nothing is taken out of an id or a topic: the letter would be found under another name than its sender knows,
+        # and posted a second time.
         for what, text in (("id", letter.id), ("topic", letter.topic)):
             if redactor.suspicious(text) and redactor.text(text) != text:
                 msg = f"the {what} of a letter holds a secret; it is written as it is, so nothing was posted"
@@ -354,6 +364,8 @@ class Mailbox(abc.ABC):
 
     def _check_same(self, stored: StoredLetter, known: StoredLetter | None) -> None:
         """Raise when *known*, which has the id of the letter that is to be added, is another one."""
+        # The time at which it was sent may differ: whoever posts again because it did not hear of the first time does
+        # so later.
         if known is None or known.letter.content != stored.letter.content:
             msg = (
                 f"{self.name} has another letter with the id {stored.letter.id!r}; every letter needs an id of its own"
@@ -420,6 +432,8 @@ class _Line(NamedTuple):
     path: Path
     start: int
 
+    # The number of a line is counted when somebody reads the message: to know it, all that stands before has to be
+    # read, and a reader begins where it stopped.
     def __str__(self) -> str:
         with self.path.open("rb") as file:
             number = file.read(min(self.start, MAX_BYTES)).count(b"\n") + 1
@@ -430,7 +444,7 @@ class FileMailbox(Mailbox):
     """
     A mailbox in a file of lines beside a journal's file: ``run.jsonl.mail``. A place is a number of bytes.
 
-    A line that was cut off when its sender was killed is no letter, and the next sender removes it.
+    A line that was cut off when its sender was killed is not a letter, and the next sender removes it.
 
     Args:
         journal: The journal.
@@ -456,6 +470,9 @@ class FileMailbox(Mailbox):
         run, letters, last = self._run(), [], start + len(data)
         for line in BytesIO(data):
             end = start + len(line)
+            # The last line may be one that somebody writes now, or was killed over: it is left for the next look, also
+            # when its newline is there and its checksum is wrong, since the pages of a file may reach the disk in any
+            # order. A wrong line with another one behind it is damage.
             if not line.endswith(b"\n") or (end == last and checked(line[:-1], 0) is None):
                 break
             stored = StoredLetter.read(line[:-1], _Line(self._path, start))
@@ -470,6 +487,8 @@ class FileMailbox(Mailbox):
             size = os.stat(self._path, follow_symlinks=False).st_size  # noqa: PTH116 - a path object takes its time
         except OSError:
             return False
+        # Another length and not a greater one: a file that was made anew under the name may be shorter. What is empty
+        # holds nothing.
         return size not in (0, after)
 
     def _behind(self, after: int) -> tuple[bytes, int]:
@@ -480,6 +499,8 @@ class FileMailbox(Mailbox):
         try:
             self._check(descriptor)
             size = self._check_size(descriptor)
+            # A place that does not stand behind a newline is of another file, which was removed with its journal; all
+            # is read then. That gives letters again in the worst case, and whoever takes them knows them by their ids.
             is_place = 0 < after <= size and os.pread(descriptor, 1, after - 1) == b"\n"
             start = after if is_place else 0
             return b"".join(_pieces(descriptor, start, size)), start
@@ -503,6 +524,8 @@ class FileMailbox(Mailbox):
         """Raise unless the journal is there still: whoever removes one removes its mailbox after it."""
         head = self._journal.head()
         if head is None or head.run != stored.run:
+            # Between the look at the journal and the lock somebody may have removed both; the file that was just made
+            # for nothing goes with them, and would else stand beside the next journal of that name.
             if not os.fstat(descriptor).st_size:
                 self._path.unlink(missing_ok=True)
             raise self._journal.missing()
@@ -519,6 +542,8 @@ class FileMailbox(Mailbox):
         whole = end = count = 0
         last, key = b"", stored.key
         with open(descriptor, "rb", closefd=False) as file:
+            # Read in pieces of at most `MAX_LINE`: a file without a newline, as another program leaves it, is not read
+            # into memory as one line.
             for piece in iter(partial(file.readline, MAX_LINE), b""):
                 end += len(piece)
                 if piece.endswith(b"\n"):
@@ -526,10 +551,14 @@ class FileMailbox(Mailbox):
                         self._check_same(stored, StoredLetter.read(piece[:-1], "it"))
                         return True
                     whole, count, last = end, count + 1, piece
+        # What a killed sender left at the end is removed before anything is written behind it. Behind a line without
+        # its newline the next letter would be the end of that line, and both would be lost.
         if end == whole and last and checked(last[:-1], 0) is None:
             whole, count = end - len(last), count - 1
         if whole < end:
             os.ftruncate(descriptor, whole)
+            # The cut is on the disk before the letter is: after a power cut a file might else have its old length and
+            # the new bytes in the midst of the old ones.
             if self._sync is not None:
                 os.fsync(descriptor)
         self._check_room(count + 1, whole + len(stored.line))
@@ -538,11 +567,13 @@ class FileMailbox(Mailbox):
     def _append(self, descriptor: int, line: bytes) -> None:
         end = os.fstat(descriptor).st_size
         try:
+            # One `write` may take a part only, as when the disk becomes full or a signal comes.
             view = memoryview(line)
             while view:
                 view = view[os.write(descriptor, view) :]
             if self._sync is not None:
                 self._sync(descriptor)
+                # The name of a new file is in its folder, which has to be on the disk, too; once, since the name stays.
                 if not end:
                     sync_folder(self._path.parent)
         except OSError:
@@ -554,6 +585,9 @@ class FileMailbox(Mailbox):
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
         """Hold the open file, which is made when there is none, for as long as the block lasts."""
+        # The file may be removed with its journal between opening and locking it: the lock would be that of a file
+        # without a name, and a letter in it reach nobody. So it is looked at again under the lock, and begun anew when
+        # it is another one.
         while True:
             descriptor = self._opened(REOPENED)
             is_new = descriptor is None
@@ -581,17 +615,22 @@ class FileMailbox(Mailbox):
             return False
 
     def _give(self, descriptor: int) -> None:
-        """Let a file that was made now belong to whom the journal belongs to, where an administrator made it."""
+        """Give a new file to the owner of the journal, if an administrator made it."""
+        # Else an administrator who answers a question of somebody's run would leave a file that its holder does not
+        # believe, since it belongs to another user.
         owner = self._of.stat()
         if os.name == "posix" and os.geteuid() != owner.st_uid:
             os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
     def _lock(self, descriptor: int) -> None:
-        """Lock the file; others are waited for as long as they come on."""
+        """Lock the file, waiting for others as long as they make progress."""
         try:
             import fcntl
         except ImportError:
             return lock_file(descriptor, self._path, unsafe_no_lock=self._unsafe_no_lock)
+        # Patience is measured from the last letter and not from the beginning: many senders at once are slow, and none
+        # is stuck. A process that was stopped with the lock makes the file no longer, and five seconds later the error
+        # names it.
         until, seen = 0.0, -1
         while True:
             try:
@@ -602,6 +641,7 @@ class FileMailbox(Mailbox):
                     until, seen = now + SECONDS, size
                 elif now >= until:
                     return lock_file(descriptor, self._path)
+                # A lock that waits by itself (without LOCK_NB) cannot be given up after a time by a thread.
                 time.sleep(PAUSE)
             except OSError:
                 return lock_file(descriptor, self._path, unsafe_no_lock=self._unsafe_no_lock)
@@ -616,14 +656,16 @@ class FileMailbox(Mailbox):
             raise self._unusable(error) from error
 
     def _check(self, descriptor: int) -> None:
-        """Raise for what is no file, and for letters that somebody else than the journal's owner may have written."""
+        """Raise for what is not a file, and for letters that somebody else than the journal's owner may have written."""
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            msg = f"{self._path} is no regular file; a mailbox is one"
+            msg = f"{self._path} is not a regular file; a mailbox is one"
             raise JournalError(msg)
         if os.name != "posix":
             return
         try:
+            # A letter can allow a tool call. So whoever can write the mailbox can do what the run can: only who owns
+            # the journal, and could write that as well, is believed.
             owner = self._of.stat().st_uid
         except FileNotFoundError:
             raise self._journal.missing() from None
@@ -636,7 +678,7 @@ class FileMailbox(Mailbox):
             raise JournalError(msg)
 
     def _check_size(self, descriptor: int) -> int:
-        """Return how long the file is; raise when no sender would have let it become so long."""
+        """Return the length of the file; raise when it is longer than any sender would make it."""
         size = os.fstat(descriptor).st_size
         if size > MAX_BYTES + MAX_LINE:
             msg = f"{self._path} has {size:,} bytes, and a mailbox has at most {MAX_BYTES:,}; remove it"
@@ -644,6 +686,7 @@ class FileMailbox(Mailbox):
         return size
 
     def _unusable(self, error: OSError) -> JournalError:
+        # A link at the place of the mailbox would let whoever made it choose the file that is appended to.
         if error.errno == errno.ELOOP:
             msg = f"{self._path} is a symbolic link; the mailbox of a journal is a file beside it"
             return JournalError(msg)

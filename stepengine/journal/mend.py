@@ -191,7 +191,7 @@ def sealed(journal: JournalLike) -> Sealed:
     The journal itself is not changed; ``sealed(journal).journal.copy_to(journal)`` does that.
 
     Raises:
-        JournalCorrupt: when a line is no record, or the records do not follow from each other.
+        JournalCorrupt: when a line is not a record, or the records do not follow from each other.
         JournalVersion: when a newer version wrote it.
     """
     source = as_journal(journal)

@@ -1,7 +1,7 @@
 """
 How a run is opened on its journal; one journal, one mode, from start to end. What differs by the mode stands here, alone.
 
-A mode is no state: it is asked about the run and its past, and says what is to be done.
+A mode is not a state: it is asked about the run and its past, and says what is to be done.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Mode:
         return False
 
     def goes_on(self, history: History) -> bool:
-        """Return whether what comes is written behind what the journal that was given holds."""
+        """Return whether new records are appended to the journal that was given."""
         return self.resumes and not history.is_complete
 
     def news(self, past: Past | None) -> Callable[[Event], bool] | None:
@@ -89,7 +89,7 @@ class Mode:
         return None
 
     def known_lookups(self, history: History, path: str) -> Collection[str]:
-        """Return the kinds of what was looked up for the run at *path* and stands in the journal that is written."""
+        """Return the kinds of look-ups for the run at *path* that are in the journal being written."""
         return ()
 
     def repeats(self, past: Past) -> bool:
@@ -101,7 +101,7 @@ class Mode:
         return stop.kind != "suspended" and (past is None or not self.repeats(past))
 
     def may_leave(self, past: Past) -> bool:
-        """Return whether the run may end with records left that it did not come by."""
+        """Return whether the run may end without having reached all records."""
         return False
 
     def write_start(self, run: Opened, head: Head, asked: Intent, *, is_equal: bool) -> None:
@@ -111,7 +111,7 @@ class Mode:
             run.append(asked)
 
     def settle(self, run: Opened, *, failed: bool) -> None:
-        """Put the journal of a run that has ended where, and in the order in which, it is to stay."""
+        """Put the journal of a run that has ended in its final place and order."""
         if run.past is not None and self.repeats(run.past):
             assert isinstance(run.journal, MemoryJournal)  # noqa: S101 - what repeats makes one
             put_as_recorded(run.journal, run.past.history.records)
@@ -137,16 +137,16 @@ class Resuming(Mode):
     resumes = takes_letters = True
 
     def is_closed(self, history: History) -> bool:
-        """Return whether the record has an end: then there is nothing to go on with."""
+        """Return whether the record has an end: then there is nothing to resume."""
         return history.is_complete
 
     def tells_stop(self, stop: Stop, past: Past | None) -> bool:
-        """Return whether it is none that waits, or else follows a stop: the journal would be that of the stopped run."""
+        """Return whether it does not wait, or follows a stop: else the journal would be that of the stopped run."""
         last = None if past is None else past.history.stop
         return stop.kind != "suspended" or (last is not None and last.input["kind"] != "suspended")
 
     def news(self, past: Past | None) -> Callable[[Event], bool] | None:
-        """Return what says that recorded events are none: they are not told again."""
+        """Return the test that drops recorded events, so that they are not shown again."""
         return None if past is None else partial(_is_news, past.history)
 
     def known_lookups(self, history: History, path: str) -> Collection[str]:

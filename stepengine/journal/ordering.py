@@ -45,7 +45,7 @@ def put_as_recorded(journal: MemoryJournal, original: Sequence[Record]) -> None:
 
 
 def without_cut_off_blobs(records: Sequence[Record]) -> Sequence[Record]:
-    """Return *records* without the blobs of one that a crash cut off."""
+    """Return *records* without the blobs of a record that a crash cut off."""
     end = len(records)
     while end and type(records[end - 1]) is Blob:
         end -= 1

@@ -67,7 +67,7 @@ def opened(path: Path) -> int | None:
     Return a descriptor to read the file at *path*; ``None`` when there is none.
 
     Raises:
-        JournalError: when it cannot be read, or is no regular file.
+        JournalError: when it cannot be read, or is not a regular file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | CAREFULLY)
@@ -134,7 +134,7 @@ def make_private(path: Path, descriptor: int | None = None) -> None:
 
 def check_place(path: Path, status: os.stat_result) -> None:
     """
-    Raise for what is no regular file.
+    Raise for what is not a regular file.
 
     Raises:
         JournalError: it says what was found.
@@ -143,7 +143,7 @@ def check_place(path: Path, status: os.stat_result) -> None:
         msg = f"{path} is a symbolic link; give the path of the journal itself"
         raise JournalError(msg)
     if not stat.S_ISREG(status.st_mode):
-        msg = f"{path} is no regular file; a journal is one"
+        msg = f"{path} is not a regular file; a journal is one"
         raise JournalError(msg)
 
 
@@ -398,7 +398,7 @@ class Reserve:
             self._take(sizes)
 
     def _take(self, sizes: tuple[int, ...]) -> None:
-        """Keep the first of these sizes that there is room for; a full disk is no error."""
+        """Keep the first of these sizes that there is room for; a full disk is not an error."""
         for size in sizes:
             try:
                 self._descriptor = _room(self._folder, size)

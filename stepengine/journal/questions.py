@@ -88,7 +88,7 @@ def _why(history: History, key: str) -> str:
         for question in questions_of(history.form(intent)):
             if key in (question.id, question.text):
                 return "was answered already"
-    return "is no question of this run"
+    return "is not a question of this run"
 
 
 def _listed(waiting: Mapping[str, Question]) -> str:
@@ -137,7 +137,7 @@ def _asked_about(history: History, wanted: Callable[[Intent], bool]) -> list[Que
 
 
 def _check_decision(history: History, key: str, answer: object) -> None:
-    """Raise unless *answer* says whether an effect in doubt is done again; what is no clear word must not decide that."""
+    """Raise unless *answer* says whether an effect in doubt is done again; what is not a clear word must not decide that."""
     known = [question.id for question in doubts(history)]
     if key not in (*known, *[question.id for question in waiting_calls(history)]):
         msg = f"{key!r} is no effect in doubt of this run; in doubt are: {', '.join(known) or 'none'}"
@@ -174,7 +174,7 @@ def kept_answers(history: History) -> dict[str, AnswerLike]:
 
 
 def _before(path: str, seq: int) -> str:
-    """Return the address behind which a fork does an effect again; of the first one of a child also its start."""
+    """Return the address after which a fork repeats an effect; for a child's first effect, the child's start is repeated, too."""
     while path and not seq:
         path, seq = parent_of(path)
     return shown_address(path, seq - 1)

@@ -68,11 +68,11 @@ ESCAPED_DOLLAR = rb"\u0024"
 
 
 def _no_number(name: str) -> object:
-    msg = f"{name} is no number of JSON"
+    msg = f"{name} is not a number of JSON"
     raise ValueError(msg)
 
 
-# Half a pair of surrogates is no text: nobody could write it down again. We never write the escape.
+# Half a pair of surrogates is not text: nobody could write it down again. We never write the escape.
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _DECODER: Any = json.JSONDecoder(parse_constant=_no_number)
 
@@ -103,7 +103,7 @@ class Source:
         Return what stands in a line.
 
         Raises:
-            JournalCorrupt: when that is no record.
+            JournalCorrupt: when that is not a record.
         """
         return self._parsed(self.read(start, end), start)
 
@@ -112,7 +112,7 @@ class Source:
         Return what stands in a line with its blobs put in; most lines have none.
 
         Raises:
-            JournalCorrupt: when that is no record.
+            JournalCorrupt: when that is not a record.
             KeyError: when a blob is missing.
         """
         line = self.read(start, end)
@@ -215,7 +215,7 @@ def members_of(line: bytes, where: object) -> Mapping[str, object]:
     Return the members of a line; *where* is the text, or has the text, that an error begins with.
 
     Raises:
-        JournalCorrupt: when it is no JSON object.
+        JournalCorrupt: when it is not a JSON object.
     """
     try:
         # What begins like this is UTF-8, and need not be looked at to find that out.
@@ -227,7 +227,7 @@ def members_of(line: bytes, where: object) -> Mapping[str, object]:
         msg = f"{where} is not JSON: {error}"
         raise JournalCorrupt(msg) from error
     if not isinstance(members, dict):
-        msg = f"{where} is no JSON object"
+        msg = f"{where} is not a JSON object"
         raise JournalCorrupt(msg)
     return members
 
@@ -340,7 +340,7 @@ def first_of(line: bytes, name: str) -> Head | None:
         name: Its name, for errors.
 
     Raises:
-        JournalCorrupt: when it is no head.
+        JournalCorrupt: when it is not a head.
         JournalVersion: when a newer version wrote it.
     """
     body = line.removesuffix(b"\n")
@@ -351,7 +351,7 @@ def first_of(line: bytes, name: str) -> Head | None:
     where = Place(Source(line, name), 0)
     record = record_of(members_of(body, where), where)
     if type(record) is not Head:
-        msg = f"{where} is no head; perhaps this is no journal"
+        msg = f"{where} is not a head; perhaps this is not a journal"
         raise JournalCorrupt(msg)
     return record
 
@@ -416,13 +416,13 @@ def _damaged(records: Sequence[Record], offset: int, source: Source, *, is_moved
             "which can be resumed"
         )
     else:
-        msg += "It is the first one: perhaps this is no journal"
+        msg += "It is the first one: perhaps this is not a journal"
     return JournalCorrupt(msg)
 
 
 def strict_members(line: bytes, where: str) -> Mapping[str, object]:
     """
-    Return a line's members, read with suspicion: no name twice, nothing that we would have written differently.
+    Return a line's members, read strictly: no name twice, nothing that we would have written differently.
 
     Raises:
         JournalCorrupt: naming *where*.

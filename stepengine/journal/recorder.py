@@ -24,6 +24,7 @@ from stepengine.data.effects import (
     AwaitRuns,
     CallBody,
     CallModel,
+    CallTool,
     EndRuns,
     RunInBackground,
     Spawn,
@@ -60,6 +61,8 @@ __all__ = (
 )
 
 
+# A prompt that is written down in the code comes from the code, so that a change of it is found at the first request;
+# one that is computed comes from the record, since it may come out differently each time.
 def recalled(history: History, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
     """Return *plan* and *state* of a run with what was looked up for it when it was recorded, as far as it was."""
     if plan.body is not None:
@@ -84,9 +87,13 @@ def lookups(plan: RunPlan, state: AgentState) -> Iterator[Input]:
 
 
 STABLE_STEP = 1_000
+# A person once took two days to answer; nobody watches a replay for that long.
 MAX_PAUSE = 10.0
 
 
+# Three clocks meet here: the one of this process, that of the processes before it, and the made-up one of recordings
+# for git, in which times follow from addresses, so that the same run gives the same bytes (replay:J23). The machine
+# sees one time that only goes on.
 class Timing:
     """
     Puts outcomes on the run's own clock.
@@ -109,7 +116,7 @@ class Timing:
         self.last = 0
 
     def go_on(self, last: int, created: datetime, now: datetime) -> None:
-        """Go on from a record that reaches to *last*; a wall clock that was set back does not turn time back."""
+        """Continue a record that reaches to *last*; a wall clock that was set back does not turn time back."""
         self.last = last
         self._offset = max(last, (now - created) // timedelta(milliseconds=1))
 
@@ -159,7 +166,9 @@ class Pace:
         self._shown = max(self._shown, at)
 
 
-STARTS = (*RUNS, RunInBackground)
+BARE = frozenset({CallModel, CallTool})
+"""What neither starts a run nor waits; nearly all effects are of these two kinds."""
+STARTS = frozenset({*RUNS, RunInBackground})
 OF_CHILDREN = (AwaitRuns, EndRuns)
 """What tells of children in the background, whose ends stand at their own addresses."""
 MAX_NOTED = 1_000
@@ -187,6 +196,13 @@ class Recorder:
         self._owed: list[tuple[Item, Value | Failure]] = []
         self._unseen: tuple[RunPlan | None, bool] = None, False
 
+    # Write-ahead, as a database does: that an effect begins is written before it begins, or a crash in the middle of it
+    # would look as if it had never been asked for, and it would happen twice. What must be on the disk by then, and not
+    # only in the file, is what must not happen twice; an idempotent call may be lost with its intent
+    # (reliability:JR41).
+    #
+    # It returns an awaitable and is no coroutine: for a run in memory nothing is waited for, and a coroutine that has
+    # nothing to wait for costs as much as the record. The same holds of `perform`.
     def begin(self, batch: Sequence[Item]) -> Awaitable[None]:  # noqa: C901 - a call for each would be longer than what it does
         """
         Compare effects with the record, or write down that they are about to happen.
@@ -202,11 +218,13 @@ class Recorder:
         lasts = not self._has_begun
         fresh: list[Item] = []
         for item in batch:
-            effect, path = item.effect, item.path
-            seq = effect.seq
-            together = None if item.gather is None else item.gather.effects[0].seq
-            intent = Intent(path, seq, effect if type(effect) is CallModel else describe(item), "", together)
-            intent.program_line = getattr(effect, "program_line", 0)
+            path, effect, _, gather, _ = item
+            kind, seq = type(effect), effect.seq
+            is_model = kind is CallModel
+            together = None if gather is None else gather.effects[0].seq
+            intent = Intent(path, seq, effect if is_model else describe(item), "", together)  # type: ignore[arg-type]
+            if not is_model:
+                intent.program_line = getattr(effect, "program_line", 0)
             is_new = replayer is None or not replayer.meets(item, intent)
             if is_new:
                 fresh.append(item)
@@ -217,11 +235,13 @@ class Recorder:
                     run.append(intent)
                 except StepEngineError as error:
                     raise run.fail(error) from error.__cause__
-                lasts = lasts or (type(effect) is not CallModel and must_last(item, intent.given))
+                lasts = lasts or (not is_model and must_last(item, intent.given))
             self._next[path] = seq + 1
-            if type(effect) in RUNS:
+            if kind in BARE:
+                continue
+            if kind in RUNS:
                 run.begins((path, seq))
-            if type(effect) in WAITS and (is_new or self._copies_begun((path, seq))):
+            if kind in WAITS and (is_new or self._copies_begun((path, seq))):
                 self._keep_waking(item)
         self._has_begun = self._has_begun or bool(fresh)
         if not (self._owed or (lasts and fresh and run.waits)):
@@ -229,9 +249,13 @@ class Recorder:
         owed, waiting = self._owed, self._lasting()
         return self._inner.begin(fresh) if waiting is None else self._begin_after(waiting, owed, fresh)
 
+    # A sync of the disk takes milliseconds, more than all other work of a step; so it is never waited for by itself
+    # where it can go with one that comes anyway. That is what is "owed": a reply that only the machine has seen need
+    # not be durable before the calls in it begin, as their intents stand behind it in the same file and cannot be
+    # durable without it.
     def _lasting(self) -> asyncio.Future[None] | None:
         """
-        Commit the intents of effects that must not happen twice, or may be undone: that they were begun must outlive a power cut (reliability:JR41).
+        Commit the intents of effects that must not happen twice, or may be undone: their beginning must outlive a power cut (reliability:JR41).
 
         So must what people are asked: who has seen a question may answer it, whatever became of the process that asked.
         The first of a run waits, too, so that whatever was paid for belongs to a run that can be resumed. So does whatever
@@ -248,7 +272,7 @@ class Recorder:
         await self._inner.begin(batch)
 
     async def _before_more(self, waiting: asyncio.Future[None], owed: Kept) -> None:
-        """Wait until what is owed is durable, where more is to come: a run that is stopped meanwhile ends, and does not go on."""
+        """Wait until what is owed is durable, if more is to come: a run that is stopped meanwhile ends here."""
         try:
             await waiting
         except StepEngineError as error:
@@ -262,7 +286,7 @@ class Recorder:
         return replayer is not None and mode.copies and not mode.takes_over and replayer.was_begun(address)
 
     def _keep_waking(self, item: Item) -> None:
-        """Keep when a wait ends at the latest, for whoever wakes runs: by itself the machine would find the same time again."""
+        """Record when a wait ends at the latest, for whoever wakes runs; the machine alone would compute the same time again."""
         wakes = item.effect.wakes  # type: ignore[union-attr]
         if wakes is not None:
             said = {"type": "Wakes", "until": wakes}
@@ -274,28 +298,28 @@ class Recorder:
         except StepEngineError as error:
             raise self._run.fail(error) from error.__cause__
 
+    # The order of these questions is the whole of resuming: a recorded outcome is given; a run that is recorded to its
+    # end stops where the record does; what lost its race stays lost; what was begun and has no result is in doubt; and
+    # only then is anything performed. Children are asked about first, since they are never answered from a record: they
+    # run again over their own.
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Answer an effect from the record, or perform and record it."""
         run, replayer = self._run, self._replayer
         if run.fatal is not None:
             return self._stopped(run.fatal)
-        kind = type(item.effect)
-        if kind in STARTS:
-            is_background = kind is Spawn and item.effect.is_background  # type: ignore[union-attr]
-            return self._start_in_background(item, io) if is_background else self._start_run(item, io)
-        if replayer is not None:
-            address = (item.path, item.effect.seq)
-            known = replayer.result(address)
-            if known is not None:
-                again = kind not in OF_CHILDREN and replayer.is_performed(item)
-                return self._again(known, item, io) if again else self._answered(known, item, io)
-            if replayer.halts(item):
-                return self._halted(item, io)
-            if item.gather is not None and replayer.has_lost(item):
-                return self._kept(item, given_up(item, 0), [])
-            if replayer.was_begun(address):
-                return self._doubtful(item, io)
-        return self._live(item, io, [])
+        starts = type(item.effect) in STARTS
+        if starts or replayer is None:
+            return self._start(item, io) if starts else self._live(item, io, [])
+        address = (item.path, item.effect.seq)
+        known = replayer.result(address)
+        if known is not None:
+            again = type(item.effect) not in OF_CHILDREN and replayer.is_performed(item)
+            return self._again(known, item, io) if again else self._answered(known, item, io)
+        if replayer.halts(item):
+            return self._halted(item, io)
+        if item.gather is not None and replayer.has_lost(item):
+            return self._kept(item, given_up(item, 0), [])
+        return self._doubtful(item, io) if replayer.was_begun(address) else self._live(item, io, [])
 
     # --- from the record ----------------------------------------------------------------------------------------------
 
@@ -320,7 +344,7 @@ class Recorder:
         return await self._when_ended(outcome, item, io) if is_of_children else outcome
 
     async def _again(self, known: Result, item: Item, io: IO) -> Single:
-        """Perform what is recorded once more; it must come to the same."""
+        """Perform a recorded effect once more; its result must be the same."""
         assert self._replayer is not None  # noqa: S101 - it found the result
         outcome = await self._inner.perform(item, io)
         if type(outcome) is not Stop:
@@ -336,6 +360,9 @@ class Recorder:
             return Stop("cancelled", self._run.timing.last, self._run.fatal)
         return attrs.evolve(outcome, value=attrs.evolve(outcome.value, ended=ended))
 
+    # A replay ends where its record ends, and as that one did. Only a run that was suspended there still waits for
+    # something: that is told to the tree, so that its result names the questions and times again. A run that was
+    # cancelled or cut off waits for nothing.
     async def _halted(self, item: Item, io: IO) -> Single:
         assert self._replayer is not None  # noqa: S101 - it said that nothing is live
         questions = shown_questions(item) if type(item.effect) is AskPerson else ()
@@ -344,8 +371,13 @@ class Recorder:
             io.stands(item)
         return attrs.evolve(stop, begun=self._replayer.begun(item))
 
+    def _start(self, item: Item, io: IO) -> Awaitable[Single]:
+        """Start what an effect starts: a child in the background, or a run that is waited for."""
+        is_background = type(item.effect) is Spawn and item.effect.is_background
+        return self._start_in_background(item, io) if is_background else self._start_run(item, io)
+
     async def _start_in_background(self, item: Item, io: IO) -> Single:
-        """Start a child in the background; that it was started is an outcome at once, and its end is one of its own."""
+        """Start a child in the background; the start is an outcome at once, and the end is recorded separately."""
         replayer, address = self._replayer, (item.path, item.effect.seq)
         known = replayer.result(address) if replayer is not None else None
         if replayer is not None:
@@ -370,8 +402,11 @@ class Recorder:
             return _halted_with(Stop("diverged", self._run.timing.last, fatal), _child(outcome))
         return await self._kept_run(item, outcome)
 
+    # A child that is recorded to have ended is run all the same. Its result alone would answer the parent, but then
+    # nobody would compare what it asks for, a divergence below would go unseen, and an output of the author's own type
+    # could not be made from JSON.
     async def _start_again(self, item: Item, io: IO, replayer: Replayer) -> Single:
-        """Run a child, or the body of a tool, over its own records; what its parent's record says of it is a check."""
+        """Run a child, or the body of a tool, over its own records; the result in its parent's record serves as a check."""
         run, address = self._run, (item.path, item.effect.seq)
         instead = await self._instead_of_run(item, io, replayer)
         if instead is not None:
@@ -401,7 +436,7 @@ class Recorder:
         return await self._kept(item, outcome, [])
 
     async def _instead_of_run(self, item: Item, io: IO, replayer: Replayer) -> Single | None:
-        """Return the outcome of a child, or of the body of a tool, that does not start by what is recorded; else ``None``."""
+        """Return the outcome of a child, or of the body of a tool, that does not start according to the record; else ``None``."""
         address = (item.path, item.effect.seq)
         refused = replayer.refused_run(address, item)
         if refused is not None:
@@ -411,17 +446,15 @@ class Recorder:
         return await self._halted(item, io) if replayer.halts_before_run(address, item) else None
 
     def _ended_with(self, item: Item, outcome: Single) -> Single:
-        """Return how a run that started another one stops where its record does."""
+        """Return how a run that started another stops where its record stops."""
         assert self._replayer is not None  # noqa: S101 - it said that nothing is live
         child = _child(outcome)
         waits = type(outcome) is Stop and outcome.kind == "suspended"
         stop = self._replayer.halt(item.path, child.questions if child is not None else (), waits=waits)
         return _halted_with(stop, child)
 
-    def _noting(self, item: Item, io: IO, attempts: list[object]) -> IO:
-        """Return the ``IO`` of an effect that is performed live, which notes what else is recorded of it."""
-        if type(item.effect) is CallModel:
-            return Attempts(io, attempts)
+    def _noting(self, item: Item, io: IO) -> IO:
+        """Return the ``IO`` of an effect but a model call that is performed live, which notes what else is recorded of it."""
         # Whether a result comes before its body has returned is a matter of time, and a stable recording tells of none.
         return Waiting(io, self._keep_waiting) if is_deferred(item) and not self._run.source.stable else io
 
@@ -439,7 +472,7 @@ class Recorder:
     # --- live ---------------------------------------------------------------------------------------------------------
 
     def _note_stopped(self, item: Item, io: IO) -> None:
-        """Write down what a model call had used that is stopped; what cannot be written ends the run, which ends anyway."""
+        """Record what a model call had used when it was stopped; if that fails, the run ends, as it does anyway."""
         begun = io.begun(item) if type(item.effect) is CallModel else None
         if begun is not None:
             with contextlib.suppress(StepEngineError):
@@ -450,6 +483,9 @@ class Recorder:
         said = {"type": "Begun", "usage": bare(begun.usage), **cost}
         self._append(Input(item.path, item.effect.seq, at, said))
 
+    # The process died between intent and result, and nothing here can know whether the mail was sent. What is harmless
+    # twice is done again; what waits is waited for again; of the rest somebody decides (`in_doubt`), and that decision
+    # is recorded like a result, so that it is never asked for a second time (replay:J31).
     async def _doubtful(self, item: Item, io: IO) -> Single:
         """Deal with an effect that was begun and has no result."""
         run, address = self._run, (item.path, item.effect.seq)
@@ -471,7 +507,7 @@ class Recorder:
         return await self._kept(item, decided, [])
 
     def _copy_begun(self, item: Item, history: History) -> None:
-        """Let a journal that is written anew know of an effect what is known of it, as it may have no result this time either."""
+        """Copy what is known of an effect into a rewritten journal, since it may have no result this time either."""
         address = (item.path, item.effect.seq)
         if address in history.waiting:
             self._append_waits(item)
@@ -486,9 +522,12 @@ class Recorder:
         begun = self._replayer.begun(item)
         return [lost if begun is None else {**lost, "usage": bare(begun.usage)}]
 
+    # What was used is written down also where the call is stopped: the exception takes nothing along, and nobody who
+    # comes later could know.
     async def _live(self, item: Item, io: IO, attempts: list[object], *, again: bool = False) -> Single:
+        noting = Attempts(io, attempts) if type(item.effect) is CallModel else self._noting(item, io)
         try:
-            outcome = await self._inner.perform(item, self._noting(item, io, attempts))
+            outcome = await self._inner.perform(item, noting)
         except BaseException:
             self._note_stopped(item, io)
             raise
@@ -506,6 +545,8 @@ class Recorder:
             await self._until(waiting, owed)
         return kept
 
+    # Encoded before anybody sees it: what cannot be stored must fail here, at the effect that gave it, and not when the
+    # run is read back. What the machine gets is what a replay will get (`_settled`).
     def _keep(
         self, item: Item, outcome: Single, attempts: Sequence[Any], io: IO | None = None, *, again: bool = False
     ) -> tuple[Single, Kept, asyncio.Future[None] | None]:
@@ -524,17 +565,22 @@ class Recorder:
                 self._keep_begun(item, outcome.begun, at)
             return attrs.evolve(outcome, at=at), (), None
         settled = self._settled(item, outcome, at)  # type: ignore[arg-type]
+        is_bare = type(settled) is Value and not settled.inputs and settled.value is not None
+        given = settled.value if is_bare else settled  # type: ignore[union-attr]
         try:
-            run.append(Result(path, seq, at, _given(settled, at), tuple(attempts), None, writes))
+            run.append(Result(path, seq, at, given, tuple(attempts), None, writes))
         except StepEngineError as error:
             raise self._failed(error, [(item, settled)]) from error.__cause__
         if not run.waits:
             return settled, (), None
         owed = self._owed
         owed.append((item, settled))
-        is_unseen = type(item.effect) is CallModel and io is not None and not io.watched and self._is_unseen(item.plan)
-        return settled, owed, None if is_unseen and _asks_for_more(settled) else self._lasting()
+        if type(item.effect) is CallModel and io is not None and not io.watched and self._is_unseen(item.plan):
+            return settled, owed, None if _asks_for_more(settled) else self._lasting()
+        return settled, owed, self._lasting()
 
+    # With nobody between the model and its calls, a reply that is lost in a crash has led to nothing: it may wait for
+    # the next commit. A handler, a hook or a watcher could already have told somebody of it.
     def _is_unseen(self, plan: RunPlan) -> bool:
         """Return whether nobody but the machine sees a reply: the run has no handler and no hooks, and nothing traces it."""
         known, is_unseen = self._unseen
@@ -567,6 +613,9 @@ class Recorder:
             _note_outcome(error, item, outcome)
         return self._run.fail(error)
 
+    # Live and replay must see the same value, or a handler would take another way the second time. So what storing
+    # changes (secrets that are taken out, errors of classes that only this process knows) is changed before the machine
+    # sees it, too. The first `return` is for nearly every outcome: there nothing is changed.
     def _settled(self, item: Item, outcome: Value | Failure, at: int) -> Value | Failure:
         """Return an outcome as it will be read back, so that recording and replay see the same (replay:K14)."""
         if type(outcome) is Value and outcome.at == at and not self._cleans:
@@ -585,18 +634,20 @@ class Recorder:
             return outcome
         cleaned = outcome_of({**clean, "at": at})
         if type(cleaned) is Value and type(outcome) is Value and outcome.body is not None:
-            # What a body leaves is its caller's, and is no record.
+            # What a body leaves is its caller's, and is not a record.
             return attrs.evolve(cleaned, body=outcome.body)
         return cleaned
 
     def _keep_taken(self, item: Item, outcome: Single) -> None:
-        """Keep who said what came of an effect in doubt: nothing but their word stands behind that result."""
+        """Record who stated the outcome of an effect in doubt: nothing but their word supports it."""
         run, seq = self._run, item.effect.seq
         given = run.decisions.get(f"{DOUBT}{shown_address(item.path, seq)}")
         if type(outcome) is not Stop and isinstance(given, Answer) and given.result is not ABSENT:
             said = {"by": given.by, "reason": given.reason}
             self._append(Input(item.path, seq, run.timing.last, {"type": "Taken", **said}))
 
+    # Of two questions of one effect the first may be answered days before the second. The effect has no result until
+    # then, so the answer stands by itself.
     def _keep_answers(self, item: Item, stop: Stop, at: int) -> None:
         """Keep what was answered while other questions of the same effect stay open: no answer is lost."""
         run = self._run
@@ -646,12 +697,6 @@ def _note_outcome(error: StepEngineError, item: Item, outcome: Value | Failure) 
     error.add_note(f"{what} happened, but its result is not in the journal, so resuming calls it in doubt: {said}")
 
 
-def _given(outcome: Value | Failure, at: int) -> object:
-    """Return what a record holds of an outcome: see ``Result``."""
-    is_bare = type(outcome) is Value and outcome.at == at and not outcome.inputs and outcome.value is not None
-    return outcome.value if is_bare else outcome  # type: ignore[union-attr]
-
-
 def _asks_for_more(outcome: Single) -> bool:
     """Return whether an outcome is a reply with calls, so that what comes of it is an effect first of all."""
     if type(outcome) is not Value or outcome.inputs:
@@ -659,6 +704,8 @@ def _asks_for_more(outcome: Single) -> bool:
     return ToolCallPart in map(type, outcome.value.content)
 
 
+# A wrapper for one call in place of a field of the effect: the effect is a frozen value that the machine made, and
+# knows no attempts.
 class Attempts:
     """The ``IO`` of one model call: notes its failed attempts, passes everything on."""
 

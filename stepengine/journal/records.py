@@ -67,10 +67,12 @@ __all__ = (
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What reading foreign data raises when they are not what they should be; ``DataError`` is said apart."""
 
+# Bounds for numbers that come from a file: whoever wrote it may have put in one with a million digits.
 MAX_SEQ = 10**9
 MAX_AT = 10**13
 """More than three hundred years in milliseconds; what is added to a date must leave a date."""
 LAST_YEAR = 9_000
+# Groups of at most nine digits, so that no path is longer to turn into numbers than a path of a run can be.
 PATH = re.compile(r"(?:[0-9]{1,9}(?:\.[0-9]{1,9})*)?")
 KEY = re.compile(r"[A-Za-z0-9+/]{68}")
 """A public ed25519 key in OpenSSH's form, as base64."""
@@ -159,6 +161,7 @@ def check_members(value: object, shape: Shape, what: str) -> None:
             if member == name:
                 msg = f"{what} lacks the member {member!r}"
                 raise ValueError(msg)
+        # `type(...) is` and not `isinstance`: a bool is an int to the latter, and JSON's `true` no number of an effect.
         elif kind is not ANY and type(value[member]) is not kind:
             msg = f"the member {member!r} of {what} should be a {kind.__name__}, not a {type(value[member]).__name__}"
             raise ValueError(msg)
@@ -167,7 +170,7 @@ def check_members(value: object, shape: Shape, what: str) -> None:
 def check_place(path: str, seq: int, at: int = 0) -> None:
     """Raise for an address or a time that no run has."""
     if PATH.fullmatch(path) is None:
-        msg = f"{path[:80]!r} is no path of a run"
+        msg = f"{path[:80]!r} is not a path of a run"
         raise ValueError(msg)
     if not (-1 <= seq < MAX_SEQ and 0 <= at < MAX_AT):
         msg = f"seq {seq} and at {at} should be below {MAX_SEQ} and {MAX_AT}"
@@ -193,6 +196,8 @@ def check_head(created: str, parent: object, hooks: object, packages: object) ->
 def check_effect(form: Mapping[str, Any], *, is_start: bool) -> None:
     """Raise unless *form* is the stored form of an effect, its blobs put in; *is_start* says that it starts the root run."""
     shape = EFFECTS.get(form["type"])
+    # What is not known here is refused and not left out, as an input is: an effect of a newer version may have changed
+    # the world, and a run that goes on without it would do it again.
     if shape is None or (is_start and form["type"] != "Spawn"):
         msg = f"{form['type'][:80]!r} is no effect that may stand here"
         raise ValueError(msg)
@@ -213,7 +218,7 @@ def _check_start(form: Mapping[str, Any]) -> None:
 def _check_children(paths: Sequence[object]) -> None:
     for path in paths:
         if not isinstance(path, str) or not path or PATH.fullmatch(path) is None:
-            msg = f"{str(path)[:80]!r} is no path of a child"
+            msg = f"{str(path)[:80]!r} is not a path of a child"
             raise ValueError(msg)
 
 
@@ -258,13 +263,15 @@ def check_outcome(effect: str, outcome: Value | Failure, asked: int = 0) -> None
     """Raise unless an effect of this type may have this outcome; *asked* is how many questions it asks."""
     value = outcome.value if isinstance(outcome, Value) else None
     fits = isinstance(outcome, Failure) or isinstance(value, OUTCOMES.get(effect, ANY))
+    # As many answers as questions: they are told apart by their places, and one too few would give each question behind
+    # it the answer of another one.
     if fits and isinstance(value, tuple) and effect == "Ask":
         fits = len(value) == asked and all(isinstance(answer, Answer) for answer in value)
     if not fits:
         msg = f"a {type(value).__name__} is no outcome of this {effect}"
         raise ValueError(msg)
     if not all(isinstance(message, UserMessage) for message in outcome.inputs):
-        msg = "what was sent to the run meanwhile is no user message"
+        msg = "what was sent to the run meanwhile is not a user message"
         raise ValueError(msg)
 
 
@@ -278,6 +285,8 @@ def check_attempts(attempts: Any) -> None:
 def check_input(said: Mapping[str, Any]) -> None:
     """Raise unless this came from outside; what a newer version knows is left alone."""
     check_members(said, {"type": str}, "the input")
+    # A type that is not in the table has no shape to fail: inputs are what a newer version adds, and a run of this one
+    # can be read without them.
     check_members(said, INPUTS.get(said["type"], {}), "the input")
     if said["type"] == "Answered":
         _check_stored([said["answer"]], Answer)
@@ -298,6 +307,8 @@ def begun_of(said: Mapping[str, Any]) -> Begun:
     _check_stored([said["usage"]], Usage)
     try:
         cost = Decimal(said["cost"]) if "cost" in said else None
+    # `NaN` falls through to the sentence below, which is the same for a cost that is no number and one that is below
+    # zero.
     except ArithmeticError:
         cost = Decimal("NaN")
     if cost is not None and not (cost.is_finite() and cost >= 0):
@@ -363,7 +374,7 @@ class Unread(Protocol):
     """The bytes of a journal, whose records are read when somebody needs them."""
 
     def members(self, start: int, end: int) -> Mapping[str, Any]:
-        """Return what the line from *start* to *end* holds; raises ``JournalCorrupt`` when that is no record."""
+        """Return what the line from *start* to *end* holds; raises ``JournalCorrupt`` when that is not a record."""
 
     def filled(self, start: int, end: int, blobs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return what the line holds with its blobs put in; raises ``KeyError``, too, when one is missing."""
@@ -486,7 +497,7 @@ class Result:
 
     @property
     def outcome(self) -> Value | Failure | None:
-        """What the machine is sent; ``None`` for one that stands in a line."""
+        """What the machine is sent; ``None`` for a result that was read from a line."""
         given = self.given
         if given is None or type(given) is Value or type(given) is Failure:
             return given
@@ -515,7 +526,7 @@ class Result:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has neither failed attempts nor writes, as nearly every one; only of one of this process."""
+        """Whether it has neither failed attempts nor writes, as nearly all do; known only for results of this process."""
         return not self._attempts and not self._writes
 
 

@@ -44,7 +44,7 @@ def permissions_ahead(history: History, *, after: Address | None = None) -> list
 
 def take_back(journal: Journal) -> tuple[str, ...]:
     """
-    Let a run ask again for what its journal allows ahead; return the ids of the questions.
+    Make a run ask again for what its journal allows in advance; return the ids of the questions.
 
     What stood there is kept beside the journal, where that has a place.
 
@@ -105,7 +105,7 @@ def _is_over(history: History, path: str, cut: Cut) -> bool:
 
 
 def _without(history: History) -> Iterator[Record]:
-    """Give the records without the answers that reach ahead; a yes for good to what has begun was one for that call."""
+    """Give the records without answers to later calls; a yes for good to a call that has begun counts for that call alone."""
     cut = Cut(history)
     asked = {(intent.path, intent.seq): intent for intent in _asked(history, cut)}
     ids = {question.id for intent in asked.values() for question in questions_of(history.form(intent))}

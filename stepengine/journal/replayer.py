@@ -74,9 +74,11 @@ TEXT_FORM = re.compile(r"(?:(?P<path>[0-9]{1,9}(?:\.[0-9]{1,9})*)?#)?(?P<seq>-1|
 
 
 def for_once(answer: Any) -> Any:
-    """Return an answer without what it says of later calls: a yes for good is one for the call that was asked about."""
+    """Return an answer without what it says of later calls: a yes for good becomes a yes to the call that was asked about."""
     if not isinstance(answer, Answer) or answer.remember is None:
         return answer
+    # A journal of somebody else may hold "always allow"; believed as that it would let calls run which its reader never
+    # saw. The yes counts for the one recorded call.
     return attrs.evolve(answer, text="yes" if answer.agrees else answer.text, remember=None, covers="")
 
 
@@ -89,7 +91,7 @@ def place_of(history: History, at: int | str) -> Address:
     Return the address of an effect that has a result, as ``address_of`` does.
 
     Raises:
-        JournalError: for what is no address; when there is no such effect, or it has no result.
+        JournalError: for what is not an address; when there is no such effect, or it has no result.
     """
     address = address_of(at)
     _check_place(history, address)
@@ -103,6 +105,7 @@ def address_of(at: int | str) -> Address:
     Raises:
         JournalError: for anything else.
     """
+    # `True` is an `int` to Python, and would mean effect 1.
     found = None if isinstance(at, bool) else TEXT_FORM.fullmatch(str(at))
     if found is None:
         msg = f"an address is a number of an effect, or text such as '#5' or '3.2#1' (effect 1 of the child 3.2), not {at!r}"
@@ -114,6 +117,7 @@ def _check_place(history: History, address: Address) -> None:
     where = shown_address(*address)
     if address == ROOT:
         return
+    # The commonest slip is a number that is too high, so the message says how far they go.
     if address not in history.intents:
         numbers = [seq for path, seq in history.intents if path == address[0] and seq >= 0]
         known = f"the run there has the effects 0 to {max(numbers)}" if numbers else "there is no run at that path"
@@ -141,11 +145,17 @@ class Cut:
     def __bool__(self) -> bool:
         return bool(self._ends)
 
+    # Not a point in the file but a place in the tree: records of runs that go on beside each other stand in the order
+    # in which their results came, so everything behind a line would cut siblings off that have nothing to do with the
+    # edit, and what they did would be paid for again.
     def at(self, address: Address) -> None:
         """Cut at *address*: the effect there, and what follows from it, are gone."""
         path, seq = address
         self._end(path, seq)
         while path:
+            # What began together with the `Spawn` on the way up stays, which is why the end is behind the last of the
+            # group: siblings asked for nothing that the cut child gave. The child's own result goes with the cut, as
+            # `keeps_result` says.
             if not self._history.is_background(path):
                 self._end(parent_of(path)[0], self._history.last_together(parent_of(path)) + 1)
             elif (told := self._history.told_at(path)) is not None:
@@ -159,6 +169,7 @@ class Cut:
 
     def keeps_intent(self, address: Address) -> bool:
         """Return whether an intent stays."""
+        # Asked for each effect of a replay, where nearly never anything was cut.
         if not self._ends or address == ROOT:
             return True
         path, seq = address
@@ -174,6 +185,7 @@ class Cut:
         if not self._ends:
             return True
         path, seq = address
+        # The root's result follows from everything below it, so any cut takes it away.
         if address == ROOT:
             return False
         if seq == -1:
@@ -197,6 +209,8 @@ def check_repeats(history: History, cut: Cut, act: str, *, undone: bool = False)
     Raises:
         JournalError: it lists the effects that changed the world and are cut off.
     """
+    # Refused before anything happens, with all of them listed: by the time a second mail has been sent it is too late
+    # to ask (reliability:JR36).
     gone = {a: i for a, i in history.intents.items() if not cut.keeps_intent(a) and touched_world(i.effect)}
     lost = [i for a, i in gone.items() if not (undone and a in history.results and history.results[a].writes)]
     if lost:
@@ -219,6 +233,7 @@ def live_kinds(names: Collection[str]) -> frozenset[str]:
     Raises:
         JournalError: when a name is none of theirs.
     """
+    # A text is a collection of its letters, and `live="perform"` is what everybody writes first.
     given = (names,) if isinstance(names, str) else names
     wrong = [name for name in given if name not in KINDS]
     if wrong:
@@ -226,7 +241,9 @@ def live_kinds(names: Collection[str]) -> frozenset[str]:
         other = (
             "; models answer anew in a rerun: engine.rerun(journal, at=0, reuse=False)" if "call_model" in wrong else ""
         )
-        msg = f"live={wrong[0]!r} is no kind of effect that a replay can perform; those are: {', '.join(KINDS)}{other}"
+        msg = (
+            f"live={wrong[0]!r} is not a kind of effect that a replay can perform; those are: {', '.join(KINDS)}{other}"
+        )
         raise JournalError(msg)
     return frozenset([KINDS[name] for name in given])
 
@@ -234,7 +251,7 @@ def live_kinds(names: Collection[str]) -> frozenset[str]:
 @frozen
 class Leeway:
     """
-    What a run that is recorded may do differently this time; by default nothing.
+    What a recorded run may do differently this time; by default nothing.
 
     Attributes:
         live: The types of effects that are performed for real; their results must be the recorded ones.
@@ -256,6 +273,8 @@ class Leeway:
     doubts_yes: bool = False
 
 
+# One value in place of ten parameters that are handed through five functions; frozen, as one of them is the default of
+# all.
 NO_LEEWAY = Leeway()
 
 
@@ -284,7 +303,10 @@ class Past:
         self.refused: JournalError | None = None
         self.answered = 0
         self._handler = ""
+        # Made when first asked: only `rerun` looks for an effect by what it is and not by where it stands.
         self._by_print: dict[str, dict[str, list[Address]]] | None = None
+        # That a replay has come by every record is what makes it a test: an agent that silently stops doing something
+        # gives no other sign (replay:D15).
         self._used: set[Address] = {ROOT}
 
     def intent(self, address: Address) -> Intent | None:
@@ -294,6 +316,7 @@ class Past:
 
     def result(self, address: Address) -> Result | None:
         """Return the recorded result at an address that still holds."""
+        # By address, never by position: children that run at once come by their records in an order of their own.
         known = self.history.results.get(address)
         return known if known is None or not self.cut or self.cut.keeps_result(address) else None
 
@@ -306,6 +329,8 @@ class Past:
         """
         self.cut.at(address)
         try:
+            # Looked at after the cut and before anything follows from it: what would happen again is known only by what
+            # the cut takes away.
             if not self.leeway.may_repeat:
                 check_repeats(
                     self.history, self.cut, f"extending {self.history.name} from {shown_address(*address)} on"
@@ -317,6 +342,7 @@ class Past:
     def start_over(self) -> None:
         """Keep nothing of the record: the run is started with something else; errors as for ``cut_off``."""
         self.cut_off(("", 0))
+        # What was looked up for another start, such as its system prompt, is no longer what this one would find.
         self.history.prompts.clear()
         self.history.windows.clear()
 
@@ -327,7 +353,7 @@ class Past:
 
     def same_elsewhere(self, asked: Intent, *, models: bool = False) -> Address | None:
         """
-        Return where an equal effect with a result stands that the run did not come by yet.
+        Return where an equal effect with a result is recorded that the run has not reached yet.
 
         The first on the same path comes before the first on any other, so that siblings do not take each other's.
 
@@ -335,6 +361,8 @@ class Past:
             asked: The effect.
             models: Whether model calls may be equal, too; by default each is new.
         """
+        # A child is not an answer but a run, with effects of its own below it. And a model that is asked the same twice
+        # may say two things, so its recorded reply serves only where it is said to.
         if asked.begins_run or (asked.type == "CallModel" and not models):
             return None
         if self._by_print is None:
@@ -344,8 +372,12 @@ class Past:
                     intent.fp = intent.fp or self.prints.of(intent.effect)
                     self._by_print.setdefault(intent.fp, {}).setdefault(address[0], []).append(address)
         asked.fp = asked.fp or self.prints.of(asked.effect)
+        # Siblings run at once and often ask for the same. Each has its own records first, so that they do not take each
+        # other's in an order that depends on who is faster.
         paths = self._by_print.get(asked.fp, {})
         own = [asked.path] if asked.path in paths else []
+        # Each address is popped as it is looked at, so the whole search of a long run looks at each once (it was a scan
+        # of all of them for each effect).
         for waiting in (paths[path] for path in [*own, *reversed(paths)]):
             while waiting:
                 address = waiting.pop()
@@ -354,7 +386,7 @@ class Past:
         return None
 
     def _came_to_its_end(self, address: Address, intent: Intent) -> bool:
-        """Return whether an effect has a result of its own, and was not given up by a race; members of races alone can have been."""
+        """Return whether an effect has a result of its own, and was not given up by a race, as only members of races can be."""
         known = self.history.results.get(address)
         return known is not None and (intent.gather is None or not was_given_up(self.history.outcome(known)))
 
@@ -370,6 +402,8 @@ class Past:
 
         What it did is in the record; a call that is not recorded fails, because nobody can carry it out.
         """
+        # A replay calls no tool, so one that was deleted since must not keep an old recording from being replayed
+        # (reliability:JR23). The stand-in only lets the machine find a binding; what comes is the recorded result.
         tools = plan.tools
         recorded = self.history.tools_of(plan.path)
         gone = [name for name in recorded if name not in tools or type(tools[name].runs) is Control]
@@ -386,12 +420,14 @@ class Past:
 
     def equals(self, known: Intent, asked: Intent) -> bool:
         """Return whether an effect is what was recorded at its address."""
+        # Computed when first compared, and kept: a journal's intents carry their own, and only those that were edited
+        # by hand have none.
         known.fp = known.fp or self.prints.of(known.effect)
         asked.fp = asked.fp or self.prints.of(asked.effect)
         return known.fp == asked.fp
 
     def was_kept(self, address: Address, fp: str) -> bool:
-        """Return whether what has this fingerprint was accepted here when the run went on after an edit."""
+        """Return whether an effect with this fingerprint was accepted here when the run went on after an edit."""
         return (address, fp) in self.history.kept
 
     def same_child(self, known: Value, child: ChildResult) -> bool:
@@ -433,6 +469,8 @@ class Past:
 
     def changed(self, known: Intent, asked: Intent, item: Item, machine: Any) -> ReplayDivergence:
         """Return the error for an effect that is not the recorded one."""
+        # All of them, here where the replay ends anyway: the guess at the cause says whether the same effect stands at
+        # another address, so that it was inserted or removed before.
         for intent in self.history.intents.values():
             intent.fp = intent.fp or self.prints.of(intent.effect)
         address = (item.path, item.effect.seq)
@@ -496,7 +534,12 @@ class Past:
         return list(fields_between(clean(outcome_members(known)), clean(outcome_members(now))))
 
     def unused(self, agent_id: str) -> ReplayDivergence | None:
-        """Return the error for records that the run did not come by, if there are any."""
+        """Return the error for records that the run did not reach, if there are any."""
+        # Two counts tell it for nearly every replay; the first that is missing is searched only where something is. A
+        # run that was cut, or may leave something, has a reason to.
+        #
+        # It is returned and not raised, since whether it matters is the mode's to say (`ends`): a replay raises it,
+        # `resume` has nothing left over, and a step through a run keeps it as a remark.
         if len(self._used) == len(self.history.intents) or self.cut or self.leeway.may_leave:
             return None
         address, left = next((a, i) for a, i in self.history.intents.items() if a not in self._used)
@@ -524,6 +567,8 @@ class Past:
         fields: Sequence[Field] = (),
         hint: str = "",
     ) -> ReplayDivergence:
+        # The line of the author's code where the run waits is the most useful thing in the message, and only the parked
+        # machine knows it: so it is handed along to here.
         item, machine = where
         hint = self._other_sandbox(item) or hint
         return diverged(
@@ -539,7 +584,7 @@ class Past:
         )
 
     def _other_sandbox(self, item: Item) -> str:
-        """Return what is to be said where the body of a tool was worked out by another sandbox than it is now, if it was."""
+        """Return the warning for a tool body that another sandbox than the present one carried out, if one did."""
         call, body = self.history.intents.get(parent_of(item.path)), item.plan.body
         form = {} if call is None or body is None else self.history.form(call)
         then, now = form.get("sandbox", ""), "" if body is None else sandbox_of(item.plan, body.tool_name)
@@ -552,6 +597,8 @@ def stop_of(status: RunStatus, error: BaseException | None) -> Stop | None:
         return Stop("suspended")
     if status is RunStatus.CANCELLED or (error is not None and not isinstance(error, Exception)):
         return Stop("cancelled", error=error if isinstance(error, AgentError) else None)
+    # Time is the one limit that comes from outside and at no recorded place; all the others are spent by effects, and a
+    # replay comes to them by itself.
     if isinstance(error, LimitExceeded) and error.kind == "seconds":
         return Stop("limit", error=error)
     return None
@@ -575,11 +622,12 @@ class Replayer:
         self._run = run
         self._past = past
         self._leeway = past.leeway
+        # Asked once: whether the record has an end does not change while it is read.
         self._closed = run.mode.is_closed(past.history)
         self._given_up: set[str] = set()
 
     def is_performed(self, item: Item) -> bool:
-        """Return whether an effect that is recorded is performed nevertheless, to see if its result is still the same."""
+        """Return whether a recorded effect is performed all the same, to see if its result is still the same."""
         return type(item.effect).__name__ in self._leeway.live
 
     def meets(self, item: Item, asked: Intent) -> bool:
@@ -598,10 +646,15 @@ class Replayer:
         run, past = self._run, self._past
         address = (item.path, item.effect.seq)
         known = past.intent(address)
+        # A run that lost its race is cut in the middle, wherever it was; that it asks for one thing more, or less, than
+        # last time is chance and no divergence.
         if known is None and self._was_given_up(item.path):
             return True
         if known is None:
             ended = self._end_of(item.path)
+            # Nothing is recorded here: either the record just ends (it was cut off by a crash or a stop, and the run
+            # goes on or halts there), or the run asks for something after its recorded end, which is a divergence of
+            # the kind `extra`.
             over = self._closed and past.history.is_complete if ended is None else self._stop_in(ended) is None
             if over and run.mode.cuts_off:
                 self._cut_off(address)
@@ -612,12 +665,16 @@ class Replayer:
             past.grew = past.grew or not ends
             return ends
         is_equal = past.equals(known, asked)
+        # The comparison is by fingerprint of what the outside world would see (replay:D2). Compared by all fields, each
+        # new default of ours would break every journal.
         if (not is_equal and not self._serves(known, asked, item)) or self._is_doubted(address, item):
             self._cut_off(address)
             return False
         past.use(address)
         if run.mode.copies:
             run.append(known if is_equal and run.mode.takes_over else asked)
+        # Nothing is written again, but later requests are stored as differences to this one, so its messages have to be
+        # known.
         elif is_equal:
             run.remember(asked)
         return True
@@ -625,6 +682,8 @@ class Replayer:
     def _serves(self, known: Intent, asked: Intent, item: Item) -> bool:
         """Return whether an effect is answered with the outcome of another one; if not, the record ends before it."""
         run, past, address = self._run, self._past, (asked.path, asked.seq)
+        # Somebody has looked at this difference before and accepted it; the journal says so, and for exactly this
+        # fingerprint.
         if past.was_kept(address, asked.fp):
             return True
         if run.mode.cuts_off:
@@ -638,10 +697,11 @@ class Replayer:
 
     def _approves_another(self, address: Address, item: Item) -> bool:
         """
-        Return whether an answer would let a call run that nobody was asked about: an approval holds for its input only.
+        Return whether an answer would let a call run that nobody was asked about: an approval covers only its own input.
 
         Where the call has run already, or nobody has agreed, nothing runs.
         """
+        # "Keep what is recorded" must not mean that a yes to `rm a` is one to `rm b` (reliability:R8).
         effect = item.effect
         if type(effect) is not AskPerson or effect.purpose != "permission":
             return False
@@ -660,6 +720,8 @@ class Replayer:
         """
         if not (self._leeway.doubts_yes and _is_permission(item)):
             return False
+        # A journal that somebody else wrote may hold any permission. It is believed for a call whose result is recorded
+        # with it, since then nothing runs; anything else would let a stranger's file allow calls on this machine.
         known, past, run = self.result(address), self._past, self._run
         answers: Any = () if known is None else getattr(past.history.outcome(known), "value", ())
         if not any(answer.agrees for answer in answers):
@@ -676,11 +738,13 @@ class Replayer:
 
     def _refuse_recorded_yes(self, item: Item) -> None:
         """
-        Let no call begin on a permission of somebody else that was believed because what came of the call is recorded, too.
+        Let no call begin on somebody else's permission that was believed only because the call's outcome is recorded, too.
 
         Raises:
             JournalError: when it would, since the record does not hold any more in between.
         """
+        # A yes was believed since the call that it allowed has its result in the record. If the record is then cut
+        # between the two, that yes would let a call run that nobody here has allowed.
         call_id = getattr(item.effect, "tool_call_id", "")
         if not self._leeway.doubts_yes or not call_id or _is_permission(item):
             return
@@ -747,6 +811,7 @@ class Replayer:
     def _end_of(self, path: str) -> Result | None:
         """Return the recorded result of the child at *path*, or of the nearest run around it that has one."""
         past = self._past
+        # The nearest run around counts, since a child that was cut off when its parent ended has no end of its own.
         while path:
             is_background = past.history.is_background(path)
             known = self.result((path, -1) if is_background else parent_of(path))
@@ -771,10 +836,16 @@ class Replayer:
         run = self._run
         try:
             outcome = self._past.history.outcome(known)
+        # Read only now: a journal of 10,000 steps is compared by fingerprints, and what nobody asks for is never
+        # decoded. So what does not decode any more shows here, and is told as a divergence with its place, which ends
+        # the run like one.
         except JournalCorrupt as error:
             raise run.fail(self._past.undecodable(error.message, item, run.machines.get(item.path))) from error
+        # Providers that count (a rehearsed model, a test's script) have to be at the right place when the run goes
+        # live; so they are told of each call that the record answers, with its lost attempts.
         if type(item.effect) is CallModel:
             run.tell(item.effect.request, 1 + len(known.attempts))
+        # Written anew without its "for good", so that whoever goes on from this journal does not find it again.
         if self._leeway.doubts_yes and type(outcome) is Value and _is_permission(item):
             once = attrs.evolve(outcome, value=tuple(map(for_once, outcome.value)))
             if once != outcome:
@@ -793,6 +864,8 @@ class Replayer:
             ReplayDivergence: when it had another one.
         """
         run, past = self._run, self._past
+        # The recorded value is what the run goes on with, though it was performed again: what is only equal may still
+        # differ in what nobody compares.
         recorded = self.answer(known, item)
         if isinstance(outcome, Stop):
             return outcome
@@ -803,6 +876,8 @@ class Replayer:
     def _came_by(self, known: Result, outcome: Value | Failure, item: Item) -> None:
         self._run.timing.came_by(known.at)
         self._past.answered += 1
+        # The very record is taken over, without its outcome being encoded again: a replay keeps no second copy of what
+        # equals the first, and its journal is byte-equal by construction.
         if self._run.mode.takes_over:
             self._run.append(known)
         elif self._run.mode.copies:
@@ -816,6 +891,8 @@ class Replayer:
         if known is None:
             return None
         outcome = self._past.history.outcome(known)
+        # A limit, or an agent that was unknown then, kept it from starting. Now it might well start, and would have
+        # nothing recorded below it.
         refused = type(outcome) is not Value or (type(item.effect) is Spawn and is_refused(outcome.value))
         if type(item.effect) is CallBody and type(outcome) is Value and outcome.value.status == "cancelled":
             # It was given up before it began, or before anything that it did.
@@ -823,7 +900,7 @@ class Replayer:
         return self.answer(known, item) if refused else None
 
     def halts_before_run(self, address: Address, item: Item) -> bool:
-        """Return whether the run stops before it starts another one: that was never begun, so that nothing is counted of it."""
+        """Return whether the run stops before it starts another one, which was never begun and so counts for nothing."""
         return type(item.effect) in RUNS and self._past.intent(address) is None and self.halts(item)
 
     def has_begun(self, address: Address) -> bool:
@@ -840,6 +917,9 @@ class Replayer:
             ReplayDivergence: when it ended in another way than it is recorded.
         """
         run, past = self._run, self._past
+        # A child is run again over its own records, although its parent's record has its result: only so are its
+        # effects compared, and only so does its output exist as the author's own type, which no journal holds. What the
+        # parent recorded is the check.
         recorded: Any = past.history.outcome(known)
         if type(item.effect) is CallBody:
             if type(outcome) is Value:
@@ -860,7 +940,7 @@ class Replayer:
         return self._other_end(known, recorded, outcome, item)
 
     def _other_end(self, known: Result, recorded: Any, outcome: Single, item: Item) -> Single:
-        """Return the recorded end of a child that ended in another way now, where that serves nevertheless."""
+        """Return the recorded end of a child that ended differently now, where the recorded one may serve."""
         run, past, address = self._run, self._past, (item.path, item.effect.seq)
         if type(item.effect) is CallBody:
             return self._other_result(known, recorded, outcome, item)
@@ -875,6 +955,8 @@ class Replayer:
             else:
                 self._accept(error)
         path = item.path if item.effect.seq == -1 else child_path(*address)
+        # The recorded output is JSON, and the handler expects its agent's own type: the child that was run again says
+        # how to make it.
         decode = run.decoders.get(path, _as_it_is)
         was: ChildResult = recorded.value
         try:
@@ -886,7 +968,7 @@ class Replayer:
         return Value(ended, known.at, recorded.inputs)
 
     def _other_result(self, known: Result, recorded: Any, outcome: Single, item: Item) -> Single:
-        """Return the recorded result of the body of a tool that gave another one now, where that serves nevertheless."""
+        """Return the recorded result of a tool body that gave another one now, where the recorded one may serve."""
         run, past = self._run, self._past
         if type(outcome) is not Value:
             msg = f"the body of the tool {item.effect.tool_name!r} was stopped where it is recorded to have ended"  # type: ignore[union-attr]
@@ -938,6 +1020,8 @@ class Replayer:
         past, gather = self._past, item.gather
         if gather is None or not gather.races:
             return False
+        # The winner of a race may have been recorded, and the process have died before its losers were: then these have
+        # no result, and must not get one by being performed.
         first, seq = gather.effects[0].seq, item.effect.seq
         for start, stop in gather.races:
             if start <= seq - first < stop:
@@ -946,7 +1030,11 @@ class Replayer:
         return False
 
     def halt(self, path: str, questions: tuple[Question, ...], *, waits: bool = False) -> Stop:
-        """Return how a run stops where its record does: as the recorded one did, for *questions*, or because it only *waits*."""
+        """Return how a run stops where its record stops: as the recorded one did, for *questions*, or because it only *waits*."""
+        # The run has to end here although nobody stopped it this time, because the recorded one did. Which end that was
+        # is looked for from the nearest to the farthest: that of a child around, that of its race, a suspension, the
+        # last stop that was written down. A record that says nothing of all this was cut off by a crash, which a replay
+        # shows as cancelled.
         at = self._run.timing.last
         ended = self._end_of(path)
         stop = None if ended is None else self._stop_in(ended)

@@ -81,7 +81,7 @@ class Purse:
         is_empty: Whether a call was refused because there was no room for it.
 
     Raises:
-        JournalError: for what is no amount above 0.
+        JournalError: for what is not an amount above 0.
     """
 
     def __init__(self, dollars: Decimal | float | str | None = None) -> None:
@@ -106,7 +106,7 @@ class Purse:
         return None
 
     def settle(self, reserved: Decimal | None, cost: Decimal | None) -> None:
-        """Count what a call cost that *reserved* was set aside for; what nobody can say counts as that."""
+        """Count the cost of a call for which *reserved* was set aside; an unknown cost counts as that."""
         if self.dollars is not None:
             self._reserved -= reserved or Decimal(0)
         known = reserved if cost is None else cost
@@ -354,7 +354,7 @@ class Rerunner(Replayer):
         self._break(address)
 
     def _break(self, address: Address) -> None:
-        """Let the record hold no longer from an effect on; what comes live follows on the recorded time."""
+        """Discard the record from an effect on; what follows live continues from the recorded time."""
         run, history = self._run, self._past.history
         if not self._is_broken:
             self._count.broke_at = shown_address(*address)
@@ -369,7 +369,7 @@ class Rerunner(Replayer):
     # --- after the place ----------------------------------------------------------------------------------------------
 
     def _goes_on(self, address: Address, asked: Intent, item: Item) -> bool:
-        """Return whether something recorded or made up answers an effect; if not, it is performed."""
+        """Return whether something recorded or invented answers an effect; if not, it is performed."""
         count, past, rules = self._count, self._past, self._rules
         # Which children have ended, and who was told or ended, is so of the children of today.
         if asked.begins_run or asked.type in OF_CHILDREN:
@@ -402,7 +402,7 @@ class Rerunner(Replayer):
         self._given[address] = Result(*address, at, attrs.evolve(outcome, at=at), attempts)
 
     def _made_up(self, asked: Intent) -> Value | Failure | None:
-        """Return what the caller's function makes up for a call; ``None`` when it cannot say."""
+        """Return what the caller's function invents for a call; ``None`` when it cannot say."""
         if self._rules.simulate is None:
             return None
         history = self._past.history
@@ -448,7 +448,7 @@ class Rerunner(Replayer):
         return super().halt(path, questions, waits=waits)
 
     def until_cut(self, known: Result, item: Item) -> tuple[asyncio.Future[None], Sequence[str]] | None:
-        """Return what is done once a result of children in the background holds no longer: any of them may come to the place."""
+        """Return what is done once a result of background children no longer holds: any of them may come to the place."""
         try:
             outcome = self._past.history.outcome(known)
         except JournalCorrupt:
@@ -460,11 +460,11 @@ class Rerunner(Replayer):
         return future, outcome.value.done
 
     def was_begun(self, address: Address) -> bool:
-        """Return false: what a crash left open is decided where it is asked for."""
+        """Return false: what a crash left open is decided when it is asked for."""
         return False
 
     def confirm(self, known: Result, outcome: Single, item: Item) -> Single | None:
-        """Return what a run gave that was run again; ``None`` when it ended in another way than it is recorded."""
+        """Return the result of a run that was run again; ``None`` when it ended differently from its record."""
         error = self._other(self._past.history.outcome(known), outcome, item)
         if error is None:
             return super().confirm(known, outcome, item)
@@ -472,7 +472,7 @@ class Rerunner(Replayer):
         return None
 
     def _other(self, recorded: Any, outcome: Single, item: Item) -> ReplayDivergence | None:
-        """Return how a child, or the body of a tool, ended in another way than it is recorded; ``None`` when it did not."""
+        """Return how a child, or the body of a tool, ended differently from its record; ``None`` when it did not."""
         past, machine = self._past, self._run.machines.get(item.path)
         given: Any = outcome.value if type(outcome) is Value else None
         if isinstance(given, ChildResult):
@@ -485,7 +485,7 @@ class Rerunner(Replayer):
         return None
 
     def starts_alike(self, asked: Intent) -> None:
-        """Let the run start with something else than was recorded: then nothing of the record holds."""
+        """Let the run start with something other than what was recorded: then nothing of the record holds."""
         error = self._past.other_start(asked)
         self._differs(("", 0), error, by_request=False)
         self._past.history.prompts.clear()

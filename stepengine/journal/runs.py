@@ -36,7 +36,7 @@ Accepting: TypeAlias = Callable[[ReplayDivergence], bool]
 
 
 class Deciding(Journal):
-    """A journal that decides itself what a run does that is given it, such as that of a test, which records or repeats."""
+    """A journal that itself decides what a run does with it, such as that of a test, which records or repeats."""
 
     @abc.abstractmethod
     def opened(self, answers: Mapping[str, AnswerLike] | None = None) -> JournaledRun:
@@ -48,7 +48,7 @@ def begin(journal: JournalLike, answers: Mapping[str, AnswerLike] | None = None)
     Return the run that is given *journal*: it records, unless the journal decides otherwise.
 
     Raises:
-        JournalError: for what is no journal.
+        JournalError: for what is not a journal.
     """
     made = as_journal(journal)
     return made.opened(answers) if isinstance(made, Deciding) else JournaledRun.record(made, answers)
@@ -210,7 +210,7 @@ async def fork(
     try:
         return await _run(run, launch, "raise")
     except StepEngineError as error:
-        # It could not start, for want of a model or a key: nothing is left in the way of the next try.
+        # It could not start, for lack of a model or a key: nothing is left in the way of the next try.
         if not isinstance(error, ReplayDivergence) and len(made.records()) == branched:
             made.discard()
         raise

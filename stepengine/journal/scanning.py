@@ -27,7 +27,7 @@ class Leak:
 
     Attributes:
         path: The file.
-        line: The line, from 1; 0 in a file that is no text.
+        line: The line, from 1; 0 in a file that is not text.
         rule: What it looks like, or the variable whose value it is; never the value.
         length: How many characters it has.
         digest: What ``allow_secrets`` would list for it.

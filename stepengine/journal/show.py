@@ -81,7 +81,7 @@ ORDINARY_NAMES = frozenset({
 
 def machine_data(cwd: str | os.PathLike[str] | None = None) -> dict[str, str]:
     """
-    Return the texts that tell of this machine, each with its placeholder.
+    Return the texts that identify this machine, each with its placeholder.
 
     They are the working folder ``<cwd>``, the folder for temporary files ``<tmp>``, the home folder ``<home>``, and the
     names of host ``<host>`` and user ``<user>``. Short paths and names that are ordinary words are left out.
@@ -146,7 +146,7 @@ def run_tree(journal: Journal) -> Tree:
 
 
 def result_tree(result: RunResult) -> Tree:
-    """Return what a result without a journal tells: messages and children stand in for the effects, which nobody noted."""
+    """Return what is known of a result without a journal: messages and children stand in for the effects, which nobody noted."""
     state = result.state
     tree = _heading(state.agent_id, result.status.value, result.spending)
     tree["messages"] = [_message(m) for m in state.message_history]
@@ -373,7 +373,7 @@ def _with_programs_once(steps: list[Tree]) -> list[Tree]:
 
 
 def _mark(role: str, parts: list[Tree]) -> str:
-    """Return what two tellings of one message have in common; a reply's calls have no ids yet."""
+    """Return what two forms of one message have in common; a reply's calls have no ids yet."""
     return f"{role} {canonical([{k: v for k, v in part.items() if k != 'call'} for part in parts])}"
 
 
@@ -713,7 +713,7 @@ def _brief(effect: Mapping[str, Any]) -> str | None:
 
 
 def _one_text(outcome: object) -> str | None:
-    """Return the status and the text that an outcome is, in one line; ``None`` where it is anything more."""
+    """Return the status and the text of an outcome in one line; ``None`` if there is more to it."""
     if not isinstance(outcome, Mapping) or not outcome.keys() <= {"parts", "status"}:
         return None
     parts = _list(outcome, "parts")

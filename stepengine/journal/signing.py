@@ -1,5 +1,5 @@
 """
-Signing a journal while it is written: ``SigningKey``, and the chain that a writer goes on with.
+Signing a journal while it is written: ``SigningKey``, and the chain that a writer continues.
 
 A signature is a record among the others. It holds the SHA-256 of every byte of the journal before it, so that each vouches
 for all that the ones before it did; a short mark of each record since the last one, so that what was changed can be named;
@@ -125,7 +125,7 @@ def _private(path: Path) -> bytes:
 
 
 def _keep_secret(data: bytes) -> None:
-    """Have the lines of a key taken out of whatever is written; a tool may show any of them."""
+    """Keep the lines of a key out of whatever is written; a tool may show any of them."""
     text = data.decode("ascii", "ignore")
     for line in text.splitlines():
         if len(line) >= LEAST_SECRET and not line.startswith("-----"):
@@ -165,7 +165,7 @@ def fingerprint_of(public: str) -> str:
 
 
 def mark_of(line: bytes) -> str:
-    """Return the mark of a record by its line, without its newline; a checksum that was made anew changes nothing in it."""
+    """Return the mark of a record from its line, without its newline; a recomputed checksum does not change it."""
     return hashlib.sha256(line[:-TAIL]).hexdigest()[:MARK]
 
 
@@ -279,7 +279,7 @@ class Chain:
 
     @property
     def has_found(self) -> bool:
-        """Whether unsigned records stood there when the journal was opened, which the first signature tells of."""
+        """Whether there were unsigned records when the journal was opened, which the first signature says."""
         return self._found > 0 and self._is_open
 
     @property
@@ -291,7 +291,7 @@ class Chain:
 
     @property
     def is_unclosed(self) -> bool:
-        """Whether the journal cannot be given back without another signature."""
+        """Whether the journal needs another signature before it is given back."""
         return self._is_open and not self._is_closed
 
     def take(self, record: Record, lines: Iterable[bytes]) -> None:

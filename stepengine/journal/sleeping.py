@@ -145,7 +145,7 @@ def sleeper(journal: Journal, name: str) -> Sleeping | None:
 
 def first_unread(journal: Journal, history: History, early: Collection[str] = ()) -> datetime | None:
     """
-    Return when the first letter was sent that the run did not take in, so that it is due; ``None`` when there is none.
+    Return when the first letter that the run has not taken in was sent, since the run is due then; ``None`` when there is none.
 
     Letters whose ids are in *early* are for runs that have not begun, and wake nobody.
     """
@@ -159,20 +159,20 @@ def first_unread(journal: Journal, history: History, early: Collection[str] = ()
 
 
 def _is_wanted(letter: Letter, history: History, open_questions: Collection[str]) -> bool:
-    """Return whether a letter can do anything yet: what answers or ends something that is over stands in no record."""
+    """Return whether a letter can still have an effect: one that answers or ends something that is over is in no record."""
     if letter.kind == "answer":
         return letter.topic in open_questions
     return letter.kind != "result" or (letter.path, int(letter.topic)) in history.open
 
 
 def _received_next(history: History, waits: Sequence[Waits]) -> set[str]:
-    """Return the ids of messages that are written down, and that what waits will receive once somebody goes on."""
+    """Return the ids of messages that are written down and will be received once somebody resumes what waits."""
     topics = {(one.path, one.topic) for one in waits if one.kind == "message"}
     return {one["id"] for one in history.unread_messages() if (one["path"], one["topic"]) in topics}
 
 
 def arrived(journal: Journal, kind: LetterKind = "message") -> None:
-    """Let the run of a journal be due when it waits for the letter that was put into its mailbox."""
+    """Make the run of a journal due if it waits for the letter that was put into its mailbox."""
     bed = bed_of(journal)
     # Where there is no index of a folder yet, whoever makes it looks into the mailboxes.
     if bed is not None and (not bed.place.is_dir() or (bed.place / WAKING).exists()):
@@ -190,7 +190,7 @@ def sleeping(name: str, waits: Sequence[Waits], agent_id: str) -> Sleeping | Non
 
 
 def is_due(journal: Journal, waits: Sequence[Waits], now: datetime) -> bool:
-    """Return whether a time of these has come, or a message is there that the run has not taken."""
+    """Return whether one of these times has come, or there is a message that the run has not taken."""
     if any(one.wakes_at is not None and one.wakes_at <= now for one in waits):
         return True
     known = {one.input.get("id") for one in journal.history().inputs}

@@ -71,7 +71,7 @@ class SqliteJournal(Journal):
         self._options = options
         self.path = Path(path)
         if run is not None and RUN_ID.fullmatch(run) is None:
-            msg = f"{run!r} is no run id; one has 1 to 64 letters, digits, hyphens and underscores"
+            msg = f"{run!r} is not a run id; one has 1 to 64 letters, digits, hyphens and underscores"
             raise JournalError(msg)
         self.run = run
 
@@ -91,6 +91,7 @@ class SqliteJournal(Journal):
             if not _has_table(database):
                 return []
             # No letter of an id comes after the tilde.
+            # By a range and not by LIKE: the index serves a range, and `%` and `_` in an id are letters.
             found = database.execute(
                 "SELECT DISTINCT run FROM lines WHERE run >= ? AND run < ? ORDER BY run", (prefix, f"{prefix}~")
             )
@@ -294,6 +295,8 @@ class SqliteWriter(LineWriter):
         self._reserve: Reserve | None = None
         status = made_database(journal.path)
         self._lock_path = _lock_path(journal.path, status, run)
+        # A lock of the operating system beside the database, one for each run: SQLite locks the whole file, and a lock
+        # in a table would outlive its process (replay:J2).
         self._lock = HeldFile(self._lock_path, _locked(self._lock_path, journal.path))
         self._database = Database.at(journal.path, status, seconds=BUSY_SECONDS)
         try:
@@ -347,7 +350,7 @@ class SqliteWriter(LineWriter):
                 self._release()
 
     def _store_waiting(self) -> None:
-        """Store what this writer and those that announced it have ready; each learns what became of its own."""
+        """Store what this writer and those that announced a commit have ready; each learns what became of its own records."""
         writers = {self: None}
         while self._database.waiting:
             writers[self._database.waiting.popleft()] = None
@@ -365,6 +368,8 @@ class SqliteWriter(LineWriter):
         import sqlite3
 
         # One of them may be to blame, or less of it may fit.
+        # What fails for all may be the fault of one: then each is tried by itself, so that a run with a record that is
+        # too long does not end a hundred others.
         apart = (sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_FULL, sqlite3.SQLITE_TOOBIG)
         try:
             self._insert([row for one, lines in batches for row in one.rows(lines)])
@@ -379,7 +384,7 @@ class SqliteWriter(LineWriter):
                 one.count(lines)
 
     def begin(self) -> list[bytes]:
-        """Return the lines that are to be stored now; ``end`` follows, whatever became of them."""
+        """Return the lines that are to be stored now; ``end`` follows, whether or not they were stored."""
         # First of all: whoever closes this writer sees lines that wait, or that they are under way.
         self._is_under_way = True
         self._is_announced = False

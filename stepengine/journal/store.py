@@ -15,7 +15,6 @@ import asyncio
 import hashlib
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,8 @@ import attrs
 
 from stepengine.data.effects import CallModel
 from stepengine.data.frozen import frozen
+from stepengine.data.makers import changer_of
+from stepengine.data.models import ModelRequest
 from stepengine.data.transcript import Transcript
 from stepengine.errors import (
     DataError,
@@ -34,7 +35,7 @@ from stepengine.errors import (
     JournalWriteFailed,
 )
 from stepengine.journal.altered import chain_of
-from stepengine.journal.encoding import MAX_INLINE, Encoder, may_be_long
+from stepengine.journal.encoding import MAX_INLINE, PLAIN_CALL, Encoder, differ_in_messages, is_short, may_be_long
 from stepengine.journal.following import Again, ContentTail, Found, Tail
 from stepengine.journal.history import History
 from stepengine.journal.mailbox import Mailbox, MemoryMailbox
@@ -107,7 +108,7 @@ class Writer(abc.ABC):
         """
 
     def announce(self) -> None:  # noqa: B027 - most have nobody to tell
-        """Hear that a ``commit`` will follow: who commits for several writers may take this one along."""
+        """Learn that a ``commit`` will follow: whoever commits for several writers may take this one along."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -139,7 +140,7 @@ class Journal(abc.ABC):
         sign: The key by which it is signed while it is written, or the path of its file: see ``SigningKey`` and ``verify``.
 
     Raises:
-        JournalError: when *inline* is no number from 1,024 on, or the key cannot be used.
+        JournalError: when *inline* is not a number from 1,024 on, or the key cannot be used.
 
     Attributes:
         forks: How many forks were made of this journal.
@@ -162,6 +163,8 @@ class Journal(abc.ABC):
             msg = f"inline is the number of characters that a text in a record may have, from {LEAST_INLINE:,} on, not {inline!r}"
             raise JournalError(msg)
         self.redact: Redact = redact if isinstance(redact, str) else "all"
+        # The environment is read when the journal is made: secrets that are in it are known by value, and replaced
+        # wherever they turn up, whatever wrote them there.
         self.redactor: Redactor = redactor_for(
             redact, os.environ, secrets, allow_secrets=allow_secrets, machine=machine
         )
@@ -192,6 +195,8 @@ class Journal(abc.ABC):
         Raises:
             JournalError: it names the key.
         """
+        # To go on unsigned would leave an end behind the last signature, which cannot be told from one that somebody
+        # forged.
         head = history.head
         if head is not None and head.signed and self.signing is None and not history.is_complete:
             msg = (
@@ -231,7 +236,7 @@ class Journal(abc.ABC):
         self.replace([])
 
     def set_aside(self) -> Journal | None:
-        """Put what is stored beside, before it is replaced; return where it is, ``None`` where there is no such place."""
+        """Put a copy of what is stored beside it before it is replaced; return its place, ``None`` where there is none."""
         return None
 
     def bound(self, run: str) -> Journal:
@@ -239,7 +244,7 @@ class Journal(abc.ABC):
         return self
 
     def with_rules_of(self, other: Journal) -> Self:
-        """Return this journal, which from now on takes secrets out as *other* does."""
+        """Return this journal, which from now on removes secrets as *other* does."""
         self.redact, self.redactor = other.redact, other.redactor
         return self
 
@@ -276,7 +281,7 @@ class Journal(abc.ABC):
         return True
 
     def is_held(self) -> bool:
-        """Return whether a process writes the run now, without reading anything of it; false where that cannot be told."""
+        """Return whether a process writes the run now, without reading any of it; false where that is unknown."""
         return False
 
     def missing(self) -> JournalMissing:
@@ -324,7 +329,7 @@ class Journal(abc.ABC):
 
 
 def _signed_lines(key: SigningKey, records: Iterable[Record], encoder: Encoder) -> list[bytes]:
-    """Return the lines of a journal that is made at once: its one signature says that it was found so."""
+    """Return the lines of a journal that is made in one go: its one signature says that it was found as it is."""
     lines: list[bytes] = []
     for record in records:
         made = record
@@ -356,12 +361,12 @@ class MemoryJournal(Journal):
             raise JournalError(msg)
         text = lines.encode() if isinstance(lines, str) else lines
         data = text if isinstance(text, bytes) else b"".join(text)
-        self._records: list[Record] = read_lines(data, self.name).records
+        self._kept = _Kept(read_lines(data, self.name).records)
         self._writer: _MemoryWriter | None = None
         self._mailbox = MemoryMailbox(self)
 
     def __repr__(self) -> str:
-        return f"<MemoryJournal of {len(self._records)} records>"
+        return f"<MemoryJournal of {len(self._kept.records())} records>"
 
     @property
     def name(self) -> str:
@@ -370,7 +375,7 @@ class MemoryJournal(Journal):
 
     def records(self) -> list[Record]:
         """Return all records."""
-        return list(self._records)
+        return list(self._kept.records())
 
     def writer(self) -> Writer:
         """Take the journal over for writing."""
@@ -387,7 +392,11 @@ class MemoryJournal(Journal):
 
     def head(self) -> Head | None:
         """Return the first record; ``None`` while there is none."""
-        first = self._records[0] if self._records else None
+        # Records may be given by anybody (`MemoryJournal(lines)`), and a journal that is being written is empty at
+        # first: what is no head is no answer here, and whoever reads the records is told what is wrong with them, by
+        # number.
+        records = self._kept.records()
+        first = records[0] if records else None
         return first if type(first) is Head else None
 
     def tail(self) -> Tail:
@@ -405,13 +414,97 @@ class MemoryJournal(Journal):
 
     def keep(self, records: list[Record]) -> None:
         """Replace everything by *records*, which are known to follow from each other."""
+        self._kept = _Kept(records)
+
+
+_with_messages = changer_of(ModelRequest, "messages")
+
+
+class _Kept:
+    """
+    The records of a journal in memory.
+
+    A record of a run is kept as what is in it, one thing behind the other in one list, until somebody asks for records: a run of
+    10,000 steps that nobody looks at would else keep 125,000 objects more than one without a journal, and Python's collector goes
+    through all there are again and again. It took 22 us a step, as long as recording did, and takes a third of that with four
+    objects a step: the reply, its part, their tuple, and the result.
+    """
+
+    def __init__(self, records: list[Record]) -> None:
         self._records = records
+        self._loose: list[Any] = []
+        self._frame: ModelRequest | None = None
+        self._lock = Lock()
+
+    def append(self, record: Record) -> None:
+        """Add a record."""
+        kind = type(record)
+        if kind is Result and record.is_plain and record.read_from is None:  # type: ignore[union-attr]
+            self._loose += (_result, record.path, record.seq, record.at, record.given)  # type: ignore[union-attr]
+        elif kind is Intent and not record.fp and record.read_from is None and not record.program_line:  # type: ignore[union-attr]
+            self._take_intent(record)  # type: ignore[arg-type]
+        else:
+            self._loose += (_whole, record)
+
+    def _take_intent(self, record: Intent) -> None:
+        form: Any = record.given
+        if type(form) is CallModel:
+            request = form.request
+            frame = self._frame
+            if frame is None or not differ_in_messages(frame, request):
+                frame = self._frame = request
+            shared, length = request.messages.parts
+            self._loose += (_request, record.path, record.seq, record.gather, form.purpose, frame, shared, length)
+        elif form["type"] == "CallTool" and len(form) == PLAIN_CALL:
+            self._loose += (_call, record.path, record.seq, record.gather, *form.values())
+        else:
+            self._loose += (_whole, record)
+
+    def records(self) -> list[Record]:
+        """Return all records; the list grows, and no record that is in it is made anew."""
+        if self._loose:
+            with self._lock:
+                # What is added meanwhile is added behind the end.
+                loose, index, end, made = self._loose, 0, len(self._loose), list[Record]()
+                while index < end:
+                    make = loose[index]
+                    stop = index + WIDTHS[make]
+                    made.append(make(*loose[index + 1 : stop]))
+                    index = stop
+                self._records += made
+                del loose[:end]
+        return self._records
+
+
+def _whole(record: Record) -> Record:
+    return record
+
+
+def _result(path: str, seq: int, at: int, given: object) -> Record:
+    return Result(path, seq, at, given)
+
+
+def _call(path: str, seq: int, gather: int | None, *form: Any) -> Record:
+    return Intent(path, seq, dict(zip(CALL, form, strict=True)), "", gather)
+
+
+def _request(  # noqa: PLR0917 - what a record was taken apart into, in order
+    path: str, seq: int, gather: int | None, purpose: Any, frame: ModelRequest, shared: object, length: int
+) -> Record:
+    request = _with_messages(frame, Transcript.of_parts(shared, length))
+    return Intent(path, seq, CallModel(seq, request, purpose), "", gather)
+
+
+CALL = ("type", "tool_name", "input", "tool_call_id", "source")
+"""The members of the stored form of a call that must not happen twice, in order."""
+WIDTHS: Mapping[Callable[..., Record], int] = {_whole: 2, _result: 5, _call: 4 + len(CALL), _request: 8}
+"""How many things in a row make a record, with what makes it of the others."""
 
 
 class _MemoryTail(Tail):
     def __init__(self, journal: MemoryJournal) -> None:
         self._journal = journal
-        self._records: list[Record] = journal._records  # noqa: SLF001 - one of its parts
+        self._records: list[Record] = journal._kept.records()  # noqa: SLF001 - one of its parts
         self._given: list[Record] = []
         self._must_restart = False
 
@@ -422,12 +515,12 @@ class _MemoryTail(Tail):
 
     def has_changed(self) -> bool:
         """Return whether records were added, or all of them replaced."""
-        now = self._journal._records  # noqa: SLF001
+        now = self._journal._kept.records()  # noqa: SLF001
         return self._must_restart or now is not self._records or len(now) != len(self._given)
 
     def found(self) -> Found:
         """Return the records that were added."""
-        now, given = self._journal._records, self._given  # noqa: SLF001
+        now, given = self._journal._kept.records(), self._given  # noqa: SLF001
         if now is self._records and len(now) >= len(given) and not self._must_restart:
             more = now[len(given) :]
             given += more
@@ -447,8 +540,8 @@ class _MemoryTail(Tail):
 class _MemoryWriter(Writer):
     def __init__(self, journal: MemoryJournal) -> None:
         self._journal = journal
-        self._records = journal._records  # noqa: SLF001 - one of its two halves
-        self.history = History(self._records, journal.name, journal.missing)
+        self._add = journal._kept.append  # noqa: SLF001 - one of its two halves
+        self.history = History(journal._kept.records(), journal.name, journal.missing)  # noqa: SLF001
 
     def append(self, record: Record) -> None:
         """
@@ -459,10 +552,12 @@ class _MemoryWriter(Writer):
         """
         kind: object = type(record)
         given = record.given if kind is Result or kind is Intent else record.input if kind is Input else None  # type: ignore[union-attr]
-        if given is not None and type(given) is not CallModel and may_be_long(given):
+        # What no line could hold is refused here as by every other journal: an agent that records in memory in its
+        # tests must not fail in production with the first long output.
+        if not (given is None or type(given) is CallModel or is_short(given)) and may_be_long(given):
             journal = self._journal
             Encoder(journal.redactor, link=False, inline=journal.inline).lines(record)
-        self._records.append(record)
+        self._add(record)
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
         """Do nothing: lines are made on demand, from the first record on."""
@@ -511,7 +606,7 @@ class LineWriter(Writer):
             stable=journal.stable,
             inline=journal.inline,
         )
-        self._lines: deque[bytes] = deque()
+        self._lines: list[bytes] = []
         self._chain = _chain_of(journal, self.history)
         # One commit after the other: lines are chained, and a file has one end.
         self._storing = threading.Lock()
@@ -536,6 +631,8 @@ class LineWriter(Writer):
         """
         if self._broken is not None or self._pid != _this_process:
             self._check()
+        # Only an intent can still be refused. A result has happened, and a mebibyte is kept for it on the disk
+        # (reliability:JR08, JR09).
         if type(record) is Intent and self._reserve is not None and self._reserve.is_short:
             self._need_room(self._reserve)
         chain = self._chain
@@ -560,13 +657,13 @@ class LineWriter(Writer):
         self._lines.append(line)
 
     def _sign_last(self) -> None:
-        """Sign what is left before the journal is given back; what was lost leaves an end that nobody vouches for."""
+        """Sign what is left before the journal is given back; if lines were lost, nobody vouches for its end."""
         chain = self._chain
         if chain is not None and chain.is_unclosed and self._broken is None and not self._is_lost:
             self._sign(chain, closes=True)
 
     def _need_room(self, reserve: Reserve) -> None:
-        """Raise unless there is room again for what comes of an effect: one that does not begin is never in doubt."""
+        """Raise unless there is room again for the outcome of an effect: one that does not begin is never in doubt."""
         if not reserve.renew(self._folder):
             why = f"the disk is full; an effect begins only where {ROOM // 1024} KiB are left for what comes of it"
             # What is under way may still be recorded: the writer is not broken.
@@ -584,7 +681,17 @@ class LineWriter(Writer):
         with self._storing:
             if self._broken is not None:
                 raise self._broken
-            self._flush()
+            lines = self._lines
+            if not lines:
+                return
+            # Another thread may add behind the end meanwhile.
+            taken = lines[:]
+            del lines[: len(taken)]
+            try:
+                self._store(taken)
+            except JournalError as error:
+                self.lose(error)
+                raise
 
     def close(self) -> None:
         """Commit, and give the journal back; may be called twice. A forked process has nothing to give back."""
@@ -601,7 +708,7 @@ class LineWriter(Writer):
                 self._release()
 
     def _flush(self) -> None:
-        """Store the lines that wait."""
+        """Store the lines that wait, where none was lost."""
         lines = self.taken()
         if not lines:
             return
@@ -617,9 +724,9 @@ class LineWriter(Writer):
 
         Those before a record that could not be made are whole; after lost ones there are none.
         """
-        lines: list[bytes] = []
-        while self._lines:
-            lines.append(self._lines.popleft())
+        # One takes at a time, and another thread may add behind the end meanwhile.
+        lines = self._lines[:]
+        del self._lines[: len(lines)]
         return [] if self._is_lost else lines
 
     def lose(self, error: JournalError) -> None:
@@ -656,6 +763,7 @@ def _chain_of(journal: Journal, history: History) -> Chain | None:
     return chain_of(journal.signing, journal.content(), history)
 
 
+# Commits of different journals do not wait for each other's disk. More than a few make no disk faster.
 THREADS = 8
 Made = TypeVar("Made")
 
@@ -674,7 +782,7 @@ class Commits:
 
     @classmethod
     def renew(cls) -> None:
-        """Count no journal of the parent's in a forked child, which has none of its threads."""
+        """Forget the parent's journals in a forked child, which has none of its threads."""
         cls._users = 0
 
     def __init__(self, writer: Writer) -> None:
@@ -686,15 +794,19 @@ class Commits:
 
     def durable(self) -> asyncio.Future[None]:
         """
-        Return what is done when everything is durable that was appended before.
+        Return what is done once everything appended before is durable.
 
         It holds a ``StepEngineError`` when that is impossible. Cancelling it ends the waiting, and no commit.
         """
+        # A future and no task: the commit runs in a thread, and all who asked in one turn of the loop are told
+        # together. A task for each cost about as much as the commit of a small record.
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         if self._loop is not loop:
             # None is under way, or one of a loop that has ended, where nobody waits any more.
             self._loop, self._waiting = loop, []
+            # At the end of this turn, so that results of other effects that end in it go along: a group of ten shares
+            # one sync.
             loop.call_soon(self._begin)
         self._waiting.append(future)
         self._writer.announce()
@@ -746,6 +858,8 @@ class Commits:
         for future in batch:
             if not future.done():
                 future.set_result(None) if error is None else future.set_exception(error)
+        # Who came while that commit ran was not in it, so the next begins at once; and there is never more than one
+        # under way, since lines are chained.
         if self._waiting:
             self._begin()
         else:

@@ -122,7 +122,7 @@ def undo(
         UndoRefused: when a file cannot be brought back; it names them, and nothing was changed.
         JournalLocked: when the run still goes on.
         JournalError: when the journal is damaged, or there is no effect *at*.
-        DefinitionError: when a root is no folder or too wide.
+        DefinitionError: when a root is not a folder or too wide.
         OSError: when the disk fails in the middle; undo again to go on.
     """
     source = as_journal(journal)
@@ -254,7 +254,7 @@ def _unknown(history: History, keeps: Callable[[Address], bool]) -> Iterator[str
 
 
 def _others(history: History, keeps: Callable[[Address], bool]) -> Iterator[str]:
-    """Give what may have changed the world and kept nothing; what failed is taken at its word."""
+    """Give the calls that may have changed the world and kept nothing to undo it; what failed is believed to have changed nothing."""
     counted = Counter[str]()
     for intent, result in _acts(history, keeps):
         if result is None or result.writes or not touched_world(history.form(intent)):
@@ -294,7 +294,7 @@ class _File:
             self.problem = self.problem or DOUBTFUL
 
     def add(self, write: FileWrite) -> None:
-        """Take a further write in: it has to begin with what the one before ended with, or with what it made itself."""
+        """Add a further write: it has to begin with what the one before ended with, or with what it made itself."""
         if write.was != self._states[-1] and not write.doubtful:
             self.problem = self.problem or BETWEEN
         self._states.append(write.after)
@@ -305,7 +305,7 @@ class _File:
         return None if self._before is None else self._before.hash
 
     def look(self) -> None:
-        """Look at what stands there, and say what is to be done, or why nothing can be."""
+        """Look at the file, and say what is to be done, or why nothing can be."""
         if self.problem or self.root is None:
             return
         try:

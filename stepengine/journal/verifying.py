@@ -39,7 +39,7 @@ class Verified:
         digest: The SHA-256 of every byte up to its end: who keeps it can ask later whether the journal still begins so.
         problems: What was altered, removed, moved or added, one sentence each, which names the record.
         unsigned: What nobody vouches for, one sentence each: what stands behind the last signature, what stood unsigned when a
-            run was gone on with, and an end without a signature that closes it.
+            run was resumed, and an end without a signature that closes it.
     """
 
     name: str
@@ -159,7 +159,7 @@ def _blob(text: str) -> bytes:
 
 
 def _unreadable(content: bytes, name: str, look: Look) -> list[str]:
-    """Return why nobody can read the journal, where nothing else says so: a signature vouches for bytes, not for what they are."""
+    """Return why nobody can read the journal, if nothing else says so: a signature vouches for bytes, not for their meaning."""
     if look.problems or look.count != look.last:
         return []
     try:

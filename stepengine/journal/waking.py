@@ -71,7 +71,7 @@ class Sleeping:
         run: Its name: that of the journal's file in the folder, or of the run in the database.
         wakes_at: When time wakes it; ``None`` for one that waits for no time.
         kinds: What else it waits for: ``"question"``, ``"message"``, ``"child"``; with ``"time"`` where it waits for that, too.
-            ``"process"`` for one that is under way, and is gone on with from ``wakes_at`` on when nobody has it any more.
+            ``"process"`` for one that is under way, and is resumed from ``wakes_at`` on when nobody holds it any more.
         agent_id: Its root's agent.
     """
 
@@ -168,7 +168,7 @@ class WakeIndex:
         self._write(lambda database: database.execute("DELETE FROM sleeping WHERE run = ?", (run_name,)).rowcount)
 
     def put_off(self, run_name: str, until: datetime) -> None:
-        """Let a run that could not be woken be due at another time, so that it does not stand before others."""
+        """Make a run that could not be woken due at another time, so that it does not hold up others."""
         given = (_stored(until), run_name)
         self._write(lambda database: database.execute("UPDATE sleeping SET due = ? WHERE run = ?", given).rowcount)
 
@@ -191,12 +191,12 @@ class WakeIndex:
         return self._write(arrive)
 
     def due(self, now: datetime, limit: int = 100) -> list[Sleeping]:
-        """Return the runs that are to be woken at *now*, at most so many, by time; this costs what is due, not what sleeps."""
+        """Return the runs to wake at *now*, at most so many, by time; the cost depends on what is due, not on what sleeps."""
         given = (_stored(now), limit)
         return self._read(lambda database: [_sleeping(row) for row in database.execute(DUE, given)])
 
     def next_at(self) -> datetime | None:
-        """Return when the next run is due, which is long ago for one that is due at once; ``None`` when none is at any time."""
+        """Return when the next run is due, long ago for one that is due at once; ``None`` when no run ever is."""
         first: int | None = self._read(lambda database: database.execute(NEXT).fetchone()[0])
         return None if first is None else EPOCH + first * MICROSECOND
 
@@ -206,7 +206,7 @@ class WakeIndex:
         return self._read(lambda database: [_sleeping(row) for row in database.execute(rows)])
 
     def renew(self) -> None:
-        """Make the index anew from the journals, as whoever begins to wake runs does once."""
+        """Rebuild the index from the journals, as whoever begins to wake runs does once."""
         with self._using:
             self._done(lambda database: self._anew(database, _ANY, "that was asked for"))
 
@@ -229,7 +229,7 @@ class WakeIndex:
             return self._done(read)
 
     def _done(self, act: Callable[[Database], Made]) -> Made:
-        """Return what is done with an index that is whole, and that is still in its place when it was done."""
+        """Return the result of *act* on an index that is whole, and that is still in its place afterwards."""
         import sqlite3
 
         for _ in range(TRIES):
@@ -271,7 +271,7 @@ class WakeIndex:
             database.close()
 
     def _make_ready(self, database: Database) -> None:
-        """Fill the index when there is none of this version, or whoever filled it came to no end."""
+        """Fill the index when there is none of this version, or when filling it was not finished."""
         with database.reading() as connection:
             state = _state(connection)
         if state is None:
@@ -325,7 +325,7 @@ class _Damaged(Exception):
 
 
 def _is_damage(error: Exception) -> bool:
-    """Return whether an index is at fault, and not the disk or another process."""
+    """Return whether the fault is the index's, and not that of the disk or another process."""
     import sqlite3
 
     faults = (

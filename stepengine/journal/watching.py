@@ -121,7 +121,7 @@ class _Open:
 
 class Projection:
     """
-    The events of a journal's records, taken in in their order and in any pieces.
+    The events of a journal's records, which are taken in order, in pieces of any size.
 
     Attributes:
         epoch: That of the events: 8 hex digits made of the run's id, ``""`` until that is known.
@@ -180,7 +180,7 @@ class Projection:
         yield from self._shown("")
 
     def _opened(self, path: str, form: Mapping[str, Any]) -> Iterator[Event]:
-        """Take note of a run that is to begin; the body of a tool is none that is shown."""
+        """Take note of a run that is about to begin; the body of a tool is not shown as one."""
         above = self._runs[path.rpartition(".")[0]] if path else None
         own_id = f"{self._run_id}-{path.replace('.', '-')}" if path else self._run_id
         created = above.plan.created if above is not None else created_of(self._head)  # type: ignore[arg-type]
@@ -201,7 +201,7 @@ class Projection:
             yield started
 
     def _going_on(self, path: str, seq: int) -> Iterator[Event]:
-        """Show what begins again where somebody goes on with a run that was stopped: it, and the steps around the path."""
+        """Show what begins again when somebody resumes a run that was stopped: the run, and the steps around the path."""
         if self._is_stopped:
             self.is_over = self._is_stopped = False
             root = self._runs[""]
@@ -393,7 +393,7 @@ class Projection:
 
 
 def _goes_on(request: Mapping[str, Any]) -> bool:
-    """Return whether a request goes on with a text that was cut, which is no step of its own."""
+    """Return whether a request continues a text that was cut, which is not a step of its own."""
     return any(message["type"] == "AssistantMessage" for message in request.get("tail") or ())
 
 
@@ -503,7 +503,7 @@ async def follow_events(
         store them, or it was replaced. What stands there now follows.
 
     Raises:
-        StepEngineError: for *after* that is no id of an event.
+        StepEngineError: for *after* that is not an id of an event.
         JournalCorrupt: when a record is damaged.
         JournalMissing: when the journal was there and is not any more.
         JournalError: when it cannot be read.
@@ -545,12 +545,12 @@ class Watch:
         self._had = 0 if place is None else place.index + 1
 
     def is_over(self, *, stay: bool) -> bool:
-        """Return whether nothing comes any more, or nothing that is waited for."""
+        """Return whether nothing more will come, or nothing that is waited for."""
         shown = self._projection
         return not self.is_behind and (shown.is_over or (shown.is_waiting and not stay))
 
     def look(self) -> list[Event]:
-        """Return the events of what is new that the reader has not got."""
+        """Return the events of what is new to the reader."""
         was_behind, news = self.is_behind, self.follower.news()
         self.is_behind = news.is_behind
         told: list[Event] = []

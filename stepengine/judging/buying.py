@@ -197,7 +197,7 @@ class Book:
             try:
                 self._take(json.loads(line))
             except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError, DataError) as error:
-                msg = f"{file}, line {number}, is no line of a book of replies: {error}"
+                msg = f"{file}, line {number}, is not a line of a book of replies: {error}"
                 raise DataError(msg) from None
 
     def _take(self, line: Mapping[str, Any]) -> None:

@@ -91,12 +91,12 @@ class Check:
         It is code of whoever writes it, and runs as such.
 
         Raises:
-            DataError: when it is no expression.
+            DataError: when it is not an expression.
         """
         try:
             code = compile(text, "--check", "eval")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            msg = f"{text!r} is no expression: {error}; one is like 'output == 3', over {NAMES}, or MODULE:FN"
+            msg = f"{text!r} is not an expression: {error}; one is like 'output == 3', over {NAMES}, or MODULE:FN"
             raise DataError(msg) from None
 
         def judge(result: RunResult) -> object:

@@ -224,7 +224,7 @@ class WorkingFiles:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file that is no link, as much of it as anybody looks at."""
+    """Return the text of a file that is not a link, as much of it as anybody looks at."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
     with open(descriptor, "rb") as file:  # noqa: PTH123 - it is open already
         return file.read(MAX_FILE).decode(errors="replace")
@@ -372,7 +372,7 @@ async def verdict_of(check: CheckFunction, run: JudgedRun) -> Verdict:
     Return what a check says of a run.
 
     Raises:
-        DataError: when it says something that is no verdict.
+        DataError: when it says something that is not a verdict.
         Exception: whatever the check raises.
     """
     said: object = check(run)
@@ -548,7 +548,7 @@ def command(argv: Sequence[str], *, seconds: float = COMMAND_SECONDS, code: int 
         code: The exit code that passes.
 
     Raises:
-        DataError: for what is no command.
+        DataError: for what is not a command.
     """
     words = [*argv] if not isinstance(argv, str) else []
     if not words or not all(isinstance(word, str) for word in words):

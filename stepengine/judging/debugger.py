@@ -133,7 +133,7 @@ class PausedWalk:
             raise
 
     def _retreat(self, error: ReplayDivergence) -> None:
-        """Stand at the last good position: where the run differs is no place of the recorded one."""
+        """Stand at the last good position: where the run differs is not a place of the recorded one."""
         good = self.stepper.position - 1
         if good >= 0:
             with contextlib.suppress(ReplayDivergence):
@@ -403,7 +403,7 @@ def compiled(expression: str) -> Any:
     Return the code of an expression.
 
     Raises:
-        InputError: for a statement, and for what is no Python, or too long.
+        InputError: for a statement, and for what is not Python, or too long.
     """
     if len(expression) > MAX_EXPRESSION:
         msg = f"the expression has {len(expression)} characters; {MAX_EXPRESSION} are the most"
@@ -411,7 +411,7 @@ def compiled(expression: str) -> Any:
     try:
         return compile(expression.strip(), "<print>", "eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        msg = f"{expression.strip()[:80]!r} is no expression ({getattr(error, 'msg', error)}); statements are not run here"
+        msg = f"{expression.strip()[:80]!r} is not an expression ({getattr(error, 'msg', error)}); statements are not run here"
         raise InputError(msg) from None
 
 
@@ -843,7 +843,7 @@ class Debugger:
             backwards: Look back.
 
         Raises:
-            InputError: when *what* is no expression.
+            InputError: when *what* is not an expression.
         """
         wanted, start = self._wanted(what), self.position
         found = self._found(wanted, 0 if backwards else start + 1, start - 1 if backwards else self.last, backwards)

@@ -127,7 +127,7 @@ class Evaluation:
     def problems(self, root: Path) -> list[str]:
         """Return all that keeps the evaluation from being run; *root* is the folder that its files are below."""
         found = [
-            f"{what} {name!r} is no name: letters, digits, '.', '_' and '-', at most 100"
+            f"{what} {name!r} is not a name: letters, digits, '.', '_' and '-', at most 100"
             for what, names in (
                 ("the evaluation's", [self.name]), ("case", [c.id for c in self.cases]), ("agent", [*self.agents]),
             )
@@ -152,7 +152,7 @@ class Evaluation:
         checks: list[object] = [*self.checks, *case.checks]
         if not checks:
             yield "it has no check, so that nothing can be said of it"
-        yield from [f"{check!r} is no check; one is a function" for check in checks if not callable(check)]
+        yield from [f"{check!r} is not a check; one is a function" for check in checks if not callable(check)]
         yield from _problems_of(self.files_of(case), root)
 
     def files_of(self, case: Case) -> Files:
@@ -173,7 +173,7 @@ def _problems_of(files: Files, root: Path) -> Iterator[str]:
     if not folder.is_relative_to(root.resolve()):
         yield f"files: {str(files)!r} lies outside of {root}"
     elif not folder.is_dir():
-        yield f"files: {str(files)!r} is no folder"
+        yield f"files: {str(files)!r} is not a folder"
 
 
 # --- what comes of it -------------------------------------------------------------------------------------------------
@@ -716,7 +716,7 @@ class _Run:
             return None
 
     async def _read_again(self, slot: _Slot, old: _Slot, note: _Note) -> _Made | None:
-        """Return an earlier run of the same case: as it is, gone on with from what changed, or ``None`` for neither."""
+        """Return an earlier run of the same case: as it is, continued from what changed, or ``None`` for neither."""
         journal = FileJournal(old.place)
         history = journal.history()
         if not history.is_complete or _cut_off(history):
@@ -833,13 +833,13 @@ def _is_judge(check: CheckFunction) -> bool:
 
 
 def _status_of(result: RunResult) -> str:
-    """Return how a run ended; a provider that fails after all retries is no failure of the agent."""
+    """Return how a run ended; a provider that fails after all retries is not a failure of the agent."""
     is_provider = result.status is RunStatus.FAILED and isinstance(result.error, ModelError)
     return ERROR if is_provider else result.status.value
 
 
 def _cut_off(history: History) -> str:
-    """Return what a run or a child of it lost that is no fault of theirs, such as a server of tools; ``""`` for nothing."""
+    """Return what a run or a child of it lost that is not a fault of theirs, such as a server of tools; ``""`` for nothing."""
     for address, intent in in_program_order(history):
         known = history.results.get(address)
         if known is None or intent.type not in ("CallTool", "Perform"):

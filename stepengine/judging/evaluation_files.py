@@ -122,7 +122,9 @@ class _Reader:
         name, value = next(iter(told.items())) if isinstance(told, Mapping) and len(told) == 1 else (told, None)
         maker = MAKERS.get(name) if isinstance(name, str) else None
         if maker is None:
-            self.problems.append(f"{where}: {told!r} is no check; one is like 'contains: word', of {', '.join(MAKERS)}")
+            self.problems.append(
+                f"{where}: {told!r} is not a check; one is like 'contains: word', of {', '.join(MAKERS)}"
+            )
             return None
         try:
             if isinstance(value, Mapping) and name not in ("equals", "fits"):

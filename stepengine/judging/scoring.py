@@ -376,7 +376,7 @@ def checked(gates: Sequence[GateOfScores], scores: Scores) -> Iterator[tuple[Gat
 
 
 def _no_gate(text: str) -> DataError:
-    return DataError(f"{text[:MAX_GATE]!r} is no gate; one is like {FORMS}, and ~ before the sign compares means")
+    return DataError(f"{text[:MAX_GATE]!r} is not a gate; one is like {FORMS}, and ~ before the sign compares means")
 
 
 def _number(word: str) -> float | None:
@@ -395,7 +395,7 @@ def _name(word: str, text: str) -> str:
 
 def _sided(word: str, text: str) -> str:
     if "." not in _name(word, text):
-        msg = f"{text!r} is no gate: {word!r} names no side; write SIDE.{word}"
+        msg = f"{text!r} is not a gate: {word!r} names no side; write SIDE.{word}"
         raise DataError(msg)
     return word
 

@@ -61,7 +61,7 @@ def _parked(steps: object) -> Iterator[tuple[str, int]]:
 
 
 def _inside(frame: FrameType) -> Iterator[tuple[str, int]]:
-    """Give the place in a file whose text a frame of this package has run for it elsewhere: it has no frames here."""
+    """Give the place in a file whose code runs elsewhere, on behalf of a frame of this package: it has no frames here."""
     if frame.f_globals.get("__package__") == "stepengine.programs":
         found = [value for value in frame.f_locals.values() if isinstance(value, RunsProgram) and value.file]
         yield from [(value.file, value.line) for value in found]
@@ -81,7 +81,7 @@ def _passed(error: BaseException) -> Iterator[tuple[str, int]]:
 
 
 def describe_yield(what: str, value: object, location: str, accepted: str = ACCEPTED) -> BadYield:
-    """Return the error for a yielded value that the machine does not know, with a hint for what was probably meant."""
+    """Return the error for a yielded value that the machine does not know, with a hint at what was probably meant."""
     msg = f"{what} ({location}) yielded {_short(value)}; it may yield {accepted}.{_hint(value)}"
     return BadYield(msg, location=location)
 
@@ -104,7 +104,7 @@ def _hint(value: Any) -> str:
 
 
 def _meant(value: dict[Any, Any]) -> str:
-    """Return what is written for a dict of the kind that handlers of other engines yield."""
+    """Return what to write in place of a dict such as handlers of other engines yield."""
     kind = value.get("type")
     if type(kind) is str and kind in OTHER_KINDS:
         return OTHER_KINDS[kind]
@@ -128,7 +128,7 @@ def _short(value: Any) -> str:
 
 
 def _short_dict(value: dict[Any, object]) -> str:
-    """Return a dict as it is written, as far as it is plain and short; its members are not asked for their own words."""
+    """Return a dict as source code, as far as it is plain and short; no ``repr`` of a member's own class is called."""
     members = [f"{_short_member(k)}: {_short_member(v)}" for k, v in islice(value.items(), MEMBERS)]
     more = [f"... {len(value) - MEMBERS} more"] if len(value) > MEMBERS else []
     return f"{{{', '.join([*members, *more])}}}"
@@ -150,7 +150,7 @@ def blamed(what: str, error: BaseException) -> HandlerError:
 
 
 def _explained(error: BaseException) -> str:
-    """Return what *error* says; where it is about what was not unpacked or not awaited, with what to write instead."""
+    """Return the message of *error*; if a value was not unpacked or awaited, with what to write instead."""
     said = _said(error)
     if not isinstance(error, TypeError | AttributeError):
         return said
@@ -159,7 +159,7 @@ def _explained(error: BaseException) -> str:
 
 
 def _hint_about(error: BaseException, said: str) -> str:
-    """Return what to write instead for what is most often mistaken for something else; the value itself is not asked."""
+    """Return what to write instead of the values that are most often yielded by mistake; the value itself is never called."""
     if "StepResult" in said:
         return YIELD_FROM
     if "coroutine" in said:
@@ -265,7 +265,7 @@ class Author:
 
 
 def _passes(error: BaseException) -> bool:
-    """Return whether *error* passes through author code as it is; of a spent limit it is noted where that was met."""
+    """Return whether *error* passes through author code unchanged; for a spent limit, note where the author met it."""
     if isinstance(error, LimitReached):
         error.error.where = error.error.where or raised_at(error)
         return True

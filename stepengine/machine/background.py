@@ -12,7 +12,7 @@ __all__ = ("NO_CHILDREN", "Background")
 
 
 class Background:
-    """Knows the children that a run started in the background; what became of each it learns from what the run is told alone."""
+    """Knows the children that a run started in the background; it learns what became of each only from what the run is told."""
 
     __slots__ = ("_at_work", "_refs")
 
@@ -22,7 +22,7 @@ class Background:
 
     @property
     def at_work(self) -> tuple[ChildRef[Any], ...]:
-        """Those of which the run was not told that they have ended, in the order in which they were started."""
+        """The children whose end the run has not been told of, in the order in which they were started."""
         return tuple([self._refs[path] for path in self._at_work])
 
     @property
@@ -56,7 +56,7 @@ class Background:
         return self._at_work.pop(path, None) is not None
 
     def left(self) -> Iterator[tuple[Literal["cancel", "wait"], tuple[str, ...]]]:
-        """Give what is to become of those that are still at work when the run ends, and which they are."""
+        """Give the children that are still at work when the run ends, and what is to become of them."""
         kinds: tuple[Literal["cancel", "wait"], ...] = ("cancel", "wait")
         for kind in kinds:
             paths = tuple([path for path, what in self._at_work.items() if what == kind])

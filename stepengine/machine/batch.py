@@ -33,8 +33,13 @@ UNSAID = Answer()
 RUN_FREELY = ("ordinary", "yields")
 """Calls that may run beside others of one reply: what they need is none of the run's own."""
 SPENT = "a limit of the run was spent"
+# A person approves an input, a hook changes it, the person is asked about the change, and so on: two sides that never
+# agree would ask for ever. After so many rounds the call is denied, since what was approved is what runs or nothing
+# does (reliability:R8).
 MAX_EDITS = 10
 UNSTEADY = "Not run: whenever a person approves an input of this call, a hook makes another one of it."
+# Models take a denial for a hiccup and repeat the call with other words. After the third they are told in plain words;
+# `max_denials` ends the run of one that does not listen even then (reliability:PM38).
 TOLD_AT = 3
 UNATTENDED = (
     "Denied: a call of {} needs a person's approval, and nobody can give it in this run. Go on without it, and say in the "
@@ -46,27 +51,34 @@ def called_by_model(run: RunState, calls: Sequence[ToolCallPart], offered: Colle
     """Return the calls of a reply; a call of a tool that was not offered already has its error result."""
     made = []
     for asked in calls:
+        # By what was offered in this request, and not by what the engine knows: a model that remembers a name from an
+        # earlier step, or guesses one, would call what its agent was not given. Nor is a similar name ever taken for it
+        # (reliability:MP48): `delete_file` is one letter from something harmless.
         name = asked.tool_name if asked.tool_name in offered else _meant(run, asked.tool_name, offered)
         call = Call(run, asked, "model", None if name is None else run.bindings[name])
         if name is None:
+            # With hundreds of tools, of which the model was shown a few and finds the others by a search, a list of all
+            # names in an error would be longer than the conversation.
             known = shown_first(offered, run.bindings)
             hint = (
                 f" {len(offered) - len(known)} others are found with {FIND_TOOLS}." if len(known) < len(offered) else ""
             )
+            # The call stays, with an error for its result: the model has to see that it made it, and every provider
+            # refuses a history in which a call has none.
             call.fail(unavailable(run, asked.tool_name, known, hint))
         made.append(call)
     return made
 
 
 def _meant(run: RunState, name: str, offered: Collection[str]) -> str | None:
-    """Return the offered tool that a model means: an agent's tool may be called by its id, too (generator-contract:L28)."""
+    """Return the offered tool that a model means: the tool of an agent may also be called by the agent's id (generator-contract:L28)."""
     other = name.replace("-", "_")
     return other if other in offered and run.bindings[other].runs.how == "spawns" else None
 
 
 def run_batch(run: RunState, members: Sequence[Member], asked: Parallel[object] | None = None) -> Flow[None]:
     """
-    Give every member its result; what was *asked* for as a ``Parallel`` runs together whatever its tools say.
+    Give every member its result; members that were *asked* for as a ``Parallel`` run together, whatever their tools say.
 
     Only there may others than calls stand among them.
 
@@ -76,6 +88,8 @@ def run_batch(run: RunState, members: Sequence[Member], asked: Parallel[object] 
         LimitReached: when a budget was spent in one of the calls, after all have their results.
         StepEngineError: what is wrong with a handler's own call.
     """
+    # An author who writes `Parallel` has said that these may run at once. A model has said nothing by putting two calls
+    # into one reply, so there the tools decide.
     if asked is not None:
         return _in_passes(run, members, calls_among(members), asked)
     calls: Sequence[Call] = members  # type: ignore[assignment]
@@ -94,16 +108,24 @@ def calls_among(members: Sequence[Member]) -> list[Call]:
 
 
 def _is_parallel(calls: Sequence[Call]) -> bool:
+    # All or nothing. To run the safe ones of a mixed reply at once and the others in turn was possible, too, but which
+    # of a reader and a writer comes first would then depend on their kinds, and the model, which wrote an order, could
+    # not rely on it. Calls without a spec have their error already and stand in nobody's way.
     known = [(call.how, call.spec) for call in calls if call.spec is not None]
     return all(spec.parallel_safe and not spec.ends_turn and how in RUN_FREELY for how, spec in known)
 
 
 def _in_turn(run: RunState, calls: Sequence[Call]) -> Flow[None]:
-    """Run calls one after another: each is judged, carried out where it may run, or only shown, and looked at by the hooks."""
+    """Run calls one after another: each is judged, carried out if it may run or else only shown, and passed to the hooks."""
+    # `before` is the limit that was spent already when the batch began, such as the steps of a final answer: only one
+    # that is spent within this batch skips the calls behind it.
     why, before, points = "", run.budget.reached, run.plan.hooks
     try:
         for call in calls:
             try:
+                # Judged one at a time, right before each runs, since a rule may look at what the calls before did (a
+                # file that was just written). In a batch that runs together nothing has happened in between, so there
+                # all are judged first, and one suspension asks all questions.
                 if _may_run(call, why) and points.pre_tool:
                     yield from _asked(run, (yield from _judged(call)), together=False)
                 if call.result is not None:
@@ -112,21 +134,26 @@ def _in_turn(run: RunState, calls: Sequence[Call]) -> Flow[None]:
                     yield from carry_out(call)
                     if points.post_tool:
                         yield from _after(call)
+            # Not raised yet: the calls behind still get a result each, which says why there was none, and the history
+            # pairs. The limit is raised behind the loop, by `check`.
             except LimitReached:
                 why = SPENT
             except StepEngineError as error:
                 _raise_to_author(call, error)
             why = _why_over(call, before) or why
+    # The run ends here, and still each call has a result (reliability:R4): "pending" or "cancelled". A conversation
+    # with a call that has none is refused by every provider, so the run could never be gone on with.
     except Stopped as stopped:
         _close(calls, stopped.stop)
         raise
+    # Logged on the way out, whichever it is: what ran has happened, also where the batch was stopped behind it.
     finally:
         _log(calls)
     run.budget.check(before)
 
 
 def _may_run(call: Call, why: str) -> bool:
-    """Return whether a call is valid and has no result yet; *why*, if anything, none of the batch is carried out any more."""
+    """Return whether a call is valid and has no result yet; *why*, if not empty, says why the rest of the batch is not carried out."""
     if call.result is not None:
         return False
     if why:
@@ -136,13 +163,16 @@ def _may_run(call: Call, why: str) -> bool:
 
 
 def _raise_to_author(call: Call, error: StepEngineError) -> None:
-    """Raise what failed a call of the author's; a model is told by the result."""
+    """Raise the error that made a call of the author's fail; a model learns of it from the result."""
+    # A handler's wrong call is a bug, and raised at the line that made it (generator-contract:G32); a model's is data,
+    # and the model corrects itself by the result.
     if call.source != "model":
         raise error
 
 
 def _close(calls: Sequence[Call], stop: Stop) -> None:
     """Give the calls that have no result yet one that says why."""
+    # Only those without a result: what ended before the stop keeps what it has.
     for call in calls:
         if call.result is None:
             call.close(stop)
@@ -155,6 +185,9 @@ def _log(calls: Sequence[Call]) -> None:
 
 def _why_over(call: Call, before: LimitExceeded | None) -> str:
     """Return why no call after this one is carried out; ``""`` when they are."""
+    # A limit that was spent earlier is no reason to skip, and neither is one of steps or tokens: these bind model
+    # calls, and the calls of a reply that was paid for are carried out. Only a model that is denied again and again is
+    # cut off at once.
     binding, limit = call.binding, call.run.budget.reached
     if limit is before and (binding is None or not binding.spec.ends_turn):
         return ""
@@ -175,6 +208,8 @@ def _in_passes(
         raise
     finally:
         _log(calls)
+    # Of a `Parallel` a spent limit is an entry beside the others, which the author looks at; only calls of a reply
+    # raise it.
     if asked is None:
         run.budget.check(before)
 
@@ -182,30 +217,43 @@ def _in_passes(
 def _together(
     run: RunState, members: Sequence[Member], calls: Sequence[Call], asked: Parallel[object] | None
 ) -> Flow[None]:
+    # The passes, in this order: judge all calls; ask people about all of them at once; give numbers to all effects; run
+    # them; hand the outcomes out; let the hooks look. Each pass ends for all members before the next begins, because a
+    # number, a question and a hook's change must come in an order that does not depend on who is faster.
     fail_fast, concurrency = (False, None) if asked is None else (asked.fail_fast, asked.concurrency)
     valid = [call for call in calls if call.result is None and _is_valid(call)]
     if run.plan.hooks.pre_tool:
         yield from _judged_together(run, valid)
         valid = [call for call in valid if call.result is None]
     effects, races = yield from _all_begun(members)
+    # A call that was denied or invalid has failed before anything began, and that is a failure like any other: without
+    # this its siblings would run although `fail_fast` was asked for.
     failed = fail_fast and any(call.result is not None and call.result.is_error for call in calls)
     outcomes = yield from run.gather(
         effects, concurrency=concurrency, fail_fast=fail_fast, has_failed=failed, races=races
     )
+    # Not a single child was begun, since a limit has no room for so many: that is thrown at the yield
+    # (reliability:SP02). Where some ran, what they found must not be lost, and the refusal stays in its entry.
     if outcomes and all(map(_has_no_room, outcomes)):
         run.unwrap(outcomes[0])
     stops = _distributed(members, outcomes)
+    # One after another, after all have ended: following up may ask for further effects, whose numbers have to come in
+    # the order of the calls.
     for call in valid:
         if call.is_followed and not stops:
             yield from follow_up(call)
         yield from _after(call)
+    # Stops are merged and raised once, after all outcomes were handed out: of two members that wait for a person both
+    # questions stand in the result, and members that had ended keep what they have.
     if stops:
         raise Stopped(merged(stops))
+    # Who won a race is said last, when every call of every member has its final result: a hook behind `post_tool` may
+    # still have replaced the winner's. A batch that was stopped has no winner; it is decided when the run goes on.
     _conclude(members)
 
 
 def _judged_together(run: RunState, calls: Sequence[Call]) -> Flow[None]:
-    """Judge calls, and ask for all that have to be asked for at once."""
+    """Judge calls, and ask about all of those that need a person's answer at once."""
     asking: list[_Asking] = []
     for call in calls:
         asking += yield from _judged(call)
@@ -217,6 +265,8 @@ def _all_begun(members: Sequence[Member]) -> Flow[tuple[Sequence[Leaf], tuple[tu
     effects: list[Leaf] = []
     races: list[tuple[int, int]] = []
     for member in members:
+        # A race is told to the driver as a range of effects: members with results before anything began have none, and
+        # a race of which nobody is left has no range.
         first = len(effects)
         effects += yield from _begun(member)
         if type(member) is Raced and len(effects) > first:
@@ -225,13 +275,14 @@ def _all_begun(members: Sequence[Member]) -> Flow[tuple[Sequence[Leaf], tuple[tu
 
 
 def _conclude(members: Sequence[Member]) -> None:
+    # Only races have something to conclude. Every other member made its result when it took its outcomes.
     for member in members:
         if type(member) is Raced:
             member.conclude()
 
 
 def _has_no_room(outcome: Single) -> bool:
-    """Return whether a member was not begun, because a limit has no room for the children that were asked for with it."""
+    """Return whether a member was not begun, because a limit has no room for all the children that were asked for with it."""
     return type(outcome) is Failure and isinstance(outcome.error, LimitExceeded) and outcome.error.kind == "children"
 
 
@@ -244,6 +295,8 @@ def _begun(member: Member) -> Flow[Sequence[Leaf]]:
     if member.result is not None:
         yield from member.show()
         return ()
+    # Done here, in its place in the order: a control tool changes the run itself and needs nothing of the world, so it
+    # has no effect that could be gathered.
     if member.how == "control":
         yield from carry_out(member)
         return ()
@@ -251,7 +304,7 @@ def _begun(member: Member) -> Flow[Sequence[Leaf]]:
 
 
 def _begin_race(race: Raced) -> Flow[Sequence[Leaf]]:
-    """Return the effects of the members of a race; none where one has ended before the others could begin, which is that it has won."""
+    """Return the effects of the members of a race; none if one of them ended before the others could begin, for then it has won."""
     if not race.has_ended():
         for member in race.members:
             yield from _begun(member)
@@ -264,6 +317,8 @@ def _distributed(members: Sequence[Member], outcomes: Sequence[Single]) -> list[
     """Give the members the outcomes of their effects and return the stops among them."""
     stops: list[Stop] = []
     position = 0
+    # By position: the effects were handed out member by member, so each member's outcomes are one slice. The numbers of
+    # effects are no help here, as several may be given to one call.
     for member in members:
         if member.handed_out:
             first, position = position, position + len(member.handed_out)
@@ -283,7 +338,7 @@ class _Asking(NamedTuple):
 
 
 def _is_valid(call: Call) -> bool:
-    """Validate a call; what is wrong with a handler's own is raised, a model's gets an error result."""
+    """Validate a call; a mistake in a handler's own call is raised, one in a model's call becomes an error result."""
     try:
         call.validate()
     except StepEngineError as error:
@@ -297,10 +352,14 @@ def _is_valid(call: Call) -> bool:
 def _judged(call: Call) -> Flow[Sequence[_Asking]]:
     """Ask the ``pre_tool`` hooks about a valid call; return what a person must decide."""
     decision = yield from hooks.judge_call(call.run, call.judged_call, call.source, call.revalidate)
+    # No hook said anything, and a call that nobody judges is allowed: permissions are a policy that somebody installs.
     if decision is None:
         return ()
+    # A tool whose author says that it needs no permission is not asked about because a default says "ask"; a deny holds
+    # for it all the same.
     if decision.kind == "ask" and call.spec is not None and call.spec.requires_permission:
         return (_Asking(call, _permission_question(call, decision)),)
+    # Told also where nobody was asked: whoever reads the events later wants to know by which rule a call ran.
     yield from _decided(call, "deny" if decision.kind == "deny" else "allow", decision.rule_id)
     if decision.kind == "deny":
         _deny(call, decision.message)
@@ -308,20 +367,20 @@ def _judged(call: Call) -> Flow[Sequence[_Asking]]:
 
 
 def _deny(call: Call, message: str) -> None:
-    """Give a call the result that it is denied; a model that will not hear it is told so, and in the end stopped."""
+    """Give a call the result that it is denied; a model that keeps trying is told to stop, and in the end its run is stopped."""
+    # By the tool's own name: a model may call an agent by two spellings, and would be told to stop twice as late.
     name = call.own_name
     text = message or f"The call of {call.asked.tool_name} was denied."
-    row = call.run.budget.deny(name)
-    if row >= TOLD_AT:
-        text += (
-            f" {name} was denied {row} times in a row: do not call it again, go on without it or say what is missing."
-        )
+    in_a_row = call.run.budget.deny(name)
+    if in_a_row >= TOLD_AT:
+        text += f" {name} was denied {in_a_row} times in a row: do not call it again, go on without it or say what is missing."
     call.finish(ToolResult.error(text, status="denied"))
 
 
 def _permission_question(call: Call, decision: Decision) -> Question:
     name = call.own_name
     text = decision.message or f"May {name} run?"
+    # Without an id: it is made of the number of the effect, which is given only when the question is really asked.
     return Question(
         "",
         text,
@@ -335,12 +394,16 @@ def _permission_question(call: Call, decision: Decision) -> Question:
 
 def _asked(run: RunState, asking: Sequence[_Asking], *, together: bool) -> Flow[None]:
     """Ask for permissions, *together* all of a batch at once, so that a batch with several suspends once."""
+    # A person's answer may change the input, and what a hook makes of that may have to be asked about again: so in
+    # rounds, until nothing is left.
     while asking:
         asking = yield from _ask_round(run, asking, together=together)
 
 
 def _ask_round(run: RunState, asking: Sequence[_Asking], *, together: bool) -> Flow[Sequence[_Asking]]:
-    """Ask once, what is the same only once, and return what has to be asked about what people made of the calls."""
+    """Ask all questions in one go, equal ones only once, and return what has to be asked about the calls that people changed."""
+    # A model that calls one tool five times with one input means one thing, and to ask a person five times teaches them
+    # to agree without reading (reliability:PM38).
     alike = _alike(asking)
     effects = [
         ask_effect(run, question, purpose="permission", tool_call_id=c.asked.tool_call_id, program_line=c.program_line)
@@ -353,6 +416,7 @@ def _ask_round(run: RunState, asking: Sequence[_Asking], *, together: bool) -> F
         for call, _ in same:
             if type(outcome) is Stop:
                 call.close(outcome)
+            # Nobody who could not be asked has agreed (reliability:PM30).
             elif type(outcome) is Failure:
                 _deny(call, f"Nobody could be asked: {outcome.error}")
             else:
@@ -364,20 +428,22 @@ def _ask_round(run: RunState, asking: Sequence[_Asking], *, together: bool) -> F
 
 
 def _alike(asking: Sequence[_Asking]) -> list[list[_Asking]]:
-    """Return together the calls that ask the same, to be asked once."""
+    """Group the calls that ask the same question, which is then asked once."""
     found: dict[str, list[_Asking]] = {}
     for one in asking:
         question = one.question
+        # By all that a person would see. Where two calls differ in anything that is shown, they are two questions.
         key = canonical([question.text, question.options, question.tool_name, question.details])
         found.setdefault(key, []).append(one)
     return list(found.values())
 
 
 def _permitted(call: Call, effect: AskPerson, answers: Sequence[Answer]) -> Flow[Sequence[_Asking]]:
-    """Do with a call what a person said; return what has to be asked about the input that the person made of it."""
+    """Do with a call what a person decided; return what has to be asked about an input that the person changed."""
     answer = answers[0]
     if answer.agrees and answer.edited_input is not None:
         return (yield from _edited(call, answer))
+    # A yes that an earlier "always" gave is told with the rule that it came from, so that a person can take it back.
     remembered = covering_rule(effect.questions[0], answer.covers) if answer.by == REMEMBERED else None
     rule_id = None if remembered is None else str(remembered["id"])
     yield from _decided(call, "allow" if answer.agrees else "deny", rule_id, answer)
@@ -393,7 +459,7 @@ def _permitted(call: Call, effect: AskPerson, answers: Sequence[Answer]) -> Flow
 
 
 def _edited(call: Call, answer: Answer) -> Flow[Sequence[_Asking]]:
-    """Take over the input that a person made of a call; it is judged like the first one, and a deny still wins."""
+    """Take over the input to which a person changed a call; it is judged like the first one, and a deny still wins."""
     assert answer.edited_input is not None  # noqa: S101
     call.edit(answer.edited_input)
     message, allowed = "", False

@@ -49,7 +49,7 @@ class Broken(NamedTuple):
 
 
 def mark_in(text: str) -> str:
-    """Return the word with which a call begins in *text*, ``""`` when there is none."""
+    """Return the word that a call in *text* begins with, ``""`` when there is none."""
     return next((mark for mark in MARKS if mark in text), "")
 
 

@@ -17,7 +17,7 @@ def is_spent(error: BaseException) -> TypeGuard[LimitExceeded]:
 
 
 def raised(error: StepEngineError) -> StepEngineError | LimitReached:
-    """Return what is raised for the error of a failed effect: a spent budget arrives as a signal."""
+    """Return what to raise for the error of a failed effect: a spent budget arrives as a signal."""
     return LimitReached(error) if is_spent(error) else error
 
 
@@ -36,7 +36,7 @@ class Budget:
     __slots__ = ("_actions", "_agent_id", "_denials", "denied", "limits", "most_steps", "reached", "steps_left")
 
     def __init__(self, limits: Limits, agent_id: str) -> None:
-        """Begin with all that *limits* allow the agent *agent_id*, which messages name."""
+        """Begin with everything that *limits* allow; messages name the agent *agent_id*."""
         self.limits = limits
         self.reached: LimitExceeded | None = None
         self.steps_left = self.most_steps = limits.max_steps or 0
@@ -52,7 +52,7 @@ class Budget:
 
     def check(self, before: LimitExceeded | None = None) -> None:
         """
-        Make sure that nothing was spent since *before*, the budget that had been reached then.
+        Raise if a budget was reached since *before*, which is what had been reached then.
 
         Raises:
             LimitReached: when something was.
@@ -88,7 +88,7 @@ class Budget:
     def deny(self, tool_name: str) -> int:
         """Count a denied call; return how many calls of its tool in a row that makes. Too many of all end the run."""
         self._denials += 1
-        row = self.denied[tool_name] = self.denied.get(tool_name, 0) + 1
+        in_a_row = self.denied[tool_name] = self.denied.get(tool_name, 0) + 1
         most = self.limits.max_denials
         if most is not None and self._denials >= most:
             msg = (
@@ -97,7 +97,7 @@ class Budget:
                 "Limits(max_denials=...)"
             )
             self.reach(LimitExceeded(msg, kind="denials", limit=most))
-        return row
+        return in_a_row
 
     def allow(self, tool_name: str) -> None:
         """Take note that a call of a tool was not denied."""

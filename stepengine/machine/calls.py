@@ -80,8 +80,12 @@ __all__ = (
 
 EXAMPLES = "Examples: "
 """How the line begins in the description of a tool that shows inputs."""
+# Above difflib's own 0.6, at which `write_file` is "near" `delete_file` and `read_url` near `read_files`: a wrong
+# suggestion is worse than none. Nothing that is near is ever executed; this only words an error.
 NEAR = 0.7
 """How alike names are of which one was probably meant as the other."""
+# The steps of a tool are no actions of its author, which are counted, so without a bound of its own one that never ends
+# would hold its run for ever.
 MAX_FOLLOWED = 100
 """How much one call of a tool may need of its run."""
 
@@ -99,6 +103,7 @@ class Member(ABC):
         is_gathered: Whether its effects go out as one ``Gather`` even where it stands alone.
     """
 
+    # By hand: a member is filled in as it goes on, so it is no frozen value, and each call of each step makes one.
     __slots__ = ("failure", "handed_out", "program_line", "result", "run")
     is_gathered = False
 
@@ -111,11 +116,11 @@ class Member(ABC):
 
     @abstractmethod
     def effects(self) -> Sequence[Leaf]:
-        """Return what it needs of the world; each effect gets its number now."""
+        """Return the effects that it needs from the world; each gets its number now."""
 
     @abstractmethod
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
-        """Make the result of the outcomes of its effects, in their order; return the stop when one of them was stopped."""
+        """Turn the outcomes of its effects, in their order, into the result; return the stop when one of them was stopped."""
 
 
 def carry_out(member: Member) -> Flow[Any]:
@@ -127,6 +132,9 @@ def carry_out(member: Member) -> Flow[Any]:
         LimitReached: when a budget was spent.
         StepEngineError: what else failed it.
     """
+    # Calls that the driver performs are shown by it, as they begin. Those that have no effect of their own to be shown
+    # by (control tools, children, questions) show themselves here; the table says which, so that nobody has to know it
+    # twice.
     if type(member) is Call and CALLS[member.how].is_shown:  # type: ignore[index]
         return _driven(member) if member.how == "drives" else _carried_out_shown(member)
     return _carried_out(member)
@@ -134,6 +142,9 @@ def carry_out(member: Member) -> Flow[Any]:
 
 def _carried_out(member: Member) -> Flow[Any]:
     run, effects = member.run, member.effects()
+    # One effect is asked for as it is and not as a Gather of one: a Gather makes tasks and a window in the driver, and
+    # stands in the record as `gather`. Only who may have several (candidates, children in the background) always says
+    # so, so that one and several are recorded alike.
     outcomes: Sequence[Single] = ()
     if member.is_gathered:
         outcomes = yield from run.gather(effects)
@@ -142,6 +153,8 @@ def _carried_out(member: Member) -> Flow[Any]:
     stop = member.take(outcomes)
     if stop is not None:
         raise Stopped(stop)
+    # Raised here, and nowhere that members stand together: the error of one of several must not take the results of the
+    # others away, so there it stays inside its own result.
     if member.failure is not None:
         raise raised(member.failure)
     if type(member) is Call and member.is_followed:
@@ -172,6 +185,8 @@ def _driven(call: Call) -> Flow[ToolResult]:
 def _gone_through(call: Call, steps: Any) -> Flow[None]:
     """Carry out what the steps of a call yield, in the run that makes it; errors as ``follow_up``."""
     yield Notify(call.started())
+    # Driven like a handler, by the same class: its frames stand in the traceback, it is closed on every way out, and
+    # what it yields wrongly is told with its line.
     author = Author(f"the tool {call.asked.tool_name!r}", steps, by="tool")
     try:
         result = yield from _followed(call, author)
@@ -181,8 +196,11 @@ def _gone_through(call: Call, steps: Any) -> Flow[None]:
     except LimitReached as reached:
         call.finish(ToolResult.error(f"Not executed: {reached.error}"))
         raise
+    # What goes wrong in the steps of a tool is the tool's failure, which a model is told and an author may catch; but a
+    # stop and a spent limit belong to the run, and are raised on after the call has its result.
     except StepEngineError as error:
         result = ToolResult.error(str(error))
+    # Closed before the call is settled: what its `finally` says must still stand before the end of the call.
     finally:
         call.run.side_events.warn(*author.close())
     call.settle(result, call.run.now)
@@ -196,12 +214,15 @@ def _followed(call: Call, author: Author) -> Flow[ToolResult]:
             result: ToolResult = asked.value
             return result
         try:
+            # No calls of tools: a tool that calls others is a body with a path and a journal of its own (`Yielding`).
+            # These steps have the numbers of the run itself.
             if type(asked) not in MEMBERS:
                 raise describe_yield(author.what, asked, author.location, OF_STEPS)
             member = member_of(run, asked)
             if type(member) is Started:
                 member.begin_by(call)
             value = yield from carry_out(member)
+        # Thrown in at its own yield, as into a handler, so a tool may do something else when nobody answers.
         except (StepEngineError, LimitReached) as error:
             asked = author.throw(error)
         else:
@@ -216,6 +237,7 @@ def _carried_out_shown(call: Call) -> Flow[Any]:
     try:
         return (yield from _carried_out(call))
     finally:
+        # After a stop nothing is shown of a call: its end is told when the run goes on and the call really ends.
         if call.run.stop is None and call.result is not None:
             yield Notify(call.finished())
 
@@ -224,7 +246,7 @@ def _carried_out_shown(call: Call) -> Flow[Any]:
 
 
 class Child(Member):
-    """A child run that a handler asks for; where it stands alone, only a depth that is used up stays inside its result."""
+    """A child run that a handler asks for; if it stands alone, only the error for a depth that is used up stays inside its result."""
 
     __slots__ = ("_asked", "_by", "_is_background", "_of")
 
@@ -248,6 +270,8 @@ class Child(Member):
             asked.prompt,
             run.plan.mend_params(asked.agent, asked.params) if asked.params else asked.params,
             # A child that the body of a model's call starts is one that the model asked for.
+            # Limits on what models may spawn would be got around by a tool that spawns for them; so such a child counts
+            # as asked for by that call.
             self._by if body is None or not body.by_model else body.tool_call_id,
             self._is_background,
             definition=None if isinstance(asked.agent, str) else asked.agent,
@@ -260,8 +284,10 @@ class Child(Member):
         return self.handed_out
 
     def _agent_id(self) -> str:
-        """Return the id that was asked for, or the one that an id with a publisher stands for."""
+        """Return the id that was asked for; for one with a publisher, that of the agent that it stands for."""
         wanted = self._asked.agent_id
+        # Only where there is a publisher. A plain id that is not found stays as it was written, since the error about
+        # it is made by who plans the child, with the names that are known there.
         return (resolved(self.run, wanted) or wanted) if "/" in wanted else wanted
 
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
@@ -270,6 +296,8 @@ class Child(Member):
         if type(outcome) is Stop:
             self.run.spent.count_stopped(outcome)
             return outcome
+        # A child that stands alone and could not be started is the author's mistake and is raised. But depth is used up
+        # by what others did above, so a recursive agent gets a failed child, looks at its status, and ends by itself.
         if type(outcome) is Failure and not self._of and not _is_too_deep(outcome.error):
             self.failure = outcome.error
             return None
@@ -310,6 +338,8 @@ class Performed(Member):
             self.result = self.value_of(outcome)
         elif type(outcome) is Failure:
             error = self.failure = outcome.error
+            # Among others the failure is an entry, and after a replay it must be equal to the live one: an exception of
+            # the author's own class may not be storable, so the entry holds its kind by name and its text.
             same = isinstance(error, PerformError)
             self.result = error if same else PerformError(str(error), kind=type(error).__name__)
         return outcome if type(outcome) is Stop else None
@@ -328,6 +358,8 @@ class Asked(Performed):
         """Return the ``AskPerson``."""
         asked = self._asked
         question = Question(
+            # By the author's own name, where there is one: an answer can be given up front, before anybody knows the
+            # number that the question will have.
             self.run.named(asked.key),
             asked.question,
             asked.options,
@@ -348,6 +380,8 @@ def ask_effect(
 ) -> ef.AskPerson:
     """Return the effect that asks *questions*; their ids are their names, or are made from the effect's address."""
     seq, path = run.number(), run.plan.path
+    # Made of the address: whoever answers days later names the question by it, so it must be the same in each process
+    # that runs the handler again. Random ids would change with every replay.
     number = f"{path}.q{seq}" if path else f"q{seq}"
     numbered = [
         Question(
@@ -365,6 +399,8 @@ def ask_effect(
         )
         for index, question in enumerate(questions)
     ]
+    # Only of a permission the person is shown where in the program it is asked for; a question of the author's says
+    # itself what it is about.
     place = run.place if purpose == "permission" else None
     return ef.AskPerson(seq, tuple(numbered), purpose, tool_call_id, place=place, program_line=program_line)
 
@@ -385,12 +421,15 @@ class Completed(Member):
     def effects(self) -> Sequence[Leaf]:
         """Return the ``CallModel``."""
         run, asked = self.run, self._asked
+        # One or the other and not both merged: a call beside the conversation, such as a summary, must not inherit the
+        # response schema or the thinking budget that the agent's own turns have once it states its own.
         settings = asked.settings or run.agent.settings
         request = ModelRequest(
             run.model_of(asked.model),
             asked.system_prompt or "",
             Transcript(asked.messages),
             asked.tools,
+            # Several providers refuse a choice of tools where none are offered.
             settings.tool_choice if asked.tools else None,
             settings,
         )
@@ -435,6 +474,8 @@ class Candidates(Member):
 def _take_replies(member: Completed | Candidates, outcomes: Sequence[Single]) -> Stop | None:
     replies: list[ModelReply] = []
     for effect, outcome in zip(member.handed_out, outcomes, strict=True):
+        # Counted first, all of them: what was answered was paid for, also when a sibling was stopped and nobody gets to
+        # see the replies.
         if type(outcome) is Value:
             member.run.spent.count_reply(effect, outcome.value)  # type: ignore[arg-type]
             member.run.side_events.unread(outcome.value)
@@ -445,6 +486,7 @@ def _take_replies(member: Completed | Candidates, outcomes: Sequence[Single]) ->
     if replies:
         member.keep(replies)
     else:
+        # The first failure speaks for all: they asked the same of the same model, and mostly failed of the same cause.
         member.failure = outcomes[0].error  # type: ignore[union-attr,assignment]
     return None
 
@@ -485,6 +527,8 @@ class Waiting(Member):
 
     def wakes(self, timeout: float | None) -> int | None:
         """Return when *timeout* seconds from now have passed, in milliseconds since the root run was created."""
+        # A moment and no span: whoever goes on with the run after a crash must wait for what is left and not begin
+        # anew. It is counted from the run's recorded time, since the machine has no clock.
         return None if timeout is None else self.run.now + round(timeout * 1_000)
 
 
@@ -499,6 +543,7 @@ class Slept(Waiting):
         if asked.until is None:
             wakes = self.wakes(asked.seconds) or 0
         else:
+            # Rounded up, by the double negation: a date in the middle of a millisecond must not be over before it has come.
             wakes = max(run.now, -((run.plan.created - asked.until) // timedelta(milliseconds=1)))
         return ef.AwaitTime(
             run.number(), asked.seconds, asked.until, wakes=wakes, asked=run.now, program_line=self.program_line
@@ -553,6 +598,8 @@ class Started(Member):
         run, carried = self.run, call.binding.runs.agents if call.binding and type(call.binding.runs) is Driving else ()
         allowed = run.plan.agents
         for one in self._asked.calls:
+            # A name could be any agent of the engine, so what this run may spawn is asked. A definition is an object
+            # that only the tool's author can have, and needs no leave.
             if isinstance(one.agent, str) and allowed is not None and resolved(run, one.agent) is None:
                 raise not_allowed(run.agent.id, one.agent, allowed)
         if call.source == "model" or any(one.agent is agent for one in self._asked.calls for agent in carried):
@@ -578,6 +625,8 @@ class Started(Member):
             else:
                 ref: ChildRef[Any] = outcome.value  # type: ignore[union-attr]
                 refs.append(ref)
+                # Those that did start are taken note of although a sibling failed: they are at work, and have to be
+                # ended with the run.
                 self.run.own_background().start(ref, on_return=self._asked.on_return)
         if stops:
             return merged(stops)
@@ -593,18 +642,21 @@ class Told(Waiting):
     def effect(self) -> Leaf:
         """Return the ``AwaitRuns``."""
         run, asked = self.run, self._asked
+        # Known are the children that this run has started itself: a reference that came from elsewhere (a param, a
+        # message) raises here, at the handler's yield.
         paths = tuple([run.background.known(ref) for ref in asked.refs])
         wakes = self.wakes(asked.timeout)
         return ef.AwaitRuns(run.number(), paths, asked.need, asked.timeout, wakes=wakes, asked=run.now)
 
     def value_of(self, outcome: Value) -> Any:
-        """Return how those that have ended did, and count each the first time."""
+        """Return how the ended ones ended, and count each of them the first time."""
         awaited, refs = outcome.value, {ref.path: ref for ref in self._asked.refs}
         done = tuple([_taken(self.run, path, awaited.ended[path]) for path in awaited.done])
         return Waited(done, tuple([refs[path] for path in awaited.open]))
 
 
 def _taken(run: RunState, path: str, child: ChildResult) -> ChildResult:
+    # Several waits may tell of one child, and a replayed one does so again; what it spent counts the first time only.
     if run.background.tell(path):
         run.spent.count_child(child)
     return child
@@ -644,7 +696,7 @@ class Cancelled(Waiting):
 
 def end_background(run: RunState) -> Flow[None]:
     """
-    Let no child in the background outlive its run: those that nobody waited for are ended, or waited for.
+    Let no background child outlive its run: those that nobody waited for are ended, or waited for.
 
     Raises:
         Stopped: when the world ended the run meanwhile.
@@ -655,6 +707,8 @@ def end_background(run: RunState) -> Flow[None]:
             effect = ef.AwaitRuns(run.number(), paths, len(paths), asked=run.now)
         else:
             effect = ef.EndRuns(run.number(), paths, "the run around it has ended")
+        # As an effect, so recorded: which children were still at work when the handler returned is a matter of time,
+        # and a replay has to find the same.
         awaited = run.unwrap((yield effect))  # type: ignore[arg-type]  # of one effect comes one outcome
         for path in awaited.done:
             _taken(run, path, awaited.ended[path])
@@ -702,7 +756,9 @@ class Raced(Member):
         self._won = 0
 
     def effects(self) -> Sequence[Leaf]:
-        """Return the effects of all, each of which was asked for its own before."""
+        """Return the effects of all members, which have numbered theirs already."""
+        # Each member has asked for its own already, so that the numbers are in order; here they are only put side by
+        # side.
         self.handed_out = [effect for member in self.members for effect in member.handed_out]
         return self.handed_out
 
@@ -720,21 +776,26 @@ class Raced(Member):
         if all(member.result is None for member in self.members):
             return False
         for member in self.members:
+            # A call that is denied or invalid has its result before anything was performed, and so has won. What its
+            # rivals asked for is taken back: their numbers stay unused, which the record tells as a gap.
             member.handed_out = ()
         self._won = next(n for n, member in enumerate(self.members) if member.result is not None)
         self.conclude()
         return True
 
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
-        """Take what came of the members, of which the first has won; a race among them ends with the first of its own."""
+        """Take the outcomes of the members, the first of which has won; a race among them ends with its own first one."""
         stops: list[Stop] = []
         ends: list[int] = []
         for number, member in enumerate(self.members):
             first = len(ends)
+            # A member may have several effects, so the place of an outcome tells its member only by this list.
             ends += [number] * len(member.handed_out)
             stop = member.take(outcomes[first : len(ends)])
             stops += [] if stop is None else [stop]
         won = first_of(outcomes)
+        # Being given up is how a loser ends. Where the first outcome in time is itself one, nobody has won: the run was
+        # stopped in the middle, and the race is run to its end when it goes on.
         if stops and was_given_up(outcomes[won]):
             return merged(stops)
         self._won = ends[won]
@@ -780,6 +841,7 @@ class Call(Member):
     )
 
     def __init__(self, run: RunState, asked: ToolCallPart, source: Source, binding: ToolBinding | None) -> None:
+        # Without `super().__init__`, which would cost a call for each call of a model.
         self.run = run
         self.asked = asked
         self.source: Source = source
@@ -807,12 +869,12 @@ class Call(Member):
 
     @property
     def own_name(self) -> str:
-        """The tool's own name, by which hooks know it, whatever the model called it."""
+        """The tool's own name, under which hooks know it, whatever name the model used."""
         return self.asked.tool_name if self.binding is None else self.binding.spec.name
 
     @property
     def judged_call(self) -> ToolCallPart:
-        """The call as it would run: under the tool's own name, with the input that validation made of what came."""
+        """The call as it would run: under the tool's own name, with its validated input."""
         call = _renamed(self.asked, self.own_name)
         return call if self.input is call.input else attrs.evolve(call, input=self.input)
 
@@ -834,23 +896,29 @@ class Call(Member):
         """Whether the tool ran and ends the turn."""
         if self.binding is None or self.result is None:
             return False
+        # Only one that went well: a refused `end_turn` says that the work is not done, and the model has to see why.
         return self.binding.spec.ends_turn and not self.result.is_error
 
     # --- before it runs ---------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
         """
-        Check the call's input; names are mended before, and for models what they often get wrong in values.
+        Check the call's input; names are corrected first, and for models also what they often get wrong in values.
 
         Raises:
             ToolInputError: when it does not fit, or a validator of the author's raised.
         """
         binding, asked = self.binding, self.asked
         assert binding is not None  # noqa: S101
+        # Kept until here, since the call must stand in the history with what the model wrote; it is refused like any
+        # other wrong input (reliability:MP40).
         if asked.input_error is not None:
             msg = f"Invalid parameters for {asked.tool_name}: the arguments are not a JSON object: {asked.input_error}"
             raise ToolInputError(msg, tool_name=asked.tool_name, issues=(asked.input_error,))
         is_models = self.source == "model"
+        # A model's values are mended, such as a list that came as JSON text, since it cannot be taught and a refusal
+        # costs a turn. An author's are not: a program that relies on being mended goes wrong with the first value that
+        # can be read in two ways. Names of parameters are understood of both (generator-contract:T2).
         mend = binding.repair if is_models else binding.rename
         try:
             given = mend(asked.input) if mend is not None else asked.input
@@ -859,6 +927,8 @@ class Call(Member):
             raise error if is_models else _with_example(error, binding.spec) from None
         except StepEngineError:
             raise
+        # A validator of the author's own may raise anything. It says only that this input does not fit; it must not end
+        # the run.
         except Exception as error:
             issue = f"the check raised {type(error).__name__}: {error}"
             msg = f"Invalid parameters for {asked.tool_name}: {issue}"
@@ -868,7 +938,9 @@ class Call(Member):
             self.asked = quick_call(asked.tool_call_id, asked.tool_name, given)
 
     def revalidate(self, changed: ToolCallPart) -> ToolCallPart:
-        """Take over what a hook made of the call, under the name that the model used, and return it as it would run."""
+        """Take over a hook's change to the call, under the name that the model used, and return the call as it would run."""
+        # What a hook makes of a call is validated before rules judge it, for a rule looks at validated values only. If
+        # it does not fit, the call stays what it was, and the hook is the one that is refused.
         before = self.asked
         self.asked = _renamed(changed, before.tool_name)
         try:
@@ -879,7 +951,7 @@ class Call(Member):
         return self.judged_call
 
     def edit(self, input: JsonDict) -> None:
-        """Take over what a person made of the input; of the call the model is shown what ran."""
+        """Take over a person's change to the input; the model is shown the call that ran."""
         asked = self.asked
         self.edits += 1
         self.asked = ToolCallPart(asked.tool_call_id, asked.tool_name, input, provider_data=asked.provider_data)
@@ -891,6 +963,8 @@ class Call(Member):
         run, asked, validated, binding = self.run, self.asked, self._validated, self.binding
         assert binding is not None and validated is not None  # noqa: S101, PT018
         self._started = run.now
+        # Denials are counted in a row: a call that is let through ends the row. Asked first, since hardly a run has
+        # any.
         if run.budget.denied:
             run.budget.allow(binding.spec.name)
         match binding.runs:
@@ -899,6 +973,8 @@ class Call(Member):
             case Control(action):
                 self.finish(run_control(run, action, validated.input))
             case Spawning() as runs:
+                # A function and no state: what a child inherits is frozen only for one that inherits, and then at the
+                # moment in which the child is planned.
                 parent = partial(run.inheritable, asked.tool_call_id)
                 self._children = children_of(run, asked, runs, validated.input, parent)
                 self.handed_out = [child for child in self._children if type(child) is ef.Spawn]
@@ -916,6 +992,8 @@ class Call(Member):
 
     def _effect(self, made_by: Callable[..., Leaf], validated: Validated, **more: Any) -> Leaf:
         run, asked = self.run, self.asked
+        # State and size go as functions: most tools look at neither, and a state that is frozen for nobody would cost a
+        # microsecond for each call.
         return made_by(
             run.number(),
             asked.tool_name,
@@ -933,7 +1011,7 @@ class Call(Member):
     # --- what came of it --------------------------------------------------------------------------------------------
 
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
-        """Take what the effects gave: the result, and what else a call leaves in its run."""
+        """Take the outcomes of the effects: the result, and whatever else a call leaves in its run."""
         runs = self.binding.runs  # type: ignore[union-attr]
         if type(runs) is Control:
             return None
@@ -941,6 +1019,8 @@ class Call(Member):
             return self._take_children(runs, outcomes)
         (outcome,) = outcomes
         if type(outcome) is Stop:
+            # What the body did until it was stopped is counted now, since it was paid for; the changes it wants are
+            # made when it has come to its end, or they would be made twice.
             if outcome.body is not None:
                 self.run.take_body(outcome.body, self.asked.tool_name, was_stopped=True)
             self.close(outcome)
@@ -951,15 +1031,19 @@ class Call(Member):
         else:
             value = outcome.value  # type: ignore[union-attr]
             result = runs.shown(value) if type(runs) is Asking else value
+        # Before the call is settled: what the body changed must be there when the result appears, so that the very next
+        # call or hook finds it. A `Failure` brings none, as it never got to the body; of a stop they were taken above.
         if type(outcome) is Value and outcome.body is not None:
             self.run.take_body(outcome.body, self.asked.tool_name)
         self.settle(result, outcome.at)
         return None
 
     def _take_children(self, runs: Spawning, outcomes: Sequence[Single]) -> Stop | None:
-        """Take the children's results; those that never could be have theirs in their place."""
+        """Take the children's results; a child that could never start has an error in its place."""
         run, ran = self.run, []
         for effect, outcome in zip(self.handed_out, outcomes, strict=True):
+            # Those that ended are counted although the call as a whole is stopped: the sums of a run must hold what was
+            # paid (reliability:I10). When it goes on, the recorded ones are answered and none runs twice.
             if type(outcome) is Stop:
                 run.spent.count_stopped(outcome)
             else:
@@ -972,6 +1056,8 @@ class Call(Member):
             return stop
         if self.source != "model":
             self._tell_of_refused(ran)
+        # Two lists become one in the order of the request: entries that could never be (an unknown agent) have their
+        # error in their own place, so a model can tell which of its requests went wrong.
         given = iter(ran)
         children: list[ChildResult] = [
             next(given) if isinstance(child, ef.Spawn) else child for child in self._children
@@ -982,7 +1068,9 @@ class Call(Member):
         return None
 
     def _tell_of_refused(self, ran: Sequence[ChildResult]) -> None:
-        """Warn of entries that a limit refused: the call as a whole goes well, and its author may look at no entry."""
+        """Warn of entries that a limit refused: the call as a whole succeeds, and its author may not look at the entries."""
+        # A call of a model shows its entries to the model; an author's program goes on with the list and may look at
+        # none of it. What would be missing in silence is told once in the run's warnings.
         refused = [
             c.error for c in ran if isinstance(c.error, LimitExceeded) and c.error.kind == "children" and not c.run_id
         ]
@@ -994,6 +1082,8 @@ class Call(Member):
 
     def settle(self, result: ToolResult, at: int) -> None:
         """Set the result of a call that ran, and make what it leaves in its run; *at* is when that was."""
+        # Both are times of the run and not of a clock, so a replay shows the same. A clock that was set back could make
+        # it negative.
         took = at - self._started
         self._duration = took if took > 0 else 0  # noqa: FURB136 - a call less
         self.result = named(result, self.asked)
@@ -1007,14 +1097,16 @@ class Call(Member):
 
     def finish(self, result: ToolResult) -> None:
         """Set the result, with the call's own name and id."""
+        # No duration and no change: this sets results of calls that never ran.
         self.result = named(result, self.asked)
 
     def replace(self, result: ToolResult) -> None:
-        """Put another result in the place of the one that it has, such as what hooks made of it."""
+        """Replace the result, for example by what hooks made of it."""
         self.result = result
 
     def recall(self, result: ToolResult) -> None:
         """Take the result that it had before the run was suspended."""
+        # It had its result when the run was suspended; what was wrong with it then was told then.
         self.is_fault = False
         self.result = result
 
@@ -1035,6 +1127,8 @@ class Call(Member):
             waiting = stop.questions
             self.finish(ToolResult.pending(waiting[0].id) if waiting else ToolResult.text(text, status="pending"))
         else:
+            # Said so openly because a model that is told of it, when the run goes on, must not take it for granted that
+            # nothing happened.
             text = "Cancelled: the run ended before this call gave a result; it may have had effects."
             self.finish(ToolResult.error(text, status="cancelled"))
 
@@ -1042,6 +1136,7 @@ class Call(Member):
         """Add the call, once it has its result, to the log of the run."""
         if self.result is not None:
             asked, run, validated = self.asked, self.run, self._validated
+            # What ran, and so with defaults filled in and names mended; what was asked stands in the history.
             given = asked.input if validated is None else validated.input
             run.log_call(
                 quick_log(
@@ -1082,7 +1177,7 @@ class Call(Member):
 
 
 def _with_example(error: ToolInputError, spec: ToolSpec) -> ToolInputError:
-    """Return what is wrong with an author's input with an input that is fine, where the tool shows one, in its place."""
+    """Return what is wrong with an author's input, with a valid input as an example where the tool shows one."""
     shown = next((line for line in spec.description.split("\n") if line.startswith(EXAMPLES)), "")
     if not shown or not error.issues:
         return error
@@ -1096,6 +1191,7 @@ def _renamed(call: ToolCallPart, name: str) -> ToolCallPart:
 
 def named(result: ToolResult, call: ToolCallPart) -> ToolResult:
     """Return *result* as the result of *call*."""
+    # Mostly the performer has put them in already; then the same object goes on, and nothing is made.
     if result.tool_name == call.tool_name and result.tool_call_id == call.tool_call_id:
         return result
     return quick_result(
@@ -1120,7 +1216,9 @@ def unavailable(run: RunState, name: str, known: Sequence[str], hint: str = "") 
 
 
 def unavailable_here(run: RunState, name: str) -> ToolNotAvailable:
-    """Return the error for what an author calls and cannot: what was probably meant, and what to do."""
+    """Return the error for a call that the author may not make: what was probably meant, and what to do."""
+    # An author can be told more than a model: what was probably meant, and which line to write; a model is told what it
+    # may call.
     known = tuple(run.offered)
     near = get_close_matches(name, dict.fromkeys([*known, *run.bindings]), n=1, cutoff=NEAR)
     body = run.plan.body
@@ -1147,11 +1245,15 @@ def unavailable_here(run: RunState, name: str) -> ToolNotAvailable:
 def hook_call(run: RunState, asked: y.ToolCall) -> Flow[ToolResult]:
     """Carry out a hook's own call: unrecorded, validated, past no hooks."""
     binding = run.bindings.get(asked.tool)
+    # A hook runs inside a step, or around a call: a child, a question or a control tool from there would change the
+    # turn while it is being decided.
     if binding is None or binding.runs.how != "ordinary":
         ordinary = tuple([name for name, b in run.bindings.items() if b.runs.how == "ordinary"])
         near = get_close_matches(asked.tool, ordinary, n=1, cutoff=NEAR)
         raise unavailable(run, asked.tool, ordinary, f" Did you mean {near[0]!r}?" if near else "")
     call = Call(run, ToolCallPart(run.call_ids.new(), asked.tool, asked.input), "hook", binding)
+    # Past hooks and rules, as whoever installed the hook is trusted as its host is (reliability:PM39); judged by hooks
+    # it would also call itself.
     call.validate()
     try:
         result: ToolResult = yield from carry_out(call)

@@ -25,7 +25,7 @@ __all__ = ("more_steps", "with_more")
 
 def with_more(run: RunState, effect: Leaf | Gather | Compute, outcome: Failure | Gathered) -> Flow[Outcome]:
     """
-    Return the outcome of *effect*, of which *outcome* is the first one, after people were asked for what limits had no room for.
+    Return the outcome of *effect* after people were asked for what limits had no room for; *outcome* is the first one.
 
     What was refused is asked for again as long as they allow more. With a no it stays refused; where nobody answers, it is what
     the run is suspended at. Of a race, the members that were refused try again alone: those they had beaten have been given up.
@@ -93,7 +93,7 @@ def _again(run: RunState, effect: Leaf | Gather | Compute, refused: Sequence[Lea
 
 
 def _without_more(outcome: Single) -> Single:
-    """Return a refusal as one of a limit that does not ask: nobody will be asked about it any more."""
+    """Return a refusal that nobody will be asked about any more, like one of a limit that does not ask."""
     if type(outcome) is not Failure or not isinstance(outcome.error, LimitExceeded) or outcome.error.more is None:
         return outcome
     error = outcome.error

@@ -21,7 +21,7 @@ HANDLER_ONLY = ("set_messages", "add_message")
 
 
 def offered_of(plan: RunPlan) -> Mapping[str, ToolSpec]:
-    """Return the specifications of the tools that the run's agent has itself, in order, and what finds hidden ones."""
+    """Return the specifications of the agent's own tools, in order, and that of the tool that finds hidden ones."""
     names = [name for name in plan.offered if name not in HANDLER_ONLY]
     if plan.definition.output_schema is not None and "set_output" not in names:
         names.append("set_output")

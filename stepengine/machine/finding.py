@@ -33,7 +33,7 @@ NAMED = 200
 
 def with_finder(offered: Mapping[str, ToolSpec], bindings: Mapping[str, ToolBinding]) -> Mapping[str, ToolSpec]:
     """
-    Return *offered*, and ``find_tools`` behind where some are to be searched for; its description names those.
+    Return *offered*, followed by ``find_tools`` if some are to be searched for; its description names those.
 
     Raises:
         DefinitionError: when another tool has that name.
@@ -68,7 +68,7 @@ def shown_first(offered: Iterable[str], known: Mapping[str, ToolBinding]) -> lis
 
 
 def found(offered: Mapping[str, ToolSpec], query: str) -> ToolResult:
-    """Return which of the hidden tools have most of the words of *query*: rare ones count for more, and in the name for double."""
+    """Return the hidden tools that share most words with *query*: rare words count for more, and words in the name double."""
     hidden = [spec for spec in offered.values() if spec.defer_loading]
     asked = _plain(query[:MOST_CHARS])
     exact = [spec for spec in hidden if _plain_kept(spec.name) == asked]

@@ -64,6 +64,7 @@ from stepengine.machine.step import (
 __all__ = ("converse", "default_handler", "run_alone")
 
 Answer: TypeAlias = Flow[y.StepResult]
+# Told once a handler may tidy up and return what it has; told twice it will not listen (reliability:GN10).
 MAX_LIMIT_THROWS = 2
 SPAWNS = frozenset({y.ToolCall, y.AgentCall, y.Parallel})
 """What may ask for children."""
@@ -81,6 +82,9 @@ def default_handler(_: StepContext) -> y.Steps:
 
 def run_alone(run: RunState) -> Flow[None]:
     """Run an agent without a handler as ``default_handler`` would, with nobody to look at states and steps."""
+    # An agent without a handler, which is most of them, takes this way and no generator of an author's stands in
+    # between: nobody looks at the states that would be made for it at each step. A test compares both ways, effect by
+    # effect (generator-contract:G12).
     held = run.history.open_step
     try:
         if held is None or not (yield from reopened_step(run, *held)):
@@ -101,6 +105,8 @@ def converse(run: RunState, author: Author) -> Flow[Any]:
                 return None
             try:
                 answer = yield from _answer(run, author, asked)
+            # Thrown at the author's own `yield`, so that it can be caught where it was asked for. Stops are not among
+            # these: a run that was cancelled must not be talked out of it by an `except` (reliability:GN09).
             except (StepEngineError, LimitReached) as error:
                 throws += isinstance(error, LimitReached)
                 asked = author.throw(error)
@@ -113,6 +119,8 @@ def converse(run: RunState, author: Author) -> Flow[Any]:
         return _meant(run, author, asked.value)
     except EndRun:
         return None
+    # On every way out, before the end of the run is told: whoever has the result may rely on the handler's `finally`
+    # having run (reliability:I6).
     finally:
         run.side_events.closed_with(author.close())
 
@@ -133,7 +141,9 @@ def _may_have_spawned(run: RunState, asked: Any) -> bool:
 
 
 def _tell_of_unread(run: RunState, author: Author, asked: object, answer: y.StepResult) -> None:
-    """Warn of children that failed where the handler throws away what it is sent, as a bare ``yield`` does."""
+    """Warn of failed children when the handler ignores what it is sent, as a bare ``yield`` does."""
+    # A failed child is a value and no exception, so a handler that throws it away goes on as if all were well. It is
+    # told only where the answer is dropped; who looks at it needs no warning.
     why = _why_not(asked, answer)
     if why and author.drops_answer:
         run.side_events.tell(
@@ -158,17 +168,21 @@ def _why_not(asked: object, answer: y.StepResult) -> str:
 
 
 def _answer(run: RunState, author: Author, asked: y.Yieldable | Compute) -> Answer:
-    """Carry out what the handler yielded; whether that is anything that it may yield, its row says."""
+    """Carry out what the handler yielded; its row in the table says whether that may be yielded."""
     if type(asked) is Compute:
         return _compute(run, asked) if run.plan.body is not None else _turn(run, asked)
     row = (YIELDS if run.plan.body is None else OF_TOOLS).get(type(asked)) or _refuse(run, author, asked)
+    # Counted before it is carried out, and also where it is refused: a handler that catches all errors and asks again
+    # must come to an end (reliability:GN02).
     if row.actions:
         run.budget.take_actions(row.actions)
     return ANSWERS[type(asked)](run, author, asked)
 
 
 def _compute(run: RunState, asked: Compute) -> Answer:
-    """Have work done, or taken from the record of a call that had its result."""
+    """Have work done, or take it from the record of a call that has its result."""
+    # What a sandbox worked out is recorded, unlike a turn of a handler: a replay then needs no sandbox, and one of
+    # another version cannot come to something else.
     known = cast("Body", run.plan.body).recalled(len(run.computed))
     if type(known) is Stop:
         run.receive(known, asked)
@@ -185,7 +199,7 @@ def _compute(run: RunState, asked: Compute) -> Answer:
 
 
 def _turn(run: RunState, asked: Compute) -> Answer:
-    """Have a turn of a handler done that runs in a sandbox; nothing of it is recorded, since the handler runs again in a replay."""
+    """Advance a handler that runs in a sandbox; nothing of it is recorded, since the handler runs again in a replay."""
     outcome = yield asked
     if type(outcome) is Stop:
         raise Stopped(outcome)
@@ -248,6 +262,8 @@ def _alone(run: RunState, _: Author, asked: Alone) -> Answer:
 def _own_call(run: RunState, author: Author, asked: y.ToolCall) -> Call:
     """Return a handler's own call, or that of the body of a tool, or raise what is wrong with it."""
     binding = run.bindings.get(asked.tool)
+    # A call of a tool that the model does not know may not enter the history, since a provider refuses one with calls
+    # of unknown tools. So it has to be asked for as one that leaves no trace; control tools leave none anyway.
     allowed = asked.tool in run.offered or not asked.include_tool_call
     if binding is not None and (allowed or binding.runs.how not in RUN_FREELY):
         body = run.plan.body
@@ -274,10 +290,12 @@ def _tool_call(run: RunState, author: Author, asked: y.ToolCall) -> Answer:
     call = _own_call(run, author, asked)
     try:
         yield from run_batch(run, (call,))
+    # On a stop, too: what the call did has happened, and its result says how far it came.
     finally:
         _commit_own(run, (asked,), (call,))
     assert call.result is not None  # noqa: S101
     if take_last_word(run, (call,)):
+        # The handler is not told how its own `end_turn` went: nothing comes back from it (generator-contract:G49).
         raise EndRun
     return _result(run, (call.result,))
 
@@ -336,6 +354,8 @@ def _batch(
     if not calls:
         yield from run_batch(run, members, asked)
         return ()
+    # All of them before any begins: an author's wrong call is raised, and half of a `Parallel` would have happened by
+    # then.
     for call in calls:
         call.validate()
     try:
@@ -353,6 +373,8 @@ def _member(run: RunState, author: Author, asked: Any, *, children: int) -> Memb
     if not isinstance(asked, y.ToolCall):
         return member_of(run, asked, of=children)
     call = _own_call(run, author, asked)
+    # Each of these may need several effects, one after the other, while a member of a group has to say all of its
+    # effects at once.
     if call.how in ("spawns", "asks", "drives"):
         msg = f"{asked.tool!r} cannot stand in Parallel; put AgentCall(...) or Ask(...) there instead"
         raise ToolInputError(msg, tool_name=asked.tool, issues=(msg,))
@@ -373,6 +395,7 @@ def _generate(run: RunState, _: Author, asked: y.GenerateN) -> Answer:
     run.budget.take_step()
     request = step_request(run, PLAIN, step_prompt(run))
     replies: list[ModelReply] = yield from carry_out(Candidates(run, request, asked.n))
+    # Two candidates may each want to write the same file; which of them is taken is decided later, by the handler.
     dropped = sum(len(reply.tool_calls) for reply in replies)
     if dropped:
         text = f"{dropped} tool calls in candidates were dropped; candidates are text"
@@ -387,6 +410,8 @@ def _step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
     results: list[ToolResult] = []
     ended_by: Call | None = None
     fault = False
+    # One after another, each with its own message: the model that reads this history later has to find calls and
+    # results in the order in which they happened.
     for piece in pieces:
         match piece:
             case Text(text):
@@ -418,6 +443,7 @@ def _broken(run: RunState, name: str, problem: str) -> Flow[ToolResult]:
 
 def _block_call(run: RunState, asked: ToolCallPart, ended_by: Call | None) -> Call:
     binding = run.bindings.get(asked.tool_name)
+    # A text may come from a model, so its calls are judged as a model's are: what was not offered is not there.
     if binding is not None and asked.tool_name not in run.offered and binding.runs.how != "control":
         binding = None
     call = Call(run, asked, "model", binding)

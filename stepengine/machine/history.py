@@ -86,7 +86,7 @@ class History:
         keeps_left_out: bool = False,
     ) -> None:
         """
-        Begin with *record* and *view*; *keeps* says of ephemeral tools how many of their newest results are shown.
+        Begin with *record* and *view*; *keeps* says how many of the newest results of each ephemeral tool are shown.
 
         With *keeps_left_out* what a replaced record held is put behind *left_out*.
 
@@ -123,12 +123,16 @@ class History:
         """Append a reply and the results of its calls together."""
         if self.last_word and message.text.strip():
             self.last_word = ""
+        # Reply and results are appended in one piece, so there is no moment at which the record holds a call without
+        # its result (reliability:I1).
         added: list[Message] = [message]
         for r in results:
             added.append(quick_tool(r.tool_call_id, r.tool_name, r.content, r.status))  # noqa: PERF401 - a comprehension is a call
         self._extend(added)
 
     def _extend(self, messages: Sequence[Message]) -> None:
+        # While nobody has changed the view it is the very same object as the record: one transcript is kept, and
+        # whether they differ is seen by identity.
         record = self.record.extend(messages)
         self.view = record if self.view is self.record else self.view.extend(messages)
         self.record = record
@@ -142,15 +146,18 @@ class History:
 
     def replace(self, record: Transcript | None, view: Transcript | None, *, has_begun: bool = True) -> None:
         """
-        Put another record, which the view follows, or another view in the place of what stands there.
+        Replace the record, which the view then follows, or the view alone.
 
         What the run added stays its own where it still stands at the end of the other record; a run that has not begun yet
         has added nothing, whatever the other record holds.
         """
         if record is not None:
             if self._keeps_left_out:
-                # What was said for a time only is no part of the conversation that anybody would look up.
+                # What was said for a time only is not part of the conversation that anybody would look up.
                 self.left_out += tuple([m for m in self.record.left_out_of(record) if _time_of(m) is None])
+            # What counts as this run's own (for its output, for a session) is the end of the record. A policy that
+            # rewrites it mostly keeps that end, and then it stays this run's; where it does not, nothing can be said to
+            # be.
             own, length = self.added(), len(record)
             is_kept = record[length - len(own) :] == own and (own or not has_begun)
             self.start = length - len(own) if is_kept else min(self.start, length)
@@ -169,7 +176,7 @@ class History:
         return self.record[self.start :]
 
     def last_said(self) -> str:
-        """Return the message of ``end_turn``, else what the last assistant message of this run says that says anything."""
+        """Return the message of ``end_turn``, else the text of the last assistant message of this run that has any."""
         if self.last_word:
             return self.last_word
         if self._said is None or self._said[0] is not self.record:
@@ -180,6 +187,8 @@ class History:
         record, end = self.record, len(self.record)
         while end > self.start:
             # What was said last stands near the end, as a rule; a run of nothing but calls says nothing anywhere.
+            # In slices from the end, since a transcript gives slices cheaply and single items not; a long run would be
+            # walked through for one text.
             begin = max(self.start, end - LOOKED_AT)
             for message in reversed(record[begin:end]):
                 if type(message) is AssistantMessage and not _is_one_call(message):
@@ -192,12 +201,12 @@ class History:
     # --- what stays beside it ---------------------------------------------------------------------------------------
 
     def hold(self, reply: AssistantMessage | None) -> None:
-        """Take note of the reply whose calls are carried out now; ``None`` when that is over."""
+        """Note the reply whose calls are being carried out; ``None`` once they are done."""
         self.open_reply = reply
 
     def reopen(self) -> list[UserMessage]:
         """
-        Take the step in which the continued run was suspended out of the history, to be held beside it while it runs.
+        Remove the step in which the continued run was suspended from the history, to hold it separately while it runs.
 
         Return what was said after it: that will follow its results.
         """
@@ -224,6 +233,8 @@ class History:
 
     def expire(self, *ttls: TimeToLive) -> None:
         """Remove the messages whose time is over: of ``agent_step`` with the step, of ``user_prompt`` with the run."""
+        # Asked at every step of every run, where hardly any message has a time; the set of times answers without a look
+        # at messages.
         over = self._times.intersection(ttls) if self._times else ()
         if not over:
             return
@@ -295,7 +306,7 @@ class History:
 
 class CallIds:
     """
-    Gives tool calls ids that stand neither in the record nor in the view of a run.
+    Gives tool calls ids that occur neither in the record nor in the view of a run.
 
     Apart from the run, so that an effect, which a journal may keep, can tell the ids of calls that are still coming without
     keeping the run.
@@ -315,6 +326,8 @@ class CallIds:
         """Return the next id."""
         history = self._history
         record, view = history.record, history.view
+        # A loop, since a history of another program may have used the same ids; each may stand once (reliability:I1).
+        # What is found by a set costs nothing.
         while True:
             call_id = f"{self._prefix}{self.next}"
             self.next += 1
@@ -335,7 +348,7 @@ class CallIds:
 
 
 def left_by(state: AgentState, opening: Sequence[Message]) -> AgentState:
-    """Return what a run leaves to the run that it went on from: its state without the messages that it began with."""
+    """Return what a run leaves to the run that it continued: its state without the messages that it began with."""
     if not opening:
         return state
     record = _less(state.message_history, opening)
@@ -348,7 +361,7 @@ def _less(messages: Transcript, gone: Sequence[Message]) -> Transcript:
 
 
 def _is_thought(part: ThinkingPart) -> bool:
-    """Return whether a thought says something, or holds what its provider wants back in the place of words."""
+    """Return whether a thought says something, or holds what its provider wants back instead of words."""
     return bool(part.text.strip() or part.provider_data)
 
 

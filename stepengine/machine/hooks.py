@@ -43,6 +43,7 @@ ACCEPTED = accepted("hook")
 YIELDS = rows_for("hook")
 RACED = "Perform, Sleep, Receive, Wait or Race in a Race (all from stepengine)"
 MAX_REFUSALS = 10
+# Hooks have no budget of actions, so one that never ends needs a bound of its own.
 MAX_YIELDS = 1000
 CHANGES = ("system_prompt", "messages", "view", "context", "input", "result")
 
@@ -68,6 +69,8 @@ def _call(run: RunState, point: str, hook: Hook, args: Sequence[object], allowed
         if isinstance(error, StepEngineError) or is_callers(error):
             raise
         raise blamed(_what(run, point, hook), error) from error
+    # A hook may be a plain function, which is most of them, or a generator that asks for I/O. Only the second needs
+    # somebody who drives it.
     if type(value) is GeneratorType:
         value = yield from _drive(run, _what(run, point, hook), value)
     if value is None or issubclass(type(value), allowed):
@@ -84,6 +87,8 @@ def _call(run: RunState, point: str, hook: Hook, args: Sequence[object], allowed
 
 def _check_change(run: RunState, point: str, hook: Hook, said: object) -> None:
     """Raise when a hook asks for a change that nobody would make."""
+    # A change that nobody would make is a mistake of the hook's author; passed over in silence they would look for it
+    # everywhere else.
     useless = said.useless_at(point) if isinstance(said, Change) else ""
     result = said.result if isinstance(said, Change) else said
     if not useless and isinstance(result, ToolResult) and result.change is not None:
@@ -125,7 +130,7 @@ def _answer(run: RunState, author: Author, asked: Any) -> Flow[StepResult]:
 
 
 def _race(run: RunState, author: Author, asked: Race[Any]) -> Flow[Any]:
-    """Carry out a race of what only waits, of functions and of model calls; a call of a tool is a hook's own only by itself."""
+    """Carry out a race of waits, functions and model calls; a hook may call a tool only on its own, not in a race."""
     race = Raced(run, [_racer(run, author, one) for one in asked.members])
     outcomes = yield from run.gather(effects := race.begin(), races=((0, len(effects)),))
     stop = race.take(outcomes)
@@ -153,6 +158,8 @@ def _apply(run: RunState, point: str, hook: Hook, change: Change) -> None:
 
 def _attempt(run: RunState, point: str, hook: Hook, args: Sequence[object], allowed: tuple[type, ...]) -> Flow[Any]:
     """Call one hook whose failure is noted and dropped."""
+    # Late hooks run also after a stop, to look at how it ended; then they may not ask for anything any more, which is
+    # their failure and no second stop.
     was_stopped = run.stop is not None
     try:
         said = yield from _call(run, point, hook, args, allowed)
@@ -182,6 +189,9 @@ def _failed(run: RunState, point: str, hook: Hook, error: BaseException) -> Flow
 def _aborting(run: RunState, point: str) -> Flow[list[Change]]:
     """Call all hooks of a point whose failure ends the run; apply and return their changes."""
     changes: list[Change] = []
+    # These hooks stand before something is paid for (a run, a model call). One that fails may be the very one that was
+    # to shorten, check or forbid, so nothing goes on without it; the later ones only look at what has happened, and
+    # their failures change nothing (reliability:GN30, GN32).
     for hook in run.plan.hooks.at(point):
         try:
             change = yield from _call(run, point, hook, (run.hook_context(),), (Change,))
@@ -230,9 +240,11 @@ def judge_call(
             if isinstance(said, Change):
                 _apply(run, "pre_tool", hook, said)
                 call = _changed(call, said, revalidate)
+        # A check that failed has not said yes (reliability:GN31).
         except (StepEngineError, LimitReached) as error:
             yield from _dropped(run, "pre_tool", hook, error)
             said = Decision.deny(f"The check of this call failed, so it was not run: {error}")
+        # All are asked even after a deny: a hook may be there to see every call, such as one that counts.
         if isinstance(said, Decision) and (strongest is None or _weight(said) > _weight(strongest)):
             strongest = said
     return strongest
@@ -266,6 +278,8 @@ def post_tool(run: RunState, call: ToolCallPart, source: Source, result: ToolRes
 def on_stop(run: RunState) -> Flow[bool]:
     """Call the ``on_stop`` hooks; append the first message that one returns and say whether there was one."""
     first: UserMessage | str | None = None
+    # All are called, and the first message counts: each of them may look at the end, but a model that is told three
+    # things at once does the last.
     for hook in run.plan.hooks.on_stop:
         said = yield from _attempt(run, "on_stop", hook, (run.hook_context(),), (UserMessage, str))
         first = said if first is None else first

@@ -24,7 +24,7 @@ class Output:
     __slots__ = ("_plan", "is_given", "issues", "value")
 
     def __init__(self, plan: RunPlan, value: Any) -> None:
-        """Begin with *value*, which the state that the run goes on from had."""
+        """Begin with *value*, the output in the state that the run continues."""
         self._plan = plan
         self.value = value
         self.is_given = value is not None
@@ -63,7 +63,7 @@ class Output:
         self.is_given = True
 
     def missing(self) -> OutputMissing:
-        """Return the error for a run that ends without the output that it has to give."""
+        """Return the error for a run that ends without its required output."""
         why = f"; the last attempt was refused: {'; '.join(self.issues)}" if self.issues else ""
         msg = f"agent {self._plan.definition.id!r} ended without the structured output that it must give{why}"
         return OutputMissing(msg, issues=self.issues)

@@ -197,7 +197,7 @@ class Finished(Ended[Any]):
     computed: tuple[JsonValue, ...] = ()
 
     def as_result(self, **more: object) -> RunResult:
-        """Return what the caller gets of this run; *more* is what its machine does not know."""
+        """Return what the caller gets from this run; *more* is what its machine does not know."""
         known = zip(ENDED, ENDED_OF(self), strict=True)
         return RunResult(**{**dict(known), "pending_questions": self.pending, **more})
 
@@ -213,7 +213,7 @@ class Finished(Ended[Any]):
         return runs.shown(None, error)
 
     def as_body(self) -> BodyEnd:
-        """Return what the caller of a tool gets of this run, which was its body, beside the result."""
+        """Return what the caller of a tool gets, beside the result, from this run, which was the tool's body."""
         return BodyEnd(
             spending=self.spending,
             children=self.children,

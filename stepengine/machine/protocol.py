@@ -558,7 +558,7 @@ def token_of(effect: Effect) -> str:
 
 
 def advance(states: Iterable[str], token: str) -> frozenset[str]:
-    """Return the states in which the machine may be after *token*; none when it must not stand here."""
+    """Return the states in which the machine may be after *token*; none when *token* is not allowed here."""
     possible = _closure(states)
     if token in ANYWHERE:
         return possible

@@ -33,7 +33,7 @@ def hear_of_children(run: RunState) -> Flow[bool]:
 
 def wait_for_children(run: RunState) -> Flow[bool]:
     """
-    Wait for a child before a turn ends that nobody else would go on with; return whether one ended, so that the turn goes on.
+    Before a turn ends, wait for a child that nobody else would wait for; return whether one ended, so that the turn goes on.
 
     One who has no step left, or was cut off, waits for nothing: there would be nobody to tell.
     """

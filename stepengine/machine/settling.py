@@ -63,7 +63,7 @@ def output_of(run: RunState, returned: object) -> object:
 
 def settle_output(run: RunState, returned: object) -> Flow[None]:
     """
-    Make sure that a run that has to give a structured output has one.
+    Make sure that a run that must give a structured output has one.
 
     A handler that asked for no step is not corrected by a model, which the run may not even have (requirements:X64).
 
@@ -83,6 +83,8 @@ def settle_output(run: RunState, returned: object) -> Flow[None]:
 
 def _corrected(run: RunState, returned: object) -> Flow[None]:
     """Look for the output in the final text, and ask for it as often as the agent allows and the budget lasts."""
+    # The final text first: a model that wrote the JSON as text has done the work, and to ask it to say it again by a
+    # call costs a step (generator-contract:S12).
     if returned is None:
         _take_text(run)
     for left in range(run.agent.output_retries, 0, -1):
@@ -116,10 +118,10 @@ def _take_returned(run: RunState, returned: object) -> None:
 
 def _check_returned(run: RunState, returned: Any, error: Exception) -> None:
     """
-    Refuse an output that is no JSON, as *error* says, where it was not meant or has to be written down.
+    Refuse an output that is not JSON, as *error* says, if that was not intended or the output has to be recorded.
 
     Raises:
-        HandlerError: for what was not awaited, and with a journal for whatever else is no JSON.
+        HandlerError: for what was not awaited, and with a journal for whatever else is not JSON.
     """
     kind, handler = type(returned), run.agent.handle_steps
     where = location_of(unwrapped(handler))
@@ -203,7 +205,7 @@ def _correction(run: RunState, *, is_last: bool) -> Flow[None]:
 
 
 def _demanded(run: RunState, plain: StepWith) -> Flow[bool]:
-    """Run a step in which the model has to call ``set_output``; where a provider refuses to demand that, it is asked for."""
+    """Run a step in which the model has to call ``set_output``; where a provider cannot enforce that, a message asks for it."""
     try:
         return (yield from budgeted_step(run, attrs.evolve(plain, tool_choice="set_output")))
     except ModelError as error:

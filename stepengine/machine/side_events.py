@@ -64,7 +64,7 @@ class SideEvents:
         return said if phase is None else (*said, *self.enter(*phase, first.seq))  # type: ignore[union-attr]
 
     def enter(self, phase: RunPhase, detail: str, seq: int) -> Sequence[ev.Event]:
-        """Return what shows that the run does something else now, if it does and anybody watches."""
+        """Return the event for a new phase of the run, if there is one and anybody watches."""
         if self._phase == (phase, detail) or not self._plan.watched():
             return ()
         self._phase = (phase, detail)
@@ -94,7 +94,7 @@ class SideEvents:
                     self.waiting.append(ev.Warned(path=run.plan.path, seq=run.seq, message=text))
 
     def closed_with(self, problems: tuple[str, ...]) -> None:
-        """Take note of what went wrong with closing the handler, and tell it."""
+        """Note what went wrong when the handler was closed, and report it."""
         self.problems = problems
         self.warn(*problems)
         run = self._run
@@ -125,7 +125,7 @@ class SideEvents:
         )
 
     def compacted(self, by: str, before: Transcript, after: Transcript, *, record: bool) -> None:
-        """Remember that *by* made what the model sees smaller, if it did."""
+        """Remember that *by* reduced what the model sees, if it did."""
         run, tokens = self._run, (transcript_tokens(before), transcript_tokens(after))
         if run is None or tokens[1] >= tokens[0]:
             return

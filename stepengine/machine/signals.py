@@ -34,7 +34,7 @@ class EndRun(BaseException):
 
 def is_callers(error: BaseException) -> bool:
     """
-    Return whether *error* is for whoever called the run: it ends the run and is raised there, as it is.
+    Return whether *error* is meant for the caller of the run: it ends the run and is raised there unchanged.
 
     Those are ``KeyboardInterrupt``, ``SystemExit`` and what test frameworks raise: no ``Exception``, no end of a generator,
     no cancellation, no signal of ours.

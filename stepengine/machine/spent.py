@@ -54,6 +54,7 @@ class Spent:
 
     def count(self, model: str, usage: Usage | None, cost: Decimal | None, requests: int) -> None:
         """Add what one attempt of a model call used; *requests* is 1 when it gave a reply, else 0."""
+        # Counts additions, so that whoever keeps a state can see whether it is still the sum, without adding up.
         self.entries += 1
         self._usage = None
         tally = self._by_model.get(model)
@@ -74,8 +75,10 @@ class Spent:
         self.credits_used = self._own_credits + self._children.credits_used
 
     def count_child(self, child: ChildResult) -> None:
-        """Add a child and what it spent; what an inline one leaves is none of the record."""
+        """Add a child and what it spent; what an inline child leaves is not recorded here."""
         self.entries += 1
+        # What an inline child leaves is taken over once, by its parent; kept here it would hold a second conversation
+        # for as long as the run lasts.
         self.children.append(child if child.left is None else attrs.evolve(child, left=None))
         others = self._children = self._children + child.spending
         self._usage = None
@@ -98,6 +101,7 @@ class Spent:
 
     def usage(self) -> Usage:
         """Return the tokens that the run and its children used."""
+        # Added up when somebody looks: at each step of a run that nobody watches nobody does.
         if self._usage is None:
             if len(self._by_model) == 1:
                 (only,) = self._by_model.values()

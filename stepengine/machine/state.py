@@ -50,6 +50,8 @@ MAX_TOKENS = StopReason.MAX_TOKENS
 OF_A_STEP = ("step", "final_answer")
 ZERO = Decimal(0)
 
+# A handler may look at the state after each of its steps, so one is made at each. `attrs.evolve` of a class of so many
+# fields converts and checks all of them again; this sets fields by position.
 state_now = changer_of(
     AgentState,
     *("child_run_ids", "message_history", "view", "system_prompt", "tool_definitions", "output", "steps_remaining"),
@@ -99,6 +101,8 @@ class RunState:
         background: Its children in the background.
     """
 
+    # Slots by hand, as this is the one class of the machine that is edited: what is frozen stands around it. A slip in
+    # a name is an error so, and no new attribute that nobody reads.
     __slots__ = (
         "_context",
         "_entries",
@@ -153,6 +157,9 @@ class RunState:
         plan.here()
         self.bindings: dict[str, ToolBinding] = plan.tools  # type: ignore[assignment]  # its own where something may be added
         self.offered = offered
+        # What is sent and what may be called are two things: a child that inherits its ancestor's prompt sends that
+        # one's tools byte for byte, so that the provider's prompt cache holds, and may call its own alone
+        # (generator-contract:L18).
         self.specs = tuple(offered.values()) if plan.sent is None else plan.sent
         if plan.body is not None:
             # A child that inherits them is sent what its ancestor's requests began with, and no tool that only the body knows.
@@ -160,6 +167,8 @@ class RunState:
         else:
             self.definitions = JsonDict(offered if plan.sent is None else {s.name: s for s in plan.sent})
         self.agent = plan.definition
+        # A child's time begins where its parent's is, as it is told in its `Spawn`: one clock for the tree, whatever
+        # process drives which part.
         self.seq, self.now = 0, plan.starts_at
         self.budget = Budget(plan.limits, plan.definition.id)
         self.spent = Spent()
@@ -178,6 +187,8 @@ class RunState:
         self.changes: list[Change | SetOutput | UserMessage] = []
         self.computed: list[JsonValue] = []
         self.place: tuple[str, int] | None = None
+        # One empty value that all runs share: hardly a run has children in the background, and the question `is not
+        # NO_CHILDREN` at each step costs no call.
         self.background: Background = NO_CHILDREN
         self._values: dict[str, Any] = {} if plan.body is None else dict(plan.body.values)
         self._overflow: ContextOverflow | None = None
@@ -188,6 +199,7 @@ class RunState:
 
     def _go_on_from(self, state: AgentState) -> None:
         self._start = state
+        # The body of a tool has no conversation of its own: what it sees is its caller's, so nothing expires in it.
         is_body = self.plan.body is not None
         shown = () if is_body else self.bindings.items()
         keeps = {name: binding.spec.ephemeral for name, binding in shown if binding.spec.ephemeral is not None}
@@ -203,6 +215,8 @@ class RunState:
         self.system_prompt = state.system_prompt
         self._context = state.context
         self.waiting = state.pending
+        # Goes on where the state that the run starts from had stopped: two turns of one conversation share a history,
+        # in which each id may stand once (reliability:I1).
         self.call_ids = CallIds(self.history, state.id_prefix, state.next_call)
         self.coming_call_id = self.call_ids.coming
         self.step_index = self.step = state.step_index
@@ -214,10 +228,15 @@ class RunState:
     @property
     def time(self) -> datetime:
         """The run's recorded time."""
+        # A handler that asks for the time must be told the same on replay, so it is told the time of the last outcome,
+        # which is recorded (generator-contract:G2).
         return self.plan.created + timedelta(milliseconds=self.now)
 
     def frozen(self) -> AgentState:
         """Return the state of this moment, frozen; during a step it is the state before the step."""
+        # Kept until something changes: hooks, tools and handlers ask several times within a step, and a state that is
+        # equal should be the same object, so that nobody compares transcripts. What has changed is seen by identity, so
+        # nobody who changes something has to say so.
         known, history = self._frozen, self.history
         if known is not None and known.message_history is history.record and self._is_still(known):
             return known
@@ -225,6 +244,8 @@ class RunState:
         self._entries = spent.entries
         self._frozen = value = state_now(
             self._start,
+            # A list in a tuple takes two thirds of the time that a generator in it takes, so it stands all over the
+            # package; the empty tuple takes none.
             tuple([c.run_id for c in spent.children if c.run_id]) if spent.children else (),
             history.record,
             history.view,
@@ -244,7 +265,9 @@ class RunState:
         return value
 
     def _is_still(self, known: AgentState) -> bool:
-        """Return whether a state holds what the run does; an id that was only given to a call makes no other state."""
+        """Return whether a state equals that of the run; an id that was merely handed to a call does not make a difference."""
+        # Everything that `frozen` puts in and that can change, by identity or as a number. What is not asked here
+        # follows from what is.
         return (
             known.view is self.history.view
             and self._entries == self.spent.entries
@@ -262,6 +285,8 @@ class RunState:
         model = override or self.plan.model
         if model:
             return model
+        # Raised when a step is asked for and not when the run is planned: an agent whose handler calls only tools needs
+        # no model.
         msg = (
             f"agent {self.agent.id!r} has no model: set AgentDefinition(model='provider/model') or "
             "Engine(default_model=...), or name one in StepWith or Complete"
@@ -269,13 +294,15 @@ class RunState:
         raise UnknownModel(msg, kind="no_model")
 
     def own_background(self) -> Background:
-        """Return what knows the children in the background, for who starts some."""
+        """Return the registry of background children, for code that starts some."""
         if self.background is NO_CHILDREN:
             self.background = Background()
         return self.background
 
     def inheritable(self, call_id: str = "") -> AgentState:
         """Return the state as a child that the call *call_id* spawns may inherit it; ``""`` for a handler's own."""
+        # While a step is open the record stands before it, and the reply that spawns is held beside: the child sees
+        # what that reply said up to the call, and no call without a result (reliability:SP11).
         state, sides = self.frozen(), self.history.inheritable(call_id)
         if sides.record is state.message_history and sides.view is state.view:
             return state
@@ -296,6 +323,8 @@ class RunState:
             now=self.time,
             logger=self.side_events,
             added=tuple(added),
+            # Looked up when the run was planned, and recorded: a price list that knows another window next month must
+            # not make an old run prune elsewhere.
             context_window=plan.context_window,
             overflow=self._overflow,
             refused_tokens=self._refused_tokens,
@@ -307,6 +336,8 @@ class RunState:
 
     def number(self) -> int:
         """Return the next effect's number."""
+        # When the effect is made, not when it begins or ends: so an address follows from the program alone, whoever is
+        # faster (reliability:I2).
         seq = self.seq
         self.seq = seq + 1
         return seq
@@ -320,6 +351,8 @@ class RunState:
         """
         if key is None:
             return ""
+        # An answer is given by name, perhaps days later and from another process; with two questions of one name it
+        # would be a matter of chance which of them it answers.
         if key in self._question_keys:
             msg = (
                 f"the key {key!r} names a question that this run has asked before; each has a name of its own, or none"
@@ -332,25 +365,33 @@ class RunState:
 
     def gather(self, effects: Sequence[Leaf], **how: Any) -> Flow[Sequence[Single]]:
         """Ask for several effects at once, *how* as ``Gather`` says, and return one outcome per effect, in their order."""
+        # Of nothing there is no effect: an empty Gather would take a turn of the loop, and a place in the record, for
+        # no outcome.
         return (yield Gather(tuple(effects), **how)).outcomes if effects else ()  # type: ignore[union-attr]
 
     def receive(self, outcome: Any, effect: Leaf | Gather | Compute) -> Single | Gathered:
         """
-        Return the outcome of *effect*, after everything that it says beside its value was noted.
+        Return the outcome of *effect*, after noting everything that it carries beside its value.
 
         A suspension that names no questions is given those of the ``AskPerson`` that it answers.
         """
         if isinstance(effect, Gather):
             return self._receive_all(outcome, effect.effects)
+        # A driver that answers with something else is a bug in that driver, and there are several (the loop, walks, the
+        # simulation, the debugger). Without this it would show much later, as an AttributeError in an author's handler.
         kind = type(outcome)
         if kind is not Value and kind is not Failure and kind is not Stop:
             msg = f"the driver answered a {type(effect).__name__} with {outcome!r}"
             raise StepEngineError(msg)
+        # The only clock of a run: the time of its latest outcome. Outcomes of a group may come back in another order
+        # than they ended, hence the maximum; time never goes back (reliability:JR28).
         at = outcome.at
         if at > self.now:  # noqa: PLR1730 - a call less, for every outcome
             self.now = at
         if kind is Stop:
             return self._stopped_by(outcome, effect)
+        # Messages that were sent to the run travel inside the outcome of the effect during which they came. So they
+        # stand in its record, and a replay has them at the same place (replay:J16).
         if outcome.inputs:
             self.inbox.extend(outcome.inputs)
         if kind is Failure:
@@ -359,6 +400,8 @@ class RunState:
         return received
 
     def _receive_all(self, outcome: Any, effects: Sequence[Leaf]) -> Gathered:
+        # The number is checked, since outcomes belong to their effects by position alone: one that is missing would
+        # give everybody behind it the result of its neighbour.
         if type(outcome) is not Gathered or len(outcome.outcomes) != len(effects):
             msg = f"the driver answered a Gather of {len(effects)} with {outcome!r}"
             raise StepEngineError(msg)
@@ -368,12 +411,16 @@ class RunState:
     def _stopped_by(self, stop: Stop, effect: Leaf | Compute) -> Stop:
         if type(effect) is AskPerson and stop.kind == "suspended" and not stop.questions:
             stop = Stop(stop.kind, stop.at, stop.error, effect.questions)
+        # The first stop is why the run ends; members of a group that are cut because of it bring stops of their own.
         self.stop = self.stop or stop
+        # What a model call had used when it was cut off was paid for, although no reply ever came (reliability:MP30).
         if stop.begun is not None and type(effect) is CallModel:
             self.spent.count(effect.request.model, stop.begun.usage, stop.begun.cost, 1)
         return stop
 
     def _note_failure(self, error: StepEngineError, effect: Leaf | Compute) -> None:
+        # By name: some errors of models tell what the failed attempts had used, and the sums of the run hold it
+        # (reliability:I10).
         usage = getattr(error, "usage", None)
         if type(effect) is CallModel and isinstance(usage, Usage):
             self.spent.count(effect.request.model, usage, None, 0)
@@ -385,15 +432,20 @@ class RunState:
         if type(outcome) is Value:
             return outcome.value
         if type(outcome) is Failure:
+            # A spent limit is raised as a `BaseException`: an author's `except Exception` around a step must not take
+            # it for a tool that failed, or the handler would go on without a budget (reliability:GN09).
             raise raised(outcome.error)
         self.spent.count_stopped(outcome)  # type: ignore[arg-type]  # the third of three
         raise Stopped(outcome)  # type: ignore[arg-type]
 
     def take_reply(self, outcome: Any, effect: CallModel) -> ModelReply:
         """Return the reply that *outcome* holds; count it, and note how large the provider found a step's prompt."""
+        # The value is taken here without a call where there is one, as nearly always.
         reply: ModelReply = outcome.value if type(outcome) is Value else self.unwrap(outcome)
         used, request = reply.usage, effect.request
         self.spent.count(reply.model or request.model, used, reply.cost, 1)
+        # How large the next request is can only be estimated; what the provider counted for this one corrects the
+        # estimate (generator-contract:P2). Only steps send the conversation, so only they measure it.
         if used is not None and used.prompt_tokens and effect.purpose in OF_A_STEP:
             self.measured = Measured(request.system_prompt, request.messages, used.prompt_tokens)
         if "unread" in reply.provider_data:
@@ -412,13 +464,17 @@ class RunState:
         return self.budget.steps_left > 0 and self.budget.reached is None
 
     def begin_step(self) -> None:
-        """Make room for a step: results that expired go, what was sent meanwhile stands in its place."""
+        """Prepare a step: expired results are removed, and messages that arrived meanwhile are appended."""
+        # Before the request is made, and in the view alone: what an ephemeral tool said earlier is not sent again, and
+        # the record keeps it (reliability:TL23).
         self.history.expire_results()
         if self.inbox:
             self.take_inbox()
 
     def count_step(self, reason: StopReason | None, *, only_thoughts: bool) -> int:
-        """Take the step whose reply has come from the budget; return how many replies in a row were only thoughts."""
+        """Deduct from the budget the step whose reply has arrived; return how many replies in a row were only thoughts."""
+        # Counted when the reply is there, not when it is asked for: a request that failed for good is no step, and a
+        # handler that catches the error still has its step.
         self.budget.take_step()
         self.step_index += 1
         self.stop_reason = reason
@@ -442,11 +498,13 @@ class RunState:
         return complete
 
     def let_stop(self) -> None:
-        """Take note that a turn ended, so that hooks may refuse the next end as often again."""
+        """Note that a turn ended, so that hooks may refuse the next end just as often."""
         self._stops_refused = 0
 
     def refuse_stop(self, most: int) -> bool:
-        """Take note that a hook wants the turn to go on; return whether it may want that, *most* times in a row."""
+        """Note that a hook wants the turn to go on; return whether it may, which is at most *most* times in a row."""
+        # A hook that never lets the turn end would spend the whole step budget, with the model saying at each step that
+        # it is done.
         if self._stops_refused >= most:
             return False
         self._stops_refused += 1
@@ -457,8 +515,9 @@ class RunState:
         self.stop_reason = reason
 
     def too_long(self, overflow: ContextOverflow | None) -> None:
-        """Tell hooks from now on that the prompt was refused as too long; ``None`` ends that."""
+        """From now on tell hooks that the prompt was refused as too long; ``None`` ends that."""
         self._overflow = overflow
+        # Counted at the moment of the refusal, since a hook shortens the view before others ask how large it was.
         self._refused_tokens = None if overflow is None else self.frozen().context_tokens
 
     # --- changes ----------------------------------------------------------------------------------------------------
@@ -467,6 +526,9 @@ class RunState:
         """Append what was sent to the run meanwhile; return whether there was anything."""
         if not self.inbox:
             return False
+        # Here, and not when they arrive: between a call and its result no message may stand. Untagged ones are what a
+        # person typed, and the tag is what pruning goes by: the live request must survive it, however the text came.
+        # Messages that tools or policies sent bring tags of their own, and are no request.
         self.history.add([m if m.tags else UserMessage(m.content, ("USER_PROMPT",)) for m in self.inbox])
         self.inbox = []
         return True
@@ -480,6 +542,7 @@ class RunState:
         later = self.history.reopen()
         if self.history.open_step is None:
             return False
+        # Behind the results that are still to come, for the same reason as in `take_inbox`.
         self.inbox += [*later, *said]
         return True
 
@@ -490,6 +553,8 @@ class RunState:
         In the body of a tool it waits until the call has its result: the conversation is the caller's. What the next call of the
         body may look at, context and values, is there at once.
         """
+        # Made here as well, a change would be made twice: now, and when the call has its result. And in between a crash
+        # could leave a conversation that a call changed which never ended.
         if self.plan.body is not None:
             self.changes.append(change)
             change = Change(context=change.context, values=change.values)
@@ -501,6 +566,7 @@ class RunState:
             self.system_prompt = change.system_prompt
         if change.context is not None:
             merged = {**self._context, **change.context}
+            # `None` deletes, since JSON has no other word for that a tool could return.
             self._context = freeze({k: v for k, v in merged.items() if v is not None})
         if change.values:
             self._values.update(change.values)
@@ -508,11 +574,14 @@ class RunState:
             self._adopt(change.tools)
 
     def _adopt(self, tools: Sequence[ToolLike]) -> None:
-        """Know tools that were found when the run began, in the plan's own table, where performers look for them, too."""
+        """Add tools that were found when the run began to the plan's own table, where performers look for them, too."""
+        # Into the table of the plan itself: performers look there for what to run. The plan has its own copy where
+        # anything may be added.
         for tool in tools:
             self.bindings[tool.spec.name] = tool.binding()
         offered = {**self.offered, **{tool.spec.name: tool.spec for tool in tools}}
         self.offered = with_finder(offered, self.bindings)
+        # A run that sends inherited tools may call the new ones; its requests stay byte for byte what they were.
         if self.plan.sent is None:
             self.specs = tuple(self.offered.values())
             self.definitions = JsonDict(self.offered)
@@ -530,6 +599,7 @@ class RunState:
         Of one that was stopped only what was sent to it is taken: the rest comes when it has gone on to its end.
         """
         self.spent.count_body(body)
+        # In the order in which the body made them, as if the caller had made them itself.
         for change in body.changes:
             if type(change) is UserMessage:
                 self.inbox.append(change)
@@ -544,12 +614,12 @@ class RunState:
                 self.note_output()
 
     def hand_on_inbox(self) -> None:
-        """Leave what was sent to the body of a tool to its caller, whose conversation it belongs into."""
+        """Pass what was sent to the body of a tool to its caller, to whose conversation it belongs."""
         self.changes += self.inbox
         self.inbox = []
 
     def note_output(self) -> None:
-        """Take note that the output was set: what the body of a tool sets is its caller's."""
+        """Note that the output was set: what the body of a tool sets belongs to its caller."""
         if self.plan.body is not None:
             self.changes.append(SetOutput(self.output.value))
 
@@ -559,7 +629,9 @@ class RunState:
         return self._values
 
     def take_history(self, child: ChildResult, call_id: str) -> None:
-        """Put history and context that an inline child leaves in the place of the run's own."""
+        """Replace the run's history and context by what an inline child leaves."""
+        # A child that failed may have left half of something; the conversation then stays as it was
+        # (generator-contract:L23).
         if child.left is not None and not child.is_error:
             record, view = self.history.left_by_inline(child.left, call_id)
             self._context = child.left.context

@@ -50,11 +50,18 @@ from stepengine.machine.state import RunState
 
 __all__ = ("PLAIN", "budgeted_step", "reopened_step", "run_turn", "step_prompt", "step_request", "take_last_word")
 
+# A provider pauses a reply while tools on its own servers work. One that is always paused again is a fault there, and
+# each continuation is paid for (reliability:MP56).
 MAX_CONTINUES = 5
+# A reply of thoughts alone ends no turn, since the model has said nothing yet and mostly goes on when asked again. A
+# model that only thinks would spend the whole step budget so, hence the third in a row is the last
+# (generator-contract:G51).
 MAX_THOUGHTS = 3
 PLAIN = StepWith()
 PAUSE, ERROR, MAX_TOKENS = StopReason.PAUSE, StopReason.ERROR, StopReason.MAX_TOKENS
 UNFINISHED = frozenset({PAUSE, ERROR, MAX_TOKENS})
+# Each continuation may be as long as the output limit again; a model that repeats itself would be paid for its whole
+# budget.
 MAX_CUTS = 3
 GO_ON = "Your reply was cut off at its length limit. Go on exactly where it ended: repeat nothing, and say nothing about this."
 Purpose: TypeAlias = Literal["step", "final_answer"]
@@ -79,11 +86,14 @@ class Reply:
     has_words: bool = True
 
 
+# One is made at each step; the constructor takes several times as long (see `data/makers.py`).
 _quick_reply = maker_of(Reply)
 
 
 def run_turn(run: RunState) -> Flow[None]:
-    """Run steps until the turn ends or the budget is spent; one whose children are at work in the background goes on with them."""
+    """Run steps until the turn ends or the budget is spent; a turn with background children at work goes on for them."""
+    # Children in the background may still be at work when the model has ended its turn: what they say is a message,
+    # which the model has to answer, so the turn goes on when they have ended.
     while not (yield from budgeted_step(run, PLAIN)) or (
         run.background is not NO_CHILDREN and (yield from wait_for_children(run))
     ):
@@ -100,6 +110,8 @@ def budgeted_step(run: RunState, over: StepWith) -> Flow[bool]:
     Raises:
         LimitReached: when the budget is spent.
     """
+    # The generator itself is returned and not iterated here: each `yield from` is one more frame that every value of
+    # the step passes, both ways.
     return _step(run, over) if run.ask_step() else _spent(run, over)
 
 
@@ -107,7 +119,10 @@ def _spent(run: RunState, over: StepWith) -> Flow[bool]:
     budget = run.budget
     if (yield from more_steps(run)):
         return (yield from _step(run, over))
+    # Told before the limit is raised: the handler is resumed once with `steps_complete` true, so that it can put
+    # together what it has, and only a further step is refused (generator-contract:G46).
     run.end_turn(complete=True)
+    # The first request beyond the budget only; who asks again has been told, and gets the error.
     if budget.reached is None:
         limit, what = budget.most_steps, budget.limits.on_max_steps
         msg = (
@@ -125,18 +140,27 @@ def _spent(run: RunState, over: StepWith) -> Flow[bool]:
 
 def _final_answer(run: RunState) -> Flow[None]:
     """Ask once more without tools what was done; a failure leaves the run as ``stop`` would."""
+    # Without this the last thing in the history is a tool's result, and the output of the run is some text from the
+    # middle of the work. One more model call makes an answer of what was paid for already. It is a note at the end of
+    # this request and in no history, since it is no word of the user's.
     text = (
         "The step budget of this run is spent and no tool can be called any more. "
         "Say briefly what was done and what is still open."
     )
     try:
+        # What somebody sent meanwhile is part of what is to be summed up, and nothing after this would read it.
         run.take_inbox()
+        # No tools at all: a model that is offered any calls one, and the text that says it cannot is read by few.
+        # `StepWith(tools=())` means none, where `None` would mean the agent's own.
         request = step_request(run, StepWith(tools=(), tool_choice=None), [UserMessage(system_reminder(text))])
         model = yield from _ask(run, request, "final_answer")
+    # The answer is a courtesy: where it fails, the run ends as it would have ended without one.
     except (StepEngineError, LimitReached):
         return
     reply = _numbered(run, model)
     yield from _heard(run, reply)
+    # Some models call tools that they were not offered. The calls stay, with a result each that says why nothing was
+    # done, or the history would not pair.
     calls = called_by_model(run, reply.calls, ())
     for call in calls:
         call.skip("Skipped: the step budget of this run is spent.")
@@ -148,6 +172,8 @@ def _final_answer(run: RunState) -> Flow[None]:
 def _step(run: RunState, over: StepWith) -> Flow[bool]:
     plan, spent = run.plan, None
     points = plan.hooks
+    # One `try` around the whole step: whoever watches must see each step that began end once, with a status (that was
+    # broken for steps that an error left).
     try:
         if run.background is not NO_CHILDREN:
             yield from hear_of_children(run)
@@ -159,20 +185,28 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
         )
         try:
             model = yield from _ask(run, request, "step")
+        # Once only, and only where the hooks make the view shorter: to send the same again costs the same refusal. It
+        # is a new effect, so the record shows both requests (reliability:MP02).
         except ContextOverflow as error:
             request = yield from _shorter(run, over, error)
             model = yield from _ask(run, request, "step")
         reply, calls = _taken(run, model, request)
+        # A reply of calls alone has nothing to hear. The question saves a generator for most steps of an agent at work.
         if reply.has_words or not calls:
             yield from _heard(run, reply)
         spent = yield from _run_tools(run, reply, calls)
         yield from hooks.post_step(run, reply.model) if points.post_step else ()
+        # After the `post_step` hooks: they may have done I/O while somebody sent a message, which keeps the turn open.
         ended = _ends(run, calls) and (not points.on_stop or (yield from _may_end(run)))
         if plan.watched():
             yield Notify(_finished(run, ended=ended))
     except BaseException as error:
+        # Yielding in an `except` is allowed here since whoever closes the machine is told nothing more: to a
+        # `GeneratorExit` no value may be yielded.
         yield from _left(run, error)
         raise
+    # What lives for one step leaves the history here and not where the next one begins: no handler and no result may
+    # show it (generator-contract:L35).
     finally:
         run.end_step()
     return _over(run, calls, spent, ended=ended)
@@ -183,6 +217,7 @@ def _over(run: RunState, calls: Sequence[Call], spent: LimitReached | None, *, e
     if ended:
         run.let_stop()
         take_last_word(run, calls)
+    # Raised last, when reply and results stand in the history: the limit ends the run, and its state pairs.
     if spent:
         raise spent
     return run.end_turn(complete=ended)
@@ -193,12 +228,14 @@ def _started(run: RunState) -> ev.Event:
 
 
 def _left(run: RunState, error: BaseException) -> Flow[None]:
-    """Tell how a step ended that *error* leaves; whoever closes the machine is told nothing more."""
+    """Report the end of a step that *error* leaves; when the machine is being closed, nothing is reported any more."""
     if run.plan.watched() and not isinstance(error, GeneratorExit):
         yield Notify(_finished(run, status=status_after(error)))
 
 
 def _finished(run: RunState, *, ended: bool = False, status: RunStatus = RunStatus.COMPLETED) -> ev.Event:
+    # Sums are made when they are asked for, and only where somebody watches: kept up to date with each reply they would
+    # be made for nobody.
     usage, cost = run.spent.usage(), run.spent.cost
     return ev.StepFinished(
         path=run.plan.path, seq=run.seq, step=run.step, ended_turn=ended, usage=usage, cost=cost, status=status
@@ -212,12 +249,18 @@ def reopened_step(run: RunState, message: AssistantMessage, stored: Sequence[Too
     Calls that ran keep their results, the others run now, the one that asked with the answer that was given.
     """
     calls = called_by_model(run, message.tool_calls, run.offered)
+    # What ran before the suspension has changed the world and is not run again; of the others the results said
+    # "pending" and were placeholders.
     for call, known in zip(calls, stored, strict=True):
         if known.status != "pending":
             call.recall(known.result)
+    # The model is not asked again: this reply was paid for and recorded in the run before. So there is no usage to
+    # count either.
     reply = Reply(ModelReply(message.content), message, message.tool_calls)
     spent = yield from _run_tools(run, reply, calls)
     yield from hooks.post_step(run, reply.model)
+    # The same end as of any step, in the same order: hooks behind the step, then whether the turn is over, then whether
+    # hooks let it be.
     if run.end_turn(complete=_ends(run, calls) and (yield from _may_end(run))):
         run.let_stop()
     if spent:
@@ -232,6 +275,7 @@ def step_request(run: RunState, over: StepWith, tail: Sequence[Message]) -> Mode
     """Return the request of a step: system prompt, view, the tails of run and step, tools and settings."""
     settings = run.agent.settings if over.settings is None else run.agent.settings.merged(over.settings)
     specs = run.specs if over.tools is None else tuple([run.bindings[name].spec for name in over.tools])
+    # Several providers refuse a choice of tools in a request that offers none.
     choice = (over.tool_choice or settings.tool_choice) if specs else None
     return quick_request(
         model=over.model or run.plan.model or run.model_of(),
@@ -240,6 +284,9 @@ def step_request(run: RunState, over: StepWith, tail: Sequence[Message]) -> Mode
         tools=specs,
         tool_choice=choice,
         settings=settings,
+        # The tail stands behind the messages and is in no transcript. Put into the history, a step prompt would change
+        # what stands before the next message, and the provider's prompt cache would be lost at every step
+        # (generator-contract:D33).
         tail=(*run.tail, *tail),
     )
 
@@ -253,31 +300,37 @@ def step_prompt(run: RunState) -> Sequence[Message]:
 def _tail(run: RunState) -> Flow[Sequence[Message]]:
     """Return what stands at the end of this step's request alone: what the ``pre_step`` hooks add, and the step prompt."""
     tail = yield from hooks.pre_step(run)
+    # Once more after the hooks, which may have waited for a person or done I/O while somebody sent a message.
     run.take_inbox()
     return (*tail, *step_prompt(run))
 
 
 def _taken(run: RunState, model: ModelReply, request: ModelRequest) -> tuple[Reply, list[Call]]:
     """Count the step that a reply makes; return the reply and its calls."""
-    row = run.count_step(model.stop_reason, only_thoughts=_is_only_thoughts(model))
-    if row >= MAX_THOUGHTS:
-        run.cut_turn(f"the turn was ended after {row} replies in a row that were only thoughts")
+    in_a_row = run.count_step(model.stop_reason, only_thoughts=_is_only_thoughts(model))
+    if in_a_row >= MAX_THOUGHTS:
+        run.cut_turn(f"the turn was ended after {in_a_row} replies in a row that were only thoughts")
     reply = _numbered(run, model)
     return reply, called_by_model(run, reply.calls, _callable(run, request))
 
 
 def _callable(run: RunState, request: ModelRequest) -> Collection[str]:
     """Return the tools that the model may call: its own, whatever definitions it inherited (generator-contract:L18)."""
+    # By identity: nearly every request carries the very tuple of the run, and to compare schemas at each step would
+    # cost more than the step.
     return run.offered if request.tools is run.specs else [spec.name for spec in request.tools]
 
 
 def _shorter(run: RunState, over: StepWith, error: ContextOverflow) -> Flow[ModelRequest]:
-    """Return the request as the hooks make it when told that it was too long, or raise *error*."""
+    """Return the request as hooks shorten it when told that it was too long, or raise *error*."""
     run.take_inbox()
+    # Whether the hooks did something is seen by what the request is made of, and not by what they say they did.
     before = (run.system_prompt, run.history.view)
     run.too_long(error)
     try:
         tail = yield from hooks.pre_step(run)
+    # Taken back whatever happens: in the next step the context is not too long, and a hook that still read so would
+    # prune at every step.
     finally:
         run.too_long(None)
     if (run.system_prompt, run.history.view) == before:
@@ -288,6 +341,8 @@ def _shorter(run: RunState, over: StepWith, error: ContextOverflow) -> Flow[Mode
 
 def _ask(run: RunState, request: ModelRequest, purpose: Purpose) -> Flow[ModelReply]:
     """Call the model, and again for what its reply leaves out."""
+    # The quick way for the reply that is whole, which is nearly every one: `_whole` is a generator more for all that
+    # pass it.
     effect = quick_call_model(run.number(), request, purpose, run.coming_call_id)
     reply = run.take_reply((yield effect), effect)
     return (yield from _whole(run, request, purpose, reply)) if reply.stop_reason in UNFINISHED else reply
@@ -295,7 +350,7 @@ def _ask(run: RunState, request: ModelRequest, purpose: Purpose) -> Flow[ModelRe
 
 def _whole(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelReply) -> Flow[ModelReply]:
     """
-    Return a reply to its end: one that the provider paused is continued, and so is one that was cut.
+    Complete a reply: one that the provider paused is continued, and so is one that was cut.
 
     What is continued after a cut is text alone, at most three times, and not where the settings forbid it or the run
     that is repeated ended there.
@@ -309,13 +364,18 @@ def _whole(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelR
         reply = _joined(reply, (yield from _more(run, request, purpose, reply)))
     for _ in range(MAX_CUTS):
         how = request.settings
-        # Half an answer by a schema cannot be gone on with: each reply is a whole one.
+        # Half an answer to a schema cannot be continued: each reply has to be whole.
+        # Asked at each turn, of the reply that has grown: with a call in it nothing more is put on, as half a call
+        # cannot be continued.
         if purpose != "step" or not how.continue_cut or how.response_schema is not None or not _is_cut_text(reply):
             break
+        # Journals of before this rule hold cut replies that were left as they are. A replay must ask for the same
+        # effects, so it looks into the record first; live nothing is left cut.
         if run.plan.left_cut(run.seq - 1):
             break
         asked = UserMessage(system_reminder(GO_ON))
         reply = _joined(reply, (yield from _more(run, request, purpose, reply, asked)))
+    # Raised after all continuations: what a provider calls an error in its last part makes the whole reply worthless.
     if reply.stop_reason is ERROR:
         msg = (
             f"the model {request.model!r} ended its reply with an error ({reply.raw_stop_reason or 'no reason given'})"
@@ -328,20 +388,25 @@ def _more(
     run: RunState, request: ModelRequest, purpose: Purpose, begun: ModelReply, *asked: Message
 ) -> Flow[ModelReply]:
     """Ask for what follows *begun*, which goes back as it came."""
+    # What was said so far goes into the tail, as it came, thoughts and signatures included: a provider continues its
+    # own words only when they come back unchanged. The history has none of it yet.
     longer = attrs.evolve(request, tail=(*request.tail, AssistantMessage(begun.content), *asked))
     effect = quick_call_model(run.number(), longer, purpose, _after(run, begun))
     return run.take_reply((yield effect), effect)
 
 
 def _is_cut_text(reply: ModelReply) -> bool:
-    """Return whether a reply of words alone was cut at the output limit."""
+    """Return whether a reply without calls was cut at the output limit."""
     if reply.stop_reason is not MAX_TOKENS or not reply.said.strip():
         return False
+    # Thoughts may stand before it, since they go back as they came; half a call may not.
     return all(type(part) is TextPart or type(part) is ThinkingPart for part in reply.content)
 
 
 def _after(run: RunState, paused: ModelReply) -> Callable[[int], str]:
-    """Return what gives the ids of the calls that follow those of a reply that has only begun."""
+    """Return the function that gives ids to the calls that follow those of an unfinished reply."""
+    # Ids of calls are counters of the run, given in order. The parts of one reply share one sequence, so that the
+    # second part's calls do not begin anew with the first one's ids.
     held = sum(type(part) is ToolCallPart for part in paused.content)
     return lambda number: run.coming_call_id(held + number)
 
@@ -358,17 +423,22 @@ def _joined(paused: ModelReply, more: ModelReply) -> ModelReply:
 
 
 def _numbered(run: RunState, reply: ModelReply) -> Reply:
-    """Give every call of a reply our own id; of a reply that was cut off, the last call stays as text."""
+    """Give every call of a reply an id of ours; the last call of a reply that was cut off stays text."""
     parts: list[AssistantPart] = []
     calls: list[ToolCallPart] = []
     last = len(reply.content) - 1
     for index, part in enumerate(reply.content):
         if type(part) is not ToolCallPart:
             parts.append(part)
+        # Its input is half of something, which may even parse. Kept as text the model sees what it had begun; kept as a
+        # call somebody would carry it out (reliability:MP55).
         elif index == last and reply.stop_reason is MAX_TOKENS:
             parts.append(TextPart(f"[cut off: {part.tool_name} {part.raw_input or compact(part.input)}]"))
         else:
             call = quick_call(
+                # Our own ids, and not the provider's: calls of handlers have none from anywhere, some providers send
+                # none, or one twice (reliability:MP49, MP50), and with counters the same run has the same ids on every
+                # replay.
                 run.call_ids.new(),
                 part.tool_name,
                 part.input,
@@ -384,6 +454,8 @@ def _numbered(run: RunState, reply: ModelReply) -> Reply:
 def _heard(run: RunState, reply: Reply) -> Flow[None]:
     """Keep the thoughts of a reply, and show what it says."""
     thinking, text = reply.message.thinking, reply.message.text
+    # One look for a character, in place of a search for tags in every reply; the tags themselves are sorted out only
+    # where there may be some.
     if thinking or "<" in text:
         run.think(*thinking, *parted(text).thoughts)
     if not reply.calls and run.offered and ("<" in text or "[" in text):
@@ -401,7 +473,10 @@ def _heard(run: RunState, reply: Reply) -> Flow[None]:
 
 
 def _warn_of_written_call(run: RunState, reply: ModelReply) -> None:
-    """Say once in the result that a model wrote a call into its text, which then is text and nothing more."""
+    """Say once in the result that a model wrote a call into its text, where it is not carried out."""
+    # It happens where a server's chat template does not fit its model, or where a prompt shows such blocks, and looks
+    # as if the agent had lost its tools. Nothing is called: text is text, unless the provider was told to read calls
+    # out of it.
     mark = mark_in(reply.said)
     if not mark:
         return
@@ -419,6 +494,8 @@ def _is_empty(parts: Sequence[AssistantPart]) -> bool:
 
 def _is_only_thoughts(reply: ModelReply) -> bool:
     """Return whether a reply holds something, but neither a call nor anything said; that alone ends no turn (requirements:X53)."""
+    # Anything else (a call, an image, a refusal, what nobody understands) says something, and ends the turn or goes on
+    # by its own rule.
     for part in reply.content:
         kind = type(part)
         if kind is not TextPart and kind is not ThinkingPart:
@@ -435,15 +512,23 @@ def _run_tools(run: RunState, reply: Reply, calls: Sequence[Call]) -> Flow[Limit
         _commit(run, reply.message, calls)
         return None
     spent: LimitReached | None = None
+    # Also those at fault, which have their result already: the batch shows them in their place among the others.
     waiting = [call for call in calls if call.result is None or call.is_fault]
+    # Not even the complete calls before the cut are carried out: they may be half of a plan (write the file, then ...)
+    # whose other half nobody knows.
     if run.truncated:
         for call in calls:
             call.skip(CUT_OFF)
+    # Beside the transcript, and not in it, until all results are there: at each moment every state that anybody can see
+    # pairs, a child that inherits in the middle included.
     run.history.hold(reply.message)
     try:
         yield from run_batch(run, waiting)
+    # Kept until reply and results are committed; `_over` raises it.
     except LimitReached as error:
         spent = error
+    # Committed on a stop, too: what the calls did has happened, and the results say which of them did not come to their
+    # end.
     except Stopped:
         _commit(run, reply.message, calls)
         raise
@@ -454,13 +539,15 @@ def _run_tools(run: RunState, reply: Reply, calls: Sequence[Call]) -> Flow[Limit
 
 
 def _commit(run: RunState, message: AssistantMessage, calls: Sequence[Call]) -> None:
-    """Append a reply and its results, inputs that people changed as they ran: the model must not take its own for that."""
+    """Append a reply and its results, with the inputs as people changed them: the model must not believe that its own ran."""
     results: list[ToolResult] = []
     ran: dict[str, AssistantPart] = {}
     for call in calls:
         if call.result is not None:
             results.append(call.result)
         if call.edits:
+            # A person changed the input before the call ran. With its own words in the history the model would take the
+            # result for that of what it had asked.
             ran[call.asked.tool_call_id] = call.asked
     if ran:
         parts = [ran.get(part.tool_call_id, part) if type(part) is ToolCallPart else part for part in message.content]
@@ -470,6 +557,8 @@ def _commit(run: RunState, message: AssistantMessage, calls: Sequence[Call]) -> 
 
 def _ends(run: RunState, calls: Sequence[Call]) -> bool:
     """Return whether a step ends the turn, hooks aside."""
+    # First of all: a message that came during the step has to be answered before the turn can end
+    # (generator-contract:G54).
     if run.inbox and run.take_inbox():
         return False
     if run.truncated:
@@ -481,13 +570,17 @@ def _ends(run: RunState, calls: Sequence[Call]) -> bool:
             return False
         ended = ended or call.has_ended_turn
         forced = forced or call.binding is None or call.binding.spec.forces_next_step
+    # An agent that has `task_completed` says itself when it is done; a reply without calls is then no end, only a
+    # pause.
     if ended or "task_completed" in run.offered:
         return ended
     return not forced if calls else not run.only_thoughts
 
 
 def _may_end(run: RunState) -> Flow[bool]:
-    """Ask the ``on_stop`` hooks whether a turn that would end may; one whose budget is spent or reply was cut does."""
+    """Ask the ``on_stop`` hooks whether a turn may end; it ends without asking when its budget is spent or its reply was cut."""
+    # A hook that sends the model back needs a step to send it to; where none is left its message would stand there
+    # unanswered.
     if not run.plan.hooks.on_stop or run.budget.steps_left <= 0 or run.truncated:
         return True
     return not (yield from hooks.on_stop(run))

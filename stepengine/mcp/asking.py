@@ -79,7 +79,7 @@ class Asking:
 
     def _form(self, params: Mapping[str, Any], style: int) -> Generator[Any, Any, Mapping[str, Any]]:
         """
-        Ask for the fields of a form one by one; who declines one that is required declines the form.
+        Ask for the fields of a form one by one; declining one that is required declines the form.
 
         Before a form of very many it is asked whether to begin.
         """

@@ -269,7 +269,7 @@ class _Live:
                 LOGGER.warning("the MCP server %r does not tell of changes: %s", self._options.name, said)
 
     async def _listen(self) -> None:
-        """Hear of changes until the connection is over; streams of any length end, be it by a proxy."""
+        """Listen for changes until the connection is over; a stream may end at any time, if only by a proxy."""
         from mcp.client.subscriptions import SubscriptionLost
 
         can = self.client.session.server_capabilities
@@ -608,7 +608,7 @@ class Connection:
         return dumped
 
     async def _of_task(self, session: ClientSession, started: Any, progress: Any) -> Any:
-        """Wait until a task has ended, telling what it says of itself, and return its result; who gives it up has it cancelled."""
+        """Wait until a task has ended, telling what it says of itself, and return its result; giving up cancels it."""
         import mcp_types as types
         from pydantic import ValidationError
 
@@ -653,7 +653,7 @@ class Connection:
         self._open.pop(ticket, None)
 
     async def forget(self, ticket: str) -> None:
-        """Give a request up that nobody will go on with."""
+        """Give up a request that nobody will continue."""
         call = self._open.pop(ticket, None)
         if call is not None:
             await call.end()

@@ -248,7 +248,7 @@ class Answers:
         return answer.status in SIGN_IN
 
     def failure(self, answer: Answer | None = None) -> str:
-        """Return the status in words; ``""`` when it was none of a failure."""
+        """Return the status in words; ``""`` unless it was that of a failure."""
         status = (answer or self._last).status
         phrase = f" {HTTPStatus(status).phrase}" if status in [*HTTPStatus] else ""
         return f"it answered {status}{phrase}" if status >= HTTPStatus.BAD_REQUEST else ""

@@ -50,7 +50,7 @@ IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 PDF = "application/pdf"
 SHOWN = "[shown beside this]"
 HELD_DEPTH = 3
-"""How deep a value is looked into for what the texts beside it say."""
+"""How deep a value is searched for what the texts beside it say."""
 
 
 def error_result(text: str) -> ToolResult:

@@ -500,7 +500,7 @@ async def _asked(ctx: Any, question: Question) -> AnswerLike:
 
 
 def _answer(given: Any, question: Question) -> AnswerLike:
-    """Return what a client answered; what is no answer declines, since a run that it was refused by would be lost."""
+    """Return what a client answered; what is not an answer declines, since a run that it was refused by would be lost."""
     if given is None or getattr(given, "action", "") != "accept":
         return Answer(declined=True)
     value = (given.content or {}).get("answer")
@@ -543,7 +543,7 @@ def _shown(call: Call, result: RunResult) -> object:
 
 
 def _sleeping(call: Call, result: RunResult) -> str:
-    """Return in words what a run waits for that no client can answer, and who goes on with it."""
+    """Return in words what a run waits for that no client can answer, and who resumes it."""
     waits = visible(waits_in_words(result.waits_for))
     said = f"\nIt said before: {result.text}" if result.text else ""
     if not call.goes_on:

@@ -608,7 +608,7 @@ class _ServerTool(Tool):
 
 
 def _digests(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the digests of definitions by name; one that no record can hold has none, and is left out of the list."""
+    """Return the digests of definitions by name, leaving out definitions that no record can hold."""
     made: dict[str, str] = {}
     for tool in tools:
         with suppress(DataError):

@@ -2,7 +2,7 @@
 A server as a process: one JSON message per line in both directions, and an end that leaves nothing behind.
 
 The transport of the package ``mcp`` passes more of the environment on, reads lines of any length, logs a traceback for each
-line that is no message, and writes what the server says on its standard error to the terminal.
+line that is not a message, and writes what the server says on its standard error to the terminal.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER", "LOGNAME"
 SET = {"TERM": "dumb", "NO_COLOR": "1"}
 POLL_SECONDS = 0.01
 CHUNK = 64 * 1024
-UNREADABLE = (
-    "its reply is no message of the protocol, such as text that is no UTF-8, or JSON that is cut or of another shape"
-)
+UNREADABLE = "its reply is not a message of the protocol, such as text that is not UTF-8, or JSON that is cut or of another shape"
 ANSWER = re.compile(rb'"(?:result|error)"')
 ID = re.compile(rb'"id"\s*:\s*(?:(-?[0-9]{1,18})\b|"([!#-\[\]-~]{1,200})")')
 
@@ -185,7 +183,7 @@ class Pipe:
             return None
 
     def _answered(self, line: bytes) -> int | str | None:
-        """Return the id of the request that a line, which is no message, answers; ``None`` for one that answers none."""
+        """Return the id of the request that a line, which is not a message, answers; ``None`` for one that answers none."""
         if not ANSWER.search(line):
             return None
         for found in ID.finditer(line):

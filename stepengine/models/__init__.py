@@ -1,7 +1,23 @@
 """
 Models: the registry, the base class of providers, and the adapters for real ones.
 
-Importing this package loads no SDK and no HTTP library; an adapter loads its SDK when it first sends a request.
+A request in our terms goes in, a reply in our terms comes out, and a wire stands between. Each adapter has two halves that do not know
+each other's business. ``encode`` and ``decode`` are pure: they make bytes of a transcript and parts of a reply, and can be tested
+against recorded traffic without a network. The client half sends and reads; a stream is put together into the object that the
+provider would have sent in one piece, and then decoded by the same function, so that streams and whole replies cannot differ.
+
+Bodies are encoded here and sent through the SDK's own client, and streams are read here: the SDKs encode a whole history anew on
+every call, retry by themselves, and take a body that ends early for a whole reply. What they are kept for is authentication and
+addresses. Failures are sorted once (``_failures``), by what the next attempt can hope for, not by the class that an SDK gave them.
+What of a reply is not understood is kept, goes back to its own provider, and is told: each adapter has closed lists of what it reads.
+
+``registry`` finds the adapter of a model string, ``pricing`` says what a reply costs, ``routing`` and ``batches`` wrap one provider in
+another.
+
+Must not be here: when a call is tried again (``runtime.retry``), what is asked next (machine). Importing this package loads no SDK and
+no HTTP library; an adapter loads its SDK when it first sends a request. Adapters do not know each other.
+
+Begin with ``base``, then one adapter from ``encode`` to ``decode``, such as ``anthropic``; ``_http`` and ``_reading`` for what all share.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ __all__ = ("ANSWER", "AnswerChunks", "answer_of", "as_text", "asked_by_tool", "i
 ANSWER = "final_answer"
 SAYS = "Gives the final answer, once nothing else is left to do: its input is the answer itself."
 WHOLE = "answer"
-"""The member that holds an answer which is no object, as the input of a tool must be one."""
+"""The member that holds an answer which is not an object, as the input of a tool must be one."""
 DEFINITIONS = ("$defs", "definitions")
 
 

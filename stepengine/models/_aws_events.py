@@ -46,7 +46,7 @@ class AWSParser:
         Return the events that *chunk* completes.
 
         Raises:
-            ModelError: for what is no event stream, and for a message that was changed on the way.
+            ModelError: for what is not an event stream, and for a message that was changed on the way.
         """
         self._bytes += chunk
         try:

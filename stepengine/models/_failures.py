@@ -191,13 +191,13 @@ AGAIN = re.compile(r"try again in (?:(\d{1,4})m)?(\d{1,6}(?:\.\d{1,6})?)(ms|s)\b
 """How Groq and OpenAI say in words how long to wait: ``5.289s``, ``250ms``, ``7m12.5s``."""
 
 LOST = ("expired", "not found", "does not exist", "container_id is required")
-"""What is said of a container in which a program can no more be gone on with."""
+"""What is said of a container in which a program can no longer be continued."""
 UNSEARCHED = ("tool search is not supported", "tool_search", "defer_loading")
 """What is said, in lower case, of a search of tools that a model or a cloud does not have (providers:PV63, providers:PV64, providers:PV88)."""
 
 LIMIT_AND_INPUT = "`max_tokens` exceed context limit: "
 MOST_OUTPUT = "which is the maximum allowed number of output tokens"
-"""What Anthropic says of a limit that does not fit beside the prompt, and of one that the model does not have."""
+"""What Anthropic says of a limit that does not fit beside the prompt, and of a limit that the model does not have."""
 SMALL_LIMIT = 8_192
 """An output limit that every model of Anthropic takes."""
 
@@ -565,6 +565,10 @@ def wait_of(headers: Mapping[str, str]) -> float | None:
             seconds = float(text) * factor
         except ValueError:
             seconds = _until(text)
+        # A header is foreign text: `inf`, `nan` and negative numbers read as floats, and a wait of any of them would
+        # never end or never happen. They count as nothing said, so the usual back-off holds (reliability:MP10). There
+        # is no upper bound here: how long is too long is the retry policy's to say, which then fails the call and tells
+        # the number.
         if 0 <= seconds < float("inf"):
             return seconds
     return None

@@ -70,7 +70,7 @@ def _mended(data: bytes) -> bytes:
     return ESCAPE.sub(lambda match: b"\\ufffd" if match.group(1) else match.group(0), text)
 
 
-# What a reply must hold is asked for with its kind: a value of another kind is no reply, and nothing is made of it.
+# What a reply must hold is asked for with its kind: a value of another kind is not a reply, and nothing is made of it.
 
 
 def object_at(source: Mapping[str, object], name: str) -> Mapping[str, Any]:
@@ -107,7 +107,7 @@ def text_at(source: Mapping[str, object], name: str) -> str:
 
 
 def index_at(source: Mapping[str, object], name: str) -> int:
-    """Return the place under *name*; raises ``TypeError`` for what is no number of a place, none included."""
+    """Return the place under *name*; raises ``TypeError`` for what is not a number of a place, none included."""
     value = source.get(name)
     return value if type(value) is int and value >= 0 else _other_kind(name, "a place", value)
 
@@ -120,7 +120,7 @@ def newer_in(source: Mapping[str, object], known: frozenset[str]) -> dict[str, A
 
 
 def count_of(value: object) -> int | None:
-    """Return a number of tokens; ``None`` for what is none: other kinds, negative, broken and impossible numbers."""
+    """Return a number of tokens; ``None`` for anything else: other kinds, negative, broken and impossible numbers."""
     if type(value) is float and value.is_integer():
         value = int(value)
     return value if type(value) is int and 0 <= value <= MAX_COUNT else None

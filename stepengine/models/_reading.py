@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from stepengine.data.frozen import frozen
@@ -145,22 +145,35 @@ class ReplyReader:
         Raises:
             ModelError: for an error event, a broken protocol, and a reply that does not end.
         """
+        # Counted here, where all bytes pass, unpacked: a reply of a gigabyte must not be put together before somebody
+        # measures it (reliability:MP24).
         self._size += len(chunk)
         if self._size > MAX_REPLY:
             raise too_large(self._call, f"{MAX_REPLY} bytes", self.usage)
         deltas: list[ModelDelta] = []
-        for name, data in self._parser.feed(chunk):
-            if self._accumulator.done:
-                break
-            self.events += name != "ping"
-            deltas += self._event(name, data)
-        self._text += sum([len(delta.text) for delta in deltas if isinstance(delta, TextChunk | ThinkingChunk)])
+        taken = self._accumulator
+        # As `understood`, but for all events of a piece: a call for each of them would cost every token.
+        try:
+            for name, data in self._parser.feed(chunk):
+                if taken.done:
+                    break
+                self.events += name != "ping"
+                deltas += taken.event(name, data)
+        except ModelError:
+            raise
+        except Exception as error:  # noqa: BLE001 - see `understood`
+            broken = _unreadable(error)
+        else:
+            self._count(deltas)
+            return deltas
+        raise protocol_failure(self._call, broken, self.usage)
+
+    def _count(self, deltas: list[ModelDelta]) -> None:
+        for delta in deltas:
+            if type(delta) is TextChunk or type(delta) is ThinkingChunk:
+                self._text += len(delta.text)
         if self._text > MAX_TEXT:
             raise too_large(self._call, f"{MAX_TEXT} characters of text", self.usage)
-        return deltas
-
-    def _event(self, name: str, data: bytes) -> list[ModelDelta]:
-        return understood(self._call, lambda: self._accumulator.event(name, data), lambda: self.usage)
 
     def finish(self, *, clean: bool = True) -> ModelReply:
         """
@@ -190,9 +203,18 @@ def understood(call: Call, read: Callable[[], T], usage: Callable[[], Usage | No
         return read()
     except ModelError:
         raise
+    # A decoder reads members of foreign JSON by the dozen, and each may be missing or of another kind. To check each of
+    # them would be most of its code; so it reads on, and whatever it raises is what it is: a reply that breaks its
+    # protocol. It is pure, so nothing else can have gone wrong.
     except Exception as error:  # noqa: BLE001 - see above
-        what = f"it cannot be read ({type(error).__name__}: {error})"
+        what = _unreadable(error)
+    # Outside of the `except`, so that the error has no context: that would hold the frame with the reply, and with it
+    # whatever the reply held.
     raise protocol_failure(call, what, usage())
+
+
+def _unreadable(error: Exception) -> str:
+    return f"it cannot be read ({type(error).__name__}: {error})"
 
 
 def read_lines(content: bytes, call: Call) -> list[Mapping[str, Any]]:
@@ -298,13 +320,14 @@ class Exchange:
             data = read_json(content)
         except ValueError:
             data = None
+        # Gemini's compatible endpoint wraps errors into a list of one.
         if isinstance(data, list) and len(data) == 1:
             data = data[0]
         if isinstance(data, Mapping):
             return data
         begin = printable(content[: 2 * BEGIN].decode("utf-8", "replace"), BEGIN)
         what = printable(kind, BEGIN) or "something"
-        msg = f"{self.call.provider} answered {what} that is no reply of {self.call.asked}: {begin!r}"
+        msg = f"{self.call.provider} answered {what} that is not a reply of {self.call.asked}: {begin!r}"
         raise ModelError(msg, retryable=kind != "text/html", kind="protocol", request_id=self.request_id)
 
 
@@ -327,54 +350,149 @@ async def pieces_of(exchange: Exchange, reader: ReplyReader) -> AsyncGenerator[t
     Raises:
         ModelError: when a time limit passes.
     """
-    timeouts, started = exchange.timeouts, exchange.started
     loop = asyncio.get_running_loop()
-    async with aclosing(exchange.response.aiter_bytes()) as chunks:
-        limit, last, said, events = "first_byte", started, loop.time(), reader.events
-        progress = started
+    patience = _Patience(exchange, loop.time(), reader.events)
+    async with _body_of(exchange.response) as chunks:
         while not reader.done:
-            deadlines = {
-                last + getattr(timeouts, limit): limit,
-                said + timeouts.silence: "silence",
-                progress + timeouts.total: "total",
-            }
-            when = min(deadlines)
-            chunk, clean, in_time = await _next(chunks, exchange.call, when)
-            if not in_time and not reader.ended:
-                raise late(exchange.call, deadlines[when], timeouts, reader.usage)
+            step = anext(chunks).__await__()
+            chunk: bytes | None = None
+            ended: BaseException | None = None
+            try:
+                waits = next(step)
+            except StopIteration as came:
+                chunk = came.value  # it was there already, and no clock has to run
+            except BaseException as error:  # noqa: BLE001 - see `_is_clean`
+                ended = error
+            else:
+                chunk, ended = await _come(step, waits, patience.until())
+            clean = ended is None or _is_clean(ended, exchange.call)
+            # Behind an end that was told of, silence costs nothing: some servers leave the connection open.
+            if isinstance(ended, TimeoutError) and not reader.ended:
+                raise late(exchange.call, patience.limit(), exchange.timeouts, reader.usage)
             yield chunk, clean
             if chunk is None:
                 return
-            limit, last = "idle", loop.time()
-            if reader.events != events:
-                said = progress = last
-                events = reader.events
+            patience.heard(loop.time(), reader.events)
         await drained(chunks)
 
 
-async def _next(chunks: AsyncIterator[bytes], call: Call, when: float) -> tuple[bytes | None, bool, bool]:
-    """Return the next piece, or ``None`` and whether the body ended as it should; last, whether it came in time."""
-    import httpx2
+class _Patience:
+    """How long is waited for the next piece of a body, by the event loop's clock."""
 
+    __slots__ = ("_events", "_is_first", "_last", "_progress", "_said", "_timeouts")
+
+    def __init__(self, exchange: Exchange, now: float, events: int) -> None:
+        self._timeouts = exchange.timeouts
+        self._is_first = True
+        self._last = self._progress = exchange.started
+        self._said = now
+        self._events = events
+
+    def heard(self, now: float, events: int) -> None:
+        """Take note of a piece, which is some progress where it brought *events*."""
+        self._is_first = False
+        self._last = now
+        if events != self._events:
+            self._events = events
+            self._said = self._progress = now
+
+    # Three clocks run at once: for the next byte, for the next event that says something (keep-alives do not), and for
+    # the whole. Whichever is due first names the failure, since "sent nothing" and "sent nothing but keep-alives" have
+    # different cures.
+    def _limits(self) -> dict[str, float]:
+        timeouts, first = self._timeouts, "first_byte" if self._is_first else "idle"
+        return {
+            "total": self._progress + timeouts.total,
+            "silence": self._said + timeouts.silence,
+            first: self._last + getattr(timeouts, first),
+        }
+
+    def until(self) -> float:
+        """Return when it ends."""
+        return min(self._limits().values())
+
+    def limit(self) -> str:
+        """Return the limit that ends it, one of ``Timeouts``."""
+        limits = self._limits()
+        return min(limits, key=limits.__getitem__)
+
+
+@asynccontextmanager
+async def _body_of(response: Any) -> AsyncGenerator[AsyncIterator[bytes]]:
+    """
+    Give the pieces of the body of *response*, and close what gives them.
+
+    They are taken from under the HTTP library's own generators, which cut them anew and would cost every token of a stream.
+    """
+    pieces = aiter(response.aiter_bytes() if response.is_stream_consumed else response.stream)
+    try:
+        yield pieces
+    finally:
+        close = getattr(pieces, "aclose", None)
+        if close is not None:
+            await close()
+
+
+async def _come(step: Any, waits: object, when: float) -> tuple[bytes | None, BaseException | None]:
+    """Return what *step*, which *waits*, leads to: the next piece, or what the body ended with."""
     try:
         async with asyncio.timeout_at(when):
-            return await anext(chunks, None), True, True
-    except TimeoutError:
-        return None, False, False
-    except httpx2.TimeoutException as error:
-        failure = transport_failure(error, call)
-    except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
-        failure = transport_failure(error, call)
-        if isinstance(failure, ModelError) and failure.kind == "connection":
-            logger.debug("the connection to %s broke: %s", call.provider, type(error).__name__)
-            return None, False, True
-    raise failure
+            return await _Begun(step, waits), None
+    except (Exception, StopAsyncIteration) as error:  # noqa: BLE001 - see `_is_clean`
+        return None, error
+
+
+def _is_clean(ended: BaseException, call: Call) -> bool:
+    """
+    Return whether a body that *ended* so has ended as it should; one that is late is none.
+
+    Raises:
+        BaseException: what says more of it: an error of the transport but for a connection that broke, and what is not the body's.
+    """
+    import httpx2
+
+    if isinstance(ended, StopAsyncIteration | TimeoutError):
+        return isinstance(ended, StopAsyncIteration)
+    if not isinstance(ended, httpx2.HTTPError | httpx2.StreamError | OSError):
+        raise ended
+    failure = transport_failure(ended, call)
+    is_cut = isinstance(failure, ModelError) and failure.kind == "connection"
+    if isinstance(ended, httpx2.TimeoutException) or not is_cut:
+        raise failure
+    logger.debug("the connection to %s broke: %s", call.provider, type(ended).__name__)
+    return False
+
+
+class _Begun:
+    """The rest of something awaited whose first *step* led to *waits*, which the event loop has not seen yet."""
+
+    __slots__ = ("_step", "_waits")
+
+    def __init__(self, step: Any, waits: object) -> None:
+        self._step = step
+        self._waits = waits
+
+    def __await__(self) -> Generator[Any, Any, bytes]:
+        step, waits = self._step, self._waits
+        while True:
+            try:
+                yield waits
+            except BaseException as error:  # noqa: BLE001 - it is for what waits, a cancellation above all
+                try:
+                    waits = step.throw(error)
+                except StopIteration as came:
+                    return bytes(came.value)
+            else:
+                rest: bytes = yield from step
+                return rest
 
 
 async def drained(chunks: AsyncIterator[bytes]) -> None:
     """Read what follows the terminal marker, for a moment, so that the connection can be used again."""
     import httpx2
 
+    # A connection can be used again only when its body was read to the end. For a moment and some bytes only: a new
+    # connection is cheaper than a long wait.
     seen = 0
     with suppress(TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError):
         async with asyncio.timeout(DRAIN_SECONDS):

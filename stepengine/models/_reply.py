@@ -205,7 +205,7 @@ def billed(raw: object) -> Decimal | None:
 
 
 def dollars(value: object) -> Decimal | None:
-    """Return a number of US dollars that a service states; ``None`` for what is none, negative, or more than a million."""
+    """Return a number of US dollars that a service states; ``None`` for what is not a number, negative, or more than a million."""
     return (
         Decimal(str(value))
         if isinstance(value, int | float) and type(value) is not bool and 0 <= value <= MAX_DOLLARS

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
+from functools import cache
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ class Sdk(NamedTuple):
         Look for it, without loading it.
 
         Raises:
-            ModelError: when it is not installed, or only a folder is left of it.
+            ModelError: when it is not installed, only a folder is left of it, or something is missing that it needs.
         """
         if sys.modules.get(self.module) is not None:
             return
@@ -44,6 +45,9 @@ class Sdk(NamedTuple):
         if spec.origin is None:
             why = "only its folder is left"
             raise self._broken(why)
+        if lacking := _lacking(self.package):
+            why = f"it needs {', '.join(map(repr, lacking))}, which is not installed"
+            raise self._broken(why, *lacking)
 
     def load(self) -> Any:
         """
@@ -63,12 +67,31 @@ class Sdk(NamedTuple):
         msg = f"the package {self.package!r} is not installed: pip install 'stepengine[{self.extra}]'"
         return ModelError(msg, kind="missing_sdk")
 
-    def _broken(self, why: str) -> ModelError:
-        msg = (
-            f"the package {self.package!r} is installed and cannot be loaded ({why}): pip install --force-reinstall "
-            f"'{self.package}'"
-        )
+    def _broken(self, why: str, *lacking: str) -> ModelError:
+        remedy = " ".join([repr(name) for name in lacking]) or f"--force-reinstall '{self.package}'"
+        msg = f"the package {self.package!r} is installed and cannot be loaded ({why}): pip install {remedy}"
         return ModelError(msg, kind="broken_sdk")
+
+
+@cache
+def _lacking(package: str) -> tuple[str, ...]:
+    """Return the packages that *package* says it needs and that are not there, neither by their metadata nor as a module."""
+    from packaging.requirements import Requirement
+
+    try:
+        needed = [Requirement(line) for line in metadata.requires(package) or ()]
+    except metadata.PackageNotFoundError:  # what was packed without metadata cannot be asked
+        return ()
+    own = [each.name for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})]
+    return tuple([name for name in own if not _is_there(name)])
+
+
+def _is_there(package: str) -> bool:
+    try:
+        metadata.distribution(package)
+    except metadata.PackageNotFoundError:
+        return find_spec(package.replace("-", "_")) is not None
+    return True
 
 
 ANTHROPIC = Sdk("anthropic", "anthropic", "anthropic")

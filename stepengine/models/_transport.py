@@ -22,6 +22,8 @@ __all__ = ("MAX_REFUSAL", "hold", "trusted")
 MAX_REFUSAL = 256 * 1024
 """Bytes, unpacked, that are read of a reply with an error status; its beginning says what is wrong."""
 
+# How much is unpacked at a time. A packed kilobyte may hold a megabyte, so a bound on what comes in is none on what it
+# becomes.
 PIECE = 256 * 1024
 FIRST_REFUSAL = 300
 
@@ -39,7 +41,12 @@ def _trusted(_file: str | None, _folder: str | None) -> ssl.SSLContext:
 
 async def hold(response: httpx2.Response) -> None:
     """Let *response* give its body unpacked and in pieces, as a hook of the client before anything is read."""
+    # The header is taken away and the body unpacked here, though the HTTP library could: an SDK reads the body of an
+    # error by itself, to its end, and what it reads must have a limit (reliability:MP27). That limit is one of unpacked
+    # bytes, so it has to stand above the unpacking and below the SDK, and between the library's own unpacking and the
+    # SDK there is no place.
     packing = response.headers.pop("content-encoding", "identity").strip().lower()
+    # Of a refusal only its words are wanted, and these stand at the beginning.
     limit = MAX_REFUSAL if response.status_code >= FIRST_REFUSAL else None
     if packing != "identity":
         response.headers.pop("content-length", None)
@@ -54,14 +61,16 @@ class _Held(httpx2.AsyncByteStream):
         self._packing = packing
         self._left = limit
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        if self._packing == "identity" and self._left is None and isinstance(self._stream, httpx2.AsyncByteStream):
+            return aiter(self._stream)  # as it is: a generator around it would cost every token of a stream
+        return self._unpacked() if self._left is None else self._cut(self._left)
+
+    async def _cut(self, left: int) -> AsyncIterator[bytes]:
         async for piece in self._unpacked():
-            if self._left is None:
-                yield piece
-                continue
-            yield piece[: self._left]
-            self._left -= len(piece)
-            if self._left <= 0:
+            yield piece[:left]
+            left -= len(piece)
+            if left <= 0:
                 return
 
     async def aclose(self) -> None:
@@ -84,10 +93,14 @@ class _Held(httpx2.AsyncByteStream):
             rest = packed
             while rest and not unpacker.eof:
                 try:
+                    # Bounded pieces, and each is handed on before the next is made: whoever reads counts bytes and
+                    # stops at its cap. The rest stays packed in `unconsumed_tail`.
                     piece = unpacker.decompress(rest, PIECE)
                 except zlib.error as error:
                     msg = f"the body is not gzip: {error}"
                     raise httpx2.DecodingError(msg) from error
                 rest = unpacker.unconsumed_tail
                 yield piece
+                # A bomb that is cut at its cap has still unpacked many megabytes; other runs get their turn in between,
+                # and so does whoever cancels.
                 await asyncio.sleep(0)

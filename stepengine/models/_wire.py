@@ -213,7 +213,7 @@ def schema_name(schema: Mapping[str, object]) -> str:
 
 
 def is_paused(request: ModelRequest) -> bool:
-    """Return whether a reply that the provider paused is handed back as the last message, to be gone on with."""
+    """Return whether a reply that the provider paused is handed back as the last message, to be continued."""
     return bool(request.tail) and type(request.tail[-1]) is AssistantMessage
 
 
@@ -231,6 +231,8 @@ def wire_ids(
     used: set[str] = set()
     for call in calls:
         data = call.provider_data
+        # The provider's own id, so that its cache and its logs find the call; unless two calls came under one id, of
+        # which the second would have no result.
         theirs = data.get("id") if own and is_own(data, provider) else None
         wire_id = theirs if isinstance(theirs, str) and theirs and theirs not in used else make(call.tool_call_id)
         used.add(wire_id)
@@ -240,6 +242,8 @@ def wire_ids(
 
 def made_id(call_id: str) -> str:
     """Return an id of letters, digits, ``_`` and ``-``, at most 64 long, that differs for different *call_id*."""
+    # Made of ours and nothing else, so that it is the same in every request from now on: one that changes loses the
+    # prompt cache from there.
     plain = f"call_{call_id}"
     if len(plain) <= MAX_ID and not UNSAFE.search(plain):
         return plain
@@ -382,6 +386,8 @@ class ToolsCache:
 
     def __call__(self, tools: tuple[ToolSpec, ...]) -> bytes:
         """Return *tools* as an encoded JSON array."""
+        # Compared by identity, one by one: specs of a run are the same objects, while the tuple around them may be
+        # another at each step.
         known, data = self._last
         if len(known) == len(tools) and all(a is b for a, b in zip(known, tools, strict=True)):
             return data

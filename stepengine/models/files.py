@@ -64,7 +64,7 @@ class Files:
     Uploads files to providers and deletes them there: ``await engine.files.upload(...)``.
 
     Inside a handler that is ``yield from Perform(engine.files.upload, "report.pdf", to="anthropic")``, so that a run which
-    is replayed or gone on with does not upload again.
+    is replayed or resumed does not upload again.
 
     Args:
         models: Gives the registry that knows the providers.

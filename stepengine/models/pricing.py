@@ -234,6 +234,8 @@ class _Book:
         """Return the book of the price data in force."""
         from genai_prices.data_snapshot import get_snapshot
 
+        # By identity: the library puts new price data in the place of the old ones when it has loaded some, and all
+        # that was looked up in the old ones is wrong then.
         snapshot, book = get_snapshot(), cls._current
         if book is None or book.snapshot is not snapshot:
             cls._current = book = cls(snapshot)
@@ -250,6 +252,7 @@ class _Book:
             _, found = self.snapshot.find_provider_model(name, None, PRICE_LISTS.get(provider, provider), None)
         except (LookupError, ValueError):
             found = None
+        # All at once and not the oldest: it happens to who invents names of models, and costs a look-up each.
         if len(self._models) >= REMEMBERED:
             self._models.clear()
         self._models[model] = found
@@ -267,6 +270,8 @@ class _Book:
             return None
         context, beside = tier.context, ran_beside(raw)
         images = self._images(model, data, at) or Decimal(0)
+        # The short way for nearly all replies: ordinary tier, nothing beside, only kinds of tokens that we have buckets
+        # for. What the provider reported in its own words is read again only where there is more in it.
         if not context and not beside and not _is_special(raw):
             return tokens + images + _searches_of(reply, provider, model)
         whole = self._reported(model, provider, raw, context, at)
@@ -275,6 +280,8 @@ class _Book:
         for entry in beside:
             name = f"{provider}/{entry['model']}" if entry.get("model") else model
             dollars = self._reported(name, provider, entry, {}, at)
+            # A sum that lacks a part looks like a cheap call; `None` says that nobody knows, and limits on cost act on
+            # that.
             if dollars is None:
                 return None
             whole += dollars
@@ -311,6 +318,8 @@ class _Book:
             context["service_tier"] = tier
         elif tier in {"flex", "batch"} and _lists(known, "processing", "batch", at):
             context["processing"] = "batch"
+        # Its price is in no list and is higher than the one that is: the call is priced by the list, and said to be
+        # priced too low.
         elif tier in DEARER:
             unpriced.append(tier)
         elif tier and tier != context.get("processing"):
@@ -335,6 +344,7 @@ class _Book:
         """Return what the library reads of the usage in the provider's own words, or ``None``."""
         name = model.partition("/")[2]
         flavor = FLAVORS.get(provider, "default" if provider in DEFAULT_FLAVORS else "chat")
+        # Under the names of several APIs at once: which one the library looks for is decided by the flavour.
         named = {"usage": raw, "usageMetadata": raw, "model": name, "modelVersion": name}
         try:
             found = self.snapshot.extract_usage(thaw(freeze(named)), PRICE_LISTS.get(provider, provider), None, flavor)
@@ -357,6 +367,7 @@ class _Book:
         except (LookupError, ValueError, TypeError, AttributeError):
             return None
         searches = vars(extracted).get("web_searches") or 0
+        # Where the list of a model has no price for searches, that of its provider holds for all of its models.
         if searches and getattr(known.get_prices(at), "web_searches_kcount", None) is None:
             total += WEB_SEARCH.get(provider, Decimal(0)) * searches
         return Decimal(total)
@@ -367,6 +378,8 @@ class _Book:
         if known is None:
             return None
         prices = known.get_prices(at)
+        # By identity: price objects are compared by value and have no hash. The check behind it is for an id that is
+        # used again.
         listed = self._lists.get(id(prices))
         if listed is None or listed.prices is not prices:
             if len(self._lists) >= REMEMBERED:
@@ -385,6 +398,8 @@ class _PriceList:
 
     def cost(self, usage: Usage) -> Decimal | None:
         """Return what *usage* costs, or ``None`` when the prices cannot be applied to it."""
+        # Which tier a call is in follows from the size of its prompt, cached tokens among it. The rates of a tier are
+        # found once by asking the library for a million of each kind.
         tier = bisect_left(self._starts, usage.prompt_tokens) if self._starts else 0
         if tier not in self._rates:
             self._rates[tier] = _rates_of(self.prices, usage.prompt_tokens)

@@ -161,7 +161,7 @@ class Models:
         A prefix may hold slashes: ``"openrouter/anthropic"`` takes a part of what ``"openrouter"`` serves.
 
         Raises:
-            UnknownModel: for a prefix that could not be found in a model string, and for what is no provider.
+            UnknownModel: for a prefix that could not be found in a model string, and for what is not a provider.
         """
         if not prefix.strip("/") or prefix != prefix.strip("/ ") or ":" in prefix or "|" in prefix:
             msg = f"a provider prefix is a word without colon, bar and outer slashes, not {prefix!r}"

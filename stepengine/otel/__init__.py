@@ -117,8 +117,8 @@ class Tracing:
     An observer that makes spans and metrics: ``Engine(observers=[Tracing()])``; it needs the extra ``otel``.
 
     A run is a span ``invoke_agent AGENT``, each of its steps one ``stepengine.step N``, each model call ``chat MODEL``, each tool
-    call ``execute_tool TOOL``, nested as they happened: what the body of a tool that yields asks for below its call, a root run below the span that is current where it was called, a child
-    below the tool call or the step that spawned it. Every span has ``stepengine.run_id`` (the root's) and ``stepengine.path``. A
+    call ``execute_tool TOOL``, nested as they happened: what the body of a tool that yields asks for below its call, a root run below
+    the span that is current where it was called, a child below the tool call or the step that spawned it. Every span has ``stepengine.run_id`` (the root's) and ``stepengine.path``. A
     resumed run has spans of what it does itself, none of what is recorded.
 
     Without an SDK, or another provider than the API's own, all of it does nothing.

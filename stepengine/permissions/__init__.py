@@ -1,9 +1,20 @@
 """
 Who may do what.
 
-What lives here: `Policy` and `Rule`: allow, ask or deny for a tool call, the explanation of a decision, and a policy's file form.
+A ``Policy`` is a ``pre_tool`` hook. It looks at a call as it would run (its input validated, its names mended) and says allow, ask or
+deny, and by which rule. A deny wins over everything; then the first matching rule decides, by scope, priority and order; then the
+mode. What is to be asked becomes a question to a person, which is an effect of the machine's and is recorded, suspended and answered
+like any other. An approval holds for that one input.
 
-What must not: asking a person (that is an effect), running a tool, confining one (that is the tool's own duty).
+Rules err to the safe side in both directions, and that makes them different: an allow matches just what is executed, word for word, and
+a deny finds its program behind paths, wrappers and scripts. No rule ever looks at shell text (``commands``): a command is a list of
+words, or a script, which no rule about words allows. A predicate that fails denies.
+
+What lives here: ``Policy`` and ``Rule``, the explanation of a decision, and a policy's file form.
+
+Must not be here: asking a person (that is an effect), running a tool, confining one (that is the tool's own duty: a rule is no wall).
+
+Begin with ``rules``, then ``policy``; ``commands`` for what is a command and what a script.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class _Words:
 
     @property
     def operands(self) -> list[str]:
-        """All that is no option; the value of an option that is a word of its own counts, since only the program knows it."""
+        """All that is not an option; the value of an option that is a word of its own counts, since only the program knows it."""
         return [*[word for word in self.before if not _is_option(word)], *self.behind]
 
 
@@ -266,7 +266,7 @@ def _confined_ls(root: Root, cwd: Sequence[str], command: Argv, paths: Sequence[
     names = dict.fromkeys([place[-1] for path in paths for place, _ in _withheld_below(root, cwd, path, deep=deep)])
     _check_count(names)
     if names and (deep or len(paths) > 1) and any(_shows_one_of(root, cwd, path, names, deep=deep) for path in paths):
-        msg = "it would leave out files that have the name of one that is kept from tools; list one folder at a time without -R, or use find"
+        msg = "it would leave out files with the same name as one that is kept from tools; list one folder at a time without -R, or use find"
         raise ToolError(msg)
     return (command[0], *[f"--ignore={_literally(name)}" for name in names], *command[1:])
 
@@ -322,7 +322,7 @@ def _hidden(root: Root, cwd: Sequence[str], folders: Iterable[str], *, deep: boo
 
 @contextmanager
 def _opened(root: Root, cwd: Sequence[str], path: str) -> Iterator[Opened | None]:
-    """Open a folder; ``None`` for what is none."""
+    """Open a folder; ``None`` for anything else."""
     try:
         opened = root.open_folder(_place(cwd, path))
     except ToolError:
@@ -337,7 +337,7 @@ def _opened(root: Root, cwd: Sequence[str], path: str) -> Iterator[Opened | None
 def _withheld_below(
     root: Root, cwd: Sequence[str], path: str, *, deep: bool
 ) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Return what is withheld in a folder, by its places below that and below the root; nothing for what is no folder."""
+    """Return what is withheld in a folder, by its places below that and below the root; nothing for what is not a folder."""
     with _opened(root, cwd, path) as folder:
         if folder is None:
             return []
@@ -518,7 +518,7 @@ def _says_its_deed(program: str, words: Sequence[str]) -> bool:
 
 
 def _is_name(word: str) -> bool:
-    """Return whether a word names something: it is no option, and does not stand for what is typed in."""
+    """Return whether a word names something: it is not an option, and does not stand for what is typed in."""
     return word not in {"", "-"} and not _is_option(word)
 
 

@@ -136,8 +136,10 @@ class Policy:
 
     def __attrs_post_init__(self) -> None:
         if self.mode not in MODES:
-            msg = f"{self.mode!r} is no mode of a policy{_near(str(self.mode), MODES)}; {', '.join(MODES)} are"
+            msg = f"{self.mode!r} is not a mode of a policy{_near(str(self.mode), MODES)}; {', '.join(MODES)} are"
             raise DefinitionError(msg)
+        # Sorted once, since every call of every run goes through all of them. `sorted` is stable: rules of one scope
+        # and priority keep the order in which they were added.
         ordered = sorted(self.rules, key=lambda rule: (ORDER[rule.scope.kind], -rule.priority))
         object.__setattr__(self, "_ordered", tuple(ordered))
 
@@ -154,10 +156,14 @@ class Policy:
                 and (request.source or rule.decision == "allow")
             ):
                 continue
+            # Once something has allowed or asked, only a deny can still change the verdict, and that from anywhere in
+            # the list: a deny wins whatever its scope and priority (reliability:R7).
             if not rule.scope.holds(request) or (first is not None and rule.decision != "deny"):
                 continue
             try:
                 matches = rule.matcher.matches(request, rule.decision)
+            # A predicate that cannot be asked might have denied. Whatever its rule would have decided, the call is
+            # denied (reliability:PM33).
             except Exception as error:  # noqa: BLE001  (a predicate is the author's code, and this fails closed)
                 why = f"the rule {rule.id!r} could not be asked: {type(error).__name__}: {error}"
                 return Verdict("deny", rule, why, f"Denied: {why}")
@@ -188,6 +194,8 @@ class Policy:
 
     def _by_mode(self, request: Request) -> Verdict:
         tool = request.tool
+        # A tool that says nothing about itself may change something: only what says that it changes nothing is let
+        # through (reliability:PM35).
         if self.mode == "plan":
             if tool.annotations.read_only or not tool.requires_permission:
                 return Verdict(
@@ -251,6 +259,8 @@ class Policy:
         """
         scope = Scope("user", request.user_id)
         rules = [Rule("allow", call, scope=scope) for call in (Call.of(request), *Call.wider_than(request))]
+        # An "always" that does not help, because another rule asks all the same, would teach people that it means
+        # nothing.
         is_enough = self.with_rules(rules[0]).check(request).decision == "allow"
         return [freeze_object(_stored(rule)) for rule in rules] if is_enough else []
 
@@ -269,6 +279,8 @@ class Policy:
         where nobody was asked about the call. A command that a rule allows because it only looks is confined to what that
         rule means. ``When`` is not asked again: it may look at a context that is gone.
         """
+        # Rules about files judge a call by the paths that it names; what it leads to (a link, a folder that is
+        # searched) is known only when it is opened. So the same rules are asked there again, by this (reliability:FP4).
         rules = [rule for rule in self._ordered if rule.holds(request)]
         first = self._first(rules, request)
         looks = first is not None and _only_looks(first) and isinstance(first.matcher, Command)
@@ -292,6 +304,8 @@ class Policy:
         others = [rule for rule in rules if rule.decision != "deny" and not isinstance(rule.matcher, Path | When)]
         holding = {rule.id for rule in others if rule.matcher.matches(request, rule.decision)}
         has_when = any(isinstance(rule.matcher, When) for rule in rules)
+        # A person who was asked about the call has seen what it names; a file that it merely leads to is then covered
+        # by that yes.
         nobody_asked = not has_when and self.check(request).decision == "allow"
         # A search asks about every file that it meets: what is the same for all of them is found out before.
         fitting = [(rule, path) for rule in rules if (path := about_files.get(rule.id)) and path.is_of(request)]
@@ -372,6 +386,7 @@ class Policy:
         if found.get("version", VERSION) != VERSION:
             msg = f"{where} has the version {found['version']!r}; this stepengine reads version {VERSION}"
             raise DefinitionError(msg)
+        # A file may come with a repository; it must not be able to switch questions off (reliability:PM27).
         if found.get("mode") == "bypass":
             msg = f"{where} asks for the mode 'bypass', which only code may set: Policy(rules, mode='bypass')"
             raise DefinitionError(msg)
@@ -407,7 +422,7 @@ class Policy:
             msg = f"{where} cannot be read: {error.strerror}"
             raise DefinitionError(msg) from None
         except (ValueError, RecursionError) as error:
-            msg = f"{where} is no JSON: {error}"
+            msg = f"{where} is not JSON: {error}"
             raise DefinitionError(msg) from None
         return cls.from_json(data, where=where)
 
@@ -493,9 +508,10 @@ class PolicyFile:
         Return whether exactly this rule, in its stored form, is kept; the file is read when it has changed.
 
         Raises:
-            DefinitionError: when the file is no policy any more.
+            DefinitionError: when the file is not a policy any more.
         """
         status = self.path.stat() if self.path.exists() else None
+        # Read again only when the file has changed: every question of every run asks.
         state = status and (status.st_ino, status.st_size, status.st_mtime_ns)
         if state is None or state != self._known[0]:
             self._known = (state, frozenset([canonical(_stored(kept)) for kept in self.remembered]))
@@ -506,7 +522,7 @@ class PolicyFile:
         Keep a rule, in its stored form; it is durable when this returns.
 
         Raises:
-            DefinitionError: when it is no rule, or the file is no policy any more.
+            DefinitionError: when it is no rule, or the file is not a policy any more.
             OSError: when the file cannot be written.
         """
         made = _loaded(thaw(rule), "the rule")
@@ -517,7 +533,7 @@ class PolicyFile:
         Drop what people allowed for good: the rules of these ids, all without one.
 
         Raises:
-            DefinitionError: when the file is no policy any more.
+            DefinitionError: when the file is not a policy any more.
             OSError: when the file cannot be written.
         """
         self._change(lambda kept: {i: rule for i, rule in kept.items() if ids and i not in ids})

@@ -595,7 +595,7 @@ def _places_of(request: Request) -> list[tuple[str, str]]:
     """
     Return the role and the text of each place that a call names.
 
-    From one file to another is not the same as back, so what is no plain file or address has the name of its member as its role,
+    From one file to another is not the same as back, so what is not a plain file or address has the name of its member as its role,
     and where a tool says several places, each of these is one.
     """
     about = request.tool.about

@@ -74,7 +74,7 @@ def problems(code: str, stubs: Stubs, known: Collection[str] = ()) -> tuple[Prob
 
 
 def globals_of(code: str) -> frozenset[str]:
-    """Return the names that a program may leave to those after it; of one that this Python cannot read, every word."""
+    """Return the names that a program may leave to those after it; every word of a program that this Python cannot read."""
     tree = parsed(code)
     if isinstance(tree, Problem):
         return frozenset()

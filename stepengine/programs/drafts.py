@@ -190,7 +190,7 @@ def checked_agents(source: str, file: str) -> tuple[AgentDefinition, ...]:
     for number, line in enumerate(source.split("\n"), start=1):
         unseen = next((one for one in line if unicodedata.category(one) in UNSEEN and one != "\t"), None)
         if unseen is not None:
-            msg = f"{file}:{number}: {unicodedata.name(unseen, hex(ord(unseen)))} cannot be seen by who reads the file; write it as an escape"
+            msg = f"{file}:{number}: {unicodedata.name(unseen, hex(ord(unseen)))} cannot be seen by whoever reads the file; write it as an escape"
             raise DefinitionError(msg)
     agents = agents_of_source(source, file=file)
     first = agents[0].id

@@ -1,7 +1,7 @@
 """
 A stand-in for the sandbox, for tests: programs run by this Python, in a thread of this process.
 
-It is no wall. What a program has is what it has in the sandbox, as far as that takes no more than handing out other names; whoever
+It is not a wall. What a program has is what it has in the sandbox, as far as that takes no more than handing out other names; whoever
 wants to get around that will. So that a program does here what it does there, its calls, waits and answers come in the same order.
 """
 
@@ -147,7 +147,7 @@ class _Session:
         return self.call(SLEEP, (float(min(max(0, delay), LONGEST_SLEEP)),), {}, result)
 
     def _awaited(self, main: Awaitable[Any]) -> Any:
-        """Do what ``asyncio.run`` does, also inside of what is no coroutine."""
+        """Do what ``asyncio.run`` does, also inside of what is not a coroutine."""
         if self._program is None:
             raise _Stopped
         return self._program.until(self._program.future(main))

@@ -123,6 +123,8 @@ def code_mode(
     tools = (*tools, *direct)
     specs = _specs_of(tools, agents, name)
     stubs = stubs_of(specs, agents, ask=ask)
+    # The tools themselves and not their names, so that the agent need not have them: what a tool carries in `uses=` its
+    # body may call, and its model is not offered it (programs:PG4).
     uses = [*[one if isinstance(one, Tool) else one.name for one in tools], *agents]
     programs = _Programs(name, stubs, limits, sandbox or shared_sandbox())
 
@@ -262,6 +264,7 @@ class _Kept(KeepsVariables):
         """Return the session as it stands, for whoever looks at it; ``None`` where there is none, or no sandbox."""
         if self.programs is None or (self.session is None and not self.recalled):
             return None
+        # A page that shows a run has nothing to do with a sandbox that is missing, or that comes to something else.
         try:
             return self.brought_up(self.programs)
         except StepEngineError:  # not installed, a forked process, or another sandbox, which comes to something else
@@ -304,6 +307,8 @@ class _Run(RunsProgram):
         self._programs = programs
         self._ctx = ctx
         self._code = code
+        # Drawn by the body's own random numbers, which follow from seed and path: a program that is run again draws
+        # what it drew.
         self._seed = ctx.random.getrandbits(32)
         self._kept: _Kept | None = None
         self._is_closed = False
@@ -316,6 +321,8 @@ class _Run(RunsProgram):
     # --- turns --------------------------------------------------------------------------------------------------------
 
     def begin(self, *, restart: bool) -> Steps[Mapping[str, Any]]:
+        # Recorded time. The sandbox has no clock: a program that is run again over its records sees the times that it
+        # saw.
         now = self._ctx.now()
 
         def work(keeps: Keeps, known: Any) -> Mapping[str, Any]:
@@ -324,6 +331,8 @@ class _Run(RunsProgram):
             self._is_first, kept.is_new = kept.is_new and not restart, False
             if restart:
                 kept.close()
+            # A recorded program is not looked at again: what a newer version would refuse has run already, and what an
+            # older one refused did not.
             if known is None:
                 refused = self._refused(kept)
                 if refused:
@@ -341,6 +350,8 @@ class _Run(RunsProgram):
         self._told = waiting.get("told", self._told)
         self._line = waiting["line"]
         calls = waiting["calls"]
+        # All calls that the program made until it waited begin together, as one `Parallel`: who writes `asyncio.gather`
+        # means that, and judging, recording and suspending are the engine's (programs:PG22).
         self._calls += len(calls)
         asked = [(call, self._member(call)) for call in calls]
         answers = {call["id"]: member for call, member in asked if isinstance(member, Answer)}
@@ -378,6 +389,8 @@ class _Run(RunsProgram):
     def _refused(self, kept: _Kept) -> str:
         """Return why the program cannot go well; ``""`` where nothing is known against it."""
         programs = self._programs
+        # First the look at the text, which is quick and needs no worker; what only the sandbox knows comes second
+        # (programs:PG24).
         wrong = problems(self._code, programs.stubs, kept.names)
         if not wrong:
             checked = programs.sandbox.check(self._code, programs.stubs, kept.names)
@@ -387,6 +400,8 @@ class _Run(RunsProgram):
 
     def _turned(self, kept: _Kept, ask: Callable[[Session], Turn], known: Any) -> Mapping[str, Any]:
         """Return what came of a turn; one that is recorded is kept for a session that has to come to the same place."""
+        # A recorded turn is not run: most programs ended before the process died, and nobody will look at their
+        # variables again. It is kept, and run when a later program of the same session needs what it left.
         if known is not None:
             if known.get("lost"):
                 kept.close()
@@ -403,6 +418,8 @@ class _Run(RunsProgram):
             return {"error": f"{error.message}{GONE}", "lost": True}
         form = self._form(turn, session)
         most = self._programs.limits.calls
+        # Refused before the calls are made, all of them: half of a `gather` would leave the program in a state that it
+        # cannot know of.
         if isinstance(turn, Waiting) and self._calls + len(turn.calls) > most:
             why = f"The program was ended in line {turn.line}: it made more than {most:,} calls.{GONE}"
             form = {"error": f"{why}{_before(session)}", "lost": True}
@@ -416,6 +433,7 @@ class _Run(RunsProgram):
         """Raise ``ReplayDivergence`` unless a turn came to what is recorded of it; what no journal may hold is not compared."""
         now = freeze(self._form(turn, session))
         known = {name: value for name, value in known.items() if name != "told"}
+        # A secret that was taken out of the record is no difference: the program has it, and no journal may.
         other = [one for one in differences(known, now) if not _is_clean(one.recorded)]
         if not other:
             return
@@ -460,6 +478,7 @@ class _Run(RunsProgram):
             lost = GONE if turn.is_fatal else ""
             text = f"{_limit_of(turn, self._programs.limits)}{turn.text}{lost}{told}{_before(session)}"
             return {"error": mended(text), "lost": True} if turn.is_fatal else {"error": mended(text)}
+        # A call that was never awaited ends without an error, and the model would believe that it was made.
         forgotten = [
             f"line {call.line}: {call.name}(...) was called and never awaited, so it did not run"
             for call in turn.unawaited
@@ -479,6 +498,8 @@ class _Run(RunsProgram):
             given = freeze(given)
             freeze([[[[[[given]]]]]])  # what is recorded stands some levels deep
             return {**form, "input": given}
+        # Wrong arguments are recorded as words and not raised: the program gets them as an exception at that line and
+        # may catch it, and a replay gives it the same ones.
         except (TypeError, ValueError, StepEngineError) as error:
             kind = (
                 "ValueError" if call.name == SLEEP else "NameError" if isinstance(error, _NoFunction) else "TypeError"
@@ -520,6 +541,7 @@ class _Run(RunsProgram):
                 return AgentCall(function.of, given.get("prompt") or "", params=given.get("params"))
             case "ask":
                 return Ask(given["question"], options=given.get("options") or ())
+            # Answered here: a look into the catalogue is no effect, since it follows from the tools alone.
             case "search":
                 return Answer(self._programs.stubs.search(str(given["query"])))
             case "describe":
@@ -550,6 +572,8 @@ class _Run(RunsProgram):
         elif isinstance(came, BaseException):
             return Answer(str(came), "TypeError" if isinstance(came, ToolInputError) else "ToolError")
         value = _thawed(came)
+        # What a call gives is bounded as well: a tool that returns a gigabyte would be copied into the worker, whose
+        # own limit would end it without saying which call it was.
         try:
             self._check_size(value)
         except ValueError as error:

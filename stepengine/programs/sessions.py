@@ -376,7 +376,7 @@ class _Seat:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the worker has not ended; one that rested may have been killed, as for want of memory."""
+        """Whether the worker has not ended; one that rested may have been killed, for example for lack of memory."""
         if not hasattr(os, "waitid"):
             return True
         try:

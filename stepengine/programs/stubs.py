@@ -191,7 +191,7 @@ class Stubs:
         return [self._line(name) for _, _, name in sorted(found)[:MOST_FOUND]]
 
     def describe(self, name: str) -> str:
-        """Return the stub of one function; of one that there is not, which are called nearly so. What the helper gives."""
+        """Return the stub of one function; for an unknown name, the names that come close. What the helper gives."""
         if name in self.declarations:
             return self.declarations[name]
         near = get_close_matches(name[:LONGEST_NAME], self.functions, n=3)
@@ -502,7 +502,7 @@ class _Types:
         return self._plain(schema, hint, depth)
 
     def resolved(self, schema: Any) -> Mapping[str, Any]:
-        """Return what *schema* refers to; what cannot be found, and what is no object, says nothing."""
+        """Return what *schema* refers to; what cannot be found, and what is not an object, says nothing."""
         for _ in range(MOST_DEPTH):
             if not isinstance(schema, Mapping):
                 return {}

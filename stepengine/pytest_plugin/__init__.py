@@ -206,7 +206,7 @@ def _allowed(item: pytest.Item) -> list[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test that is live, unless live calls are allowed; check the mark of one that uses no fixture."""
+    """Skip a live test, unless live calls are allowed; check the mark of a test that uses no fixture."""
     leftovers = sys.modules.get("stepengine.tooling.leftovers")
     if leftovers is not None:  # a test that has imported no tool has none to look after
         leftovers.Checks.inline = True

@@ -78,7 +78,7 @@ def refuse_unusable(config: pytest.Config) -> None:
 
 def _check_mode(mode: object) -> None:
     if mode not in MODES:
-        msg = f"{mode!r} is no mode of recording; there are {', '.join(MODES)}"
+        msg = f"{mode!r} is not a mode of recording; there are {', '.join(MODES)}"
         raise pytest.UsageError(msg)
 
 

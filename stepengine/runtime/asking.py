@@ -38,6 +38,7 @@ from stepengine.tooling.definition import ToolPreview
 
 __all__ = ("Desk", "Remembered", "shown_questions")
 
+# An interactor may be a person who mistyped, or a program that will never do better.
 ASKED_AGAIN = 3
 """How often an interactor whose answer is none is asked the same question again."""
 
@@ -94,7 +95,7 @@ class Remembered:
             self.add(rule)
 
     def keep(self, question: Question, answer: Answer) -> None:
-        """Have the rule that an answer makes outlive the process, if that is what was said; what fails is logged."""
+        """Store the rule that an answer makes beyond this process, if the answer says so; failures are logged."""
         rule = rule_of(question, answer) if answer.remember == "always" else None
         if rule is None or self.store is None:
             return
@@ -104,9 +105,10 @@ class Remembered:
             LOGGER.warning("%r is not kept for other processes: %s", rule["id"], error)
 
     def covering(self, question: Question) -> JsonDict | None:
-        """Return the rule by which a question has its answer already, the narrowest of those that it offers."""
+        """Return the rule that already answers a question, the narrowest of those that it offers."""
         offered = [] if question.remember is None else [question.remember, *question.wider]
         try:
+            # The narrowest first, so that what is told ("allowed by ...") says no more than what was allowed.
             return next((rule for rule in offered if self._has(rule)), None)
         except (StepEngineError, OSError) as error:
             LOGGER.warning("what was allowed for good cannot be looked up: %s", error)
@@ -182,6 +184,9 @@ class Desk:
         self.headless = False
         self.patience: float | None = 0.0
         self.remembered = Remembered()
+        # Two memories: one of this run tree, which is learnt from outcomes and therefore the same on replay, and one of
+        # the conversation, which only this process has. What a run was allowed is recorded in its own answers either
+        # way.
         self._of_session = Remembered() if of_session is None else of_session
         self.give(given, earlier)
         self._interactor = interactor
@@ -211,14 +216,14 @@ class Desk:
         self._misfits: dict[str, str] = {}
 
     def know(self, rules: Iterable[JsonDict]) -> None:
-        """Have these rules of the conversation, whatever this process remembers of it."""
+        """Take over these rules of the conversation, whatever this process remembers of it."""
         self._of_session = Remembered(self._of_session.store)
         for rule in rules:
             self.remembered.add(rule)
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """What became of answers given up front that were not used: nobody asked for them, or they were none."""
+        """What became of answers that were given up front and not used: nobody asked for them, or they do not fit."""
         unasked = {*self._unused, *[question.id for question, _ in self._earlier]}
         said = [f"nobody asked the question {key!r}, for which an answer was given" for key in sorted(unasked)]
         return (*said, *[f"{problem}; it was not used" for problem in self._misfits.values()])
@@ -248,11 +253,13 @@ class Desk:
 
     async def ask_for_more(self, question: Question) -> Answer | None:
         """
-        Return the answer to a question about a limit; all runs that have reached it ask the same, and one of them asks for all.
+        Return the answer to a question about a limit; all runs that have reached it share the question, and one of them asks it.
 
         Raises:
             LimitExceeded: as ``ask``.
         """
+        # Ten children reach the limit of their tree at about the same time. One asks, the others wait for its answer;
+        # if that one is stopped, the next of them asks.
         while question.id not in self._allowed:
             asking = self._asking.get(question.id)
             if asking is not None:
@@ -301,6 +308,8 @@ class Desk:
         return self.remembered.covering(question) or self._of_session.covering(question)
 
     async def _asked(self, questions: Sequence[Question], interactor: Interactor | None) -> list[Answer | None]:
+        # In this order: what was said before, or is settled by itself; then somebody in this process; then, where
+        # nobody may be waited for, a no; and only what is left stays open.
         answers = [self._up_front(question) or _refusal(question) for question in questions]
         somebody = interactor or self._interactor
         if somebody is not None:
@@ -313,6 +322,8 @@ class Desk:
                 for question, answer in zip(questions, answers, strict=True)
             ]
         self._wait_for(answers.count(None))
+        # Nobody is there and nobody is waited for: the questions go back at once, and the run is suspended, which costs
+        # nothing for as long as it lasts.
         if not self._attending and self.patience == 0:
             return answers
         opened = {i: self._opened(q) for i, q in enumerate(questions) if answers[i] is None}
@@ -327,7 +338,7 @@ class Desk:
         return answers
 
     def _wait_for(self, count: int) -> None:
-        """Count questions that wait from now on; those that nobody answers wait until the run has ended."""
+        """Count questions as waiting from now on; those that nobody answers wait until the run has ended."""
         if count and self._waiting + count > MAX_QUESTIONS:
             msg = (
                 f"{self._waiting} questions of this run wait for an answer; {count} more would be over the limit of "
@@ -337,6 +348,8 @@ class Desk:
         self._waiting += count
 
     def _up_front(self, question: Question) -> Answer | None:
+        # A run that goes on from a state asks anew, under other ids; the answer belongs to the question that is the
+        # same in all else.
         for index, (earlier, value) in enumerate(self._earlier):
             if not earlier.text or attrs.evolve(earlier, id=question.id) == question:
                 del self._earlier[index]
@@ -364,7 +377,7 @@ class Desk:
         return tuple([known.question for known in list(self._open.values()) if not known.future.done()])
 
     def is_left(self, question_id: str) -> bool:
-        """Return whether a question was asked for which nobody waits any more, and which has no answer: the run is about to rest."""
+        """Return whether a question has no answer and nobody waits for it any more: the run is about to rest."""
         known = self._open.get(question_id)
         if known is None or not known.future.done() or known.future.cancelled():
             return question_id in self._left
@@ -387,7 +400,7 @@ class Desk:
         self._attending += 1
 
     def depart(self) -> None:
-        """Say that one who attended left; after the last one questions that were open for too long suspend the run."""
+        """Say that somebody who attended has left; after the last one, questions that were open for too long suspend the run."""
         self._attending -= 1
         if not self._attending:
             for known in self._open.values():
@@ -400,7 +413,7 @@ class Desk:
 
         Raises:
             AnswerRejected: when no question with that id is open, it was answered already, or *answer*
-                is none, such as a text that is no option.
+                is none, such as a text that is not an option.
         """
         known = self._open.get(question_id)
         if known is None or known.future.done():
@@ -411,10 +424,12 @@ class Desk:
         _check_answer(answer, f"to the question {question_id!r}")
         if problem := answer_problem(answer, question):
             raise AnswerRejected(problem)
+        # From any thread, and perhaps two at once: which was first is decided in the loop, where `_resolve` looks once
+        # more.
         future.get_loop().call_soon_threadsafe(_resolve, future, answered(answer, question))
 
     async def _interact(self, interactor: Interactor, question: Question) -> Answer | None:
-        """Return what an interactor answers; who gives what is no answer is asked again, and in the end nobody has given one."""
+        """Return what an interactor answers; one that gives something else is asked again, and in the end counts as having given no answer."""
         for _ in range(1 + ASKED_AGAIN):
             try:
                 value = await self._said(interactor, question)
@@ -433,6 +448,7 @@ class Desk:
 
     async def _said(self, interactor: Interactor, question: Question) -> AnswerLike | None:
         value: Any
+        # A function that reads a terminal would hold up the loop for as long as the person thinks, with all other runs.
         if inspect.iscoroutinefunction(interactor.ask):
             value = interactor.ask(question)
         else:
@@ -446,7 +462,7 @@ class Desk:
 
 
 def _may_be_refused(question: Question) -> bool:
-    """Return whether a run can go on, or end, with a no that nobody gave: that of a permission, or of a limit that asks."""
+    """Return whether an unanswered question may count as a no, as it may for a permission or a limit that asks."""
     return question.tool_name is not None or bool(question.number)
 
 
@@ -501,7 +517,7 @@ def _marked(text: str, line: int) -> str:
 
 
 def _preview(item: Item, question: Question) -> JsonDict | None:
-    """Return what the tool says of the call; what is wrong with that is logged, and keeps nobody from being asked."""
+    """Return what the tool says of the call; errors in that are logged, and the person is asked all the same."""
     binding = item.plan.tools.get(question.tool_name or "")
     runs = None if binding is None else binding.runs
     render = getattr(runs.tool if type(runs) is Ordinary else runs, "preview", None)
@@ -513,6 +529,8 @@ def _preview(item: Item, question: Question) -> JsonDict | None:
             return None
         preview = {"action": str(shown.action), "details": freeze(shown.details)}
         return JsonDict(preview | ({"problem": str(shown.problem)} if shown.problem else {}))
+    # The person is asked all the same, with the bare input: a preview that fails must not become a way around the
+    # question, nor a reason to deny.
     except Exception as error:  # noqa: BLE001  (a preview is the tool author's code)
         LOGGER.warning("the preview of %r failed at question %r", question.tool_name, question.id, exc_info=error)
         return None

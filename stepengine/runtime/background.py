@@ -96,6 +96,8 @@ class Background:
             outcome = await performer.perform(asked, tree)
         except asyncio.CancelledError:
             outcome = Stop("cancelled", tree.elapsed())
+        # This task is awaited by nobody in particular, so an error that left it would be lost; it ends the tree
+        # instead.
         except BaseException as error:  # noqa: BLE001
             tree.root.broken(error)
             outcome = tree.root.halt()
@@ -121,7 +123,7 @@ class Background:
         return child is not None and child.outcome is None
 
     def stopping(self, path: str) -> Stop | None:
-        """Return why the child at *path* must end before it has begun; ``None`` when it may begin."""
+        """Return why the child at *path* must end without having begun; ``None`` when it may begin."""
         child = self.children.get(path)
         return None if child is None else child.stopping
 
@@ -130,12 +132,14 @@ class Background:
         return self.children[path]
 
     def done(self, paths: Sequence[str]) -> list[str]:
-        """Return those of *paths* whose children have ended, in the order in which they did by recorded time."""
+        """Return those of *paths* whose children have ended, in the order of their recorded ends."""
+        # By recorded time, and then by path: which of two was first is what the record says, not what this process saw
+        # (a replay sees both at once).
         found = [(self.children[path].outcome, path) for path in paths if self.children[path].result is not None]
         return [path for _, path in sorted([(outcome.at, path) for outcome, path in found if outcome is not None])]
 
     def results(self, paths: Sequence[str]) -> dict[str, ChildResult[Any]]:
-        """Return how the children at *paths* ended, all of which have; who asks tells their parent."""
+        """Return how the children at *paths* ended, all of which have; the caller tells their parent."""
         found: dict[str, ChildResult[Any]] = {}
         for path in paths:
             child = self.children[path]
@@ -162,9 +166,10 @@ class Background:
         return all(self.children[path].result is not None for path in paths)
 
     def end(self, paths: Sequence[str], reason: str) -> None:
-        """End children by order of their parent: how they end is recorded."""
+        """End children because their parent wants it: their end is recorded."""
         for path in paths:
             child = self.children[path]
+            # The first word counts: a child that is ended twice, or ended while its tree stops, has one end.
             if child.outcome is None and child.stopping is None:
                 child.is_ended = True
                 child.stopping = Stop("cancelled", error=AgentError(reason) if reason else None)
@@ -187,9 +192,10 @@ class Background:
         return [child for child in found if child is not None]
 
     def stop_all(self, path: str, stop: Stop) -> None:
-        """Stop what the run at *path* has in the background; that is no end which anybody records."""
+        """Stop what the run at *path* has in the background; nobody records that as an end."""
         for child in self.of.get(path, ()):
             if child.outcome is None and child.stopping is None:
+                # No end: whoever goes on with the tree starts it again over its record.
                 child.stopping = stop
                 self._tree.stop_child(child.path, stop)
 

@@ -105,7 +105,10 @@ STARTED: Mapping[type[Leaf], Callable[[Item, Any, At], Event]] = {
         **at, kind="child", children=effect.children, wakes_at=_date(item, effect.wakes)
     ),
 }
-"""What is shown before an effect that is no call of a model or a tool, and no question; what a child is told, it shows itself, and how it ends is shown when it does."""
+"""
+What is shown before an effect that is not a call of a model or a tool, and no question. What a child is told it shows itself, and how
+it ends is shown when it does.
+"""
 
 
 def _date(item: Item, at: int | None) -> str:
@@ -186,7 +189,7 @@ FINISHED: Mapping[type[Leaf], Callable[[Item, Single, At], list[Event]]] = {
     Spawn: _run_finished,
     **dict.fromkeys(WAITED, _wait_finished),
 }
-"""What is shown after an effect that is no call of a model or a tool, of which there are many."""
+"""What is shown after an effect that is not a call of a model or a tool, of which there are many."""
 
 
 def ended(item: Item, outcome: Single) -> list[Event]:

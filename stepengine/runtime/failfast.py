@@ -66,6 +66,8 @@ class Group:
         """Take note that a member begins; after a failure it is refused, or stopped if it began in another process."""
         address = (item.path, item.effect.seq)
         self._begun.add(address)
+        # Members begin one after the other, so the failure may be there before this one began. It is refused, which is
+        # recorded; cut off it would be in doubt.
         if self._gone and address in self._children:
             self._brake.refuse(item)
             self._brake.pull([self._children[address]])
@@ -111,7 +113,7 @@ class Brake:
         return bool(self._watched and self._pulls(path))
 
     def pulled(self, path: str) -> asyncio.Future[None] | None:
-        """Return what is done when the child at *path* must stop, for who drives it elsewhere; ``None`` when nothing will say so."""
+        """Return a future that is done when the child at *path* must stop, for whoever drives it elsewhere; ``None`` when nothing will say so."""
         return self._watched.get(path)
 
     def is_given_up(self, item: Item) -> bool:
@@ -177,6 +179,8 @@ class Brake:
     async def _interruptible(self, item: Item, io: IO, pulls: Sequence[asyncio.Future[None]]) -> Single:
         if any(pull.done() for pull in pulls):
             return self._stop(item, pulls)
+        # A task, since only a task can be cut off by somebody else than who awaits it. Only effects below a watched
+        # group pay for one.
         work = asyncio.ensure_future(self._inner.perform(item, io))
         waited: list[asyncio.Future[Any]] = [work, *pulls]
         try:
@@ -217,6 +221,8 @@ class Brake:
         work = asyncio.ensure_future(self._inner.perform(item, io))
         try:
             await asyncio.wait((work, lost), return_when=asyncio.FIRST_COMPLETED)
+            # Cut off, a child would leave its handler parked and its calls without results; told to end it closes both,
+            # and says what it has spent.
             if not work.done() and type(item.effect) in RUNS:
                 # A run is not cut off: it ends, and so do those below it.
                 self._tree.end_run(child_path(item.path, item.effect.seq), LOST)
@@ -227,6 +233,7 @@ class Brake:
         if work.cancelled():
             return given_up(item, self._now())
         outcome = work.result()
+        # A member that only waits has not lost and not won: another may still end, in this process or a later one.
         if type(outcome) is not Stop or outcome.kind != "suspended":
             return outcome
         # Another one may have won at the moment at which this one was suspended: then there is nothing to wait for.

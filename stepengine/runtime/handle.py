@@ -122,7 +122,7 @@ class RunHandle(Generic[Out]):
 
     @property
     def children(self) -> tuple[ChildRun, ...]:
-        """The runs below this one that are under way, those of children included; how others ended is in the result."""
+        """The runs below this one that are under way, at any depth; how others ended is in the result."""
         seats = self._tree.hub.seats()
         return tuple([ChildRun(path, seat.run_id, seat.agent_id) for path, seat in seats.items() if path])
 
@@ -153,7 +153,7 @@ class RunHandle(Generic[Out]):
 
     @property
     def questions(self) -> tuple[Question, ...]:
-        """The questions that ``answer`` can be given for now; those that a suspended run left are in its result."""
+        """The questions that ``answer`` can answer now; those that a suspended run left are in its result."""
         return self._tree.desk.open
 
     @property
@@ -173,7 +173,7 @@ class RunHandle(Generic[Out]):
 
     @property
     def _has_crashed(self) -> bool:
-        """Whether the last turn left nothing to go on from; so it is from its end on, before ``_turn_ended`` is called."""
+        """Whether the last turn left nothing to continue from; this holds from its end on, before ``_turn_ended`` is called."""
         return self._task.done() and (self._task.cancelled() or self._task.exception() is not None)
 
     def on_end(self, tell: Callable[[], object]) -> None:
@@ -195,14 +195,15 @@ class RunHandle(Generic[Out]):
         return await self.wait()
 
     async def wait(self) -> RunResult[Out]:
-        """Do what ``result`` does, for whoever only looks after the run: it does not count as used."""
+        """Do what ``result`` does, for code that only looks after the run: the result does not count as used."""
+        # Who stops waiting has not stopped the run.
         return await asyncio.shield(self._task)
 
     def events(self, after: str | None = None, *, answers: bool = False) -> AsyncGenerator[Event, None]:
         """
         Give every event from the run's first one on; the last one is ``RunFinished``. To be iterated in the run's event loop.
 
-        The newest 10,000 events are kept, also when the run has ended; who is too late for more gets one ``EventsDropped``
+        The newest 10,000 events are kept, also when the run has ended; whoever comes too late for more gets one ``EventsDropped``
         first. At most 10,000 events wait for a reader, who never slows the run. A reader who comes late, or falls behind,
         gets deltas that belong together as one, and none of model calls that have ended: ``TextCompleted``,
         ``ThinkingCompleted`` and ``ToolStarted`` hold them whole.
@@ -214,7 +215,7 @@ class RunHandle(Generic[Out]):
 
         Raises:
             LimitExceeded: when the run has 100 readers already.
-            StepEngineError: when *after* is no id of an event of this stream.
+            StepEngineError: when *after* is not an id of an event of this stream.
         """
         self._is_used = True
         subscription = self._tree.hub.subscribe(after)
@@ -268,7 +269,7 @@ class RunHandle(Generic[Out]):
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """What was sent to the run and did not get to it yet; when it has ended, what never did."""
+        """What was sent to the run and has not reached it yet; once it has ended, what never did."""
         return tuple([message.text for message in self._tree.inbox])
 
     def send_tool_result(self, tool_call_id: str, result: object, *, path: str | None = None) -> None:
@@ -303,8 +304,8 @@ class RunHandle(Generic[Out]):
             Whether it is new: ``False`` when it was sent before.
 
         Raises:
-            BadYield: for what is no topic.
-            DataError: for what is no JSON.
+            BadYield: for what is not a topic.
+            DataError: for what is not JSON.
             InputError: when it is over 1 MiB, or another message has its id.
             JournalError: when it cannot be kept.
             StepEngineError: when the run has ended.
@@ -327,7 +328,7 @@ class RunHandle(Generic[Out]):
         Give a call of a deferred tool its result, once and for all.
 
         As ``send_tool_result``, but of a run that is recorded the result is on the disk, in the mailbox beside the journal, when this
-        returns: whoever goes on with the run has it, too.
+        returns: whoever resumes the run has it, too.
 
         Args:
             tool_call_id: The call's id, as ``ToolStarted`` has it.
@@ -339,7 +340,7 @@ class RunHandle(Generic[Out]):
 
         Raises:
             ToolError: when no call with that id waits for its result.
-            DataError: for what is no JSON.
+            DataError: for what is not JSON.
             InputError: when it is over 1 MiB, or the call was given another result.
             JournalError: when it cannot be kept.
         """
@@ -398,7 +399,9 @@ class RunHandle(Generic[Out]):
         self._in_loop(self._end_if_idle)
 
     def _in_loop(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call something in the run's event loop: now, where that is the one that runs here."""
+        """Call something in the run's event loop: at once if that is the loop of the caller."""
+        # At once where that is possible: put off to the next turn of the loop, an input would come behind a shutdown
+        # that was called after it.
         if asyncio._get_running_loop() is self._loop:  # noqa: SLF001  (it is public, and None where no loop runs)
             call(*arguments)
         elif not self._loop.is_closed():
@@ -442,7 +445,7 @@ class RunHandle(Generic[Out]):
         try:
             self._next_turn("\n\n".join(late))
         except StepEngineError as error:
-            text = f"what was said after the turn had ended started no other one: {error.message}"
+            text = f"what was said after the turn had ended could not start another one: {error.message}"
             LOGGER.warning(text)
             self._tree.hub.emit(Warned(message=text))
 

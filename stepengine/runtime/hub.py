@@ -54,16 +54,22 @@ __all__ = ("WATCHED", "Hub", "Observer", "ObserverLike", "Subscription", "Watche
 MAX_QUEUE = 10_000
 MAX_KEPT_CHARS = 1_048_576
 """How much text the events hold at most that are kept for late subscribers; the newest event stays whatever its size."""
+# Each of them costs a queue and a turn of the loop at each event; who has more readers fans one of them out.
 MAX_SUBSCRIBERS = 100
 MAX_OBSERVER_ERRORS = 10
 MAX_JOINED = 4_096
 """Characters that deltas are joined to at most, so that joining many stays cheap."""
 BEHIND = 100
 """A reader has fallen behind when a hundredth of what may wait does: a stuck one costs kilobytes, and loses no text."""
+# Enough to tell the few processes apart that ever drive one run. It stands in the id of each event that goes over the
+# wire, so it is no longer than that.
 EPOCH_BYTES = 4
 EPOCH_DIGITS = frozenset("0123456789abcdef")
+# An id comes from a browser. Python refuses to read a number of more than 4,300 digits with an error of its own, and
+# takes time that grows with the square below that.
 MAX_INDEX_DIGITS = 18
-DELTAS = (TextDelta, ThinkingDelta, ToolInputDelta)
+DELTAS = frozenset({TextDelta, ThinkingDelta, ToolInputDelta})
+STAMP = object.__setattr__
 Delta: TypeAlias = TextDelta | ThinkingDelta | ToolInputDelta
 
 
@@ -83,6 +89,8 @@ class Watcher:
     __slots__ = ("call", "errors", "name")
 
     def __init__(self, observer: ObserverLike) -> None:
+        # An object with `on_event` or a plain function: whoever only wants to print a line should not have to write a
+        # class.
         self.call: Callable[[Event], Any] | None = getattr(observer, "on_event", None) or observer  # type: ignore[assignment]
         self.name = getattr(observer, "__qualname__", type(observer).__qualname__)
         self.errors = 0
@@ -99,10 +107,14 @@ class Watcher:
         try:
             self.call(event)
         except BaseException as error:
+            # An observer may be a test's: what `pytest.fail` raises has to end the run and the test, and not be logged
+            # as the tenth error of an observer.
             if is_callers(error):
                 raise
             LOGGER.error("the observer %r raised at %s", self.name, event.type, exc_info=error)
             self.errors += 1
+            # Not at the first: one event of a kind that it does not know is no reason to lose the others. But one that
+            # fails at each event would write a traceback for each delta of each reply.
             if self.errors == MAX_OBSERVER_ERRORS:
                 self.call = None
                 text = f"the observer {self.name!r} raised {self.errors} times and is not called any more"
@@ -131,13 +143,21 @@ class Curtain:
     """
 
     def __init__(self) -> None:
+        # By path, where something is held back: what a model says comes in pieces, and a secret may be cut in two by the end
+        # of a piece, so that neither half looks like one. Of each run the last characters are held back until the next
+        # piece shows that they begin no secret (reliability:R11).
         self._flows: dict[str, tuple[Delta, Trickle]] = {}
         self._offer: tuple[Any, Any] = ((), ())
 
     def through(self, event: Event) -> Sequence[Event]:
         """Return what may be shown in place of *event*: what deltas held back of their run's path, then the event."""
-        if isinstance(event, DELTAS):
-            return self._flowing(event)
+        if type(event) in DELTAS:
+            delta: Delta = event  # type: ignore[assignment]
+            if delta.path not in self._flows and type(delta) is not ToolInputDelta and KNOWN.leaves(delta.text):
+                return (delta,)
+            return self._flowing(delta)
+        # Before anything else of a run is shown, its own held-back text goes out, or a reply would seem to go on behind
+        # its end.
         clean = self._started(event) if type(event) is ModelStarted else KNOWN.frozen(event)
         return (*self._ended(event.path), clean) if event.path in self._flows else (clean,)
 
@@ -149,8 +169,11 @@ class Curtain:
         if trickle is None or not _goes_on(last, delta):
             shown += self._ended(delta.path)
             trickle = Trickle(KNOWN)
-        self._flows[delta.path] = delta, trickle
         text = trickle.feed(delta.text)
+        self._flows.pop(delta.path, None)
+        if trickle.holds:
+            self._flows[delta.path] = delta, trickle
+        # A delta of which nothing may be shown yet is no event: an empty one would wake each reader for nothing.
         if text:
             shown.append(delta if text == delta.text else attrs.evolve(delta, text=text))
         return shown
@@ -169,6 +192,8 @@ class Curtain:
         request = event.request
         if request is None:
             return event
+        # Schemas of tools are the largest part of a short request and the same object at every step, so to look through
+        # them once is most of the work saved.
         if request.tools is not self._offer[0]:
             self._offer = request.tools, KNOWN.frozen(request.tools)
         kept = {name: getattr(request, name) for name in ("system_prompt", "messages", "tail")}
@@ -179,6 +204,7 @@ class Curtain:
 
 def _named(event: ToolInputDelta) -> ToolInputDelta:
     """Return *event* with a clean name: a model may call a tool whatever it likes."""
+    # Cleaned as wholes, while the text of the input comes in pieces: a name arrives in one.
     name, call = KNOWN.frozen(event.tool_name), KNOWN.frozen(event.tool_call_id)
     is_clean = name is event.tool_name and call is event.tool_call_id
     return event if is_clean else attrs.evolve(event, tool_name=name, tool_call_id=call)
@@ -200,6 +226,8 @@ class _Flow:
 
     def __init__(self, first: Delta) -> None:
         self.key = first.index
+        # A reply has thousands of deltas. As events each would keep an object of some hundred bytes; so the ring keeps
+        # a number and the text of each, and cuts the text where a reader comes back.
         self._indices = array("q")
         self._pieces: list[str] = []
         self.chars = 0
@@ -235,14 +263,19 @@ class Ring:
 
     def put(self, event: Event) -> None:
         """Keep *event*, which is the newest one."""
-        if isinstance(event, DELTAS):
-            self._flow(event)
+        if type(event) in DELTAS:
+            self._flow(event)  # type: ignore[arg-type]
         else:
+            # The event that follows them says the same as a whole. Whoever comes late is not to read a reply letter by
+            # letter, and whoever had some of its deltas gets all of it.
             if type(event) in (ModelFinished, ReplyDiscarded):
                 self._forget_deltas(event.path, event.seq)
+            # A request holds the conversation so far: with it in the ring, a run of n steps would keep n conversations.
             elif type(event) is ModelStarted:
                 event = attrs.evolve(event, request=None)
             self._add(event.index, event, _chars(event))
+        # By number and by text, since one tool result may be as long as all other events. The newest stays whatever its
+        # size: without it a reader that comes back could not be told what happened last.
         while len(self._entries) > MAX_QUEUE or (self._chars > MAX_KEPT_CHARS and len(self._entries) > 1):
             oldest = next(iter(self._entries.values()))[0]
             self.start = (oldest.last if isinstance(oldest, _Flow) else oldest).index + 1
@@ -258,6 +291,7 @@ class Ring:
                 yield entry
 
     def _flow(self, delta: Delta) -> None:
+        # By call, since the deltas of one call are forgotten together, when the event comes that holds them whole.
         keys = self._flows.setdefault((delta.path, delta.seq), [])
         flow = self._entries[keys[-1]][0] if keys and keys[-1] in self._entries else None
         if not isinstance(flow, _Flow) or flow.chars > MAX_JOINED or not _goes_on(flow.last, delta):
@@ -286,6 +320,8 @@ class Ring:
 
 
 NO_TEXT = frozenset({int, float, bool, type(None)})
+# Read by name where a value has such a field: the size is an estimate for a bound on memory, so a kind of value that
+# nobody listed counts a little too small, and no import of all kinds is needed.
 OF_VALUES = ("text", "value", "data", "input", "raw_input", "details")
 """Where questions and the parts of results and replies hold what may be long."""
 OF_EVENTS = frozenset({"JsonValue", "ToolResult", "ModelReply | None", "Question"})
@@ -294,6 +330,8 @@ OF_EVENTS = frozenset({"JsonValue", "ToolResult", "ModelReply | None", "Question
 @cache
 def _fields(kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of the fields of a kind of event that are texts, and of those that may hold texts."""
+    # Found from the annotations once for each kind: a list by hand would forget the text of the next kind of event, and
+    # the ring would grow without anybody's noticing.
     own = [field for field in attrs.fields(EVENTS[kind]) if field.name not in ("path", "run_id", "epoch")]
     texts = tuple([field.name for field in own if field.type == "str"])
     return texts, tuple([field.name for field in own if field.type in OF_EVENTS])
@@ -308,6 +346,8 @@ def _chars(event: Event) -> int:
 
 def _size(value: Any) -> int:
     """Return how much text there is in JSON, a result, a reply, a question or one of their parts."""
+    # The commonest first, by exact type: this runs over every event of a watched run, and most of what stands in one is
+    # text and numbers.
     kind = type(value)
     if kind is str or kind is bytes:
         return len(value)
@@ -335,12 +375,12 @@ def place_of(after: object, *, like: str = "5d0c2a17") -> Place:
     Return what an event's id says; *like* is an epoch, to show how one looks.
 
     Raises:
-        StepEngineError: when it is no id of an event.
+        StepEngineError: when it is not an id of an event.
     """
     epoch, _, index = after.partition("-") if isinstance(after, str) else ("", "", "")
     is_epoch = len(epoch) == 2 * EPOCH_BYTES and EPOCH_DIGITS.issuperset(epoch)
     if not (is_epoch and index.isascii() and index.isdigit() and len(index) <= MAX_INDEX_DIGITS):
-        msg = f"after={after!r} is no id of an event; one is such as {like}-0"
+        msg = f"after={after!r} is not an id of an event; one is such as {like}-0"
         raise StepEngineError(msg)
     return Place(epoch, int(index))
 
@@ -379,6 +419,7 @@ class Hub:
         self.goes_on = False
         self._epoch = ""
         self._index = 0
+        # Beginnings of steps of which not all is recorded: see `_news`.
         self._begun: dict[str, Event] = {}
         self._ring: Ring | None = None
         self._seats: dict[str, Seat] = {}
@@ -395,6 +436,9 @@ class Hub:
     @property
     def epoch(self) -> str:
         """What tells this stream from that of another process which drives the same run; from the OS, never recorded."""
+        # Drawn when first needed: a run that nobody watches asks the system for no random bytes. It is not the run's
+        # own chance, which a replay repeats: two processes that drive one run after each other must have different
+        # ones, or a reader that comes back would be given the events behind another one's place.
         if not self._epoch:
             self._epoch = os.urandom(EPOCH_BYTES).hex()
         return self._epoch
@@ -427,16 +471,22 @@ class Hub:
 
     def emit(self, event: Event) -> None:
         """Give *event* its index and show it, if it is news."""
+        # The two usual cases cost one comparison each: a run that is not resumed has only news, and a process that
+        # knows no secrets has nothing to look for.
+        if self.shows is None and not GIVEN.names:
+            self._pass_on(event)
+            return
         for news in (event,) if self.shows is None else self._news(event, self.shows):
             if not GIVEN.names:
                 self._pass_on(news)
                 continue
+            # One event may become several: what deltas of that run had held back goes out in front of it.
             for clean in self._curtain.through(news):
                 self._pass_on(clean)
 
     def _news(self, event: Event, shows: Callable[[Event], bool]) -> Iterator[Event]:
         """
-        Give what of *event* is shown of a run that goes on: the news, whole steps around them.
+        Give what is shown of *event* in a resumed run: the news, and whole steps around them.
 
         A step of which only the rest is news begins with the first of it, so that whoever is shown its end saw it begin.
         """
@@ -451,6 +501,8 @@ class Hub:
                 return
         elif not shows(event):
             return
+        # A child's news makes its parent's step news as well: shown are the beginnings of all steps around it,
+        # outermost first, or a viewer would have to hang the child below nothing.
         for above in sorted([one for one in held if not one or path == one or path.startswith(f"{one}.")], key=len):
             begun = held.pop(above)
             object.__setattr__(begun, "resumed", True)  # nobody has seen it yet, as with its stamp
@@ -463,6 +515,7 @@ class Hub:
             return
         for clean in self._curtain.rest():
             self._pass_on(clean)
+        # The result is the caller's and passes as it is, secrets and all; who makes JSON of the event gets it clean.
         event = attrs.evolve(event, clean=KNOWN.value)
         if not self.goes_on:
             self._last = event
@@ -488,7 +541,7 @@ class Hub:
 
         Raises:
             LimitExceeded: when the run has 100 subscribers already.
-            StepEngineError: when *after* is no id of an event.
+            StepEngineError: when *after* is not an id of an event.
         """
         if len(self._subscriptions) >= MAX_SUBSCRIBERS:
             msg = f"this run has {MAX_SUBSCRIBERS} subscribers already; close one, or pass events on from one of them"
@@ -496,6 +549,8 @@ class Hub:
         index = -1 if after is None else self._place(after)
         subscription = Subscription(self)
         if self._ring is not None:
+            # What fell out of the ring cannot be shown any more, but it can be counted: a page that comes back after an
+            # hour is told that it has not seen everything, and can load the run anew.
             missing = self._ring.start - (-1 if index is None else index) - 1
             if missing > 0 or index is None:
                 subscription.miss(max(0, missing), "epoch" if index is None else "buffer")
@@ -509,12 +564,16 @@ class Hub:
             subscription.end()
         else:
             self._subscriptions.append(subscription)
+            # Set only by those who watch, and asked before events are made: a run that nobody watches makes none of its
+            # steps (performance:Q2).
             self.watched = True
         return subscription
 
     def _place(self, after: object) -> int | None:
         """Return the index of an event's id; ``None`` for one of another epoch."""
         place = place_of(after, like=self.epoch)
+        # The process that gave this id has ended, and another goes on with the run: its numbers count other events. So
+        # the reader gets all that there is, and is told so.
         if place.epoch != self.epoch:
             return None
         if place.index >= self._index:
@@ -530,30 +589,31 @@ class Hub:
 
     def _stamp(self, event: Event) -> None:
         # The event was made for this moment and nobody has seen it yet, so it is stamped and not copied.
-        stamp = object.__setattr__
-        stamp(event, "run_id", self.run_id)
-        stamp(event, "epoch", self._epoch or self.epoch)
-        stamp(event, "index", self._index)
+        STAMP(event, "run_id", self.run_id)
+        STAMP(event, "epoch", self._epoch or self.epoch)
+        STAMP(event, "index", self._index)
         self._index += 1
 
     def _pass_on(self, event: Event) -> None:
-        match event:
-            case LogLine():
-                self.log(event, event.data, step=event.step)
-            case PhaseChanged(path=""):
-                self.phase = event.phase
-            case RunStarted(path="") if self.resumed:
-                object.__setattr__(event, "resumed", True)  # nobody has seen it yet, as with its stamp
-            case _:
-                pass
+        kind = type(event)
+        if kind is LogLine:
+            self.log(event, event.data, step=event.step)  # type: ignore[arg-type,attr-defined]
+        elif kind is PhaseChanged and not event.path:
+            self.phase = event.phase  # type: ignore[attr-defined]
+        elif kind is RunStarted and self.resumed and not event.path:
+            object.__setattr__(event, "resumed", True)  # nobody has seen it yet, as with its stamp
         if self.watched:
             self._stamp(event)
             if self._watchers:
                 self._show(event)
-            if self._ring is not None or self._subscriptions:
-                self._hand_out(event)
+            if self._ring is not None:
+                self._ring.put(event)
+            for subscription in self._subscriptions:
+                subscription.put(event)
 
     def _show(self, event: Event) -> None:
+        # Observers are called here and now, one after the other, in the order of the events: they return at once, by
+        # contract. A reader that takes its time subscribes, and has a queue.
         for watcher in self._watchers:
             try:
                 warning = watcher.show(event)
@@ -563,20 +623,16 @@ class Hub:
                 if warning is not None:
                     self.warnings.append(warning)
 
-    def _hand_out(self, event: Event) -> None:
-        if self._ring is not None:
-            self._ring.put(event)
-        for subscription in self._subscriptions:
-            subscription.put(event)
-
     def log(self, event: LogLine | ToolLog, data: object = None, *, step: int = 0) -> None:
         """Write a log line where the engine logs; the event itself is shown by ``emit``."""
         seat = self._seats.get(event.path) or Seat("", "")
+        # A cheap look for the beginnings of what is known; the thorough one copies, and hardly a line needs it.
         if KNOWN.suspicious(f"{event.message} {data!r}"):
             event, data = KNOWN.frozen(event), KNOWN.value(plain(data))
         context = {"run_id": seat.run_id, "agent_id": seat.agent_id, "path": event.path, "step": step}
         try:
             write(self._logger, event.level, event.message, context, data)
+        # A logger that is misconfigured must not end runs.
         except Exception as error:  # noqa: BLE001
             LOGGER.error("the logger of the engine raised", exc_info=error)
         except BaseException as error:  # noqa: BLE001 - it is the caller's
@@ -586,6 +642,35 @@ class Hub:
         self.crash = self.crash or error
         if self.on_crash is not None:
             self.on_crash(error)
+
+
+class _Joined:
+    """Deltas that wait for a reader as one, which has the last one's place in the stream."""
+
+    __slots__ = ("_texts", "chars", "last")
+
+    def __init__(self, first: Delta) -> None:
+        self.last = first
+        self._texts = [first.text]
+        self.chars = len(first.text)
+
+    def take(self, event: Event) -> bool:
+        """Take *event*, if it is a delta that goes on where the last one stops."""
+        last = self.last
+        if type(event) is not type(last) or last.path != event.path:
+            return False
+        delta: Delta = event
+        text = delta.text
+        if self.chars + len(text) > MAX_JOINED or not _goes_on(last, delta):
+            return False
+        self.last = delta
+        self._texts.append(text)
+        self.chars += len(text)
+        return True
+
+    def whole(self) -> Delta:
+        """Return them as one."""
+        return attrs.evolve(self.last, text="".join(self._texts))
 
 
 class Subscription:
@@ -599,7 +684,10 @@ class Subscription:
     def __init__(self, hub: Hub, limit: int = MAX_QUEUE) -> None:
         self._hub = hub
         self._limit = limit
-        self._queue: deque[Event] = deque()
+        self._behind = limit // BEHIND
+        # A deque and a future of our own in place of `asyncio.Queue`: what waits is changed from both ends (deltas are
+        # joined to the last one, or thrown out from the middle), and whoever puts something must neither wait nor fail.
+        self._queue: deque[Event | _Joined] = deque()
         self._deltas = 0
         self._dropped = 0
         self._reason = "buffer"
@@ -608,15 +696,18 @@ class Subscription:
 
     def put(self, event: Event) -> None:
         """Keep *event* for the reader, or count it as dropped."""
-        if len(self._queue) > self._limit // BEHIND and self._joined(event):
+        # Not joined for a reader that keeps up: a page shows text as it comes, and would get it in jumps.
+        waiting = len(self._queue)
+        if waiting > self._behind and self._joined(event):
             return
-        if len(self._queue) < self._limit or self._make_room(event):
+        if waiting < self._limit or self._make_room(event):
             self._queue.append(event)
-            self._deltas += isinstance(event, DELTAS)
-            self._wake()
+            self._deltas += type(event) in DELTAS
+            if self._waiter is not None:
+                self._wake()
 
     def miss(self, count: int, reason: str) -> None:
-        """Have the reader told first that it does not get *count* events, or not those of another epoch."""
+        """Tell the reader first that it misses *count* events, or those of another epoch."""
         self._dropped, self._reason = count, reason
 
     def end(self) -> None:
@@ -633,32 +724,48 @@ class Subscription:
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Give every event, then stop."""
+        # Reading ends by `aclose`, too, when the page is closed: the place among the subscribers has to become free.
         try:
             while True:
-                if self._dropped or self._reason == "epoch":
-                    yield self._told_of_loss()
-                if self._queue:
-                    event = self._queue.popleft()
-                    self._deltas -= isinstance(event, DELTAS)
+                event = self.take()
+                if event is not None:
                     yield event
-                elif self._ended:
+                elif not await self.more():
                     return
-                else:
-                    await self._wait()
         finally:
             self.close()
 
-    def _told_of_loss(self) -> EventsDropped:
-        event = EventsDropped(count=self._dropped, reason=self._reason, run_id=self._hub.run_id, epoch=self._hub.epoch)
-        self._dropped, self._reason = 0, "buffer"
-        return event
+    def take(self) -> Event | None:
+        """Return the next event, ``None`` when none waits."""
+        if self._dropped or self._reason == "epoch":
+            return self._told_of_loss()
+        if not self._queue:
+            return None
+        event = self._queue.popleft()
+        if type(event) is _Joined:
+            self._deltas -= 1
+            return event.whole()
+        self._deltas -= type(event) in DELTAS
+        return event  # type: ignore[return-value]
 
-    async def _wait(self) -> None:
+    async def more(self) -> bool:
+        """Wait when no event does, and return whether another one may come."""
+        if self._ended:
+            return False
+        # Made for one wait and thrown away: a wait that is cancelled cancels its future, and one that is used again would be
+        # done already. An `asyncio.Event` would do the same with a set of waiters, for the one that there is.
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter
         finally:
             self._waiter = None
+        return True
+
+    def _told_of_loss(self) -> EventsDropped:
+        event = EventsDropped(count=self._dropped, reason=self._reason, run_id=self._hub.run_id, epoch=self._hub.epoch)
+        # Told once and then counted anew: the reader knows what it missed since the last time.
+        self._dropped, self._reason = 0, "buffer"
+        return event
 
     def _wake(self) -> None:
         waiter = self._waiter
@@ -667,22 +774,27 @@ class Subscription:
 
     def _joined(self, event: Event) -> bool:
         """Append a delta to the last one that waits, if it goes on where that stops."""
-        if not isinstance(event, DELTAS):
-            return False
         last = self._queue[-1]
-        if not isinstance(last, DELTAS) or len(last.text) + len(event.text) > MAX_JOINED:
+        # Only to the one that waits last: joined to an earlier one, text would come before what was shown between the two.
+        if type(last) is _Joined:
+            return last.take(event)
+        if type(last) not in DELTAS:
             return False
-        if last.path != event.path or not _goes_on(last, event):
+        one = _Joined(last)  # type: ignore[arg-type]
+        if not one.take(event):
             return False
-        self._queue[-1] = attrs.evolve(event, text=last.text + event.text)
+        self._queue[-1] = one
         return True
 
     def _make_room(self, event: Event) -> bool:
         """Drop deltas for anything else; return whether *event* may stay."""
+        # Whatever is lost, a reader must learn that the run has ended, or it waits for ever.
         if isinstance(event, RunFinished):
             return True
-        if self._deltas and not isinstance(event, DELTAS):
-            self._queue = deque(e for e in self._queue if not isinstance(e, DELTAS))
+        # All of them at once and not the oldest: of a text with holes in it nobody can use the rest, and the event that
+        # ends the reply holds it whole.
+        if self._deltas and type(event) not in DELTAS:
+            self._queue = deque([e for e in self._queue if type(e) is not _Joined and type(e) not in DELTAS])
             self._dropped += self._deltas
             self._deltas = 0
             return True

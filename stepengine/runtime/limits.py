@@ -4,7 +4,8 @@ Budgets of a run tree.
 Each run has a ledger that knows its parent's, so that whatever a child spends counts for all above it. The ``Meter`` is
 the outermost performer: it reserves before effects begin and adds up what they used, replayed ones included. The ``Gate``
 stands inside everything that records: it refuses what the meter found no room for, so that a refusal is an outcome like
-any other. What a refusal has people asked, and they allow, raises the limit of that one ledger (``Ledgers.allow``). ``Repeats`` stands outside, too: it notices when a model makes the same tool call again and again.
+any other. Where people are asked instead, and allow more, the limit of that one ledger is raised (``Ledgers.allow``). ``Repeats``
+stands outside, too: it notices when a model makes the same tool call again and again.
 """
 
 from __future__ import annotations
@@ -91,6 +92,8 @@ class Ledger:
         self.path = path
         self.max_tokens, dollars = (limits.max_tokens, limits.max_cost_usd) if own is None else own
         self.max_cost = None if dollars is None else Decimal(str(dollars))
+        # Asked once, when the run starts: a tree without such limits neither estimates sizes nor reserves, and its
+        # calls go past the meter altogether.
         is_bounded = limits.max_tokens is not None or limits.max_cost_usd is not None
         self.bounded: bool = is_bounded or (parent is not None and parent.bounded)
         self.tokens = 0
@@ -103,6 +106,7 @@ class Ledger:
     def refusal(self, tokens: int, cost: Decimal | None) -> LimitExceeded | None:
         """Return why a call of at most *tokens* and *cost* may not start here or above, or ``None``."""
         ledger: Ledger | None = self
+        # From the run upwards: each of them has to have room, and the nearest that has none is the one that is named.
         while ledger is not None:
             problem = ledger.own_refusal(tokens, cost)
             if problem is not None:
@@ -120,6 +124,8 @@ class Ledger:
         dollars = self.max_cost
         if dollars is None or (cost is None and self.limits.allow_unpriced):
             return None
+        # An unknown price is refused where money is limited: taken for nothing, the limit would not hold
+        # (reliability:MP63).
         if cost is None:
             msg = (
                 f"max_cost_usd is {dollars}, but the price of the model is unknown; pass Engine(pricing=...) that knows it, or "
@@ -127,6 +133,8 @@ class Ledger:
             )
             return LimitExceeded(msg, kind="unpriced_model", limit=float(dollars))
         spent = self.cost + self.reserved_cost
+        # What others have reserved counts as spent. Without it, ten calls that start together would each find the whole
+        # budget (reliability:SP07).
         if spent + cost > dollars:
             msg = f"the run and its children have spent or reserved {spent} of {dollars} US dollars; the next model call needs about {cost}"
             again = self._more_dollars(spent + cost - dollars) if self.limits.ask else None
@@ -134,7 +142,7 @@ class Ledger:
         return None
 
     def _more_dollars(self, missing: Decimal) -> float:
-        """Return how much more a yes allows: the limit once again, or what is missing where that is more, never less of it."""
+        """Return how much more a yes allows: the limit once again, or what is missing if that is more."""
         again = Decimal(str(self.limits.max_cost_usd or 0))
         return float(max(again, ROUNDED_UP.create_decimal(missing), SMALLEST))
 
@@ -163,6 +171,8 @@ class Ledger:
         ledger: Ledger | None = self
         while ledger is not None:
             most, started = ledger.given.max_total_children, ledger.children
+            # An author who writes a loop over 10,000 items has meant it; the default is there for models, which spawn
+            # without having meant anything.
             if most is None and by_model:
                 most, started = ledger.limits.max_total_children, ledger.asked
             if most is not None and started + count > most:
@@ -310,6 +320,8 @@ class Meter:
         if type(first.effect) is Spawn or first.gather is not None:
             self._admit_together(first)
         spawned: dict[str, int] = {}
+        # Before anything is recorded as begun, and in the order of the numbers: who finds room does not depend on who
+        # is faster (reliability:SP07).
         for item in batch:
             effect = item.effect
             if type(effect) is CallModel:
@@ -341,6 +353,8 @@ class Meter:
         if not ledger.bounded:
             return
         request = cast("CallModel", item.effect).request
+        # The worst case: what goes in, by estimate, and all that the settings allow to come out. What was not needed is
+        # given back with the reply, so a limit is only passed by the error of the estimate (reliability:R6).
         prompt, output = estimated_tokens(request), request.settings.max_tokens or 0
         cost = self._price(request.model, Usage(input_tokens=prompt, output_tokens=output))
         error = ledger.refusal(prompt + output, cost)
@@ -365,7 +379,7 @@ class Meter:
             self._admitted.setdefault(item.path, {})[effect.seq] = True
 
     def _refuse_too_deep(self, item: Item, effect: CallBody) -> None:
-        """Refuse the body of a tool that stands below too many others: it is no child, and yet a level."""
+        """Refuse the body of a tool that is nested too deeply: it is not a child, and yet a level."""
         error = _too_deep(child_path(item.path, effect.seq), self._ledgers.of(item.path).limits, "body of the tool")
         if error is not None:
             self._refusals.refuse(item.path, (effect,), error)
@@ -409,6 +423,8 @@ class Meter:
         try:
             outcome = await self._inner.perform(item, io)
             used = self._used(item, outcome, tokens, cost)
+        # A call that was cut off has been paid for in part; what is known of it counts, before the cancellation goes
+        # on.
         except BaseException:
             used = self._used(item, Stop("cancelled", begun=io.begun(item)), tokens, cost)
             raise
@@ -430,6 +446,8 @@ class Meter:
             usage, price = outcome.begun.usage, outcome.begun.cost
         else:
             return 0, FREE
+        # A reply that does not say what it used counts as what was reserved for it: as nothing, a service that is
+        # silent about usage would have no limit.
         if usage is None:
             return tokens, cost
         price = self._price(model, usage) if price is None else price
@@ -445,7 +463,7 @@ def _too_deep(path: str, limits: Limits, what: str = "child") -> LimitExceeded |
 
 
 def _is_thrown(effect: Spawn, error: StepEngineError) -> bool:
-    """Return whether a refusal is thrown at the handler's yield: its children have no room; a depth is an entry's own."""
+    """Return whether a refusal is thrown at the handler's yield, as for children without room; a depth stays in the child's own result."""
     return not effect.tool_call_id and isinstance(error, LimitExceeded) and error.kind == "children"
 
 
@@ -532,6 +550,7 @@ class Repeats:
         result = (outcome.value.status, outcome.value.content)
         calls = self._last.setdefault(path, {})
         last = calls.get(effect.tool_name)
+        # Input and result: a model that polls gets new results and is at work, one that gets the same again is stuck.
         same = last is not None and last.input == effect.input and last.result == result
         count = last.times + 1 if last is not None and same else 1
         calls[effect.tool_name] = _Last(effect.input, result, count)

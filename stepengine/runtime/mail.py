@@ -25,6 +25,8 @@ __all__ = ("Mail", "Message", "MessageKind", "PostBox", "answer_in", "message_in
 
 MessageKind: TypeAlias = Literal["message", "answer", "cancel", "input", "result"]
 
+# Other processes post to a folder or a database, neither of which tells anybody. So it is looked into, only while a run
+# waits, and less and less often.
 POLL = 0.25
 """Seconds until the first look into a post box while a run waits for what somebody else's process may send."""
 MAX_POLL = 2.0
@@ -73,7 +75,7 @@ class PostBox(Protocol):
         """Return what was kept and no run of the tree took yet."""
 
     def unheard(self, path: str) -> Sequence[str]:
-        """Return what was said to the run at *path* before this process took over, and that it did not hear."""
+        """Return what was said to the run at *path* before this process took over, and did not reach it."""
 
     def has(self, message_id: str) -> bool:
         """Return whether a message of this id was kept."""
@@ -90,7 +92,7 @@ class PostBox(Protocol):
         """
 
     def keep(self, message: Message) -> bool:
-        """Keep a message of this process; return ``False`` where the run that it is for has not begun, so that it stays unread."""
+        """Keep a message of this process; return ``False`` if its run has not begun, so that the message stays unread."""
 
     def refuse(self, message: Message, why: str) -> None:
         """Take note that a message fits nothing that was waited for."""
@@ -109,7 +111,7 @@ class Mail:
 
     Args:
         box: What outlives the process; ``None`` for nothing.
-        steer: Does what is no message: answers a question, ends a run, says something to one.
+        steer: Does what is not a message: answers a question, ends a run, says something to one.
         warn: Tells whoever gets the result what was odd.
 
     Attributes:
@@ -122,6 +124,8 @@ class Mail:
         self._warn = warn
         self.is_kept = box is not None
         self._waiting: dict[tuple[str, str], deque[Message]] = {}
+        # By id, for as long as the tree lasts: a letter is given again until the record says what it did, and must not
+        # be done twice.
         self._seen: set[str] = set()
         self._here: set[str] = set()
         self._arrivals: list[asyncio.Future[None]] = []
@@ -158,6 +162,7 @@ class Mail:
         """Take in a message of this process; to be called in the run's event loop. Return whether it was new."""
         if self._is_over or self.has(message.id):
             return False  # what comes too late is in the post box, for whoever goes on
+        # Kept before it is told: what a run has acted upon has to be in its record, or a replay would not hear it.
         if self._box is not None and not self._box.keep(message):
             return False
         self._sort((message,))
@@ -179,6 +184,7 @@ class Mail:
         try:
             found = await self._box.fetch()
         except StepEngineError as error:
+            # Said once and not at each look, four times a second; it may go well again.
             if self._trouble != error.message:
                 self._trouble = error.message
                 self._warn(f"what other processes send to this run cannot be read: {error.message}")
@@ -190,7 +196,7 @@ class Mail:
         self._do([message for message in found if message.kind != "message"])
 
     def unheard(self, path: str) -> Sequence[str]:
-        """Return what was said to the run at *path* before this process took over, and that it did not hear."""
+        """Return what was said to the run at *path* before this process took over, and did not reach it."""
         return () if self._box is None else self._box.unheard(path)
 
     def _tell(self) -> None:
@@ -218,6 +224,7 @@ class Mail:
     def give_back(self, message: Message) -> None:
         """Let a message be the next on its topic again: who took it lost its race."""
         self._here.add(message.id)
+        # In front: it was the next one, and the order of a topic is that in which its messages came.
         self._waiting.setdefault((message.path, message.topic), deque()).appendleft(message)
         self._tell()
 
@@ -228,7 +235,7 @@ class Mail:
             self._box.refuse(message, why)
 
     def arrival(self) -> asyncio.Future[None]:
-        """Return what is done as soon as a message arrives, for whatever run and topic."""
+        """Return a future that is done as soon as a message arrives, for whatever run and topic."""
         self._arrivals = [future for future in self._arrivals if not future.done()]
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._arrivals.append(future)
@@ -248,7 +255,7 @@ class Mail:
                 self._look_no_more()
 
     async def _poll(self) -> None:
-        """Look less often while nothing comes: a thousand runs that wait in one process are not to keep it busy."""
+        """Look less often while nothing comes: a thousand waiting runs must not keep a process busy."""
         pause = POLL
         while True:
             await asyncio.sleep(pause)
@@ -281,10 +288,10 @@ def message_in(item: Item, outcome: Single) -> Message | None:
 
 def misfit_of(topic: str, schema: Any) -> Callable[[JsonValue], str]:
     """
-    Return what says why a message on *topic* does not fit *schema*, ``""`` when it does.
+    Return why a message on *topic* does not fit *schema*, ``""`` when it does.
 
     Raises:
-        DefinitionError: when what it has to fit is no schema.
+        DefinitionError: when what it has to fit is not a schema.
     """
     if schema is None:
         return lambda _: ""

@@ -66,7 +66,7 @@ class IO(Protocol):
         """Report a failed attempt after which another follows, and what it is known to have used."""
 
     def begun(self, item: Item) -> Begun | None:
-        """Return what a model call had used that was stopped; ``None`` when nothing is known of that."""
+        """Return what a model call had used when it was stopped; ``None`` when nothing is known of that."""
 
     def waits(self, item: Item) -> Awaitable[None]:
         """Take note that the body of a deferred tool has returned: from now on its call waits for its result, and for nothing else."""
@@ -81,7 +81,7 @@ class IO(Protocol):
         """
 
     def stands(self, item: Item) -> None:
-        """Take note that a wait is one for which the tree is suspended."""
+        """Note that the tree is suspended for this wait."""
 
     def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
         """Run a child to its end in a task of its own; cancelling the wait ends the child first."""
@@ -122,7 +122,7 @@ def child_path(path: str, seq: int) -> str:
 
 def computed(effect: Compute, keeps: Keeps) -> Value | Failure:
     """
-    Do the work of an effect, and return what comes of it; its time is nobody's, as none is recorded.
+    Do the work of an effect and return its outcome; the time in it does not count, since none is recorded.
 
     Raises:
         ReplayDivergence: when what is recorded of a body cannot be brought back, so that its run must not go on.

@@ -116,7 +116,7 @@ NOTHING = cast("Awaitable[None]", _Nothing())
 
 class Innermost:
     """
-    The performer of one run tree that no other one stands in: it does what is asked for.
+    The performer at the core of one run tree, which all others wrap: it does what is asked for.
 
     Args:
         tree: The tree.
@@ -144,6 +144,8 @@ class Innermost:
         if late is not None:
             # What did not end in time is cut off, also where nothing could cut it off in time; it is paid for nevertheless.
             return _with_use(late, value)
+        # What was sent to the run travels in the outcome of the effect during which it came: so it is recorded with it,
+        # and a replay hears it at the same place (replay:J16).
         inputs = self._take_inbox(item.path) if self._inbox or self._inboxes else ()
         return quick_value(value, self._elapsed(), inputs)
 
@@ -151,6 +153,8 @@ class Innermost:
         late = self._tree.too_late(item.path)
         if late is not None:
             return late
+        # A traceback holds every frame with all its variables: the SDK's request, whole conversations. The error lives
+        # as long as the run's record, so they would, too.
         _drop_frames(error)
         inputs = self._take_inbox(item.path) if self._inbox or self._inboxes else ()
         return Failure(error, self._elapsed(), inputs)
@@ -165,18 +169,24 @@ class Innermost:
     # --- model calls --------------------------------------------------------------------------------------------------
 
     async def _call_model(self, item: Item, io: IO) -> Single:
-        """Ask a model, again where that may help; what failed attempts used is added to usage and cost, or to the error's."""
+        """Ask a model, again if that may help; what failed attempts used is added to the usage and cost of the reply or error."""
         request: ModelRequest = item.effect.request  # type: ignore[union-attr]
         spent: Usage | None = None
         try:
             provider = self._provider(item, io, request)
         except StepEngineError as error:
             return self._failure(item, error)
+        # Attempts are inside the one effect: the machine asked once and gets one reply, and the failed ones are members
+        # of its result. So a retry moves no number, and a replay needs no luck (replay:J14).
         attempt = 1
         while True:
             try:
+                # Streamed only where somebody watches: a reply in one piece is less work for both sides, and nobody
+                # would see the pieces.
                 reply = await (_streamed(provider, request, item, io) if io.watched else provider.complete(request))
                 reply = self._priced(request.model, reply, spent)
+            # All of it, since also a cancelled call has to say what it had used (reliability:MP30); `_failed` raises on
+            # whatever is no failure of the provider.
             except BaseException as raised:  # noqa: BLE001
                 failed = self._failed(item, request.model, raised, spent)
                 if not isinstance(failed, ModelError):
@@ -215,12 +225,15 @@ class Innermost:
         used = usage_when_stopped(raised)
         usage = spent + used if spent and used else spent or used
         if usage is not None:
+            # Nothing used costs nothing, also where the model has no price: `None` would make the sum unknown for ever
+            # (reliability:I4).
             cost = self._cost(model, usage) if usage.total_tokens else Decimal(0)
             self._tree.stopped_calls[item.path, item.effect.seq] = Begun(attrs.evolve(usage, at_least=True), cost)
         raise raised
 
     def _refuse_oversize(self, request: ModelRequest) -> None:
         """Raise for a request that is longer than its model's window."""
+        # A model string with `|` is a chain of models to fall back on, which have windows of their own.
         window = None if "|" in request.model else self._services.window(request.model)
         if window is None or (size := estimated_tokens(request)) <= window:
             return
@@ -237,6 +250,7 @@ class Innermost:
         model, models, rates = request.model, self._services.models, self._services.rates
         if rates is not None:
             return queued(cast("ParsingRegistry", models), rates, model, _notice(item, io, request))
+        # One look-up for each model of a tree and not for each call: it parses the string and looks for a key.
         provider = self._providers.get(model)
         if provider is None:
             provider = self._providers[model] = models.provider_for(model)
@@ -247,12 +261,14 @@ class Innermost:
         Return a reply with its cost, and with what failed attempts *spent*.
 
         Raises:
-            ModelError: when it is no reply.
+            ModelError: when it is not a reply.
         """
+        # Providers may be anybody's. What they give goes into records and sums, so it is looked at once, here.
         if not isinstance(reply, ModelReply):
             msg = f"the provider of {model!r} gave a {type(reply).__name__} instead of a ModelReply"
             raise ModelError(msg, kind="provider")
         usage, cost = reply.usage, reply.cost
+        # A bill that the provider states wins over our prices; these are only for replies that state none.
         if cost is None and usage is not None:
             cost = self._cost_of_reply(model, reply)
             if reply.provider_data and (missing := self._unpriced(model, reply)):
@@ -275,7 +291,7 @@ class Innermost:
         return self._cost(model, usage) if cost is None and reply.model is not None else cost
 
     def _unpriced(self, model: str, reply: ModelReply) -> tuple[str, ...]:
-        """Return what of *reply* has no price, which makes of its cost a lower bound."""
+        """Return the parts of *reply* that have no price, which makes its cost a lower bound."""
         of: Callable[[str, ModelReply, datetime], tuple[str, ...]] | None
         of = getattr(self._services.pricing, "unpriced", None)
         return () if of is None else self._guarded(model, lambda: of(model, reply, self._tree.now())) or ()
@@ -287,6 +303,8 @@ class Innermost:
     def _guarded(self, model: str, price: Callable[[], Priced | None]) -> Priced | None:
         try:
             return price()
+        # A price table of the user's that raises must not lose a reply that was paid for: its cost is unknown, and that
+        # is said.
         except Exception as error:  # noqa: BLE001
             LOGGER.warning("the pricing of %r raised, so its cost is unknown", model, exc_info=error)
             return None
@@ -302,13 +320,19 @@ class Innermost:
             if binding is None or tool is None:
                 msg = f"the tool {effect.tool_name!r} of agent {item.plan.definition.id!r} cannot be carried out here"
                 raise StepEngineError(msg)  # noqa: TRY301
+            # The body has returned in a process before this one, and only its result is missing (`deferred=True`): to
+            # run it again would begin the work a second time.
             if item.has_begun:
                 return self._value(item, await self._delivered(item, None, io))
+            # The machine has validated the input and hands the converted arguments along. Only an effect that was made
+            # from a record has none, and is validated here.
             arguments = effect.arguments
             if arguments is None:
                 arguments = binding.validate(effect.input).arguments
             ctx: ToolContext = _Unmade(item, effect, self._tree)  # type: ignore[assignment]
             running = tool.execute(arguments, ctx, overrides=self._services.tools.overrides)
+            # Rules about files judge what is opened, and not the path that was written in the call: between the two
+            # there may be links. So they travel with the call to where files are opened (reliability:FP4).
             if self._services.tools.guard is not None:
                 guard = self._services.tools.guard(_request(item, effect, binding.spec))
                 running = _guarded(running, guard, self._services.tools.workspace)
@@ -324,12 +348,16 @@ class Innermost:
         Where it has done so in a process before, *running* is ``None``: then the result is all that is missing.
         """
         deferred = self._tree.deferred
+        # Before the body runs, since the result may be there before the body has returned: a worker that is quicker
+        # than its caller.
         delivered = deferred.expect(item)
         try:
             if running is not None:
                 result = await running
                 if result.is_error:
                     return result
+                # That it only waits is recorded: whoever resumes then waits on, in place of calling the effect in doubt
+                # (replay:J31).
                 if not delivered.done():
                     await io.waits(item)
             deferred.waits(item)
@@ -346,10 +374,14 @@ class Innermost:
         call = cast("CallFunction", item.effect).call
         token = WORKSPACE.set(self._services.tools.workspace)
         try:
+            # The JSON form is what the handler gets, live as on replay: with the object itself live, a handler could
+            # use what a replay does not have (reliability:GN17).
             value = freeze(await self._returned(call.name, partial(call.fn, *call.args, **call.kwargs), call.fn))
         except DataError as error:
             msg = f"Perform({call.name}) returned what is not JSON: {error.message}"
             return self._failure(item, _because(PerformError(msg, kind="DataError"), error))
+        # A function may raise one of its own accord, such as from a task that it cancelled. Only when our task was
+        # asked to end is it ours (reliability:TL03).
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -362,6 +394,7 @@ class Innermost:
         return self._value(item, value)
 
     async def _returned(self, name: str, body: Callable[[], Any], fn: object) -> object:
+        # Synchronous functions go to a thread: one that blocks would hold up every run of the loop.
         if inspect.iscoroutinefunction(_innermost(fn)):
             return await body()
         threads, leaked = self._services.tools.threads, self._tree.leaked
@@ -373,6 +406,7 @@ class Innermost:
     async def _ask(self, item: Item, io: IO) -> Single:
         questions = self._tree.desk.shown(item)
         try:
+            # Only while somebody waits for something is the mailbox looked into, which is a look at a disk.
             with self._tree.mail.watched():
                 if item.effect.purpose == "limit":  # type: ignore[union-attr]
                     answers = [await self._tree.desk.ask_for_more(questions[0])]
@@ -383,6 +417,8 @@ class Innermost:
         finally:
             self._tree.desk.forget_shown(item)
         waiting = tuple([q for q, answer in zip(questions, answers, strict=True) if answer is None])
+        # Some are open: the run is suspended with those, and what was answered is kept (`_keep_answers` of the
+        # recorder).
         if waiting:
             return Stop("suspended", self._elapsed(), questions=waiting)
         return self._value(item, tuple(answers))
@@ -392,6 +428,8 @@ class Innermost:
         path = child_path(item.path, effect.seq)
         try:
             plan, state = self._services.planner(item.plan, effect, path)
+        # A child that cannot be planned (unknown agent, wrong params) is a failed child in its own entry, and its
+        # siblings run (reliability:SP05).
         except StepEngineError as error:
             error.__traceback__ = None
             if effect.is_background:
@@ -460,6 +498,8 @@ class Innermost:
         except StepEngineError as error:
             return self._failure(item, error)
         with mail.watched():
+            # What other processes have sent is looked for once before anything is waited for; from then on arrivals are
+            # told.
             if mail.first(path, topic) is None:
                 await mail.fetch()
             while True:
@@ -468,6 +508,8 @@ class Innermost:
                     if not problem:
                         mail.take(message)
                         return self._value(item, Received(message.id, message.value))
+                    # Left out, and that is recorded: the next message may fit, and one that never fits would else stand
+                    # before all others for ever.
                     mail.refuse(message, problem)
                     self._tree.hub.warnings.append(
                         f"a message on {topic!r} (id {message.id!r}) was left out, since it does not fit what waits for it: {problem}"
@@ -497,7 +539,7 @@ class Innermost:
     async def _in_time(
         self, item: Item, effect: AwaitMessage | AwaitRuns, coming: Callable[[], asyncio.Future[None]]
     ) -> Single | None:
-        """Wait until something came, and return ``None``, so that it is looked at; else what ends the wait."""
+        """Wait until something has come, and return ``None``, so that it is looked at; else return what ends the wait."""
         if effect.wakes is None:
             came = await self._tree.standstill.until(item, waits_of(item), coming)
             return None if came else Stop("suspended", self._elapsed())
@@ -523,7 +565,9 @@ class Innermost:
         sleep: Callable[[], Awaitable[None]],
         *coming: Callable[[], asyncio.Future[None]],
     ) -> bool:
-        """Wait so many *seconds*, as *sleep* does, or for what is *coming*; return ``False`` when the tree stood still before."""
+        """Wait so many *seconds*, as *sleep* does, or for what is *coming*; return ``False`` if the tree came to rest first."""
+        # A short wait is waited for here. A long one suspends the tree, once nothing else of it is at work: a process
+        # that only sleeps for a day would have to live for a day.
         if seconds > self._services.sleep_in_process:
             return await self._tree.standstill.until(item, waits_of(item), *coming, sleep)
         if coming:
@@ -552,10 +596,12 @@ class Innermost:
         return self._awaited(item, effect.children, background.done(effect.children))
 
     async def _run_in_background(self, item: Item, io: IO) -> Single:
-        """Run a child in the background; one that stands still does not end before its tree does, or its parent ends it."""
+        """Run a child in the background; a child at rest ends only with its tree, or when its parent ends it."""
         effect: RunInBackground = item.effect  # type: ignore[assignment]
         finished = await io.drive(effect.plan, effect.state, item.path)
         child, known = finished.as_child(), self._tree.background.child(item.path)
+        # One that waits is no end: its parent may still send it what it waits for. So it stands here until the whole
+        # tree lies down.
         if finished.status is RunStatus.SUSPENDED and known.stopping is None:
             await self._tree.standstill.until(item, (), asyncio.get_running_loop().create_future)
         if finished.status is RunStatus.SUSPENDED and known.is_ended:
@@ -575,7 +621,7 @@ class Innermost:
         return self._value(item, child)
 
     def _stopped_with(self, finished: Finished, **end: Any) -> Stop | None:
-        """Return how an effect is stopped whose run was, with its *end* as ``child`` or ``body``; ``None`` where that has ended."""
+        """Return the stop of an effect whose run was stopped, with its *end* as ``child`` or ``body``; ``None`` if that run has ended."""
         if finished.status is RunStatus.SUSPENDED:
             return Stop("suspended", self._elapsed(), questions=finished.pending, **end)
         stop = self._tree.root.stopping
@@ -613,7 +659,7 @@ async def _first(*coming: Awaitable[Any]) -> None:
 
 
 def _interactor_of(item: Item) -> Interactor | None:
-    """Return who was given to the tool that asks, ``ask_user_tool(interactor)``; ``None`` for nobody."""
+    """Return the interactor that was given to ``ask_user_tool(interactor)``; ``None`` for none."""
     effect = cast("AskPerson", item.effect)
     of_tool = effect.tool_call_id and effect.purpose == "question"
     binding = item.plan.tools.get("ask_user") if of_tool else None
@@ -635,7 +681,7 @@ def _caught(body: Callable[[], object]) -> tuple[Any, Exception | None]:
 
 
 def _drop_frames(error: BaseException | None) -> None:
-    """Let an error that is handed on hold no frames, nor what led to it: frames hold on to whole transcripts."""
+    """Strip frames and causes from an error that is passed on: frames keep whole transcripts alive."""
     found, seen = [error], set[int]()
     while found:
         one = found.pop()
@@ -696,17 +742,19 @@ class _Heard:
 
     def take(self, delta: ModelDelta) -> None:
         """Count what a piece of the stream holds."""
-        if type(delta) is TextChunk or type(delta) is ToolCallChunk:
+        if type(delta) is ToolCallChunk:
             self.said += len(delta.text)
         elif type(delta) is ThinkingChunk:
             self.thought += len(delta.text)
 
     def tell(self, stopped: BaseException) -> None:
         """
-        Let *stopped*, which ended the stream, say what that had used: what the provider told of it, and no less than was streamed.
+        Add to *stopped*, which ended the stream, what the stream had used: what the provider said, and no less than was streamed.
 
         Four characters are a token. The size of the prompt is left to the provider, who alone knows how much was cached.
         """
+        # Providers bill what they had produced when the connection was cut, and tell of it at the end, which never
+        # came. So it is counted from what was heard: a lower bound, and marked as one.
         told = usage_when_stopped(stopped)
         if told is None and not self.said and not self.thought:
             return
@@ -723,9 +771,18 @@ CHARS_OF_TOKEN = 4
 async def _streamed(provider: ModelProvider, request: ModelRequest, item: Item, io: IO) -> ModelReply:
     shown, heard = False, _Heard()
     calls: dict[int, tuple[str, str]] = {}
+    path, seq, emit = item.path, item.effect.seq, io.emit
     try:
+        # Closed at once on every way out: a stream that is left to the collector keeps its connection, and the provider
+        # goes on producing what is paid for.
         async with aclosing(cast("Any", provider.stream(request))) as deltas:
             async for delta in deltas:
+                if type(delta) is TextChunk:  # most are, so nothing more is called for it
+                    text = delta.text
+                    heard.said += len(text)
+                    emit(TextDelta(path=path, seq=seq, text=text))
+                    shown = True
+                    continue
                 if type(delta) is ReplyDone:
                     return delta.reply
                 heard.take(delta)
@@ -750,6 +807,8 @@ def _show_delta(delta: ModelDelta, calls: dict[int, tuple[str, str]], item: Item
         case ThinkingChunk(text=text):
             io.emit(ThinkingDelta(path=path, seq=seq, text=text))
         case ToolCallStarted(index=index, tool_name=name):
+            # The id that the call will have when the reply is whole: who watches can put pieces, start and end
+            # together. It is ours, so it can be told before the provider's comes.
             call_id = cast("CallModel", item.effect).call_id
             calls[index] = name, "" if call_id is None else call_id(len(calls))
             return False
@@ -779,7 +838,9 @@ def _notice(item: Item, io: IO, request: ModelRequest) -> Notice:
 
 
 def _is_stop(raised: BaseException) -> bool:
-    """Return whether what a call ended with is no failure of its provider: a cancellation of ours, or what is the caller's."""
+    """Return whether a call ended for a reason other than its provider: a cancellation of ours, or an exception for the caller."""
+    # Some HTTP libraries let a cancellation of their own out when a pool is closed. It counts as ours only if this task
+    # was asked to end.
     if isinstance(raised, asyncio.CancelledError):
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0
@@ -787,7 +848,7 @@ def _is_stop(raised: BaseException) -> bool:
 
 
 def _with_use(late: Stop, value: object) -> Stop:
-    """Return *late*, the outcome of what came too late, with what it had used if it is a reply."""
+    """Return *late*, an outcome that came too late, with what it had used if it is a reply."""
     if not isinstance(value, ModelReply) or value.usage is None:
         return late
     return attrs.evolve(late, begun=Begun(value.usage, value.cost))
@@ -904,7 +965,7 @@ class Deferred:
 
     def deliver(self, call_id: str, result: object, path: str | None = None) -> None:
         """
-        Give a call that waits its result; may be called from any thread.
+        Give a waiting call its result; may be called from any thread.
 
         Raises:
             ToolError: when no call with that id waits, or those of several runs do and *path* does not say which.
@@ -914,7 +975,7 @@ class Deferred:
 
     def place(self, call_id: str, path: str | None = None) -> tuple[str, int]:
         """
-        Return which effect a call is that waits: the path of its run, and its number there; may be called from any thread.
+        Return the effect of a waiting call: the path of its run, and its number there; may be called from any thread.
 
         Raises:
             ToolError: as ``deliver``.
@@ -939,6 +1000,8 @@ class Deferred:
     def _found(self, call_id: str, path: str | None) -> tuple[tuple[str, int], asyncio.Future[ToolResult]]:
         waiting = {key: entry for key, entry in list(self._open.items()) if not entry[1].done()}
         found = [key for key in waiting if key[1] == call_id and path in (None, key[0])]
+        # Ids of calls are counters of a run, so two children have a `c1` each. To take the first would give somebody's
+        # result to somebody else.
         if len(found) != 1:
             listed = ", ".join([f"{key[1]!r} at path {key[0]!r}" for key in waiting])
             which = f"{call_id!r}" if path is None else f"{call_id!r} at path {path!r}"

@@ -1,9 +1,9 @@
 """
 How often providers are asked, whatever the number of runs: ``RateLimit``, and the queue that holds it.
 
-``queued`` puts the queue around a provider. An engine has one limiter for each provider, shared by all its runs in all its event loops. Calls are let through in the
-order in which they came. Limits count over the last 60 seconds, not per calendar minute, so no burst doubles them. Where limiters
-are shared by several processes, others take the place of ``RateLimits`` and ``Limiter``: ``Rates`` and ``Turns`` say what is asked of them.
+``queued`` puts the queue around a provider. An engine has one limiter for each provider, shared by all its runs in all its event
+loops. Calls are let through in the order in which they came. Limits count over the last 60 seconds, not per calendar minute, so no
+burst doubles them. Where limiters are shared by several processes, others take the place of ``RateLimits`` and ``Limiter``: ``Rates`` and ``Turns`` say what is asked of them.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Limiter:
         renewed(self)
 
     def renew(self) -> None:
-        """Let a forked child begin at once: what is under way, and who waits, is the parent's."""
+        """Let a forked child start afresh: what is under way, and whoever waits, belongs to the parent."""
         self._running = 0
         self._queue.clear()
 
@@ -167,6 +167,8 @@ class Limiter:
             notice: Told once why the request waits, if it does.
         """
         with self._lock:
+            # Who comes while others wait stands behind them, also where there is room for a small request: else a large
+            # one would wait for ever.
             obstacle = Obstacle("queue") if self._queue else self._obstacle(tokens)
             if obstacle is None:
                 return self._admitted(tokens)
@@ -186,6 +188,8 @@ class Limiter:
         """Say that a request has ended and how many tokens it *used*; ``None`` when that is unknown."""
         with self._lock:
             self._running -= 1
+            # Corrected by what was really used, as long as the minute lasts: an estimate that is always too high would
+            # halve what the provider allows.
             if used is not None and ticket.counts:
                 self._tokens += used - ticket.tokens
                 ticket.tokens = used
@@ -205,6 +209,7 @@ class Limiter:
         if seconds is None:
             await waiter.woken.wait()
             return
+        # On the clock of the run, which a test moves by hand.
         asleep = asyncio.ensure_future(self._clock.sleep(seconds))
         asleep.add_done_callback(lambda _: waiter.woken.set())
         try:
@@ -215,6 +220,8 @@ class Limiter:
 
     def _obstacle(self, tokens: int) -> Obstacle | None:
         limit, recent, now = self._limit, self._recent, self._clock.now_ms()
+        # The last 60 seconds and not the calendar's minute: at the turn of a minute twice the limit could go out within
+        # a second.
         while recent and recent[0].at <= now - WINDOW_MS:
             old = recent.popleft()
             old.counts = False
@@ -226,6 +233,7 @@ class Limiter:
         if most is not None and len(recent) >= most:
             return Obstacle("requests", (recent[0].at + WINDOW_MS - now) / 1000)
         most = limit.tokens_per_minute
+        # One that is larger than the limit goes alone, when nothing else counts: it would otherwise never go.
         if most is not None and recent and self._tokens + tokens > most:
             return Obstacle("tokens", (self._room_at(most - tokens) + WINDOW_MS - now) / 1000)
         return None
@@ -247,6 +255,8 @@ class Limiter:
         return ticket
 
     def _wake_first(self) -> None:
+        # Somebody's loop may be closed by now; a place in the queue that nobody takes would stop all who stand behind
+        # it.
         while self._queue and not self._queue[0].wake():
             self._queue.popleft()
 

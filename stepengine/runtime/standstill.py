@@ -134,6 +134,8 @@ class Standstill:
         tree = self._tree
         if not (self.parked or self.held) or not self._all_rest():
             return
+        # What was held comes first: a tree that has just come to the end of its record is not asleep, it begins to
+        # live.
         if self.held:
             tree.is_replaying = False
             _end(self.held.values())
@@ -143,6 +145,8 @@ class Standstill:
     def _all_rest(self) -> bool:
         tree = self._tree
         # Who was at work when this was last asked mostly still is, and the youngest comes to rest last.
+        # Asked at each end of anything, of all runs of a tree that may have thousands: the one that was at work the
+        # last time answers for nearly all of these questions.
         if not self._rests_at(self._busy):
             return False
         for path in itertools.chain(reversed(tree.runs), tree.background.at_work()):
@@ -152,7 +156,7 @@ class Standstill:
         return True
 
     def _rests_at(self, path: str) -> bool:
-        """Return whether the run at *path* is none that is at work; of the background's, one may be that has not begun yet."""
+        """Return whether the run at *path* is not at work; a background run that has not begun yet counts as at work."""
         run = self._tree.runs.get(path)
         if run is not None:
             return self._rests(run)

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 __all__ = ("ChildPlanner", "MachineMaker", "RunTree", "Services", "lent")
 
+# A letter comes from somebody who does not hold the run and cannot press again, so what is under way gets a chance to
+# be no doubt later. Who holds the run says itself how long.
 GRACE = 5.0
 """Seconds that effects which cannot simply happen again have to come to their end when a letter cancels their run."""
 MachineMaker = Callable[[RunPlan, AgentState], Generator[Any, Outcome | None, Finished]]
@@ -60,6 +62,8 @@ ChildPlanner = Callable[[RunPlan, Any, str], tuple[RunPlan, AgentState]]
 
 
 def _no_children(_: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
+    # A tree without an engine, as in tests of performers: to ask for a child there is an error that says so, and no
+    # AttributeError.
     msg = f"agent {effect.agent_id!r} is not known here; nothing was started at {path!r}"
     raise StepEngineError(msg)
 
@@ -75,7 +79,7 @@ class Level(Protocol):
         """Return whether an effect was begun, or never will be."""
 
     def has_outcome(self, item: Item) -> bool:
-        """Return whether nothing new has to happen for an effect; of one that starts a run, what that does is asked for itself."""
+        """Return whether nothing new has to happen for an effect; when it starts a run, the effects of that run are asked about one by one."""
 
 
 @frozen(kw_only=True, weakref_slot=False)
@@ -102,7 +106,7 @@ class Services:
         sleep_in_process: Seconds up to which a wait for a time is none for which a tree is suspended.
         since: What time it was for the run when this process took over, in milliseconds since the root was created; ``None``
             where its times are made up.
-        resumable: Whether somebody can go on with a tree that is suspended, because it is recorded.
+        resumable: Whether somebody can resume a tree that is suspended, because it is recorded.
         wakes_now: Whether sleeps that are recorded are over at once, whatever time it is.
         mail: What keeps the messages that were sent to its runs; ``None`` for this process alone.
         record: Says what is in the record of a tree that goes on at several places at once: nothing else begins before all of its
@@ -132,12 +136,14 @@ class Services:
     record: Level | None = None
 
 
+# By position, as a run of its own is started thousands of times in a process; `attrs.evolve` would convert and check
+# twenty fields for six new ones.
 lent = changer_of(Services, "models", "tools", "window", "planner", "remembered", "seed")
 """What one tree is lent of the services of an engine: these are its own."""
 
 
 class _Wrapping(NamedTuple):
-    """What stands around the innermost performer, from the inside out; the gate is not asked for by anybody."""
+    """What wraps the innermost performer, from the inside out; nobody asks for the gate."""
 
     brake: Brake
     recording: Performer
@@ -229,6 +235,7 @@ class RunTree:
         earlier: Sequence[tuple[Question, AnswerLike]] = (),
     ) -> None:
         self.hub = hub
+        # The bound method, looked up once: performers call it for each delta of each reply.
         self.emit: Callable[[Event], None] = hub.emit
         self.desk = Desk(
             answers or {}, services.interactor, services.tools.threads, earlier, of_session=services.remembered
@@ -239,6 +246,8 @@ class RunTree:
         self.deferred = Deferred()
         self.runs: dict[str, RunTask] = {}
         self.elsewhere: dict[str, asyncio.Future[Stop]] = {}
+        # The three tables below hold what a cancelled wait cannot return. Each is emptied by the outcome that tells of
+        # it.
         self.orphans: dict[str, Any] = {}
         self.stopped_calls: dict[tuple[str, int], Begun] = {}
         self.reraise: BaseException | None = None
@@ -255,6 +264,8 @@ class RunTree:
         self._ledgers = Ledgers()
         self.deadlines: dict[str, tuple[float, float]] = {}
         self._belongings: dict[str, Belongings] = {}
+        # Put up when it is first needed. A run of its own that nothing wraps never needs it, and thousands of runs are
+        # begun at once.
         self._wrapping: _Wrapping | None = None
         self._lend(services, plan)
 
@@ -267,7 +278,9 @@ class RunTree:
         *,
         earlier: Sequence[tuple[Question, AnswerLike]] = (),
     ) -> None:
-        """Let the root start from these, before it runs: what a session holds is known only when it was loaded."""
+        """Make the root start from these, before it runs: what a session holds is known only once it is loaded."""
+        # The tree exists before it is known what it runs: a caller has a handle and reads events while the run still
+        # waits for its turn in a session.
         self.root.plan, self.root.state, self.root.path = plan, state, plan.path
         self.desk.give(answers or {}, earlier)
         self._lend(services, plan)
@@ -282,6 +295,7 @@ class RunTree:
         self.mail = Mail(services.mail, self.steer, self.hub.warnings.append)
         self.is_replaying = services.record is not None
         self._wrapping = None
+        # Who records has to know of the run before it starts.
         if services.middlewares or services.outermost:
             self._wrap()  # who records has to know of the run before it starts
 
@@ -296,6 +310,10 @@ class RunTree:
         return (self._wrapping or self._wrap()).brake
 
     def _wrap(self) -> _Wrapping:
+        # From the inside out, and the order is not free. The gate stands inside of who records, so that its refusals
+        # are recorded like any other outcome and a replay needs no limits to find them again. The meter stands outside,
+        # so that it counts also what comes out of a record: a run that goes on has spent what it had spent. What traces
+        # stands outermost, and sees what the machine sees.
         services, refusals = self.services, Refusals()
         brake = Brake(self.innermost, refusals, self.elapsed, self)
         performer: Performer = Gate(brake, refusals, self.elapsed)
@@ -303,6 +321,8 @@ class RunTree:
             performer = wrap(performer)
         recording = performer
         performer = meter = Meter(performer, refusals, self._ledgers, self._price)
+        # Outside of the recorder, so that a run that goes on counts what was recorded, too: three equal calls are
+        # three, also when a crash stands between them.
         performer = repeats = Repeats(performer, refusals)
         for wrap in services.outermost:
             performer = wrap(performer)
@@ -317,6 +337,7 @@ class RunTree:
         one failure ends all. Through all of them a bare step took 33.8 us instead of 29.8, one that is recorded in memory 56.5
         instead of 53.7, side by side.
         """
+        # Decided once for a run, when it starts: none of what is asked here changes while it runs.
         services, wrapping = self.services, self._wrapping
         if services.outermost or run.plan.limits.max_identical_calls is not None or self._ledgers.of(run.path).bounded:
             return None
@@ -375,13 +396,14 @@ class RunTree:
     async def _unless(self, cut: asyncio.Future[None], item: Item, paths: Sequence[str]) -> bool:
         """Wait until these have ended, and return that they have; not once *cut* is done, or the tree stands still."""
         while not self.background.has_ended(paths):
+            # Shielded: this wait may be given up, and others wait for the same end.
             came = await self.standstill.until(item, (), self.background.one_end, lambda: asyncio.shield(cut))
             if cut.done() or not came:
                 return False
         return True
 
     def stands(self, item: Item) -> None:
-        """Take note that a wait is one for which the tree is suspended."""
+        """Note that the tree is suspended for this wait."""
         self.standstill.waits[item.path, item.effect.seq] = waits_of(item)
 
     async def hold_new(self, item: Item, *, begins: bool) -> None:
@@ -399,8 +421,10 @@ class RunTree:
         Return whether a tree that stands still, and waits for these, is suspended.
 
         Not while somebody attends to it: who answers questions may send messages, too. One that is not recorded waits here, as
-        nobody could go on with it, except for what nobody here could ever send.
+        nobody could resume it, except for what nobody here could ever send.
         """
+        # Somebody who is there may still say something, and a tree that lies down would have to be woken for it by
+        # hand.
         if self.desk.attends:
             return False
         return self.services.resumable or not (self.is_held or any(one.wakes_at is not None for one in waits))
@@ -415,6 +439,8 @@ class RunTree:
         self._stop_run(path, Stop("cancelled", error=AgentError(reason)))
 
     def _stop_run(self, path: str, stop: Stop) -> None:
+        # A child is driven here, or by another worker: who ends it need not know which. A future that is done already
+        # has said why.
         run, ending = self.runs.get(path), self.elsewhere.get(path)
         if run is not None:
             run.stop(stop)
@@ -423,6 +449,8 @@ class RunTree:
 
     def post(self, message: Message) -> bool:
         """Send a message to a run of the tree, which is under way; return whether it is new. From any thread but the loop's."""
+        # Kept first, told then: what the sender was told is kept must not be lost when this process ends in between.
+        # The loop is told afterwards, and finds the message in the mailbox if this is too late.
         is_new = self.mail.post(message)
         loop = self._loop
         if is_new and loop is not None and not loop.is_closed():
@@ -430,13 +458,15 @@ class RunTree:
         return is_new
 
     def steer(self, message: Message) -> None:
-        """Do what somebody sent who does not hold the run: answer a question, end a run, say something to one."""
+        """Do what somebody outside sent: answer a question, end a run, say something to one."""
         said = str(message.value)
         match message.kind:
             case "input" if message.path:
                 self.inboxes.setdefault(message.path, []).append(UserMessage(said))
             case "input":
                 self.inbox.append(UserMessage(said))
+            # A child in the background is ended by way of who keeps account of it: how it ended is told to its parent,
+            # and the reason with it.
             case "cancel" if message.path:
                 known = self.background.is_at_work(message.path)
                 self.background.end((message.path,), said) if known else self.end_run(message.path, said)
@@ -453,6 +483,8 @@ class RunTree:
     def _answer(self, message: Message) -> None:
         try:
             self.desk.answer(message.topic, answer_in(message.value))
+        # Somebody was told that the answer arrived, so it cannot simply vanish: that it was left out, and why, stands
+        # in the record and in the run's warnings.
         except AnswerRejected as error:
             if self.desk.is_left(message.topic):
                 return  # it came in the moment in which the run lies down, and is there for whoever goes on
@@ -461,6 +493,8 @@ class RunTree:
 
     def seconds_until(self, wakes: int, asked: int) -> float:
         """Return how many seconds are left until *wakes*, which was asked for at *asked*, both on the run's own clock."""
+        # Over all processes that worked on the run, its clock goes on with the time of day: a sleep that began before a
+        # crash ends when it would have ended.
         since = self.services.since
         return (wakes - (asked if since is None else since + self.elapsed())) / 1_000
 
@@ -483,10 +517,12 @@ class RunTree:
         It did not when the run was stopped or cancelled meanwhile, or when the wait took longer than the run may take.
         """
         root, seconds = self.root, self.root.plan.limits.max_seconds
+        # The driver's own time limit begins with the run; who waits for a turn in a session must be stopped by it, too.
         timer = None
         if seconds is not None:
             timer = asyncio.get_running_loop().call_later(max(0.0, seconds), root.stop, _too_late(seconds))
         root.enter()
+        # There is no effect to name, but a stop has to find something that it can cancel.
         root.busy = True
         try:
             if root.stopping is None:
@@ -506,6 +542,8 @@ class RunTree:
         self._thread = threading.get_ident()
         watchdog = Watchdog.of_running_loop()
         watchdog.enter(self)
+        # An observer may raise what is the caller's (a failing test): the run ends because of it, and does not go on to
+        # the next step.
         self.hub.on_crash = self.root.crashed
         self.runs[self.root.path] = self.root
         self.mail.begin()
@@ -524,6 +562,7 @@ class RunTree:
         stop, everything is.
         """
         root, loop = self.root, self._loop
+        # A second call is somebody who has lost patience. The first one set `stopping` already.
         if grace <= 0 or root.stopping is not None or loop is None or loop.is_closed():
             root.stop(Stop("cancelled"))
             return
@@ -534,6 +573,7 @@ class RunTree:
     def _spare(self, stop: Stop, grace: float) -> None:
         if not self.root.spares:
             return
+        # Nothing under way would be in doubt, so there is nothing to be patient for.
         if not self.finishing():
             self.root.stop(stop)
             return
@@ -548,9 +588,12 @@ class RunTree:
 
     def _let_go(self) -> None:
         """Cut the circles, so that a finished tree is freed at once and not by the collector."""
+        # The timer would hold the whole tree for the seconds that it has left.
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
+        # Each run refers to its tree and the tree to its runs. Left alone, thousands of finished trees wait for the
+        # collector of cycles, which then stops the process for as long as all of them take.
         self.runs.clear()
         self.mail.close()
         self.standstill.close()
@@ -567,6 +610,8 @@ class RunTree:
     async def _end_belongings(self, run: RunTask) -> None:
         """End what tools kept for a run, to the end however often this task is cancelled; the result mentions it."""
         kept = self._belongings.pop(run.path)
+        # A task of its own, waited for to its end: what is closed are processes and temporary folders, which a
+        # cancellation in the middle would leave behind (reliability:R10).
         work = asyncio.create_task(kept.aclose())
         while not work.done():
             try:
@@ -582,8 +627,11 @@ class RunTree:
 
     def emit_from_anywhere(self, event: Event) -> None:
         """Show an event of a tool, which may run in a thread of its own; the order of one caller's events is kept."""
+        # At once where that is possible: sent by way of the loop, an event of a tool would come behind the end of its
+        # own call.
         if threading.get_ident() == self._thread:
             self.emit(event)
+        # A tool in a thread may outlive its run by a moment; what it says then is for nobody.
         elif self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.emit, event)
 
@@ -594,22 +642,28 @@ class RunTree:
             run.stopping = self.root.stopping
         elif self.background.children:
             run.stopping = self.background.stopping(path)
+        # A task of its own, shielded: if the parent's wait is cancelled the child must not be struck in the middle of
+        # an effect, but be told to stop, so that it closes its handler and says what it has spent.
         task = asyncio.create_task(self._run(run))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             run.stop(Stop("cancelled"))
+            # However often the parent is cancelled meanwhile: no child outlives its parent (generator-contract:L12).
             while not task.done():
                 try:
                     await asyncio.wait((task,))
                 except asyncio.CancelledError:
                     continue
             finished = task.result()
+            # The wait ends with an exception and can return nothing. What the child came to is put aside, and `halt` of
+            # the parent's driver hands it on: its spending counts, and its questions are its parent's.
             self.orphans[path] = finished.as_child() if plan.body is None else finished.as_body()
             raise
 
     async def _run(self, run: RunTask) -> Finished:
         plan = run.plan
+        # Before the machine is made: its first effect reserves in it.
         self._ledgers.open(run.path, plan)
         run.direct = self._direct(run)
         self.hub.seat(run.path, run.state.run_id, plan.definition.id)
@@ -622,8 +676,11 @@ class RunTree:
             finished = await drive(self.services.machine(plan, run.state), run)
             has_background = run.path in self.background.of
             return await self._without_background(run, finished) if has_background else finished
+        # The loop is closing and takes the tasks with it: nobody is left to be told of an end.
         except (asyncio.CancelledError, GeneratorExit):
             raise
+        # Only a bug of the machine's or of a driver gets here, or what is the caller's. The first takes this run down
+        # and no other: a parent sees a failed child.
         except BaseException as error:  # noqa: BLE001
             if not is_callers(error):
                 return _lost(run, error)
@@ -647,6 +704,8 @@ class RunTree:
         Its children are stopped where it was. Where it came to the end of what is recorded of it, each of them does so by itself,
         after all that is recorded of that one.
         """
+        # Said to the standstill: this run is at its end and only waits for its children, so it does not count as one
+        # that is at work, or a tree whose children all wait could never lie down.
         run.is_ending = True
         run.busy = True
         stop = None if self.root.spares or run.stopping is None else _stop_below(run)
@@ -673,12 +732,14 @@ class RunTree:
 
     def _timed(self, run: RunTask, seconds: float) -> asyncio.TimerHandle:
         """Let a run end once its time is over; return what ends it."""
+        # On the loop's clock, which goes on evenly: a wall clock that is set back would give a run more time than it
+        # has (reliability:MP32).
         loop = asyncio.get_running_loop()
         self.deadlines[run.path] = (loop.time() + seconds, seconds)
         return loop.call_later(max(0.0, seconds), run.stop, _too_late(seconds))
 
     def _hear(self, path: str) -> None:
-        """Give a run that goes on what was said to it before, and that it did not hear."""
+        """Give a resumed run what was said to it before and did not reach it."""
         unheard = [UserMessage(text) for text in self.mail.unheard(path)]
         if unheard:
             (self.inboxes.setdefault(path, []) if path else self.inbox).extend(unheard)
@@ -689,6 +750,8 @@ class RunTree:
 
         Timers say so, too, but not while synchronous code keeps the loop from turning, such as a scripted model's.
         """
+        # The limit that is passed names the run that it was set for; those below it are cut with it, and their stop
+        # says only that.
         own = True
         while self.deadlines and self._loop is not None:
             deadline = self.deadlines.get(path)
@@ -700,12 +763,13 @@ class RunTree:
         return None
 
     def _forget(self, path: str) -> None:
-        """Keep nothing of a run that has ended, so that ten thousand children leave no more behind than one."""
+        """Forget a run that has ended, so that ten thousand children leave no more behind than one."""
         self.runs.pop(path, None)
         self.deadlines.pop(path, None)
         self.inboxes.pop(path, None)
         if self.standstill.parked or self.standstill.held:
             self.standstill.look()
+        # Addresses are few at any time: only calls that were stopped and not told of yet.
         for address in [address for address in self.stopped_calls if address[0] == path]:
             del self.stopped_calls[address]
         if self._wrapping is not None:
@@ -727,6 +791,7 @@ class _Signal:
 
     def is_set(self) -> bool:
         """Return whether what is under way has to end."""
+        # Not while it is spared: a tool that looks at this ends by itself, and what it does is to be finished.
         return self._root.stopping is not None and not self._root.spares
 
 
@@ -749,7 +814,7 @@ def _broken_off(finished: Finished, error: BaseException | None) -> Finished:
 
 
 def _lost(run: RunTask, error: BaseException) -> Finished:
-    """Return how a run ends whose machine broke: it takes nothing else down."""
+    """Return the end of a run whose machine broke, which takes nothing else down."""
     if not isinstance(error, StepEngineError):
         msg = f"the run of {run.plan.definition.id!r} broke with {type(error).__name__}: {error}"
         wrapped = StepEngineError(msg)

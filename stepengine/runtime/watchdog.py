@@ -3,7 +3,7 @@ Says who blocks the event loop.
 
 Nothing in a process can stop a handler that never yields, or synchronous code in an async tool; but it can be named. From
 the first moment of a run on, a thread asks its loop four times a second whether it is alive. A loop that does not answer
-is warned of in the log at once, and in the run's events when it goes on, be it only to end. There is one such thread in a
+is warned of in the log at once, and in the run's events when it goes on, if only to end. There is one such thread in a
 process; it ends by itself a moment after the last run, so that runs one after another share it.
 """
 
@@ -137,7 +137,7 @@ def _keep(loop: asyncio.AbstractEventLoop, watchdog: Watchdog) -> None:
 
 @renews
 def _forget() -> None:
-    """Watch nothing of the parent's: its loops never answer in a forked child, where there is no thread that asks, either."""
+    """Watch nothing of the parent's: its loops never answer in a forked child, which has no thread to ask them, either."""
     _watchdogs.clear()
     _threads.clear()
 

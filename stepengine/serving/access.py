@@ -184,7 +184,7 @@ class Tokens:
 
         Raises:
             DefinitionError: where others could read or change the file.
-            DataError: where it is no file of tokens.
+            DataError: where it is not a file of tokens.
         """
         tokens = cls(Path(path), clock=clock)
         tokens._read()
@@ -208,7 +208,7 @@ class Tokens:
         owner = name if owner is None else owner
         for what, said in (("name", name), ("owner", owner)):
             if not NAME.fullmatch(said):
-                msg = f"{said[:80]!r} is no {what} of a token; 1 to 64 letters, digits and . _ @ + - would be fine"
+                msg = f"{said[:80]!r} cannot be the {what} of a token; 1 to 64 letters, digits and . _ @ + - would be fine"
                 raise DefinitionError(msg)
         now = self._clock()
         if expires is not None and (expires.tzinfo is None or expires <= now):
@@ -233,6 +233,8 @@ class Tokens:
         It takes as long for a wrong token as for a right one, and looks at the file again where that was changed.
         """
         digest, found = _digest(token[:MAX_TOKEN]), None
+        # All of them, and no early way out: how long a refusal takes would tell how near a guess was. Digests are
+        # compared, so that the file is of no use to who reads it.
         for entry in self._read():
             if hmac.compare_digest(entry.digest, digest):
                 found = entry.known
@@ -258,6 +260,8 @@ class Tokens:
         import fcntl
 
         try:
+            # A file of its own beside: the tokens are replaced as a whole file, and a lock on the old one would hold
+            # nobody who opens the new one.
             fd = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, OWNER_ONLY)
         except OSError as error:
             msg = f"tokens cannot be kept in {str(self.path)!r}: {error.strerror or type(error).__name__}"
@@ -282,6 +286,8 @@ class Tokens:
                     self._seen, self._entries = None, ()
                     return ()
                 status = os.fstat(fd)
+                # Five facts of the file, since two changes within one tick of the clock leave time and size alike; a
+                # replaced file has another inode.
                 seen = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
                 if seen != self._seen:
                     with open(fd, "rb", closefd=False) as file:
@@ -303,6 +309,8 @@ def opened_secret(path: Path, what: str) -> Iterator[int | None]:
         DefinitionError: for any other file.
     """
     try:
+        # What is opened is what is checked, by its descriptor: asked by name, somebody could put another file there in
+        # between. `O_NONBLOCK`, or a pipe of that name would hold the server for ever.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         yield None
@@ -319,7 +327,7 @@ def opened_secret(path: Path, what: str) -> Iterator[int | None]:
 
 def _check_secret(status: os.stat_result, path: Path, what: str) -> None:
     if not stat.S_ISREG(status.st_mode):
-        msg = f"{str(path)!r} is no regular file; a file of {what} is one"
+        msg = f"{str(path)!r} is not a regular file; a file of {what} is one"
         raise DefinitionError(msg)
     if status.st_uid != os.geteuid():
         msg = f"{str(path)!r} belongs to another user, who could let anybody in; a file of your own would be fine"
@@ -368,7 +376,7 @@ def _entries(data: bytes, path: Path) -> tuple[_Entry, ...]:
             raise DataError(msg, path="$.format")
         return tuple([_entry(each) for each in read["tokens"]])
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, DefinitionError):
-        msg = f"{str(path)!r} is no file of tokens; `stepengine tokens add` makes one"
+        msg = f"{str(path)!r} is not a file of tokens; `stepengine tokens add` makes one"
         raise DataError(msg) from None
 
 
@@ -427,6 +435,7 @@ class Logins:
     def exchange(self, code: str) -> str | None:
         """Return the secret of a new session for the code of a link; ``None`` where it was used, or came too late."""
         with self._lock:
+            # Taken out before it is looked at: the same link twice, even at the same moment, is one session.
             found = self._codes.pop(_digest(code[:MAX_TOKEN]), None)
             if found is None or found.until <= self._clock():
                 return None
@@ -493,7 +502,7 @@ PREFLIGHT = {
 
 def _positive(_: object, of: attrs.Attribute[Any], value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        msg = f"Caps({of.name}={value!r}) is no number above 0"
+        msg = f"Caps({of.name}={value!r}) is not a number above 0"
         raise DefinitionError(msg)
 
 
@@ -695,7 +704,7 @@ class Guard:
             raise Problem(msg, status=421, kind="foreign_host")
 
     def _check_origin(self, asked: _Asked, others: Collection[str]) -> None:
-        """Raise for what a page of another site lets a browser do in the name of who uses it."""
+        """Raise for requests that a page of another site makes a browser send in its user's name."""
         site, origin = asked.header("sec-fetch-site"), asked.header("origin")
         if asked.method in SAFE:
             # A link is followed; a script, an image or a frame of another site has no business here.
@@ -761,7 +770,7 @@ class Guard:
         """
         length = asked.header("content-length")
         if length is not None and not (length.isascii() and length.isdigit()):
-            msg = "Content-Length is no number"
+            msg = "Content-Length is not a number"
             raise Problem(msg, status=400, kind="bad_request")
         if length is not None and (len(length) > MAX_DIGITS or int(length) > self.caps.body):
             raise self._too_large()
@@ -809,7 +818,7 @@ class _Asked:
         self.root = f"/{quote(root.strip('/'))}/" if root.strip("/") else "/"
 
     def header(self, name: str) -> str | None:
-        """Return a header; the values of one that is there several times are joined, so that none of them is fine alone."""
+        """Return a header; if it is there several times, its values are joined, so that none of them is accepted alone."""
         found = self._headers.get(name.encode("ascii"))
         return None if found is None else b", ".join(found).decode("latin-1")
 

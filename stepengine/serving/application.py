@@ -81,7 +81,7 @@ def app(
         authenticate: A function of a Starlette ``Request``, async or not, that returns the ``Caller`` or ``None``.
         logins: One-time links for browsers.
         agents: The ids of the agents that may be started; by default all of the engine.
-        schedules: When agents are started by themselves; who has the scope ``admin`` sees these runs.
+        schedules: When agents are started by themselves; callers with the scope ``admin`` see these runs.
         roots: The folders that ``file_tools`` of its agents were given: what runs wrote there an admin may undo.
         reports: The folder in which `stepengine eval` writes, such as ``"evals"``: who may read sees its reports.
         hosts: Names under which the server is reached; loopback's by default.

@@ -66,8 +66,8 @@ async def json_of(request: Request) -> Any:
     Return the JSON that was sent, which cannot be changed.
 
     Raises:
-        InputError: for what is no JSON, or none that two readers would understand alike.
-        Problem: 415, for what says that it is no JSON.
+        InputError: for what is not JSON, or none that two readers would understand alike.
+        Problem: 415, for what says that it is not JSON.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -82,7 +82,7 @@ def strict_json(data: bytes) -> Any:
     Return JSON, which cannot be changed.
 
     Raises:
-        InputError: for what is no JSON, or none that two readers would understand alike.
+        InputError: for what is not JSON, or none that two readers would understand alike.
     """
     try:
         # What the next reader of the same bytes may take for something else is refused: a name that is there twice, NaN.

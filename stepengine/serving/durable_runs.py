@@ -145,7 +145,7 @@ class DurableRuns:
         self.is_ready = True
 
     async def close(self) -> None:
-        """Take nothing new, and give effects under way a while; what is not over is gone on with by whoever works next."""
+        """Take nothing new, and give effects under way a while; what is not over is resumed by whoever works next."""
         self._is_closing, self.is_ready = True, False
         self.stopping.set()
         await self._stack.aclose()
@@ -372,7 +372,7 @@ class DurableRuns:
         Raises:
             ReplayDivergence: when the run is of agents that this server does not have.
             LimitExceeded: when too many watch it.
-            StepEngineError: when *after* is no id of an event of this run.
+            StepEngineError: when *after* is not an id of an event of this run.
         """
         await self._be_submitted(row)
         if self._readers[row.run, row.tries] >= MOST_READERS:

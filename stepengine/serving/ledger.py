@@ -54,7 +54,7 @@ CREATE TABLE IF NOT EXISTS served_decided (
 """
 NEWEST = "WHERE session = ? AND owner = ? ORDER BY created DESC, run DESC LIMIT 1"
 ROW = "run, owner, agent, status, created, changed, request, session, tries, error"
-# Whoever dies behind this leaves a run that somebody goes on with: what is suspended waits for a letter or a time. When it changed
+# Whoever dies behind this leaves a run that somebody resumes: what is suspended waits for a letter or a time. When it changed
 # stays as it is, since by that answers to one question are told apart.
 UNDER_WAY = "UPDATE served SET status = 'running' WHERE run = ? AND status = 'suspended'"
 UNENDED = "SELECT run FROM served WHERE session = ? AND status IN ('started', 'running', 'suspended') LIMIT 1"
@@ -72,7 +72,7 @@ class RunRow:
         owner: Who started it.
         agent: Its agent.
         status: ``"started"`` until it is known that there is a journal, then ``"running"``, ``"suspended"``, how it ended, or
-            ``"stranded"`` for one that nobody could go on with.
+            ``"stranded"`` for one that nobody could resume.
         created: When it was asked for, in seconds since 1970.
         changed: When the status changed.
         request: What was asked: ``prompt``, ``params``, ``metadata`` and the like.
@@ -140,7 +140,7 @@ class Ledger:
         """
         Do all of *acts* in one transaction, which is on the disk when this returns, and return what each gave.
 
-        One that raises ``InputError`` gives that error and takes no other one with it.
+        One that raises ``InputError`` gives that error and does not spoil the others.
         """
         made: list[Any] = []
         with self._used() as known, known.lock, known.writing() as database:
@@ -359,7 +359,7 @@ def noting(run: str, status: str, now: float, *, tries: int = 0, error: str = ""
 
 def deciding(run: str, decisions: Mapping[str, Answer]) -> Act:
     """
-    Return what keeps decisions about effects in doubt until somebody goes on with the run, and lets it go on.
+    Return the action that keeps decisions about effects in doubt until somebody resumes the run, and lets it go on.
 
     It raises ``InputError`` where something else was decided, and nobody has gone on yet.
     """
@@ -413,7 +413,7 @@ def suspending(run: str, now: float, woken: int) -> Act:
 
 def taking_up(run: str) -> Act:
     """
-    Return what says that somebody goes on with a run, and gives what was decided about its effects in doubt, by question.
+    Return the action that notes that somebody resumes a run, and gives what was decided about its effects in doubt, by question.
 
     Each decision counts once: when a process is killed while it does something a second time, that is in doubt anew, and is
     asked anew.

@@ -55,7 +55,7 @@ class Metrics:
         self._agents = frozenset(agent.id for agent in runs.engine.agents)
         self.registry = CollectorRegistry()
         counter, gauge = self._counter, self._gauge
-        self._started = counter("runs_started", "Runs that this process began or went on with.", "agent", "resumed")
+        self._started = counter("runs_started", "Runs that this process began or resumed.", "agent", "resumed")
         self._finished = counter("runs_finished", "Runs that ended or were suspended in this process.", "agent", "status")  # fmt: skip
         self._calls = counter("model_calls", "Calls of models.", "model", "outcome")
         self._tokens = counter("model_tokens", "Tokens of models, each in one kind.", "model", "kind")
@@ -162,6 +162,8 @@ class Metrics:
 
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+# Each value of a label is a row for ever, in this process and in every Prometheus that reads it; names that come from
+# outside are therefore counted, and from some number on are all "other".
 MOST_MODELS = 100
 
 
@@ -201,6 +203,8 @@ STREAM = b"text/event-stream"
 
 
 async def show_metrics(request: Request) -> Response:
+    # The application's own registry and not the process's: two applications in one process would count into each other,
+    # and a second one of the same names is an error there.
     metrics: Metrics = request.app.state.metrics
     text, kind = await metrics.text(",".join(request.headers.getlist("accept"))[:1_000])
     return Response(text, headers={"content-type": kind})

@@ -114,7 +114,7 @@ class Conversation:
         Return the conversation of whoever makes a request, by its name: nobody reaches another one's.
 
         Raises:
-            InputError: for what is no name.
+            InputError: for what is not a name.
             StepEngineError: when what is recorded of it cannot be read.
         """
         if not (1 <= len(name) <= MAX_NAME and name.isprintable()):
@@ -218,7 +218,7 @@ async def followed(runs: Runs, caller: Caller, run: str, after: str | None) -> A
         rests = await runs.rests(run)  # first: what was written before that is read by now
         events = await asyncio.to_thread(watch.look)
         for event in events:
-            # Whoever goes on with a run that was stopped shows no other one.
+            # Whoever resumes a run that was stopped shows no second one.
             if not isinstance(event, RunFinished) or event.path:
                 yield event
         if rests and not watch.is_behind:

@@ -122,7 +122,7 @@ class Reports:
         self._folder = Path(folder)
         if self._folder.exists():
             if not self._folder.is_dir():
-                msg = f"reports={str(folder)!r} is no folder; the one in which `stepengine eval` writes, such as 'evals', would be fine"
+                msg = f"reports={str(folder)!r} is not a folder; the one in which `stepengine eval` writes, such as 'evals', would be fine"
                 raise DefinitionError(msg)
             check_folder(self._folder)
 
@@ -181,14 +181,14 @@ class Reports:
 
 
 def _read(place: ReportPlace) -> Report | None:
-    """Return the report of a place; ``None`` for what is none, such as the results of something else."""
+    """Return the report at a place; ``None`` for anything else, such as the results of another command."""
     try:
         descriptor = os.open(place.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             data = file.read(MAX_BYTES + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
         report = _parsed(data)
     except (OSError, ValidationError, ValueError) as error:
-        logger.info("%s is no report of an evaluation: %s", place.file, type(error).__name__)
+        logger.info("%s is not a report of an evaluation: %s", place.file, type(error).__name__)
         return None
     if report is not None:
         report.id = place.id

@@ -1,4 +1,4 @@
-"""What clients may ask for: one table of operations, of which the routes and the OpenAPI document are made."""
+"""What clients may ask for: one table of operations, from which the routes and the OpenAPI document are made."""
 
 from __future__ import annotations
 
@@ -1057,7 +1057,7 @@ OPERATIONS: tuple[Operation, ...] = (
         method="POST", path="/runs", name="start_run", scope="run", handler=start_run, body=StartRun, gives={202: StartedRun},
         refuses=(409, 413, 415, 429, 503),
         parameters=(Parameter("Idempotency-Key", "A second request with it is answered by the same run for a day.", place="header"),),
-        about="Start a run.\nIt is registered on the disk before this answers: a server that is killed goes on with it.",
+        about="Start a run.\nIt is registered on the disk before this answers: a server that is killed resumes it.",
     ),
     Operation(
         method="GET", path="/runs", name="list_runs", scope="read", handler=list_runs, gives={200: RunList}, refuses=(422,),

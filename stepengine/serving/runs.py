@@ -240,7 +240,7 @@ class Runs:
 
     async def open(self) -> None:
         """
-        Begin to look after the place: go on with what was under way, and with what becomes due.
+        Begin to look after the place: resume what was under way, and what becomes due.
 
         Raises:
             DefinitionError: when others could write the place.
@@ -275,6 +275,8 @@ class Runs:
         self._is_closing, self.is_ready = True, False
         self.stopping.set()
         await self._stack.aclose()
+        # In this order: nothing new begins; what is under way may end by itself; only what is left is cut, and told as
+        # a shutdown, so that whoever follows it waits for the next process.
         waits = [asyncio.ensure_future(handle.wait()) for handle in self._live.values()]
         if waits:
             await asyncio.wait(waits, timeout=self._drain)
@@ -301,9 +303,13 @@ class Runs:
     async def _write(self, act: Act) -> Any:
         """Do *act* in the ledger; what a hundred callers want at once costs one look at the disk."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        # SQLite has one writer and each commit is a sync: a thousand starts at once were a thousand syncs, one after
+        # the other. So whatever comes while one commit is under way goes into the next.
         self._acts.append((act, future))
         if self._writing is None:
             self._writing = asyncio.ensure_future(self._write_all())
+        # A request that is given up meanwhile must not take the write of others along, nor its own, which somebody may
+        # have been told of.
         return await asyncio.shield(future)
 
     async def _write_all(self) -> None:
@@ -356,6 +362,8 @@ class Runs:
             request,
             session_of(caller, asked.session),
         )
+        # Registered first and begun then: should this process die in between, the run is under way by the ledger, and
+        # whoever sweeps next begins it. The other way round it would be at work and nobody would know whose it is.
         known = await self._registered(row, key)
         if known is not None:
             return known.run, False
@@ -388,6 +396,8 @@ class Runs:
         if self._is_closing:
             msg = "the server is about to stop and starts nothing; ask again in a moment"
             raise Problem(msg, status=503, kind="stopping", headers={"retry-after": "5"})
+        # Refused and not queued: whoever asks knows best whether waiting makes sense, and a queue in memory is lost
+        # with the process.
         if not self._has_room():
             msg = f"{self.max_live:,} runs are under way, which is as many as this server has at a time; ask again in a moment"
             raise Problem(msg, status=429, kind="too_many_runs", headers={"retry-after": "5"})
@@ -460,6 +470,7 @@ class Runs:
             error = result.error
         if error is not None:
             await self._failed(run, error)
+        # What closing cut is under way for whoever comes next, so nothing is written down as its end.
         elif result is not None and not (self._is_closing and result.status is RunStatus.CANCELLED):
             await self._rests(run, handle, result)
 
@@ -471,7 +482,7 @@ class Runs:
         now = time.time()
         if result.status is RunStatus.SUSPENDED:
             # In this order: what comes behind the count is seen by the count, and before it by the look. Should this process die
-            # in between, the run is under way by the ledger, and whoever sweeps next goes on with it.
+            # in between, the run is under way by the ledger, and whoever sweeps next resumes it.
             woken = await asyncio.to_thread(self._ledger.woken, run)
             has_mail = woken > 0 and await asyncio.to_thread(self._has_mail, run)
             if has_mail or not await self._write(suspending(run, now, woken)):
@@ -494,7 +505,7 @@ class Runs:
         return found is not None and found.wakes_at is not None and found.wakes_at.timestamp() <= time.time()
 
     async def _failed(self, run: str, error: BaseException) -> None:
-        """Take note that nobody could go on with a run; after three times it is left alone."""
+        """Take note that nobody could resume a run; after three times it is left alone."""
         if isinstance(error, JournalLocked):
             return
         row = await asyncio.to_thread(self._ledger.find, run)
@@ -620,7 +631,7 @@ class Runs:
     async def _nudge(self, row: RunRow) -> None:
         """Let a run take in what was posted for it, wherever it is."""
         # On the disk before anybody is told, also of a run of this process, which may be lying down and past its last look: who
-        # dies behind this leaves a run that somebody goes on with.
+        # dies behind this leaves a run that somebody resumes.
         await self._write(waking(row.run))
         handle = self._live.get(row.run)
         if handle is not None:
@@ -731,7 +742,7 @@ class Runs:
         """
         Return what shows the events of a run from its first on, or from behind *after*.
 
-        A run of this process is shown live; what it did before this process went on with it, from its journal. So is one that
+        A run of this process is shown live; what it did before this process resumed it, from its journal. So is one that
         another process has, and one that ended long ago: whole texts and no pieces of them.
 
         Args:
@@ -740,7 +751,7 @@ class Runs:
 
         Raises:
             LimitExceeded: when the run has 100 readers already.
-            StepEngineError: when *after* is no id of an event.
+            StepEngineError: when *after* is not an id of an event.
         """
         had, handle = Had.of(after), self._shown_by(row)
         if handle is None:
@@ -757,7 +768,7 @@ class Runs:
     def _shown_by(self, row: RunRow) -> RunHandle | None:
         """Return the handle that has the newest events of a run, if that is one of this process."""
         handle, noted = self._live.get(row.run), self._rested_at.get(row.run, math.inf)
-        # Another server may have gone on with what rests here; of what ended just now the row may be older.
+        # Another server may have resumed what rests here; the row of what ended just now may be older.
         is_newest = row.changed < noted or (row.changed == noted and row.status not in UNDER_WAY)
         return handle if handle is not None or not is_newest else self._rested.get(row.run)
 
@@ -770,7 +781,7 @@ class Runs:
         Return how far a reader has come who brings back the id *after*.
 
         Raises:
-            StepEngineError: when it is no id of an event.
+            StepEngineError: when it is not an id of an event.
         """
         return Had.of(after)
 
@@ -815,7 +826,7 @@ class Runs:
         await self._nudge(row)
 
     async def _open_questions(self, row: RunRow, wanted: Iterable[str]) -> dict[str, Question]:
-        """Return the open questions of a run, those in *wanted* also while the run is being suspended for want of an answer."""
+        """Return the open questions of a run, those in *wanted* also while the run is being suspended because nobody answers."""
         until = time.monotonic() + SUSPEND_SECONDS
         while True:
             is_live = row.run in self._live
@@ -1338,7 +1349,7 @@ def _status(row: RunRow, history: History) -> str:
 def _of_request(
     error: StepEngineError, own: type[StepEngineError], row: RunRow, journal: Journal, *, status: int, kind: str
 ) -> Exception:
-    """Return what is told of an error: one of *own*, and none of its children, says that a run cannot do what was asked."""
+    """Return what clients are told of an error: an error of a class in *own*, and not of a subclass, says that a run cannot do what was asked."""
     told = error.message.replace(journal.name, f"run {row.run}")
     if isinstance(error, InputError):
         return InputError(told, issues=(told,))

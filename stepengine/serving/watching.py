@@ -100,7 +100,7 @@ class Had:
         Return what a client says by the id that it brings back.
 
         Raises:
-            StepEngineError: when it is no id of an event.
+            StepEngineError: when it is not an id of an event.
         """
         if after is None:
             return cls(None, {})
@@ -110,7 +110,7 @@ class Had:
         is_mixed, told = told.startswith("+"), told.removeprefix("+")
         found = dict(map(_marked, told.split(",", MOST_PATHS))) if told else {}
         if len(after) > MAX_ID or None in found:
-            msg = f"after={after[:100]!r} is no id of an event; one is such as 5d0c2a17-0"
+            msg = f"after={after[:100]!r} is not an id of an event; one is such as 5d0c2a17-0"
             raise StepEngineError(msg)
         return cls(place_of(place), found, is_mixed=is_mixed)  # type: ignore[arg-type]  # `None` was looked for
 
@@ -120,7 +120,7 @@ class Had:
         return None if self.place is None else f"{self.place.epoch}-{self.place.index}"
 
     def take(self, event: Event) -> str:
-        """Take in that the reader gets an event, and return the id that it gets with it; ``""`` for one that has none."""
+        """Note that the reader gets an event, and return the id that is sent with it; ``""`` for an event without one."""
         if isinstance(event, EventsDropped):
             # What it missed is not known, unless it begins anew.
             self.marks = {} if event.reason == "epoch" else None
@@ -206,7 +206,7 @@ class Past:
         return number <= self._limit(event.path)
 
     def _limit(self, path: str) -> float:
-        """Return up to which event the reader has those of a path; of one that has ended, its parent says so."""
+        """Return up to which event the reader has those of a path; if its run has ended, the parent's events say so."""
         if path not in self._limits:
             at: float
             if path in self._marks:
@@ -405,7 +405,7 @@ class Following:
             self._start, size = self._start + count, size - bytes_
 
     def _take_back(self, count: int) -> None:
-        """Forget events that do not hold any more; who has them is told."""
+        """Forget events that no longer hold; readers that have them are told."""
         self._kept = self._end - count
         self._events, self._pieces, self._start = [], [], self._kept
         self._lost, self._turn = count, self._turn + 1

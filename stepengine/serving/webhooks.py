@@ -273,8 +273,8 @@ class Webhooks(_Part):
             told = error.errors(include_url=False, include_context=False, include_input=False)
             issues = "; ".join([f"{'.'.join(map(str, one['loc']))[:100]}: {one['msg'][:200]}" for one in told[:5]])
         except ValueError:
-            issues = "it is no JSON"  # which would be quoted with a secret in it
-        msg = f"{name!r} is no file of webhooks: {issues}"
+            issues = "it is not JSON"  # which would be quoted with a secret in it
+        msg = f"{name!r} is not a file of webhooks: {issues}"
         raise DataError(msg)
 
 
@@ -568,6 +568,10 @@ class Posts:
             # What is in doubt is asked anew after each crash, under one id.
             again = f"@{row.changed}" if question.id.startswith(DOUBT) else ""
             told = {name: plain(getattr(question, name)) for name in TOLD}
+            # From the file alone: this message is not made for a request, so there is none whose host could be taken,
+            # and one that could be would be the sender's choice (a forged Host header would send people's answers
+            # elsewhere). The address that the server is bound to is mostly one behind a proxy, which nobody outside can
+            # reach.
             url = f"{self._target.public_url.rstrip('/')}/runs/{row.run}/answers"
             made.append(self._message(row, "question", f"{question.id}{again}", {"question": told, "answer_url": url}))
         return made
@@ -578,6 +582,8 @@ class Posts:
         return self._message(row, "finished", row.status, {"status": row.status, "run_url": url})
 
     def _message(self, row: RunRow, kind: str, part: str, more: Mapping[str, Any]) -> _Message:
+        # Made of what it tells of, so that the same message has the same id each time that it is sent, by whichever
+        # server of the place: the receiver can throw the second one away.
         id_ = f"{row.run}:{part}"
         told = {"id": id_, "type": kind, "run_id": row.run, "agent_id": row.agent, **more}
         return _Message(id_, KNOWN.seen(told))
@@ -651,6 +657,8 @@ def _claiming(now: float, since: float, begun: float) -> Act:
             (since, begun),
         )
         query = f"SELECT run, changed, tries {DUE} ORDER BY due LIMIT {AT_A_TIME}"
+        # Taken for a while and not for good, in the same transaction: of several servers of one place each message is
+        # sent by one, and one that dies with it leaves it to the others when the time is over.
         found = [_Untold(*row) for row in database.execute(query, (now,)).fetchall()]
         for one in found:
             database.execute("UPDATE served_told SET due = ? WHERE run = ?", (now + LEASE, one.run))
@@ -661,6 +669,8 @@ def _claiming(now: float, since: float, begun: float) -> Act:
 
 def _told(one: _Untold) -> Act:
     def tell(database: sqlite3.Connection) -> None:
+        # Only if the run has not changed since: a run that asked again while the message was under way has something
+        # new to tell.
         database.execute("UPDATE served_told SET is_told = 1 WHERE run = ? AND changed = ?", (one.run, one.changed))
 
     return tell

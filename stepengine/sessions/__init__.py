@@ -1,9 +1,17 @@
 """
 Conversations that outlive a run.
 
-What lives here: the session stores (memory, file, SQLite), which keep a conversation between runs and hand it back, and the hooks that do so around a run.
+A run starts from a state and leaves one; a session store keeps it in between, under an id of the caller's. Before the run the state is
+loaded, after it the new one is saved with the version that was loaded, and a save over a version that somebody else has saved
+meanwhile is a ``SessionConflict``: of two messages of one person at once neither may lose the other's answer. The stores (memory,
+file, SQLite) differ in where, and not in what, they keep. A conversation that another program left with calls and results that do
+not pair is mended when it is loaded, since every provider refuses it otherwise.
 
-What must not: effects and outcomes of a run (they belong to `stepengine.journal`), and any change of what a conversation says.
+What lives here: the stores, and the hooks that load and save around a run.
+
+Must not be here: effects and outcomes of a run (they belong to ``stepengine.journal``), and any change of what a conversation says.
+
+Begin with ``session``, the protocol of stores; then ``around``.
 """
 
 from __future__ import annotations

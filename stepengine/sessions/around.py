@@ -54,7 +54,7 @@ class AnyStore:
         has_state: Whether it keeps what the last run left.
 
     Raises:
-        DefinitionError: when it is no store.
+        DefinitionError: when it is not a store.
     """
 
     def __init__(self, store: Any) -> None:
@@ -193,7 +193,7 @@ def session_hooks(store: SessionStore | VersionedStore) -> Hooks:
             ``save_history(id, messages)``, plain or async.
 
     Raises:
-        DefinitionError: when it is no store. In a run, a store that fails while loading ends it as ``failed``; one that fails
+        DefinitionError: when it is not a store. In a run, a store that fails while loading ends it as ``failed``; one that fails
             while saving, or was saved by somebody else meanwhile, leaves the result as it is and shows ``HookFailed``.
     """
     around = _Around(AnyStore(store))

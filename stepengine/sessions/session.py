@@ -205,7 +205,7 @@ def check_id(session_id: str) -> str:
     try:
         session_id.encode()
     except UnicodeEncodeError:
-        msg = f"the session id {session_id!r} holds half of a surrogate pair, which is no text"
+        msg = f"the session id {session_id!r} holds half of a surrogate pair, which is not text"
         raise SessionError(msg) from None
     return session_id
 
@@ -227,7 +227,7 @@ def messages_from_json(data: Iterable[object]) -> list[Message]:
         try:
             message = codec.restored(item)
         except StepEngineError as error:
-            msg = f"item {number} is no stored message: {error}"
+            msg = f"item {number} is not a stored message: {error}"
             raise SessionError(msg) from None
         if not isinstance(message, (UserMessage, AssistantMessage, ToolMessage)):
             msg = f"item {number} is a {type(message).__name__} and no message"

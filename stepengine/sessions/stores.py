@@ -92,7 +92,7 @@ class Store(ABC):
 
     @abstractmethod
     def delete(self, session_id: str) -> None:
-        """Remove a session with the journals of its runs; one that is not known is no error."""
+        """Remove a session with the journals of its runs; one that is not known is not an error."""
 
     @abstractmethod
     def get_cached(self, key: str) -> Any:
@@ -272,7 +272,7 @@ def _messages(lines: Iterator[bytes], where: str) -> list[Message]:
         try:
             found += messages_from_json([json.loads(line)])
         except (ValueError, RecursionError, SessionError) as error:
-            msg = f"{where}, line {number}, is no stored message: {error}"
+            msg = f"{where}, line {number}, is not a stored message: {error}"
             raise SessionError(msg) from None
     return found
 
@@ -415,7 +415,7 @@ class FileSessions(Store):
         clock: Gives the time of a save.
 
     Raises:
-        SessionError: when *root* cannot be made, or is no folder of ours.
+        SessionError: when *root* cannot be made, or is not a folder of ours.
     """
 
     def __init__(self, root: str | os.PathLike[str], *, clock: Clock = _utc) -> None:
@@ -559,7 +559,7 @@ def _read_file(path: Path) -> bytes | None:
     with open(descriptor, "rb") as file:  # noqa: PTH123  (it is open already)
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_FILE_BYTES:
-            msg = f"{str(path)!r} is no regular file of at most {MAX_FILE_BYTES:,} bytes"
+            msg = f"{str(path)!r} is not a regular file of at most {MAX_FILE_BYTES:,} bytes"
             raise SessionError(msg)
         return file.read()
 
@@ -586,7 +586,7 @@ class SqliteSessions(Store):
         clock: Gives the time of a save.
 
     Raises:
-        SessionError: when it cannot be opened, or is no database.
+        SessionError: when it cannot be opened, or is not a database.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, clock: Clock = _utc) -> None:
@@ -740,7 +740,7 @@ def _made_private(path: Path) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE))
     except FileExistsError:
         if not stat.S_ISREG(path.lstat().st_mode):
-            msg = f"{str(path)!r} is no regular file"
+            msg = f"{str(path)!r} is not a regular file"
             raise SessionError(msg) from None
 
 
@@ -750,5 +750,5 @@ def _parsed(text: str | bytes | None, where: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        msg = f"{where} holds what is no JSON: {error}"
+        msg = f"{where} holds what is not JSON: {error}"
         raise SessionError(msg) from None

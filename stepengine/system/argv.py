@@ -45,7 +45,7 @@ class Script:
 
 
 class _NotArgv(Exception):
-    """What is read is no argument list."""
+    """What is read is not an argument list."""
 
 
 def parse_command(command: str | Sequence[str]) -> Argv | Script:
@@ -103,7 +103,7 @@ def _check_text(text: str) -> None:
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        msg = "the command holds half of a surrogate pair, which is no text"
+        msg = "the command holds half of a surrogate pair, which is not text"
         raise ToolError(msg) from None
     if size > COMMAND_BYTES:
         _too_large(size)

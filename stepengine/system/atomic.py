@@ -72,7 +72,7 @@ def target_info(folder: Fd, name: str, path: str) -> os.stat_result | None:
     elif stat.S_ISDIR(info.st_mode):
         msg = f"{path!r} is a folder"
     else:
-        msg = f"{path!r} is no regular file"
+        msg = f"{path!r} is not a regular file"
     raise ToolError(msg)
 
 

@@ -109,6 +109,8 @@ class Connection:
     ) -> None:
         self._name = name
         self._line = line
+        # Two locks: writing may wait for the other end, and the thread that reads answers must not wait with it, or
+        # both ends stand with full pipes.
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         self._pending: dict[int, _Pending] = {}
@@ -121,6 +123,8 @@ class Connection:
         self._ready = threading.Event()
         try:
             self._process = subprocess.Popen(  # noqa: S603  (an argument list, that of whoever made the workspace)
+                # A session of its own, so that Ctrl-C in the terminal of here does not end it beside us, and all that
+                # it started can be ended as one group.
                 argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(env), start_new_session=True
             )  # fmt: skip
         except (OSError, ValueError) as error:
@@ -130,10 +134,15 @@ class Connection:
         streams = (self._process.stdin, self._process.stdout, self._process.stderr)
         self._in, self._out, self._err = [stream.fileno() for stream in streams if stream is not None]
         for fd in (self._in, self._out, self._err):
+            # Not blocking, with `select` before each use: a program that reads nothing, or half of a frame, would else
+            # hold a thread that no time limit can get out.
             os.set_blocking(fd, False)
+        # A pipe to oneself, which wakes the reading thread out of its `select` when the connection is to end.
         self._wakes, self._woken = os.pipe()
         self._thread = threading.Thread(target=self._read, name="stepengine-workspace", daemon=True)
         self._thread.start()
+        # The program is sent over the same pipe and not installed there: the other end needs a Python and nothing of
+        # ours, and both ends are always of one version.
         text = b"%09d" % len(source) + source
         deadline = time.monotonic() + seconds
         with contextlib.suppress(_Ended):
@@ -178,6 +187,7 @@ class Connection:
         pending = _Pending(effect=effect)
         with self._lock:
             self._check()
+            # Noted before it is sent: the answer may be there before `_send` has returned.
             self._last += 1
             number = self._last
             self._pending[number] = pending
@@ -515,7 +525,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         head = None
     if not isinstance(head, dict):
-        msg = "a frame that is no JSON object"
+        msg = "a frame that is not a JSON object"
         raise _Broken(msg)
     return head
 

@@ -200,7 +200,7 @@ def check_names(names: Sequence[str], *, env_secrets: bool) -> tuple[str, ...]:
     Return the names of variables that commands may see.
 
     Raises:
-        DefinitionError: for one string, for what is no name, and for the name of a secret without *env_secrets*.
+        DefinitionError: for one string, for what is not a name, and for the name of a secret without *env_secrets*.
     """
     if isinstance(names, str):
         msg = f"env={names!r} is one string; give a list of names, such as env=[{names!r}]"

@@ -27,6 +27,7 @@ from stepengine.system.threads import CANCELLED
 
 if TYPE_CHECKING:
     from stepengine.system.connection import Answer, Connection, Listener
+    from stepengine.system.containers import Container
 
 __all__ = ("Elsewhere", "Far", "FarEntry", "Place")
 
@@ -55,6 +56,8 @@ class Place:
         start: Seconds that a start may take.
         shown: Folders there that are folders of this machine: what they are here.
         once: Why it cannot be reached a second time, as the end of a sentence; ``""`` when it can.
+        kept: The container that outlives a connection.
+        again: Returns the same kind of place that begins with another image or folder.
     """
 
     name: str
@@ -64,6 +67,8 @@ class Place:
     start: float = 60.0
     shown: Mapping[str, str] = {}
     once: str = ""
+    kept: Container | None = None
+    again: Callable[[str], Any] | None = None
 
 
 class Far:
@@ -211,7 +216,7 @@ class Elsewhere:
     """
 
     def __init__(self, place: Place) -> None:
-        self._place = place
+        self.place = place
         self._lock = threading.RLock()
         self._connection: Connection | None = None
         self._numbers = itertools.count(1)
@@ -226,11 +231,11 @@ class Elsewhere:
     @property
     def name(self) -> str:
         """What it is called in messages."""
-        return self._place.name
+        return self.place.name
 
     def here(self, path: str) -> str:
         """Return the real path of the folder of this machine that is shown under a path there; ``""`` for none."""
-        return self._place.shown.get(path, "")
+        return self.place.shown.get(path, "")
 
     def renew(self) -> None:
         """Leave the connection to the parent: a forked child opens its own."""
@@ -281,10 +286,12 @@ class Elsewhere:
     def _opened(self) -> Connection:
         from stepengine.system.connection import PROGRAM, Connection, source_of
 
-        place = self._place
+        place = self.place
         if self.line and place.once:
             msg = f"the workspace {place.name} was lost: {place.once}"
             raise WorkspaceLost(msg)
+        if place.kept is not None:
+            place.kept.begin()
         argv = place.argv((*ISOLATED, "-c", PROGRAM))
         self.line += 1
         source = source_of("worker.py")
@@ -309,8 +316,8 @@ class Elsewhere:
             path, same = self._paths.get(handle, ("", (0, 0)))
             if not path:  # it was closed
                 continue
-            number = connection.ask("root", seconds=self._place.start, handle=handle, path=path)
-            answer = connection.answer(number, seconds=self._place.start)
+            number = connection.ask("root", seconds=self.place.start, handle=handle, path=path)
+            answer = connection.answer(number, seconds=self.place.start)
             info = _info(answer.head.get("info"))
             if (info.st_dev, info.st_ino) != same:
                 msg = f"the workspace {self.name} was opened again, and {path!r} is another folder there now; make its tools anew"

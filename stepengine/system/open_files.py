@@ -33,5 +33,5 @@ def too_many_files(error: BaseException) -> str:
 
 
 def said(error: OSError) -> str:
-    """Return what the system says of an error, and of one that a limit of the system makes, which one to raise."""
+    """Return what the system says of an error; for one that comes of a limit of the system, also which limit to raise."""
     return too_many_files(error) or error.strerror or str(error)

@@ -1,4 +1,4 @@
-"""Turns the text of a path into its components, and refuses what is no path inside a root."""
+"""Turns the text of a path into its components, and refuses what is not a path inside a root."""
 
 from __future__ import annotations
 

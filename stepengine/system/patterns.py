@@ -321,13 +321,13 @@ def safe_columns(pattern: str) -> int:
     Return how many characters of a line may be searched with a pattern.
 
     Raises:
-        ToolError: when it is no regular expression, or one that could take for ever.
+        ToolError: when it is not a regular expression, or one that could take for ever.
     """
     try:
         re.compile(pattern)
         parsed = re._parser.parse(pattern)  # type: ignore[attr-defined]  # noqa: SLF001  (the only parser of its syntax)
     except (re.error, RecursionError, OverflowError) as error:
-        msg = f"the pattern is no regular expression: {error}"
+        msg = f"the pattern is not a regular expression: {error}"
         raise ToolError(msg) from None
     unbounded, ways = _cost(parsed, inside=False)
     if unbounded >= len(LIMITS) or ways > LIMITS[unbounded][1]:

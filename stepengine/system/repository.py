@@ -130,7 +130,7 @@ class _Instructions:
         if same & self._seen or not data.strip():
             return None
         if b"\0" in data:
-            self._made["warnings"].append(f"{shown} was not read: it is no text")
+            self._made["warnings"].append(f"{shown} was not read: it is not text")
             return None
         self._seen |= same
         room = min(FILE_BYTES, self._left)

@@ -75,7 +75,7 @@ class Root:
         system: Where it is; ``None`` for here.
 
     Raises:
-        DefinitionError: when it is no folder, too wide, or this system cannot walk by descriptor.
+        DefinitionError: when it is not a folder, too wide, or this system cannot walk by descriptor.
         WorkspaceLost: when the system that it is on cannot be reached.
     """
 
@@ -111,6 +111,8 @@ class Root:
             msg = "this system cannot open files relative to a held folder, so nothing could be confined to a root"
             raise DefinitionError(msg)
         try:
+            # Held open from here on: every path is walked from this descriptor, so that renaming or replacing the
+            # folder's name leads nowhere else.
             self.fd = os.open(folder, WALK & ~os.O_NOFOLLOW)
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
@@ -123,6 +125,8 @@ class Root:
             home = Path.home()
         except RuntimeError:
             home = Path("/")
+        # By inode and not by name: `/home/../home/me` and a link to it are the home folder, too. A model that may write
+        # there may write what the shell runs at its next start.
         for wide in (home, *home.parents, Path("/")):
             try:
                 same = os.path.samestat(self.info, os.stat(wide))  # noqa: PTH116  (samestat takes this)
@@ -181,6 +185,8 @@ class Root:
 
     def check_secret(self, parts: Sequence[str], path: str) -> None:
         """Refuse a secret path."""
+        # Before anything is opened, and again where a link has led (`_reach`): a harmless name may lead to a secret
+        # file, and a secret name to a harmless one.
         if self.secrets.match(parts):
             which = self.secrets.which(parts)
             msg = f"{path!r} may hold secrets (it matches {which!r}) and is not available to tools"
@@ -196,7 +202,7 @@ class Root:
         return self.secrets.match(parts) or (guard is not None and bool(guard(self.real, parts)))
 
     def check_file(self, opened: Opened, path: str) -> None:
-        """Refuse what is no regular file, or another name of a secret one."""
+        """Refuse what is not a regular file, or another name of a secret one."""
         mode = opened.info.st_mode
         if stat.S_ISDIR(mode):
             msg = f"{path!r} is a folder; use list_directory"
@@ -218,6 +224,8 @@ class Root:
 
     def _names_a_secret(self, info: os.stat_result) -> bool:
         """Return whether a file is also known by a secret name; true as well when the tree is too large to tell."""
+        # A hard link is no link: nothing in the file says that it has another name, and only a walk finds that. Where
+        # the tree is too large to tell, it counts as secret.
         budget = Budget(SECRET_SCAN_ENTRIES)
         fd = calls.open_at(".", FOLDER, self.fd)
         try:
@@ -304,6 +312,9 @@ class Root:
         parts = self.parts(path)
         self.check_secret(parts, path)
         todo, done, folder, hops = deque(parts or (".",)), deque[str](), self.fd, 0
+        # Component by component, each opened relative to the one before and without following links. To check a path
+        # first and open it then leaves a moment in which somebody, such as a command that the model runs, puts a link
+        # in between (CVE-2025-53109).
         try:
             while True:
                 name = todo.popleft()
@@ -316,6 +327,8 @@ class Root:
                     hops += 1
                     self._check_hops(hops, path)
                     todo = todo or deque(["."])
+                    # A link is followed by hand: its target is put in front of what is left, and the walk begins again
+                    # at the root, so that it passes the same checks as if it had been written.
                     folder, done = self._move(folder, self.fd), deque()
                     continue
                 if name != ".":
@@ -435,7 +448,7 @@ class Root:
             msg = f"{path!r} does not exist"
             raise Missing(msg) from None
         elif error.errno == errno.ENOTDIR:
-            msg = f"{path!r} goes through something that is no folder"
+            msg = f"{path!r} goes through something that is not a folder"
         else:
             msg = f"{path!r} cannot be used: {error.strerror or type(error).__name__}"
         raise ToolError(msg) from None

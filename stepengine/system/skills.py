@@ -355,7 +355,7 @@ def _mapping(head: str) -> Mapping[str, object]:
             continue
         if isinstance(value, dict):
             return value
-    msg = "the head of SKILL.md is no YAML mapping"
+    msg = "the head of SKILL.md is not a YAML mapping"
     raise ToolError(msg)
 
 

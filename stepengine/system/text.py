@@ -59,7 +59,7 @@ class FileText:
 
     @property
     def shown(self) -> str:
-        """The text with replacement characters for what is no UTF-8."""
+        """The text with replacement characters for what is not UTF-8."""
         return (
             self.text
             if self.text.isascii()

@@ -62,7 +62,7 @@ def networks(texts: Iterable[str]) -> tuple[Network, ...]:
     Return networks from their text, such as ``"10.1.0.0/16"``.
 
     Raises:
-        ValueError: when one is no network.
+        ValueError: when one is not a network.
     """
     return tuple([ipaddress.ip_network(text) for text in texts])
 
@@ -150,7 +150,7 @@ def parse_url(text: str) -> Target:
     Return where an address leads.
 
     Raises:
-        BlockedAddress: when it is no plain http or https address.
+        BlockedAddress: when it is not a plain http or https address.
     """
     url = text.strip(" ")
     if len(url) > URL_CHARS:
@@ -168,7 +168,7 @@ def parse_url(text: str) -> Target:
         raise _refused(url, "it has no host that could be understood")
     port = int(parts[2]) if parts[2] else PORTS[scheme]
     if not 0 < port <= MAX_PORT:
-        raise _refused(url, f"{port} is no port")
+        raise _refused(url, f"{port} is not a port")
     path = quote(rest if rest.startswith("/") else f"/{rest}", safe=SAFE)
     return Target(scheme, _host(parts[1], url), port, path)
 
@@ -208,14 +208,14 @@ def joined(base: Target, location: str) -> Target:
     Return where a redirect leads.
 
     Raises:
-        BlockedAddress: when that is no plain http or https address.
+        BlockedAddress: when that is not a plain http or https address.
     """
     if any(c <= " " or c in {"\x7f", "\\"} for c in location.strip(" ")):
         raise _refused(location, "the redirect holds a blank, a control character or a backslash")
     try:
         return parse_url(urljoin(base.url, location.strip(" ")))
     except ValueError:
-        raise _refused(location, "the redirect is no address") from None
+        raise _refused(location, "the redirect is not an address") from None
 
 
 class AllowList:
@@ -228,14 +228,14 @@ class AllowList:
         ports: More ports that may be used with any host.
 
     Raises:
-        DefinitionError: when an entry is no host, or there are none.
+        DefinitionError: when an entry is not a host, or there are none.
     """
 
     def __init__(self, hosts: Sequence[str] | str, ports: Sequence[int]) -> None:
         self._ports = frozenset({80, 443, *ports})
         self._public = hosts == "public"
         if not hosts or (isinstance(hosts, str) and not self._public):
-            msg = f'allow={hosts!r} is no list of hosts; write allow=["docs.python.org", "*.example.com"] or allow="public"'
+            msg = f'allow={hosts!r} is not a list of hosts; write allow=["docs.python.org", "*.example.com"] or allow="public"'
             raise DefinitionError(msg)
         self._exact: set[tuple[str, int | None]] = set()
         self._below: set[tuple[tuple[str, ...], int | None]] = set()
@@ -247,7 +247,7 @@ class AllowList:
         try:
             target = parse_url(f"http://{entry.removeprefix('*.')}")
         except BlockedAddress as error:
-            msg = f"allow: {entry!r} is no host; {error.message}"
+            msg = f"allow: {entry!r} is not a host; {error.message}"
             raise DefinitionError(msg) from None
         if target.path != "/":
             msg = f"allow: {entry!r} has a path; entries are hosts such as 'example.com' or 'example.com:8080'"

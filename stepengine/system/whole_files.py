@@ -32,6 +32,7 @@ def put(folder: int, name: str, data: bytes, mode: int | None) -> None:
     """
     if mode is None:
         mode = NEW_MODE & ~umask()
+    # With the process's number, so that what a dead one has left can be told from what a living one is writing.
     temporary = f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(temporary, flags, 0o600, dir_fd=folder)
@@ -41,6 +42,8 @@ def put(folder: int, name: str, data: bytes, mode: int | None) -> None:
             while view:
                 view = view[os.write(fd, view) :]
             os.fchmod(fd, mode)
+            # Before the rename: some file systems make the new name durable before the content, and a power cut would
+            # leave an empty file under the old one's name.
             os.fsync(fd)
         finally:
             os.close(fd)
@@ -49,6 +52,7 @@ def put(folder: int, name: str, data: bytes, mode: int | None) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary, dir_fd=folder)
         raise
+    # The rename itself is an entry of the folder, and is durable only with it (reliability:JR12).
     os.fsync(folder)
 
 

@@ -7,20 +7,24 @@ is the same for all of them, see ``stepengine.system.far``.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import os
 import shlex
+import shutil
+import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
 from stepengine.data.frozen import frozen
-from stepengine.errors import DefinitionError
+from stepengine.errors import DefinitionError, WorkspaceLost
 
 if TYPE_CHECKING:
+    from stepengine.system.containers import Container
     from stepengine.system.far import Elsewhere
 
 __all__ = ("WORKSPACE", "Workspace")
@@ -39,6 +43,13 @@ CONTAINERS = (
     "CONTAINER_HOST",
     "XDG_RUNTIME_DIR",
 )
+ENTERING = (
+    "-I", "-S", "-c",
+    "import os, sys; os.makedirs(sys.argv[1], exist_ok=True); os.chdir(sys.argv[1]); os.execv(sys.executable, [sys.executable, *sys.argv[2:]])",
+)  # fmt: skip
+"""Makes the folder there, and becomes the Python that works in it: Docker would make it, and Podman refuses one that is not there."""
+WAITING = ("-I", "-S", "-c", "import time\nwhile True: time.sleep(86_400)")
+"""What a container does that is kept: others begin in it."""
 LIMITS: Mapping[str, str] = {
     "processes": "RLIMIT_NPROC",
     "memory_bytes": "RLIMIT_AS",
@@ -60,7 +71,7 @@ class Workspace:
 
     ``Workspace("project")`` is a folder of this machine. Of another place it is made by ``docker``, ``podman``, ``ssh``, ``bubblewrap``,
     ``kubernetes``, or ``over`` for whatever else gives standard input and output. ``file_tools``, ``search_tools``, ``shell_tools``,
-    ``change_hook_tools``, ``stepengine.journal.undo`` and ``Engine`` take either. Nothing is started before it is needed; ``close``, or
+    ``change_hook_tools``, ``stepengine.journal.undo`` and ``Engine`` take either. ``snapshot`` keeps what is in it. Nothing is started before it is needed; ``close``, or
     leaving a ``with`` block, ends what was. There it needs Python 3.8 or newer and a POSIX system, and nothing else.
 
     Attributes:
@@ -78,7 +89,7 @@ class Workspace:
     def __fspath__(self) -> str:
         if self.system is None:
             return os.fspath(self.root)
-        msg = f"the workspace {self.name} is no folder of this machine"
+        msg = f"the workspace {self.name} is not a folder of this machine"
         raise DefinitionError(msg)
 
     def __enter__(self) -> Self:
@@ -104,6 +115,51 @@ class Workspace:
         """End what runs there, and the connection; a folder of this machine needs none of it."""
         if self.system is not None:
             self.system.close()
+
+    def snapshot(self, to: str | os.PathLike[str]) -> Workspace:
+        """
+        Keep what is in it now, and return a workspace that begins with that: to try something there, or to fork a run from here.
+
+        A folder of this machine, in a sandbox or not, is copied, with its links as they are. Of a container that is kept, or runs
+        anyhow, an image is made; its mounts are not in it. It waits until that is done, so that an event loop calls it in a thread.
+
+        Args:
+            to: A folder that is not there yet; for a container the name of an image, such as ``"shop:before"``.
+
+        Raises:
+            DefinitionError: for a place that cannot be kept so, and a folder that is there.
+            WorkspaceLost: when the copy, or the image, cannot be made.
+        """
+        place = None if self.system is None else self.system.place
+        kept, again = (None, None) if place is None else (place.kept, place.again)
+        here = self.here
+        if kept is not None and again is not None and here is None:
+            kept.commit(_operand(os.fspath(to), kept.program))
+            made: Workspace = again(os.fspath(to))
+            return made
+        if here is not None and (place is None or (kept is None and again is not None)):
+            copied = _copied(here, Path(to))
+            return (
+                again(os.fspath(copied))
+                if again is not None
+                else Workspace(copied, copied / _below(self.cwd, self.root))
+            )
+        msg = (
+            f"the workspace {self.name} has no snapshots: a folder of this machine, bubblewrap, and a container with keep= or container= "
+            "have, whose root is no mount"
+        )
+        raise DefinitionError(msg)
+
+    def discard(self) -> None:
+        """
+        End what runs there, and throw away the container that was kept with ``keep=``; any other place is only closed.
+
+        Raises:
+            WorkspaceLost: when the container cannot be removed.
+        """
+        self.close()
+        if self.system is not None and self.system.place.kept is not None:
+            self.system.place.kept.remove()
 
     # --- places ------------------------------------------------------------------------------------------------------
 
@@ -151,6 +207,7 @@ class Workspace:
         root: str | os.PathLike[str] = "/workspace",
         *,
         container: str = "",
+        keep: str = "",
         mounts: Mapping[str | os.PathLike[str], str] | None = None,
         network: str = "none",
         memory: str = "4g",
@@ -163,12 +220,14 @@ class Workspace:
         start_seconds: float = IMAGE_SECONDS,
     ) -> Workspace:
         """
-        Return a new container of an image, which is thrown away with its connection; or one that runs.
+        Return a new container of an image, which is thrown away with its connection unless it is kept; or one that runs.
 
         Args:
             image: The image, such as ``"python:3.13"``; it has Python.
             root: The folder there; it is made when it is missing.
-            container: A container that runs, in place of an image. The options from *mounts* to *options* are not for it.
+            container: A container that runs, in place of an image. The options from *keep* to *options* are not for it.
+            keep: A name under which the container of the image stays, with what is in it, until ``discard()``: the next workspace
+                with the same name, image and options works on in it, be it of another process.
             mounts: Folders of this machine, and where they stand there; both can write to them.
             network: ``"none"``, or what Docker calls one.
             memory: How much memory it may have.
@@ -183,28 +242,48 @@ class Workspace:
         Raises:
             DefinitionError: for both or none of image and container, and for what would be read as an option.
         """
+        from stepengine.system.containers import (
+            Container,
+        )  # only for who names one: workspaces are of the usable import
+
         if bool(image) == bool(container):
             msg = f'Workspace.{program} takes an image or container="...", one of them'
             raise DefinitionError(msg)
-        named = _operand(image or container, program)
+        named, seen = _operand(image or container, program), _seen(CONTAINERS)
+        inside = (python, *ENTERING, _absolute(root))
+        limits = (
+            f"--network={network}", "--security-opt=no-new-privileges", f"--memory={memory}", f"--memory-swap={memory}",
+            f"--cpus={cpus:g}", f"--pids-limit={processes}", *([f"--user={user}"] if user else []),
+            *[f"--mount={_mount(here, there)}" for here, there in (mounts or {}).items()], *options, named,
+        )  # fmt: skip
+        once = ""
         if container:
-            words = [program, "exec", "-i", "-w", _absolute(root), named]
-            once = ""
+            words: tuple[str, ...] = (program, "exec", "-i", "-w", _absolute(root), named, python)
+            kept = Container(program, named, seen)
+        elif keep:
+            words = (program, "exec", "-i", _operand(keep, program), *inside)
+            kept = Container(program, keep, seen, ("--init", *limits, python, *WAITING), start_seconds)
         else:
-            words = [
-                program, "run", "--rm", "-i", "--init", f"--network={network}", "--security-opt=no-new-privileges", f"--memory={memory}",
-                f"--memory-swap={memory}", f"--cpus={cpus:g}", f"--pids-limit={processes}", f"--workdir={_absolute(root)}", *([f"--user={user}"] if user else []),
-                *[f"--mount={_mount(here, there)}" for here, there in (mounts or {}).items()], *options, named,
-            ]  # fmt: skip
+            words = (program, "run", "--rm", "-i", "--init", *limits, *inside)
+            kept = None
             once = "its container ended with the connection, and what it held outside of mounts is gone; make the workspace anew"
+
+        def again(image: str) -> Workspace:
+            return cls.docker(
+                image, root, mounts=mounts, network=network, memory=memory, cpus=cpus, processes=processes, user=user, options=options,
+                python=python, program=program, start_seconds=start_seconds,
+            )  # fmt: skip
+
         return cls._at(
             root,
-            name=f"{program}:{named}",
-            argv=lambda options: (*words, python, *options),
+            name=f"{program}:{keep or named}",
+            argv=lambda options: (*words, *options),
             env=CONTAINERS,
             start=start_seconds,
             once=once,
             shown={there: os.path.realpath(here) for here, there in (mounts or {}).items()},
+            kept=kept,
+            again=None if kept is None else again,
         )
 
     @classmethod
@@ -226,7 +305,7 @@ class Workspace:
         """
         Return a folder of another machine, reached by OpenSSH.
 
-        It is no sandbox: commands there can do what the user there can do. Nothing is forwarded, and no password is asked for: keys are
+        It is not a sandbox: commands there can do what the user there can do. Nothing is forwarded, and no password is asked for: keys are
         those of ``ssh`` and its agent, and stay here.
 
         Args:
@@ -272,7 +351,7 @@ class Workspace:
             start_seconds: How long the start may take.
 
         Raises:
-            DefinitionError: when it is no folder, or ``/``.
+            DefinitionError: when it is not a folder, or ``/``.
         """
         from stepengine.system.bubblewrap import PROGRAM, shown_system
 
@@ -293,6 +372,9 @@ class Workspace:
             limits=limits,
             start=start_seconds,
             shown={real: real},
+            again=lambda folder: cls.bubblewrap(
+                folder, network=network, limits=limits, tmp_bytes=tmp_bytes, start_seconds=start_seconds
+            ),
         )
 
     @classmethod
@@ -372,14 +454,59 @@ class Workspace:
         start: float,
         once: str = "",
         shown: Mapping[str, str] | None = None,
+        kept: Container | None = None,
+        again: Callable[[str], Workspace] | None = None,
     ) -> Workspace:
         from stepengine.system.far import Elsewhere, Place
 
-        seen = {one: os.environ[one] for one in (*ALWAYS, *env) if one in os.environ}
         place = Place(
-            name=name, argv=argv, env=seen, limits=_limits(limits or {}), start=start, once=once, shown=shown or {}
-        )
+            name=name, argv=argv, env=_seen(env), limits=_limits(limits or {}), start=start, once=once, shown=shown or {},
+            kept=kept, again=again,
+        )  # fmt: skip
         return cls(Path(root), system=Elsewhere(place))
+
+
+def _below(cwd: Path, root: Path) -> Path:
+    return cwd.relative_to(root) if cwd.is_relative_to(root) else Path()
+
+
+def _copied(folder: Path, to: Path) -> Path:
+    """Copy a folder; what was copied before something went wrong is removed."""
+    real, target = folder.resolve(), to.absolute()
+    if target.resolve().is_relative_to(real):
+        msg = f"{str(target)!r} lies in the folder that is to be copied; another place would be fine"
+        raise DefinitionError(msg)
+    try:
+        target.mkdir(parents=True)
+    except FileExistsError:
+        msg = f"{str(target)!r} is there already; a snapshot goes to a folder that is not"
+        raise DefinitionError(msg) from None
+    except OSError as error:
+        msg = f"{str(target)!r} cannot be made: {error.strerror}"
+        raise WorkspaceLost(msg) from None
+    try:
+        shutil.copytree(real, target, symlinks=True, dirs_exist_ok=True, ignore=_no_files)
+    except (OSError, shutil.Error) as error:
+        shutil.rmtree(target, ignore_errors=True)
+        msg = f"{str(real)!r} could not be copied: {error}"
+        raise WorkspaceLost(msg[:2_000]) from None
+    return target
+
+
+def _no_files(folder: str, names: list[str]) -> list[str]:
+    """Return what cannot be copied: pipes, which would be waited for, sockets and devices."""
+    found = []
+    for name in names:
+        with contextlib.suppress(OSError):
+            mode = os.lstat(Path(folder, name)).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+                found.append(name)
+    return found
+
+
+def _seen(names: Sequence[str]) -> dict[str, str]:
+    """Return the variables that the program sees which makes a connection."""
+    return {one: os.environ[one] for one in (*ALWAYS, *names) if one in os.environ}
 
 
 def _words(argv: Any) -> tuple[str, ...]:

@@ -193,7 +193,7 @@ class Database:
 
         Raises:
             OSError: when the file was replaced.
-            sqlite3.Error: when it cannot be opened, or is no database.
+            sqlite3.Error: when it cannot be opened, or is not a database.
         """
         if self._writer is None:
             database = self._connected()
@@ -254,7 +254,7 @@ class Database:
         return [each for each in (self._reader, self._writer) if each is not None]
 
     def disconnect(self) -> None:
-        """Close the connections, for whoever holds both locks; who needs one later gets a new one."""
+        """Close the connections, for whoever holds both locks; whoever needs one later gets a new one."""
         for database in self.connections():
             database.close()
         self._reader = self._writer = None

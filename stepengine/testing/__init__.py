@@ -1,8 +1,20 @@
 """
 The testing kit: agents and adapters under test without a provider.
 
+Four depths, from the quickest to the most thorough. ``Walk`` steps one handler by hand. ``run_with`` and ``ScriptedModel`` run an agent
+with a model that says what a script says. Recordings play back what a real run did (a journal, for agents) or what went over the wire
+(a cassette, for adapters), and fail where something else is asked for now. ``simulate`` runs a tree of agents in thousands of
+made-up worlds, with failures, stops and crashes, and checks in each what must hold of every run.
+
+All of it stands on the same machine and runtime as real runs: what is replaced is a model, a transport or the world, never a part of
+the engine, so there is nothing here that a test could pass and a run would fail.
+
 Names are re-exported here. What stands on httpx2, engines or journals waits for its first use; YAML is imported only when a
 cassette is read or written.
+
+Must not be here: pytest (that is ``pytest_plugin``), and anything that a run needs.
+
+Begin with ``walk`` and ``scripted``; ``cassette`` and ``transport`` for traffic; ``simulation`` and ``invariants``.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class Matcher:
         return _digest(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode())
 
     def json(self, request: RecordedRequest) -> Any:
-        """Return the JSON value of the body as far as it counts; ``ABSENT`` when it is no JSON."""
+        """Return the JSON value of the body as far as it counts; ``ABSENT`` when it is not JSON."""
         tree = json_body(request)
         for pointer in self.ignore:
             _remove(tree, pointer)
@@ -133,7 +133,7 @@ class Matcher:
 
 
 def json_body(request: RecordedRequest) -> object:
-    """Return the JSON value of a body, whole floats as ints; ``ABSENT`` when it is no JSON."""
+    """Return the JSON value of a body, whole floats as ints; ``ABSENT`` when it is not JSON."""
     if not is_json(request) and request.body[:1].strip() not in (b"{", b"["):
         return ABSENT
     try:
@@ -479,7 +479,7 @@ class Cassette:
 
         Raises:
             FileNotFoundError: when there is no such file.
-            DataError: naming file, interaction index and key, for whatever is no cassette. No code in it is run.
+            DataError: naming file, interaction index and key, for whatever is not a cassette. No code in it is run.
         """
         return cls(parse_cassette(Path(path).read_bytes(), str(path)), path=path, **options)
 

@@ -144,14 +144,14 @@ def parse_cassette(data: bytes, source: str) -> tuple[Interaction, ...]:
     Return the interactions of the cassette file *data*; *source* is how errors call the file.
 
     Raises:
-        DataError: naming file, interaction index and key, for whatever is no cassette.
+        DataError: naming file, interaction index and key, for whatever is not a cassette.
     """
     if len(data) > MAX_BYTES:
         msg = f"{source} has {len(data)} bytes; a cassette has at most {MAX_BYTES}"
         raise DataError(msg)
     tree = _tree(data, source)
     if not isinstance(tree, dict) or not isinstance(tree.get("interactions"), list):
-        msg = f"{source} is no cassette: it has no list of interactions at its top"
+        msg = f"{source} is not a cassette: it has no list of interactions at its top"
         raise DataError(msg)
     if tree.get("version", 1) != 1:
         msg = f"{source} has cassette version {tree['version']!r}; this reads version 1"

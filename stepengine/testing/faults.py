@@ -118,7 +118,7 @@ def known(kind: str) -> str:
     """
     if kind in KINDS:
         return kind
-    msg = f"{kind!r} is no kind of fault; there are {', '.join(KINDS)}"
+    msg = f"{kind!r} is not a kind of fault; there are {', '.join(KINDS)}"
     raise DataError(msg)
 
 

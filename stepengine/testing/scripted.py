@@ -176,7 +176,7 @@ def _dollars(cost: Decimal | float | str) -> Decimal:
         dollars = Decimal("NaN")
     if dollars.is_finite() and dollars >= 0:
         return dollars
-    msg = f"cost={cost!r} is no amount of US dollars; give a number or a text such as '0.0125', or None when it is unknown"
+    msg = f"cost={cost!r} is not an amount of US dollars; give a number or a text such as '0.0125', or None when it is unknown"
     raise DataError(msg)
 
 

@@ -553,7 +553,7 @@ class World:
         return tuple([done[index] for index in range(len(members))])
 
     def _came(self, item: Item, outcome: Single) -> Single:
-        """Judge what the recorder hands on, be it new or from the record."""
+        """Judge what the recorder hands on, whether new or from the record."""
         self._expect_sound(self._run)
         at = (item.path, item.effect.seq)
         self._met.add(at)

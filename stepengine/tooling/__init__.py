@@ -1,6 +1,18 @@
 """
 The mechanism of tools: how a function or a schema becomes one, what it is called with, and what its result becomes.
 
+A tool is a specification that models see and a binding that machines use: it mends names, validates an input, and says how the tool
+runs (a function, a change of the run, children, a question, steps, a generator). From a function both are made by looking at its
+signature and docstring once, when it is declared, so that whatever is wrong with it is said there, and nothing is looked up at a
+call. What the validator has made of an input is what rules judge, what is recorded and what runs. What a body returns becomes JSON
+here, or an error that names the place: no ``repr`` ever reaches a model.
+
+Bodies run in threads or on the loop, with a time limit and with a context that is theirs alone (``execution``); what they leave behind
+is ended and told.
+
 Also the tools that are part of an engine's contract: what ends a turn, sets the output, asks the user or spawns agents.
+
 Must not know of the bundled tools in ``stepengine.tools``, which stand on this as anybody's do.
+
+Begin with ``definition`` and ``decorator``, then ``execution``.
 """

@@ -51,6 +51,8 @@ async def execute(tool: Tool, arguments: Mapping[str, object], ctx: ToolContext,
     tries = spec.retries
     while True:
         scoped = ctx.for_call(spec.name) if body.wants_context or body.needs else ctx
+        # A body that is known to be quick and synchronous is called where it stands: a thread costs some 50 us, more
+        # than a step.
         if tool.runs_inline and not Checks.inline:
             outcome = _caught(bound_body(body, scoped, arguments))
         else:
@@ -136,6 +138,8 @@ def _caught(bound: Callable[[], object]) -> Any:
         return bound()
     except (Exception, GeneratorExit) as error:  # noqa: BLE001  (a body may raise anything)
         return Raised(error)
+    # A cancellation out of synchronous code can only be the body's own, and is its failure; anything else that is no
+    # `Exception` is meant for who called the run (reliability:TL02).
     except BaseException as error:
         if _is_cancellation(error):  # nobody can cancel synchronous code, so it is the body's own
             return Raised(error)
@@ -182,6 +186,8 @@ async def _on_loop(work: Callable[[], Awaitable[object]], limit: float | None) -
         return Raised(error)
     except (Exception, GeneratorExit) as error:  # noqa: BLE001  (a body may raise anything)
         return Raised(error, limit if clock.expired() and isinstance(error, TimeoutError) else None)
+    # A body that catches its cancellation and returns in peace has been too slow all the same; what it returned came
+    # after the limit, and the model has to be told so.
     if clock.expired():
         msg = "the body swallowed its cancellation"
         return Raised(TimeoutError(msg), limit)
@@ -209,6 +215,7 @@ async def _with_thread(
             return await _on_loop(functools.partial(in_thread, functools.partial(_driven, whole)), limit)
         guard = functools.partial(_on_loop, limit=limit)
         return await _resolved(body, arguments, inside, overrides, in_thread, guard)
+    # A thread that is left behind, since it cannot be stopped, must not reach into the loop of a call that is over.
     finally:
         loop.is_open = False
         if ctx.threads is None:
@@ -237,6 +244,8 @@ async def _resolved(  # noqa: PLR0917  (bound step by step with partial)
         for problem in await resolver.close(error):
             error.add_note(f"and a teardown raised {error_text(problem)}")
         raise
+    # Torn down on every way out, in reverse order, and a teardown that fails does not keep the next from running
+    # (reliability:TL15).
     broken = await resolver.close(outcome.error if type(outcome) is Raised else None)
     for problem in broken:
         if not isinstance(problem, Exception | GeneratorExit):
@@ -266,6 +275,7 @@ def _driven(make: Callable[[], Coroutine[object, Any, object]]) -> Any:
     """Run a coroutine that never waits, and return its value."""
     coroutine = make()
     try:
+        # One step is enough for what never waits; so one way of resolving dependencies serves threads and loops.
         coroutine.send(None)
     except StopIteration as stop:
         return stop.value

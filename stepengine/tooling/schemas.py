@@ -93,7 +93,7 @@ class JsonSchema:
         schema: The schema; JSON.
 
     Raises:
-        DefinitionError: when it is no schema, refers to what is outside of it, or would take too long to be checked.
+        DefinitionError: when it is not a schema, refers to what is outside of it, or would take too long to be checked.
     """
 
     def __init__(self, where: str, schema: Mapping[str, object]) -> None:
@@ -438,7 +438,7 @@ class _Outline:
         return self.root
 
     def schema_at(self, place: str, way: Sequence[str | int]) -> Mapping[str, Any]:
-        """Return the schema to which *way* leads from a place; an empty one for what is none."""
+        """Return the schema to which *way* leads from a place; an empty one where there is no schema."""
         found = functools.reduce(_member, way, self._schemas[place])
         return found if isinstance(found, dict) else {}
 

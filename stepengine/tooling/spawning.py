@@ -273,7 +273,7 @@ def _flat(schema: JsonDict) -> JsonDict:
 
 
 def _without_strays(value: JsonDict) -> JsonDict:
-    """Drop a prompt that is no text and params that are no object."""
+    """Drop a prompt that is not text and params that are no object."""
     right: dict[str, Any] = {"prompt": str, "params": Mapping}
     kept = {n: v for n, v in value.items() if n not in right or isinstance(v, right[n])}
     return value if len(kept) == len(value) else JsonDict(kept)

@@ -2,7 +2,16 @@
 Tools: what agents can do. Nothing is registered by default; whoever builds an agent or engine passes tools to it.
 
 ``@tool`` makes a tool of a typed function. The bundled sets are built with a root folder and hold the posture that the
-documentation describes. A name such as ``read_files`` makes no tool: it is that of a bundled tool, with its types.
+documentation describes: files are walked by descriptor below the root and never by a name that was checked before, links are not
+written through, commands are lists of words in a clean environment, addresses are judged where they are connected to. A model, and
+whatever it has read, may ask for anything; so each tool is its own wall, and no policy has to hold it up.
+
+A name such as ``read_files`` makes no tool: it is that of a bundled tool, with its types.
+
+Must not be here: anything that an engine could not do without (``stepengine.tooling``), and any knowledge of runs and records. These
+tools use what anybody's could use.
+
+Begin with ``bundled``, the sets; then ``files``, ``shell``, ``search`` or ``web``.
 """
 
 from __future__ import annotations

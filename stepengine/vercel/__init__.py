@@ -1,10 +1,14 @@
 """
 Runs for web pages that use the AI SDK of Vercel: its UI message stream.
 
+Events go out as chunks of that stream, in the order in which the page's parser wants them: a text that began has to end before another
+begins, and a tool's input comes before its output, also where our events overlap because several things happen at once.
+Conversations are kept here and not taken from the browser, which may have changed them.
+
 What lives here: our events as chunks of that stream, which are JSON objects, and what such a page sends back as prompts and answers. It
 needs no package.
 
-What must not: HTTP, and history from a browser.
+Must not be here: HTTP, and history from a browser.
 """
 
 from __future__ import annotations
@@ -149,7 +153,7 @@ def prompt_of(messages: Sequence[object], *, trigger: str = "submit-message", me
         raise InputError(msg, issues=("trigger: only what the user says next is taken",))
     if last.get("role") != "user":
         msg = f"the last message of a page is what its user says; this one is {last.get('role')!r:.80}"
-        raise InputError(msg, issues=("messages: the last one is no user message",))
+        raise InputError(msg, issues=("messages: the last one is not a user message",))
     texts = [part.get("text") if part.get("type") == "text" else None for part in _parts(last)]
     if not all(isinstance(text, str) for text in texts):
         msg = "a page sent a message with something that is not text; only text parts are read"
@@ -165,7 +169,8 @@ def answers_of(messages: Sequence[object]) -> dict[str, AnswerLike]:
     """
     Return what a page answers to permissions, by question id: parts of its last message in the state ``approval-responded``.
 
-    An approval has the id ``RUN:QUESTION``. Empty when the last message is the user's. Questions that are no permissions are answered by the application's own request.
+    An approval has the id ``RUN:QUESTION``. Empty when the last message is the user's. Questions that are no permissions are answered
+    by the application's own request.
 
     Args:
         messages: The member ``messages`` of the request's body.
@@ -185,7 +190,7 @@ def answers_of(messages: Sequence[object]) -> dict[str, AnswerLike]:
                     text="yes" if approved else "no", reason=reason if isinstance(reason, str) else ""
                 )
             case _:
-                msg = f"part {number} of a page's last message is no approval; one has 'id' and 'approved'"
+                msg = f"part {number} of a page's last message is not an approval; one has 'id' and 'approved'"
                 raise InputError(msg, issues=(f"parts[{number}].approval cannot be read",))
     return found
 

@@ -26,9 +26,23 @@ def send(message: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def saves(how: str) -> None:
+    """
+    Write the session down, which takes its time.
+    """
+    assert KEPT is not None
+    time.sleep(0.3)
+    with KEPT.open("a") as kept:
+        kept.write(f"{how}\n")
+
+
 def read() -> dict[str, Any]:
     line = sys.stdin.readline()
     if not line:
+        if WAY == "saves":
+            saves("saved at the end of input")
+        while WAY == "stays":
+            time.sleep(0.05)
         sys.exit(0)
     return json.loads(line)
 
@@ -178,10 +192,17 @@ def prompt(session: str, text: str) -> dict[str, Any]:
     return {"stopReason": reason or "end_turn"}
 
 
+def told_to_end(*_: object) -> None:
+    saves("saved when it was told to")
+    sys.exit(0)
+
+
 def opening() -> None:
     """
     Print what is none of the protocol's.
     """
+    if WAY == "stays":
+        signal.signal(signal.SIGTERM, told_to_end)
     if WAY == "chatty":
         print("Welcome!\nThis is what I print for people.", flush=True)
     while WAY == "junk":
@@ -197,6 +218,8 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any]:
     match method:
         case "initialize":
             can = {"loadSession": WAY in ("kept", "once")}
+            if WAY == "closes":
+                can["sessionCapabilities"] = {"close": {}}
             version = {"newer": 2, "nonsense": "one"}.get(WAY, params["protocolVersion"])
             ways = [{"id": "key", "name": "A key of yours"}]
             return {"result": {"protocolVersion": version, "agentCapabilities": can, "authMethods": ways}}
@@ -204,6 +227,8 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any]:
             return {"error": {"code": -32000, "message": "Authentication required"}}
         case "session/load":
             say(session, "What was said before.")
+        case "session/close":
+            saves(f"closed {session}")
         case "session/prompt":
             return {"result": prompt(session, params["prompt"][0]["text"])}
         case _:

@@ -380,7 +380,7 @@ def run(arguments: list[str], tmp_path: Path, **options: Any) -> subprocess.Comp
 def test_the_command_says_that_an_editor_starts_it(tmp_path: Path) -> None:
     done = run(["acp", "coder"], tmp_path, stdin=subprocess.DEVNULL)
     assert (2, "") == (done.returncode, done.stdout)
-    assert "stdin is no pipe" in done.stderr
+    assert "stdin is not a pipe" in done.stderr
 
 
 @pytest.mark.deep
@@ -464,7 +464,7 @@ async def test_an_engine_s_maker_that_knows_nothing_of_choices_serves_and_has_no
 
     with pytest.raises(DefinitionError, match="modes= offers a choice"):
         EditorAgent(make, "bot", tmp_path, modes=["default"])
-    with pytest.raises(DefinitionError, match="'dreaming' is no mode of a policy"):
+    with pytest.raises(DefinitionError, match="'dreaming' is not a mode of a policy"):
         EditorAgent(make, "bot", tmp_path, modes=["dreaming"])
     editor, agent = Editor(), EditorAgent(make, "bot", tmp_path / "sessions")
     agent.on_connect(editor)  # type: ignore[arg-type]

@@ -20,7 +20,8 @@ import attrs
 import pytest
 
 from stepengine import AgentCall, AgentDefinition, Engine, Parallel, RunStatus, Start, Usage, Wait
-from stepengine.acp import ExternalAgent
+from stepengine.acp import ExternalAgent, program
+from stepengine.acp import leading as leading_module
 from stepengine.errors import DefinitionError, ExternalAgentError
 from stepengine.journal import FileJournal
 from stepengine.permissions import Policy, Rule
@@ -285,8 +286,12 @@ async def test_nonsense_in_between_is_passed_over(project: Path) -> None:
 @pytest.mark.spec("interfaces:IF126")
 @pytest.mark.parametrize("way", ["silent", "deaf"])
 async def test_who_cancels_the_run_ends_the_program_and_what_it_started(
-    project: Path, tmp_path: Path, way: str
+    project: Path, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if way == "deaf":  # it never listens, however long it is waited for
+        monkeypatch.setattr(leading_module, "CANCEL_SECONDS", 0.2)
+        monkeypatch.setattr(program, "EOF_SECONDS", 0.2)
+        monkeypatch.setattr(program, "TERM_SECONDS", 0.2)
     said = tmp_path / "said"
     engine = Engine([led(project, way, said)])
     async with engine.start("other", "go") as handle:
@@ -297,6 +302,37 @@ async def test_who_cancels_the_run_ends_the_program_and_what_it_started(
     pids = said.read_text().split()
     assert (RunStatus.CANCELLED, way == "silent") == (result.status, "cancelled" in pids)
     await until(lambda: all(is_gone(int(pid)) for pid in pids[:2]))
+
+
+@pytest.mark.spec("interfaces:IF127")
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [("saves", "saved at the end of input"), ("stays", "saved when it was told to"), ("closes", "closed s")],
+)
+async def test_a_program_is_left_the_time_to_write_its_session_down(
+    project: Path, tmp_path: Path, way: str, words: str
+) -> None:
+    result = await Engine([led(project, way, tmp_path / "said")]).run("other", "go")
+
+    assert "You said: go" == result.text
+    assert (tmp_path / "said").read_text().startswith(words)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF127")
+async def test_the_session_of_our_own_command_is_there_when_it_was_ended(project: Path, tmp_path: Path) -> None:
+    agent = ExternalAgent(
+        "ours", command=[sys.executable, str(HERE / "server.py"), "1", str(tmp_path / "sessions")], workspace=project,
+        env={"PYTHONPATH": str(HERE.parents[1])},
+    )  # fmt: skip
+    engine = Engine([agent], permissions=Policy([Rule.allow_category("write")]))
+    first = await engine.run("ours", "write new.py x")
+    second = await engine.run("ours", "which model", params={"session": first.unwrap()["session"]})
+
+    assert (True, "I am m/m.") == ((project / "new.py").exists(), second.text)
+    (about,) = (tmp_path / "sessions").glob("*/session.json")
+    kept = json.loads(about.read_text())
+    assert [("write new.py x", True), ("which model", True)] == [(one["prompt"], one["kept"]) for one in kept["turns"]]
 
 
 @pytest.mark.spec("interfaces:IF120")
@@ -313,7 +349,8 @@ SCRIPT = """
 import asyncio, sys
 from pathlib import Path
 from stepengine import AgentCall, AgentDefinition, Engine, Parallel
-from stepengine.acp import ExternalAgent
+from stepengine.acp import ExternalAgent, program
+from stepengine.acp import leading as leading_module
 from stepengine.journal import FileJournal
 
 project, other, said, command = sys.argv[1:]

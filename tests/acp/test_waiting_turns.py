@@ -1,5 +1,5 @@
 """
-A turn whose run waits for something that is no person.
+A turn whose run waits for something that is not a person.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from benchmarks.judging import judge
 from benchmarks.sheet import Key, Sheet, Spread
 
 ROOT = Path(__file__).resolve().parents[2]
-BUDGETS = [f"Q{n}" for n in range(1, 15)]
+BUDGETS = [f"Q{n}" for n in range(1, 16)]
 
 
 def sheet_of(*figures: tuple[str, str, str, int, list[float]]) -> Sheet:
@@ -39,7 +39,7 @@ def word_of(sheet: Sheet, what: str) -> str:
 @pytest.mark.spec(
     "performance:Q1", "performance:Q2", "performance:Q3", "performance:Q4", "performance:Q5", "performance:Q6",
     "performance:Q7", "performance:Q8", "performance:Q9", "performance:Q10", "performance:Q11", "performance:Q12",
-    "performance:Q13", "performance:Q14",
+    "performance:Q13", "performance:Q14", "performance:Q15",
 )  # fmt: skip
 def test_every_budget_is_judged_and_what_was_not_measured_is_said() -> None:
     verdicts = judge(Sheet())
@@ -58,14 +58,27 @@ def test_a_budget_holds_up_to_its_bound_and_is_broken_above_it() -> None:
     assert "BROKEN" == word_of(slow, "N=1,000 against bu-agent-sdk")
 
 
-@pytest.mark.spec("performance:Q6", "performance:Q9")
-def test_a_journal_is_judged_by_what_it_costs_more_than_a_run_without() -> None:
-    bare = ("W4", "no journal", "stepengine", 1_000, [100.0])
+@pytest.mark.spec("performance:Q2", "performance:Q6", "performance:Q9")
+@pytest.mark.parametrize(
+    ("figure", "floor", "most", "what"),
+    [
+        (("W4", "adds, memory", "stepengine", 10_000), "adds, floor, memory", 2.0, "floor, memory, N=10,000"),
+        (("W4", "adds, file, to the system", "stepengine", 1_000), "adds, floor, file", 3.0, "the system, N=1,000"),
+        (("W4", "adds, file, to the system", "stepengine", 10_000), "adds, floor, file", 3.0, "the system, N=10,000"),
+        (("W4", "replay, memory", "stepengine", 1_000), "floor, replay", 4.0, "its floor, from memory"),
+        (("W4", "replay, file", "stepengine", 1_000), "floor, replay", 4.4, "its floor, from file"),
+        (("W1", "machine, step", "machine", 1_000), "machine, floor", 12.5, "new states, a handler's STEP"),
+    ],
+)
+def test_what_once_had_microseconds_is_judged_by_a_floor_of_the_same_round(
+    figure: tuple[str, str, str, int], floor: str, most: float, what: str
+) -> None:
+    work, _, engine, count = figure
+    least = (work, floor, engine, count, [10.0, 40.0])
 
-    assert "holds" == word_of(
-        sheet_of(bare, ("W4", "replay, memory", "stepengine", 1_000, [160.0])), "from memory, N=1,000"
-    )
-    assert "BROKEN" == word_of(sheet_of(bare, ("W4", "memory", "stepengine", 1_000, [131.0])), "not, memory, N=1,000")
+    assert "holds" == word_of(sheet_of((*figure, [10.0 * most, 40.0 * most]), least), what)
+    assert "BROKEN" == word_of(sheet_of((*figure, [10.2 * most, 40.8 * most]), least), what)
+    assert "not measured" == word_of(sheet_of((*figure, [1.0])), what)
 
 
 def held(budget: str, what: str, most: float, *figures: tuple[str, str, str, int, list[float]]) -> Any:
@@ -201,17 +214,17 @@ def test_the_page_is_what_the_command_makes_of_the_measured_figures() -> None:
 @pytest.mark.spec(
     "performance:Q1", "performance:Q2", "performance:Q3", "performance:Q4", "performance:Q5", "performance:Q6",
     "performance:Q7", "performance:Q8", "performance:Q9", "performance:Q10", "performance:Q11", "performance:Q12",
-    "performance:Q13", "performance:Q14",
+    "performance:Q13", "performance:Q14", "performance:Q15",
 )  # fmt: skip
 @pytest.mark.spec("performance:W1", "performance:W2", "performance:W3")
-@pytest.mark.spec("performance:W4", "performance:W5", "performance:W6", "performance:W7")
+@pytest.mark.spec("performance:W4", "performance:W5", "performance:W6", "performance:W7", "performance:W8")
 def test_the_measured_figures_judge_every_budget_and_hold_every_work() -> None:
     """
     Whether a budget holds is told by the page; that it was measured is held here.
     """
     sheet = Sheet.load(page.MEASURED)
 
-    assert {f"W{n}" for n in range(1, 8)} == {key.work for key in sheet.samples}
+    assert {f"W{n}" for n in range(1, 9)} == {key.work for key in sheet.samples}
     assert [] == [verdict.what for verdict in judge(sheet) if verdict.found is None]
     for peer in ("bu_agent_sdk", "pydantic_ai", "openai_agents", "langgraph", "smolagents", "google_adk"):
         works = {key.work for key in sheet.samples if key.engine == peer}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -153,3 +155,22 @@ def test_every_part_of_an_installation_is_weighed_once() -> None:
     assert {"stepengine", "attrs", "openai", "pydantic-core"} <= found.keys()
     assert min(found.values()) > 0
     assert 0 < beside_the_sdks(found) < sum(found.values()) - found["openai"] - found["anthropic"]
+
+
+def test_the_page_tells_what_each_part_of_an_installation_weighs() -> None:
+    """
+    Within a fifth, since versions differ from environment to environment; the parts are those that are installed.
+    """
+    written = (
+        (ROOT / "docs" / "install.md")
+        .read_text(encoding="utf-8")
+        .partition("<!-- weights:")[2]
+        .partition("<!-- end")[0]
+    )
+    told = {
+        name: float(megabytes) for name, megabytes in re.findall(r"^\| (.+) \| ([\d.]+) \|$", written, re.MULTILINE)
+    }
+    made = runpy.run_path(str(ROOT / "docs" / "make_weights.py"))["figures"]()
+
+    assert [*made] == [*told]
+    assert told == {name: pytest.approx(megabytes, rel=0.2, abs=0.1) for name, megabytes in made.items()}

@@ -96,7 +96,7 @@ ASKS = tool_call("ask_user", {"questions": [{"question": "Which one?", "options"
 @pytest.mark.spec("requirements:N16", "requirements:M15", "requirements:M16", "requirements:X47", "interfaces:IF73")
 async def test_a_person_allows_one_call_refuses_another_and_says_something_else_between(folder: Path) -> None:
     """
-    Reading is not asked about. A line that is no answer becomes the next user message and decides nothing.
+    Reading is not asked about. A line that is not an answer becomes the next user message and decides nothing.
     """
     seen: list[Any] = []
     phases: dict[str, RunPhase] = {}

@@ -160,7 +160,7 @@ def test_a_damaged_file_is_not_said_to_be_resumable() -> None:
     Path("bad.jsonl").write_bytes(b"no journal\nat all\n")
     said = command("check", "bad.jsonl", code=1).stdout
     assert "BAD bad.jsonl  not usable as it is" in said
-    assert "perhaps this is no journal" in said
+    assert "perhaps this is not a journal" in said
     assert "repair" not in said  # there is nothing to keep
 
 

@@ -127,11 +127,11 @@ def test_a_suspended_run_says_how_to_answer_and_resume_goes_on_without_repeating
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--answer", "q9=yes"], "'q9' is no question of this run; open are: 'q4'"),
+        (["--answer", "q9=yes"], "'q9' is not a question of this run; open are: 'q4'"),
         (["--answer", "yes"], "--answer 'yes' is no ID=TEXT"),
         (["--in-doubt", "pray"], "it is one of fail, retry, ask"),
         (["--agent", "nowhere.py"], "there is no agent file 'nowhere.py'"),
-        (["--cwd", "nowhere"], "--cwd 'nowhere' is no folder"),
+        (["--cwd", "nowhere"], "--cwd 'nowhere' is not a folder"),
     ],
 )
 def test_wrong_usage_of_resume_is_one_message_and_changes_nothing(asked: str, arguments: list[str], said: str) -> None:
@@ -507,7 +507,7 @@ def test_a_run_that_fails_while_it_is_extended_leaves_the_file_as_it_was(ended: 
         (["fork", "--at", "7#1"], "there is no run at that path"),
         (["fork", "--at", "9" * 5_000], "an address is a number of an effect"),
         (["fork", "--at", "abc"], "an address is a number of an effect, or text such as '#5' or '3.2#1'"),
-        (["replay", "--live", "luck"], "live='luck' is no kind of effect"),
+        (["replay", "--live", "luck"], "live='luck' is not a kind of effect"),
     ],
 )
 def test_a_place_that_a_journal_does_not_have_is_wrong_usage(ended: str, arguments: list[str], said: str) -> None:
@@ -532,7 +532,7 @@ def test_a_replay_may_let_tools_or_models_be_live(ended: str, scripted: Any) -> 
     assert "call_tool shout with this input is not recorded" in refused
     both = command("replay", ended, "--live", "call_model", "--live", "call_tool", code=2).stderr
     assert "--live call_model goes alone" in both
-    assert "live='luck' is no kind" in command("replay", ended, "--live", "luck", code=2).stderr
+    assert "live='luck' is not a kind" in command("replay", ended, "--live", "luck", code=2).stderr
 
 
 def test_a_replay_with_a_live_model_of_a_run_that_asks_for_nothing_is_that_run(

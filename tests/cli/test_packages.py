@@ -217,7 +217,7 @@ def test_a_wheel_that_nobody_could_use_is_told(tmp_path: Path, entry: str, code:
     ("make", "said"),
     [
         (lambda folder: folder, "there is no pyproject.toml"),
-        (lambda folder: (folder / "x.whl").write_text("no zip") and folder / "x.whl", "is no wheel"),
+        (lambda folder: (folder / "x.whl").write_text("no zip") and folder / "x.whl", "is not a wheel"),
         (lambda folder: (folder / "pyproject.toml").write_text("[[") and folder, "cannot be read"),
         (lambda folder: (folder / "pyproject.toml").write_text("build-system = 1") and folder, "`[build-system]`"),
     ],
@@ -255,7 +255,7 @@ def test_agents_lists_what_a_package_wants_and_whether_that_was_agreed_to(instal
     assert "  tool fetch: network\n  host api.example.com\n" in said.output
     shown = typed("agents").output
     assert "acme/reviewer\n  tools   fetch (network)\n  package acme-agents 1.0; publisher acme; agreed\n" in shown
-    assert "  wants   host api.example.com; so it says, which is no limit" in shown
+    assert "  wants   host api.example.com; so it says, which is not a limit" in shown
     assert "forgotten" in typed("package", "agree", "acme-agents", "--forget").output
     assert "not agreed: " in " ".join(typed("agents").output.split())
 

@@ -153,7 +153,7 @@ def test_a_page_sets_what_is_shared_and_gives_context_and_nothing_else(folder: P
         (["shop.py", "--runs", "everybodys"], "others may write to"),
         (["shop.py", "--runs", "shop.py"], "'shop.py' cannot be a folder of runs: File exists"),
         (["shop.py", "--runs", "shop.py/runs.db"], "cannot be a folder of runs"),
-        (["shop.py", "--reports", "shop.py"], "reports='shop.py' is no folder"),
+        (["shop.py", "--reports", "shop.py"], "reports='shop.py' is not a folder"),
         (["shop.py", "--reports", "everybodys"], "others may write to"),
         (["shop.py", "--allow-host", "a/b"], "hosts= holds 'a/b'"),
         (["shop.py", "--cors", "*"], "cors= holds '*'"),

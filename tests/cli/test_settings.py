@@ -138,8 +138,8 @@ def test_a_key_in_a_file_is_refused_and_not_printed(home, line):
 @pytest.mark.parametrize(
     ("name", "text", "why"),
     [
-        ("pyproject.toml", "[[tool.stepengine]]\n", "stepengine is no table"),
-        ("pyproject.toml", "[tool]\nstepengine = 3\n# [tool.stepengine]\n", "stepengine is no table"),
+        ("pyproject.toml", "[[tool.stepengine]]\n", "stepengine is not a table"),
+        ("pyproject.toml", "[tool]\nstepengine = 3\n# [tool.stepengine]\n", "stepengine is not a table"),
         ("stepengine.toml", f"limits.max_steps = {'9' * 5_000}\n", "is no TOML"),
         ("stepengine.toml", f"limits.max_steps = 0x{'f' * 5_000}\n", "a whole number"),
     ],

@@ -52,7 +52,7 @@ def test_with_the_flag_searches_go_to_that_instance_and_private_addresses_stay_c
 def test_an_address_that_is_none_is_refused(folder: Path) -> None:
     done = CliRunner().invoke(app, ["run", "reader.py", "--web", "localhost:8080"])
     assert 2 == done.exit_code
-    assert "--web: 'localhost:8080' is no address of a search service" in done.stderr
+    assert "--web: 'localhost:8080' is not an address of a search service" in done.stderr
 
 
 def test_whoever_goes_on_with_a_run_is_told_to_allow_the_web_again() -> None:

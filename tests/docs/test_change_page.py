@@ -49,7 +49,7 @@ def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: py
             case "text":
                 assert_shown(block.text, said)
             case "console":
-                pass  # git's history is no part of the page; tests/judging bisects with this line
+                pass  # git's history is not part of the page; tests/judging bisects with this line
             case other:
                 pytest.fail(f"nobody runs a block of {other}")
 

@@ -342,7 +342,7 @@ def test_what_stands_on_paper_follows_from_what_was_measured() -> None:
     idle = said(r"an idle worker \| (\d+) transactions")
     assert said(r"30 idle workers make ([\d,]+) transactions") == 30 * idle
     assert said(r"are (\d+) GB in 30 days") == pytest.approx(100 * 86_400 * 30 * stored / 1e9, abs=1)
-    again = each["CPU of going on with a recorded run"]
+    again = each["CPU of resuming a recorded run"]
     assert said(r"5,000 steps takes ([\d.]+) s of CPU") == pytest.approx(5000 * again / 1000, abs=0.06)
 
 

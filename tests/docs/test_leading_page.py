@@ -10,7 +10,7 @@ from typing import Any
 from .pages import blocks_of, execute, page
 
 NAME = "leading-other-agents.md"
-(PROGRAM,) = [block for block in blocks_of(page(NAME)) if block.kind == "python"]
+PROGRAM, REMOTE = [block for block in blocks_of(page(NAME)) if block.kind == "python"]
 
 
 def test_the_program_of_the_page_makes_an_engine_whose_calls_and_categories_the_table_has() -> None:
@@ -21,3 +21,13 @@ def test_the_program_of_the_page_makes_an_engine_whose_calls_and_categories_the_
 
     assert ["claude", "gemini"] == list(names["lead"].spawnable_ids)
     assert made == table
+
+
+def test_the_other_program_of_the_page_leads_an_agent_of_another_server() -> None:
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in (PROGRAM, REMOTE):
+        execute(block, NAME, names)
+    kinds = {tool.spec.name for tool in names["reviewer"].tools}
+
+    assert ["claude", "reviewer"] == list(names["lead"].spawnable_ids)
+    assert {"reviewer", "reviewer_edit", "reviewer_execute"} <= kinds

@@ -5,6 +5,7 @@ Questions of durable runs: they wait in the database, and are answered from any 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import os
@@ -55,6 +56,35 @@ async def test_a_question_is_answered_from_elsewhere(db: str):
 
     assert ["How large?"] == [question.text for question in waiting.pending_questions]
     assert {"size": "large"} == result.output
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:U37", "durable:UF10")
+async def test_of_many_who_answer_the_moment_they_can_one_is_told_that_it_counts(db: str):
+    """
+    They ask again and again from the run's first moment on, also while it is being put away for want of an answer.
+    """
+
+    async def answering(operator: Operator, run: str, said: str) -> str | None:
+        while not await operator.waiting(run):
+            if (await operator.run(run)).is_over:
+                return None  # the others were so fast that this one never saw the question
+            await asyncio.sleep(0.001)
+        try:
+            await operator.answer_first(run, {"How large?": said})
+        except AnswerRejected:
+            return None
+        return said
+
+    async with worker_of([ASKS], db) as worker, contextlib.AsyncExitStack() as opened:
+        operators = [await opened.enter_async_context(await Operator.connect(db)) for _ in range(6)]
+        for number in range(6):
+            run = await worker.submit(ASKS, str(number))
+            told = await asyncio.gather(
+                *[answering(one, run, ("small", "large")[n % 2]) for n, one in enumerate(operators)]
+            )
+            result = await worker.result(run, waits=True)
+            assert [result.output["size"]] == [said for said in told if said is not None]
 
 
 @pytest.mark.spec("durable:U6", "durable:UT11")

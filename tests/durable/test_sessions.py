@@ -198,7 +198,7 @@ async def test_the_journal_of_a_turn_replays_and_forks_like_any_other(db: str, t
 
     assert [r.output for r in results] == [r.output for r in replayed]
     assert [r.state.message_history for r in results] == [r.state.message_history for r in replayed]
-    # A fork is no turn: the session does not go on from it.
+    # A fork is not a turn: the session does not go on from it.
     assert results[1].output == forked.output
     assert 3 == len(turns)
     assert results[2].output == shown[-1].result.output

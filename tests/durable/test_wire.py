@@ -64,7 +64,7 @@ def test_an_order_comes_back_as_it_was_whatever_it_holds(names: set[str]) -> Non
     assert order == Order.of(stored)
     assert order.id == ("r/4.2" if "spawns" in names else "r")
     for broken in ({**stored, "schema": 2}, {k: v for k, v in stored.items() if k != "seed"}, {**stored, "spawns": 5}):
-        with pytest.raises(DataError, match=r"schema 2|no request of a run"):
+        with pytest.raises(DataError, match=r"schema 2|not a request of a run"):
             Order.of(broken)
 
 

@@ -222,7 +222,7 @@ class Night:
         """Start what the schedule says and go on with what is due, as `stepengine wake` does; this is what a process does."""
         points = Points(self.folder / "points.log", die_at)
         for of, name in (
-            (FileWriter, "_put"), (SqliteWriter, "_insert"), (WakeIndex, "note"), (WakeIndex, "forget"), (WakeIndex, "put_off"), (ScheduleBook, "claim"),
+            (FileWriter, "_store"), (SqliteWriter, "_insert"), (WakeIndex, "note"), (WakeIndex, "forget"), (WakeIndex, "put_off"), (ScheduleBook, "claim"),
         ):  # fmt: skip
             points.around(of, name)
         asyncio.run(self._work(points))

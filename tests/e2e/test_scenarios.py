@@ -204,7 +204,7 @@ def test_s3_the_next_message_of_a_chat_answers_the_question_and_no_other_chat_se
     assert RunStatus.COMPLETED is second.status
     assert ["Friday"] == looked_up, "a call was repeated"
     history = FileSessions(tmp_path).load("u1:c1").messages
-    assert ["book a table"] == [m.text for m in history if m.role == "user"], "the answer is no message of the user"
+    assert ["book a table"] == [m.text for m in history if m.role == "user"], "the answer is not a message of the user"
     (answer,) = [m for m in history if m.role == "tool" and m.tool_name == "ask_user"]
     assert "4" in answer.text
 

@@ -276,6 +276,7 @@ FINE = {
     "system/threads.py": "a job dies with its thread, and the pool renews its condition",
     "system/atomic.py": "the locks of files are forgotten",
     "journal/store.py": "a writer refuses in a child before it takes its lock",
+    "journal/held.py": "a writer refuses in a child before it takes the lock of its file",
     "journal/sqlite.py": "open during one call; what writes is shared, and closed before a fork",
     "models/batches.py": "left to the parent",
     "programs/sessions.py": "a child is refused, or does nothing, before it takes its condition",

@@ -224,7 +224,7 @@ async def test_an_id_of_another_process_gets_one_notice_and_what_there_is_and_a_
             f"{handle.epoch}-²",
             f"{handle.epoch}-1e9",
         ):
-            with pytest.raises(StepEngineError, match="is no id of an event"):
+            with pytest.raises(StepEngineError, match="is not an id of an event"):
                 handle.events(after=wrong)
         with pytest.raises(StepEngineError, match="was not yet"):
             handle.events(after=f"{handle.epoch}-{shown[-1].index + 1}")

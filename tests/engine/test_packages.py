@@ -151,7 +151,7 @@ def test_a_version_is_compared_as_python_does_and_another_one_is_told(site: Site
     assert load_agent("acme/reviewer@1.2") is load_agent("acme/reviewer@1.2.0") is load_agent("acme/reviewer")
     with pytest.raises(DefinitionError, match=r"acme-agents 1\.2\.0 is installed; install acme-agents==1\.3"):
         load_agent("acme/reviewer@1.3")
-    with pytest.raises(DefinitionError, match="'latest' in 'acme/reviewer@latest' is no version"):
+    with pytest.raises(DefinitionError, match="'latest' in 'acme/reviewer@latest' is not a version"):
         load_agent("acme/reviewer@latest")
     with pytest.raises(DefinitionError, match=r"acme-agents 1\.2\.0 is installed"):
         Engine([AgentDefinition("lead", spawnable_agents=["acme/reviewer@2"], tools=["spawn_agents"])])
@@ -186,7 +186,7 @@ def test_an_agent_of_a_package_takes_no_place_of_a_bundled_one_and_is_named_wher
     ("options", "said"),
     [
         ({"agents": None}, f"no '{FILE}' lies in the folder"),
-        ({"version": "soon"}, "its version is 'soon', which is none"),
+        ({"version": "soon"}, "its version is 'soon', which is not a version"),
         ({"publisher": "stepengine"}, "'stepengine' stands for what comes with the engine"),
         ({"publisher": "Acme Inc"}, "its publisher is 'Acme Inc'"),
         ({"publisher": "a" * 200}, "its publisher is 'aaa"),
@@ -196,7 +196,7 @@ def test_an_agent_of_a_package_takes_no_place_of_a_bundled_one_and_is_named_wher
         ({"entries": "acme = odd\nother = odd\n"}, "it has several entries"),
         ({"agents": {}}, "agents are an object with 1 to 200 members"),
         ({"agents": {f"a{n}": {} for n in range(201)}}, "agents are an object with 1 to 200 members"),
-        ({"agents": {"Reviewer": {}}}, "agents.Reviewer is no id"),
+        ({"agents": {"Reviewer": {}}}, "agents.Reviewer is not an id"),
         ({"agents": {"reviewer": []}}, "agents.reviewer is [], and no object"),
         ({"agents": {"reviewer": {"grants": ["all"]}}}, "has ['grants'], which is not known"),
         ({"agents": {"reviewer": {"tools": {"x": 1}}}}, "should hold at most 500 printable texts"),

@@ -656,7 +656,7 @@ def test_a_policy_file_that_cannot_be_used_any_more_is_told_and_somebody_is_aske
             assert RunStatus.COMPLETED is engine.run_sync("lead", "go").status
 
     assert 2 == len(person.asked)
-    assert "is no JSON" in caplog.text
+    assert "is not JSON" in caplog.text
     assert "{" == policy_file.read_text()
 
 

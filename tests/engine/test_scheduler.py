@@ -529,7 +529,7 @@ async def test_a_question_suspends_the_run_and_its_journal_says_how_it_stands_si
 async def test_a_book_that_cannot_be_used_is_told_starts_nothing_and_is_tried_again(tmp_path: Path, place: str) -> None:
     book = tmp_path / "runs.db" if place == "runs.db" else tmp_path / "runs" / ".schedules.db"
     book.parent.mkdir(exist_ok=True)
-    book.write_bytes(b"this is no database, whatever it is called; " * 100)
+    book.write_bytes(b"this is not a database, whatever it is called; " * 100)
     async with Engine([agent]) as engine:
         scheduler = Scheduler(engine, [Schedule(agent, cron="0 7 * * *", id="daily")], runs=tmp_path / place)
         with pytest.raises(JournalError, match="cannot be used to remember schedules: file is not a database"):

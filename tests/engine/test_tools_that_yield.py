@@ -644,7 +644,7 @@ async def test_a_time_limit_counts_work_and_not_what_people_take(tmp_path: Path)
 async def test_a_body_that_ignores_its_closing_or_gives_no_json_ends_all_the_same() -> None:
     @tool
     def no_json() -> Steps[Any]:
-        """Give what is no JSON."""
+        """Give what is not JSON."""
         yield Perform(int)
         return object()
 

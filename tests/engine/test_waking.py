@@ -386,7 +386,7 @@ async def test_an_answer_reaches_a_question_that_waits_and_one_that_was_left_ope
             await asyncio.to_thread(
                 one.mailbox().post, Letter(kind="answer", topic=handle.questions[0].id, value="perhaps")
             )
-            with pytest.raises(TimeoutError):  # that is no option
+            with pytest.raises(TimeoutError):  # that is not an option
                 await asyncio.wait_for(handle.wait(), 1.5)
             letter = Letter(kind="answer", topic=handle.questions[0].id, value="yes")
             await asyncio.to_thread(one.mailbox().post, letter)

@@ -153,7 +153,7 @@ def test_children_of_a_new_model_run_anew_over_the_recorded_tools() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"live": {"think"}}, "live='think' is no kind"),
+        ({"live": {"think"}}, "live='think' is not a kind"),
         ({"live": {"call_model"}}, r"engine\.rerun\(journal, at=0, reuse=False\)"),
         ({"speed": 0}, "above 0"),
     ],

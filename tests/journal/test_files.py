@@ -145,9 +145,9 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path, world):
     os.mkfifo(fifo)
     for journal in (FileJournal(fifo), SqliteJournal(fifo, "run")):
         for act in (world.rig().replay, world.rig().resume, lambda j: j.content(), lambda j: j.replace([])):
-            with pytest.raises(JournalError, match="no regular file"):
+            with pytest.raises(JournalError, match="not a regular file"):
                 act(journal)
-        assert "no regular file" in check(journal).problems[0]
+        assert "not a regular file" in check(journal).problems[0]
 
 
 @pytest.mark.spec("reliability:JR01", "replay:J30")
@@ -730,7 +730,7 @@ def test_many_runs_share_an_sqlite_file_and_each_is_a_journal_of_its_own(tmp_pat
     assert sorted(p.name for p in tmp_path.iterdir()) == ["runs.db"]
     with pytest.raises(JournalError, match="say which"):
         store.records()
-    with pytest.raises(JournalError, match="no run id"):
+    with pytest.raises(JournalError, match="not a run id"):
         SqliteJournal(tmp_path / "runs.db", "../../x")
 
 
@@ -854,11 +854,11 @@ def test_a_file_beside_an_sqlite_file_may_go_while_it_is_looked_at(tmp_path, wor
 @pytest.mark.spec("reliability:JR39", "reliability:JR17")
 def test_an_sqlite_file_that_is_none_is_refused_before_the_first_effect(tmp_path, world):
     path = tmp_path / "runs.db"
-    path.write_bytes(b"this is no database, but it is long enough to be looked at" * 20)
+    path.write_bytes(b"this is not a database, but it is long enough to be looked at" * 20)
     for act in (lambda: world.rig().record(SqliteJournal(path)), lambda: SqliteJournal(path, "one").records()):
         with pytest.raises(JournalError, match=r"cannot be (used|read) as a journal"):
             act()
-    with pytest.raises(JournalError, match="no regular file"):
+    with pytest.raises(JournalError, match="not a regular file"):
         world.rig().record(SqliteJournal(tmp_path))
     assert world.done == []
     assert sorted(p.name for p in tmp_path.iterdir()) == ["runs.db"]

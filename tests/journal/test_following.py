@@ -221,7 +221,7 @@ def test_who_comes_back_with_the_id_of_an_event_gets_what_comes_after_it_and_a_s
     assert ("events_dropped", "epoch") == (strange[0].type, strange[0].reason)
     assert events == [told(event) for event in strange[1:]]
     assert [("events_dropped", "journal", 5)] == [(event.type, event.reason, event.count) for event in beyond]
-    with pytest.raises(StepEngineError, match="no id of an event"):
+    with pytest.raises(StepEngineError, match="not an id of an event"):
         asyncio.run(followed(journal, after="nonsense"))
 
 

@@ -583,7 +583,7 @@ def test_a_letter_with_a_right_checksum_is_checked_as_any_other(journal: FileJou
     members = {k: v for k, v in json.loads(path.read_bytes()).items() if k != "crc"}
     path.write_bytes(to_line({**members, **bad}, 0)[0])
 
-    with pytest.raises(JournalCorrupt, match=r"line 1 .* is no letter"):
+    with pytest.raises(JournalCorrupt, match=r"line 1 .* is not a letter"):
         journal.mailbox().read()
 
 

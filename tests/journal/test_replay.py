@@ -578,7 +578,7 @@ def test_a_journal_from_before_a_childs_text_was_its_answer_still_replays(rig):
 def test_an_outcome_that_cannot_be_read_any_more_is_a_divergence(rig):
     agent = AgentDefinition("a", model="t/m")
     journal = recorded(rig, agent, ["ok"])
-    for record in journal._records:
+    for record in journal.records():
         if record.kind == "result" and record.line["seq"] == 0:
             record.read_from = {**record.line, "value": {"type": "HologramReply"}}
     error = divergence(rig, agent, journal)

@@ -1,4 +1,4 @@
-"""What is said to a run while the body of a tool is under way: it belongs to the run, and is no part of what the body gives."""
+"""What is said to a run while the body of a tool is under way: it belongs to the run, and is not part of what the body gives."""
 
 from __future__ import annotations
 

@@ -477,7 +477,7 @@ def test_a_crash_leaves_a_tail_that_is_told_and_the_run_goes_on_with_the_chain(
     first = crashed.signed + 1
     assert told.startswith(("record", "each of the records"))
     assert f"{first}" in told
-    assert told.endswith("stood there unsigned when the run was gone on with, and was signed then")
+    assert told.endswith("stood there unsigned when the run was resumed, and was signed then")
     assert verified.signed == verified.records
 
 
@@ -511,7 +511,7 @@ async def test_a_fork_is_a_journal_of_its_own_with_its_own_signatures_or_none(ke
     verified = verify(into, public)
     assert () == verified.problems
     assert verified.signed == verified.records
-    assert "stood there unsigned when the run was gone on with" in verified.unsigned[0]
+    assert "stood there unsigned when the run was resumed" in verified.unsigned[0]
 
 
 def secrets_in(path: Path) -> list[str]:

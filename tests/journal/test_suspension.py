@@ -157,7 +157,7 @@ async def test_a_replay_ends_as_the_last_process_did_however_many_were_stopped_w
 @pytest.mark.parametrize(
     ("answers", "said"),
     [
-        ({"q7": "yes"}, "'q7' is no question of this run; open are: 'q1' \\(Open a ticket\\?\\)"),
+        ({"q7": "yes"}, "'q7' is not a question of this run; open are: 'q1' \\(Open a ticket\\?\\)"),
         ({"q1": 5}, "a string, a bool or an Answer, not a int"),
         ({"q1": "maybe"}, "'q1' is 'maybe', which is none of its options: 'yes', 'no'"),
         ({"Open a ticket?": Answer(text="x" * 300)}, r"'x{200}\.\.\.', which is none of its options"),
@@ -197,7 +197,7 @@ def test_a_second_answer_to_a_question_that_is_stored_apart_is_refused_with_a_sh
     agent = AgentDefinition("asker", handle_steps=handle_steps)
     journal = MemoryJournal()
     rig(agent).record(journal)
-    with pytest.raises(AnswerRejected, match="is no question of this run; open are: 'q0'") as caught:
+    with pytest.raises(AnswerRejected, match="is not a question of this run; open are: 'q0'") as caught:
         rig(agent).resume(MemoryJournal(journal.lines()), {"q7": "yes"})
     assert len(str(caught.value)) < 2_000
     rig(agent).resume(journal, {"q0": "yes"})

@@ -264,7 +264,7 @@ async def test_a_check_may_be_an_expression_or_a_function_and_its_own_failure_is
     assert "steps > 99 does not hold" == Check.of_expression("steps > 99").of(result).reason
     with pytest.raises(DataError, match="the check nonsense failed: NameError"):
         Check.of_expression("nonsense").of(result)
-    with pytest.raises(DataError, match="is no expression"):
+    with pytest.raises(DataError, match="is not an expression"):
         Check.of_expression("import os")
 
 

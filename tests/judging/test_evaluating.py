@@ -340,11 +340,11 @@ def test_what_cannot_be_run_is_told_all_at_once_before_anything_is_spent(folder:
     said = folder.type("eval", "evals.py", code=2).stderr
 
     for part in (
-        "'../b' is no name",
+        "'../b' is not a name",
         "2 cases have the id 'a'",
         "'a': it has no check",
         "'..' lies outside",
-        "3 is no check",
+        "3 is not a check",
         "'/etc/x'",
     ):
         assert part in said
@@ -361,9 +361,9 @@ def test_what_cannot_be_run_is_told_all_at_once_before_anything_is_spent(folder:
         (("greeting.py", "--budget", "-1"), "a budget is an amount"),
         (("greeting.py", "--case", "nobody*"), "no case"),
         (("greeting.py", "--agent", "new"), "NAME=PATH"),
-        (("greeting.py", "--recheck", "gone"), "no folder of results"),
+        (("greeting.py", "--recheck", "gone"), "not a folder of results"),
         (("live.py",), "--budget USD"),
-        (("bad.yaml",), "no check; one is like"),
+        (("bad.yaml",), "not a check; one is like"),
         (("alias.yaml",), "alias"),
     ],
 )
@@ -525,7 +525,7 @@ def test_an_evaluation_that_was_interrupted_goes_on_with_what_is_missing(folder:
 @pytest.mark.spec("judging:JG61", "judging:JG62", "judging:JG98")
 def test_a_judge_is_recorded_read_again_and_counted_by_itself(folder: Any) -> None:
     """
-    Its score is no part of `pass`; while it is asked the same it is not asked again.
+    Its score is not part of `pass`; while it is asked the same it is not asked again.
     """
     judged = LOOKER.replace("called", "judge").replace(
         "checks=[", 'checks=[judge(AgentDefinition("strict", model="t/m"), "Is it short?"), '

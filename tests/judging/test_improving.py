@@ -312,7 +312,7 @@ def test_a_book_that_holds_something_else_is_refused(line: str, tmp_path: Path) 
     file = tmp_path / "book.jsonl"
     file.write_text(f"{line}\n")
 
-    with pytest.raises(DataError, match="line 1, is no line of a book"):
+    with pytest.raises(DataError, match="line 1, is not a line of a book"):
         Book(file, Decimal(1))
 
 
@@ -462,7 +462,7 @@ def test_a_check_that_breaks_is_told_and_not_searched_against(greeting: Any) -> 
         (("--budget", "1", "--eval", ""), "--eval FILE says what the agent is judged by"),
         (("--budget", "1", "--by", "beauty"), "--by 'beauty' names no check; there is pass, contains"),
         (("--budget", "1", "--only", "tools.*"), "nothing of 'greeter'"),
-        (("--budget", "1", "--continue", "nowhere"), "'nowhere' is no folder of a search"),
+        (("--budget", "1", "--continue", "nowhere"), "'nowhere' is not a folder of a search"),
     ],
 )
 def test_what_cannot_be_searched_is_refused_before_anything_is_spent(
@@ -576,7 +576,7 @@ def test_a_search_that_was_killed_before_its_first_record_is_begun_where_it_was(
     Path("p/improver.jsonl").write_text("".join(left))
     refused = greeting.type(*BASE[:-2], "--continue", "p", code=Exit.USAGE).stderr
 
-    assert "'p' is no folder of a search" in " ".join(refused.split())
+    assert "'p' is not a folder of a search" in " ".join(refused.split())
     assert improve(greeting, "--budget", "1", "--seed", "1", out="p")["is_better"]
 
 

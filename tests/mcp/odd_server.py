@@ -149,7 +149,7 @@ if MODE == "mute":
 if MODE == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if MODE in ("junk", "noise"):
-    print("\n".join(["this is no message"] * (30 if MODE == "junk" else 500)), flush=True)
+    print("\n".join(["this is not a message"] * (30 if MODE == "junk" else 500)), flush=True)
 if MODE == "junk":
     sys.stderr.write("x" * 1_000_000)
 

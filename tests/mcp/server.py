@@ -155,9 +155,9 @@ def made(*modes: str) -> MCPServer:
 
 def main(modes: list[str]) -> None:
     if "junk" in modes:
-        print("\n".join(["this is no message"] * 30), flush=True)
+        print("\n".join(["this is not a message"] * 30), flush=True)
     if "noise" in modes:
-        print("\n".join(["this is no message"] * 500), flush=True)
+        print("\n".join(["this is not a message"] * 500), flush=True)
     if "loud" in modes:
         sys.stderr.write("x" * 1_000_000)
     if "dead" in modes:

@@ -311,7 +311,7 @@ async def test_a_reply_that_cannot_be_read_is_an_error_at_once_and_not_when_the_
 
     ((status, said),) = results(result)
     assert "error" == status
-    assert "its reply is no message of the protocol" in said
+    assert "its reply is not a message of the protocol" in said
 
 
 @pytest.mark.spec("reliability:MC05", "interfaces:IF58", "interfaces:IF59")
@@ -320,7 +320,7 @@ async def test_a_reply_that_cannot_be_read_is_an_error_at_once_and_not_when_the_
     [
         ("dead", "it said: no licence"),
         ("mute", "it did not answer within 0.1 s; give it longer, with start_timeout=60"),
-        ("noise", "it wrote more than 100 lines that are no messages, the first: this is no message"),
+        ("noise", "it wrote more than 100 lines that are no messages, the first: this is not a message"),
     ],
 )
 async def test_a_server_that_does_not_come_up_fails_the_run_and_says_why(
@@ -393,7 +393,7 @@ async def test_a_single_step_has_the_tools_of_a_server_too(near: Any, agent: Any
 def test_a_server_is_named_in_code_and_never_by_text() -> None:
     with pytest.raises(DefinitionError, match="not the text 'rm -rf /'"):
         mcp_tools("rm -rf /", name="small")
-    with pytest.raises(DefinitionError, match="is no name of a server"):
+    with pytest.raises(DefinitionError, match="is not a name of a server"):
         mcp_tools(["x"], name="a__b")
 
 

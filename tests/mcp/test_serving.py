@@ -37,7 +37,7 @@ AGENT = """
 import os
 from stepengine import AgentDefinition, Ask
 
-print("a line that is no message")
+print("a line that is not a message")
 
 def handle_steps(ctx):
     print("neither is this")

@@ -89,7 +89,7 @@ REASONS = (
         lambda r, member, ours, theirs: member == "raised" and "to have an `index` key" in theirs,
     ),
 )
-"""What is known of other readers, and is no fault of ours."""
+"""What is known of other readers, and is not a fault of ours."""
 
 
 def in_total_alone(recording: Recording) -> int | None:
@@ -374,7 +374,7 @@ def main(folder: Path = FOLDER) -> int:
 
 
 def ended(folder: list[str]) -> int:
-    """Run the command; a reader of its output that has seen enough is no error."""
+    """Run the command; a reader of its output that has seen enough is not an error."""
     try:
         status = main(*map(Path, folder[:1]))
         sys.stdout.flush()

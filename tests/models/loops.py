@@ -314,7 +314,7 @@ DIFFERENCES: dict[str, dict[str, Callable[[Any], Any]]] = {
         "the reply had no call id; the recording client made one, we answer by name and order": without_google_ids,
         "the recording client signs a foreign call, or an unsigned parallel one, in another place": without_dummy,
         "a result stands under 'output', where the recording client says 'return_value' or wraps it in nothing": one_envelope,
-        "an empty user message is no message; where the wire wants one, ours says something": without_nothing,
+        "an empty user message is not a message; where the wire wants one, ours says something": without_nothing,
     },
     "openai": {
         "the recording client dropped the item id of a function_call": without_in("function_call", "id"),
@@ -324,7 +324,7 @@ DIFFERENCES: dict[str, dict[str, Callable[[Any], Any]]] = {
         "the recording client reshaped arguments and tools of a tool search (R8d)": lambda items: without_in("tool_search_output", "tools")(without_in("tool_search_call", "arguments")(items)),
     },
 }  # fmt: skip
-"""What the recordings have otherwise and why that is no fault of ours, by wire (recorded R7, R8)."""
+"""What the recordings have otherwise and why that is not a fault of ours, by wire (recorded R7, R8)."""
 
 
 @attrs.frozen

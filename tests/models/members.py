@@ -68,7 +68,7 @@ NAMED: dict[str, str] = {
         ),
         "the journal has its own time, and a reply shall be equal when it is given again",
     ),
-    "Response.error": "a response with it is no reply",
+    "Response.error": "a response with it is not a reply",
     "ResponseFunctionToolCall.async": "a call with it is refused, as it waits for an answer in another way",
     "ChatCompletionMessage.function_call": "older than tool_calls, and repeats them where both are there",
     "FunctionCall.partialArgs": "streamed: tests/models/test_streamed_arguments.py",

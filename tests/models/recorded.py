@@ -161,7 +161,7 @@ class Recording:
 
 @functools.cache
 def cassette(file: str, folder: Path = FOLDER) -> list[dict[str, Any]]:
-    """The HTTP exchanges of a file, none where it holds others or is no cassette."""
+    """The HTTP exchanges of a file, none where it holds others or is not a cassette."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     whole = yaml.load((folder / file).read_text(encoding="utf-8"), Loader=loader)
     found = whole.get("interactions") if isinstance(whole, dict) else None
@@ -219,11 +219,11 @@ def index_of(folder: Path) -> list[dict[str, Any]]:
 
 
 NO_EXCHANGES = "it holds no HTTP exchanges"
-"""Why a file is not looked at: it is no cassette, or one of a websocket, of gRPC, of a local model."""
+"""Why a file is not looked at: it is not a cassette, or one of a websocket, of gRPC, of a local model."""
 
 
 def shown(file: str, folder: Path) -> dict[str, Any]:
-    """What is said of a file; of one that is no cassette, why not."""
+    """What is said of a file; of one that is not a cassette, why not."""
     try:
         exchanges = cassette(file, folder)
         if not exchanges:

@@ -353,3 +353,65 @@ def test_a_reply_has_the_id_of_its_first_chunk_whatever_the_last_one_says() -> N
     it.feed(b"data: [DONE]\n\n")
 
     assert "chatcmpl-1" == it.finish().provider_data["id"]
+
+
+# --- text that nothing else comes with ------------------------------------------------------------------------------
+
+BARE = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+CHOICE = {"index": 0, "finish_reason": None}
+CHUNKS = [
+    *[{**BARE, "choices": [{**CHOICE, "delta": delta}]} for delta in (
+        {"content": "a"}, {"content": "b"}, {"content": ""}, {"role": "assistant", "content": "c"}, {"refusal": "no"}, {"content": None},
+        {"reasoning_content": "hm"}, {"content": [{"type": "text", "text": "d"}]}, {"content": "e", "newer": "x"}, {"content": 1},
+    )],
+    {**BARE, "obfuscation": "xyz", "choices": [{**CHOICE, "delta": {"content": "f"}}]},
+    {**BARE, "id": "stub", "choices": [{**CHOICE, "delta": {"content": "g"}}]},
+    {**BARE, "service_tier": "flex", "choices": [{**CHOICE, "delta": {"content": "h"}}]},
+    {**BARE, "choices": [{**CHOICE, "delta": {"content": "i"}, "logprobs": {"content": [{"token": "i", "logprob": -1}]}}]},
+    {**BARE, "choices": [{**CHOICE, "index": 1, "delta": {"content": "j"}}]},
+    {**BARE, "choices": [{**CHOICE, "delta": {"content": "k"}}, {**CHOICE, "delta": {"content": "l"}}]},
+    {**BARE, "choices": [{**CHOICE, "delta": {"content": "m"}, "finish_reason": "stop"}]},
+    {**BARE, "choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}},
+    {**BARE, "error": {"message": "broken"}, "choices": [{**CHOICE, "delta": {"content": "n"}}]},
+]  # fmt: skip
+TEXT = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "a"}}
+TEXT_BLOCK = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+MESSAGE = {"type": "message", "id": "m", "model": "m", "role": "assistant", "content": [], "usage": {"input_tokens": 1}}
+EVENTS = [
+    *[TEXT, TEXT, TEXT, TEXT_BLOCK, {**TEXT_BLOCK, "index": 1}, {**TEXT, "index": 1}, {**TEXT, "index": True}, {**TEXT, "index": 7}],
+    *[{**TEXT, "newer": 1}, {**TEXT, "delta": {**TEXT["delta"], "newer": 1}}, {**TEXT, "delta": {**TEXT["delta"], "text": ""}}],
+    *[{**TEXT, "delta": {**TEXT["delta"], "text": 1}}, {"type": "content_block_stop", "index": 0}],
+    {**TEXT_BLOCK, "index": 1, "content_block": {"type": "thinking", "thinking": ""}},
+]  # fmt: skip
+
+
+def read(wire: str, events: list[Any], *, at_length: bool) -> Any:
+    """Return the pieces and the reply, or the error; *at_length*, nothing is taken for text that nothing else comes with."""
+    it = reader(wire)
+    if at_length:
+        it._accumulator._more_of_text = lambda _: None if wire == "openai_chat" else ""
+    shown = []
+    try:
+        for each in events:
+            shown += it.feed(f"data: {json.dumps(each)}\n\n".encode())
+        return shown, it.finish()
+    except ModelError as error:
+        return shown, error.kind, error.message, error.usage
+
+
+@given(st.lists(st.one_of(st.sampled_from(CHUNKS[:2]), st.sampled_from(CHUNKS)), max_size=12))
+def test_text_of_a_chat_that_nothing_else_comes_with_is_read_as_any_other(chunks: list[Any]) -> None:
+    chunks = [CHUNKS[3], *chunks, CHUNKS[-3]]
+
+    assert read("openai_chat", chunks, at_length=True) == read("openai_chat", chunks, at_length=False)
+
+
+@given(st.lists(st.one_of(st.just(TEXT), st.sampled_from(EVENTS[8:11]), st.sampled_from(EVENTS)), max_size=8))
+def test_text_of_a_message_that_nothing_else_comes_with_is_read_as_any_other(events: list[Any]) -> None:
+    ended = [
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},
+    ]
+    events = [{"type": "message_start", "message": MESSAGE}, TEXT_BLOCK, *events, *ended, {"type": "message_stop"}]
+
+    assert read("anthropic", events, at_length=True) == read("anthropic", events, at_length=False)

@@ -366,7 +366,7 @@ BODIES = (
         "its JSON",
         "models/test_streams.py",
         "test_an_answer_by_a_schema_that_comes_as_an_object_is_its_json_and_no_other_object_is_a_text",
-        "an answer as an object is no reply",
+        "an answer as an object is not a reply",
     ),
     Body(
         "D",

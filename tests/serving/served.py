@@ -64,6 +64,7 @@ class Served:
         patience: Seconds that a question waits in memory; ``None`` for `stepengine serve` as it is typed, which waits for a minute.
         options: What else is typed behind `stepengine serve`.
         environment: For its agents.
+        agents: The file that they stand in.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Served:
         patience: float | None = None,
         options: Iterable[str] = (),
         environment: Mapping[str, str] | None = None,
+        agents: Path = SCRIPTED,
     ) -> None:
         self.place, self.world = Path(place), World(folder / "world.jsonl")
         self.db = place if isinstance(place, str) else ""
@@ -85,7 +87,7 @@ class Served:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        typed = ["-m", "stepengine", "serve", str(SCRIPTED), "--runs", str(place), "--tokens", str(self.tokens)]
+        typed = ["-m", "stepengine", "serve", str(agents), "--runs", str(place), "--tokens", str(self.tokens)]
         typed += ["--port", str(self.port), *options]
         if self.db:
             self._reading = self.token(f"auditor-{self.port}", ["admin"])

@@ -121,10 +121,10 @@ def test_a_token_is_worth_nothing_from_the_moment_that_it_expires(tmp_path: Path
     ("given", "said"),
     [
         ({"name": "anna"}, "there is a token 'anna'"),
-        ({"name": ""}, "is no name of a token"),
-        ({"name": "a\nb\u202e"}, r"'a\\nb\\u202e' is no name"),
+        ({"name": ""}, "cannot be the name of a token"),
+        ({"name": "a\nb\u202e"}, r"'a\\nb\\u202e' cannot be the name"),
         ({"name": "x" * 65}, "1 to 64"),
-        ({"name": "b", "owner": "../x"}, "is no owner"),
+        ({"name": "b", "owner": "../x"}, "cannot be the owner"),
         ({"name": "b", "scopes": ["root"]}, "'root' is no scope"),
         ({"name": "b", "expires": datetime(2020, 1, 1, tzinfo=UTC)}, "would be worth nothing"),
         ({"name": "b", "expires": datetime(2200, 1, 1)}, "with its time zone"),  # noqa: DTZ001

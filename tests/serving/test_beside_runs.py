@@ -398,7 +398,7 @@ def test_a_folder_of_reports_is_one_that_nobody_else_writes_and_may_come_later(t
     Tokens.open(tokens).add("root", ["admin"])
 
     assert [] == Reports(tmp_path / "later").listed(None, 9)
-    with pytest.raises(DefinitionError, match="is no folder"):
+    with pytest.raises(DefinitionError, match="is not a folder"):
         app(Engine([]), runs=tmp_path / "runs", tokens=tokens, reports=tmp_path / "file")
     with pytest.raises(JournalError, match="others may write"):
         app(Engine([]), runs=tmp_path / "runs", tokens=tokens, reports=shared)

@@ -341,7 +341,7 @@ def test_a_file_that_is_a_link_or_missing_or_in_a_folder_of_everybody_is_refused
 def test_a_file_with_anything_else_in_it_is_refused_without_showing_what_stands_there(
     tmp_path: Path, content: object
 ) -> None:
-    with pytest.raises(DataError, match="no file of webhooks") as raised:
+    with pytest.raises(DataError, match="not a file of webhooks") as raised:
         Webhooks.open(written(tmp_path, content))
 
     shown = str(raised.value).replace("XYZZY: Extra inputs", "")  # the name of a field

@@ -591,13 +591,13 @@ def test_links_and_things_that_are_no_files_are_refused(tmp_path):
             store.load("x")
         path.unlink()
         os.mkfifo(path)
-        with pytest.raises(SessionError, match="no regular file"):
+        with pytest.raises(SessionError, match="not a regular file"):
             store.load("x")
         path.unlink()
         path.write_bytes(kept)
     with pytest.raises(SessionError, match="cannot be opened"):
         SqliteSessions(tmp_path / "missing" / "x.db")
-    (tmp_path / "no.db").write_text("this is no database, but it is long enough to be taken for one" * 20)
+    (tmp_path / "no.db").write_text("this is not a database, but it is long enough to be taken for one" * 20)
     with pytest.raises(SessionError):
         SqliteSessions(tmp_path / "no.db").load("x")
 
@@ -636,7 +636,7 @@ def test_opening_a_database_gives_up_no_lock_that_another_thread_holds_on_it(tmp
 def test_a_link_in_place_of_a_database_is_refused(tmp_path):
     SqliteSessions(tmp_path / "s.db")
     (tmp_path / "link.db").symlink_to(tmp_path / "s.db")
-    with pytest.raises(SessionError, match="no regular file"):
+    with pytest.raises(SessionError, match="not a regular file"):
         SqliteSessions(tmp_path / "link.db")
 
 

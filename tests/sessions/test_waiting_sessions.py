@@ -1,5 +1,5 @@
 """
-What is said in a session whose last run waits for something that is no person.
+What is said in a session whose last run waits for something that is not a person.
 """
 
 from __future__ import annotations

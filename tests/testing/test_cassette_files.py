@@ -153,8 +153,8 @@ def test_a_file_beyond_the_size_cap_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "is no cassette"),
-        (b"[]", "is no cassette"),
+        (b"", "is not a cassette"),
+        (b"[]", "is not a cassette"),
         (b"interactions: [", "cannot be read as plain YAML"),
         (b"\xff\xfe\x00", "cannot be read as plain YAML"),
         (b"interactions: []\nversion: 2", "has cassette version 2"),

@@ -288,7 +288,7 @@ def test_a_reply_says_what_it_cost(make):
     assert [Decimal("0.0125")] * 3 == [make(cost=cost).cost for cost in (Decimal("0.0125"), 0.0125, "0.0125")]
     assert None is make().cost
     for wrong in ("much", -1, "NaN", float("inf")):
-        with pytest.raises(DataError, match="is no amount of US dollars"):
+        with pytest.raises(DataError, match="is not an amount of US dollars"):
             make(cost=wrong)
 
 

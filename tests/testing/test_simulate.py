@@ -235,9 +235,9 @@ def test_a_run_that_never_gets_anywhere_does_not_pass():
 
 
 def test_what_is_no_fault_is_refused():
-    with pytest.raises(DataError, match="'boom' is no kind of fault; there are failure, timeout"):
+    with pytest.raises(DataError, match="'boom' is not a kind of fault; there are failure, timeout"):
         simulate(KID, faults=["boom"])
-    with pytest.raises(DataError, match="no kind of fault"):
+    with pytest.raises(DataError, match="not a kind of fault"):
         Fault(1, "boom")
 
 

@@ -137,7 +137,7 @@ BAD = {
     "seconds": (Sleep(1), 3, "nothing, or a date"),
     "no message": (Receive("a"), None, "a message, since it has no timeout"),
     "a message that does not fit": (Receive("a", schema=Order), {"number": "x"}, "what fits its schema"),
-    "a message that is no JSON": (Receive("a"), object(), "is no answer to"),
+    "a message that is not JSON": (Receive("a"), object(), "is no answer to"),
     "too few references": (Start(AgentCall("x"), AgentCall("y")), A, "a ChildRef for each of 'x', 'y'"),
     "another child": (Start(AgentCall("x")), A, "a ChildRef for each of 'x'"),
     "too few ends": (Wait(A, B), ["x"], "how each of its children ended"),

@@ -21,7 +21,10 @@ import pytest
 from stepengine.system.workspace import Workspace
 from stepengine.tools import bundled
 
+from .podman import NAME, docker, podman
+
 VARIABLE = "STEPENGINE_TEST_WORKSPACE"
+CONTAINERS = ("podman", "docker")
 CHOSEN = os.environ.get(VARIABLE, "")  # read before tests take such variables out of the environment
 
 
@@ -112,6 +115,44 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     made.stop()
 
 
+class Box:
+    """
+    A container of Podman or Docker in which the folders of tests stand where they stand here, and the system's programs, read-only.
+    """
+
+    def __init__(self, folder: Path, tests: Path) -> None:
+        self._podman = docker() if CHOSEN == "docker" else podman(folder)
+        assert not self._podman.why, self._podman.why
+        self._name = f"stepengine-tests-{os.getpid()}"
+        # Not /sbin, where Docker puts what is to be the first process.
+        system = [f"/{name}" for name in ("usr", "bin", "lib", "lib64") if Path("/", name).exists()]
+        # Those of an environment and of the Python that it was made of.
+        own = sorted({path for path in (sys.prefix, sys.base_prefix) if not path.startswith("/usr/")})
+        mounts = [f"--volume={os.path.realpath(path)}:{path}:ro" for path in (*system, *own)]
+        self._run("run", "--detach", "--init", "--network=none", f"--name={self._name}", *self._podman.options, *mounts,
+                  f"--volume={tests}:{tests}", NAME, "/usr/bin/sleep", "86400")  # fmt: skip
+
+    def _run(self, *words: str) -> None:
+        done = subprocess.run([self._podman.program, *words], capture_output=True, check=False, timeout=120)
+        assert 0 == done.returncode, done.stderr
+
+    def workspace(self, root: Any) -> Workspace:
+        # The variables of a test are those of there, too: many are about them.
+        given = [f"--env={name}" for name in os.environ]
+        argv = [self._podman.program, "exec", "-i", *given, self._name]
+        return Workspace.over(argv, root, python=sys.executable, env=list(os.environ))
+
+    def stop(self) -> None:
+        self._run("rm", "--force", self._name)
+
+
+@pytest.fixture(scope="session")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    made = Box(tmp_path_factory.mktemp("podman"), tmp_path_factory.getbasetemp())
+    yield made
+    made.stop()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _serving(request: pytest.FixtureRequest) -> None:
     """
@@ -119,6 +160,8 @@ def _serving(request: pytest.FixtureRequest) -> None:
     """
     if CHOSEN == "ssh":
         request.getfixturevalue("sshd")
+    if CHOSEN in CONTAINERS:
+        request.getfixturevalue("box")
 
 
 @pytest.fixture(autouse=True)
@@ -135,10 +178,12 @@ def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     if not CHOSEN:
         yield end
         return
+    contained: Box | None = request.getfixturevalue("box") if CHOSEN in CONTAINERS else None
     server: Sshd | None = request.getfixturevalue("sshd") if CHOSEN == "ssh" else None
     ways: dict[str, Callable[[Any], Workspace]] = {
         "pipe": over_a_pipe, "old": over_an_old_python, "bubblewrap": in_a_sandbox,
         "ssh": lambda root: server.workspace(root) if server is not None else over_a_pipe(root),
+        **dict.fromkeys(CONTAINERS, lambda root: contained.workspace(root) if contained is not None else over_a_pipe(root)),
     }  # fmt: skip
     for kind in (bundled.FileTools, bundled.SearchTools, bundled.ShellTools):
         below = kind.below

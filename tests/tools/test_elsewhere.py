@@ -35,13 +35,15 @@ from stepengine.tools import (
     shell_tools,
 )
 
+from .podman import docker, podman
+
 HERE = Path(__file__).parent
 SUITE = (
     "test_file_tools.py", "test_confinement.py", "test_search_tools.py", "test_proposals.py", "test_ignore.py", "test_overview_tools.py",
     "test_shell_tools.py", "test_shell_runs.py", "test_shell_git.py", "test_followups_and_checks.py",
 )  # fmt: skip
-OVER_SSH = ("test_file_tools.py", "test_confinement.py", "test_search_tools.py", "test_shell_tools.py")
-"""A log-in for each test takes its time."""
+SOME = ("test_file_tools.py", "test_confinement.py", "test_search_tools.py", "test_shell_tools.py")
+"""A log-in, or a program in a container, for each test takes its time."""
 INSIDE = {
     "nothing_is_started": "it looks at what this process starts",
     "a_missing_folder_that_appears_as_a_link": "it puts another function in the place of one of this process",
@@ -52,6 +54,12 @@ INSIDE = {
     "output_file_of_a_job_has_a_cap": "it changes a limit of this process",
 }
 """Tests of what this process does itself, and why they cannot be about another one."""
+OF_CONTAINERS = {
+    "kills_the_whole_tree": "it looks for a process by its number, and there it has another one",
+    "what_left_session_and_environment": "likewise",
+    "two_hundred_children": "it looks for processes by their numbers",
+    "background_job_is_looked_after": "it reads the job's output, which is there, from here",
+}
 OF_SSH = {
     "program_in_the_root_is_not_found": "the log-in there chooses the search path",
     "too_wide_is_refused": "the log-in there chooses the home folder",
@@ -63,7 +71,7 @@ OF_SSH = {
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:WS1", "reliability:WS2")
-@pytest.mark.parametrize("way", ["pipe", "old", "ssh"])
+@pytest.mark.parametrize("way", ["pipe", "old", "ssh", "podman", "docker"])
 def test_the_tests_of_the_tools_pass_over_every_way_with_the_same_results(way: str, tmp_path: Path) -> None:
     if way == "old" and not [
         *Path("~/.pyenv/versions").expanduser().glob("3.8.*"),
@@ -72,7 +80,11 @@ def test_the_tests_of_the_tools_pass_over_every_way_with_the_same_results(way: s
         pytest.skip("needs a Python 3.8")
     if way == "ssh" and (os.getuid() or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin") is None):
         pytest.skip("needs ssh, sshd and the right to start it")
-    left_out = " and ".join([f"not {name}" for name in (*INSIDE, *(OF_SSH if way == "ssh" else ()))])
+    found = podman(tmp_path) if way == "podman" else docker() if way == "docker" else None
+    if found is not None and found.why:
+        pytest.skip(found.why)
+    own = {"ssh": OF_SSH, "podman": OF_CONTAINERS, "docker": OF_CONTAINERS}.get(way, {})
+    left_out = " and ".join([f"not {name}" for name in (*INSIDE, *own)])
     command = [
         sys.executable,
         "-m",
@@ -87,7 +99,7 @@ def test_the_tests_of_the_tools_pass_over_every_way_with_the_same_results(way: s
         left_out,
     ]
     done = subprocess.run(
-        [*command, *[str(HERE / name) for name in (OVER_SSH if way == "ssh" else SUITE)]],
+        [*command, *[str(HERE / name) for name in (SOME if way in ("ssh", "podman", "docker") else SUITE)]],
         env={**os.environ, "STEPENGINE_TEST_WORKSPACE": way}, capture_output=True, text=True, check=False, cwd=HERE.parents[1],
     )  # fmt: skip
 
@@ -467,29 +479,13 @@ async def test_the_words_for_containers(
     start = "run --rm -i --init --network={} --security-opt=no-new-privileges " + limits
     expected = {
         "docker": [
-            f"{start.format('none')} --workdir={root} --mount=type=bind,source={root},target={root} image:3",
+            f"{start.format('none')} --mount=type=bind,source={root},target={root} image:3",
             f"exec -i -w {root} box",
         ],
-        "podman": [f"{start.format('bridge')} --workdir={root} --user=1:1 --read-only image:3"],
+        "podman": [f"{start.format('bridge')} --user=1:1 --read-only image:3"],
         "kubectl": ["exec -i --context=x --namespace=n --container=c pod-1 --"],
     }
     assert expected[program] == words
-
-
-def docker_works() -> bool:
-    return (
-        shutil.which("docker") is not None
-        and not subprocess.run(["docker", "info"], capture_output=True, check=False).returncode
-    )
-
-
-@pytest.mark.deep
-@pytest.mark.skipif(not docker_works(), reason="needs docker and its daemon")
-async def test_a_container_of_docker(root: Path) -> None:
-    with Workspace.docker("python:3.13", mounts={root: "/workspace"}) as place:
-        tools = ToolRegistry([*file_tools(place, write=True), *shell_tools(place)])
-        assert "one\\n" in (await tools.execute("read_files", {"paths": ["a.txt"]})).text
-        assert "/workspace\n" == (await ran(tools, ["pwd"]))["stdout"]
 
 
 @pytest.mark.spec("reliability:WS5")

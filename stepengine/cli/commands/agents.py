@@ -148,7 +148,7 @@ def _shown_package(package: Package) -> str:
             f"  tools   {visible(tools, strict=True) or 'none'}",
             f"  spawns  {visible(', '.join(agent.spawns), strict=True)}" if agent.spawns else "",
             f"  package {visible(str(package), strict=True)}; publisher {package.publisher}; {agreed}",
-            f"  wants   {visible(wants, strict=True)}; so it says, which is no limit" if wants else "",
+            f"  wants   {visible(wants, strict=True)}; so it says, which is not a limit" if wants else "",
         ]
         blocks.append("\n".join([line for line in lines if line]))
     return "\n\n".join(blocks)
@@ -179,7 +179,7 @@ def _packaged_json(packages: Iterable[Package]) -> Iterator[dict[str, object]]:
 
 
 def _claimed_twice(packages: Sequence[Package]) -> Iterator[str]:
-    """Say which agents several packages have, so that none of them can be named."""
+    """Say which agent ids several packages have, so that they cannot be used."""
     having: dict[str, list[str]] = {}
     for package in packages:
         for agent_id in package.agents:
@@ -220,7 +220,7 @@ def tree_lines(agents: Iterable[AgentDefinition]) -> list[str]:
 
 
 def _key(agent_id: str) -> str:
-    """Return what an agent is found by: its id, and of one with a publisher the name."""
+    """Return what an agent is found by: its id, or its name if it has a publisher."""
     return name_of_published(agent_id) or normalised_id(agent_id)
 
 

@@ -75,7 +75,7 @@ def blame(
 
     Tool calls are answered from the record while they are equal to recorded ones, then by --simulate; tools that are
     idempotent or read-only are performed, in the world of today, and counted; nothing else is ever repeated. With
-    --tools recorded none is performed. A run that needs another call is unknown, which is no failure.
+    --tools recorded none is performed. A run that needs another call is unknown, which is not a failure.
 
     --check is an expression over output, text, status, tools, steps, cost, error and result, or MODULE:FN, a function
     of the result. It is your own code and runs as such.

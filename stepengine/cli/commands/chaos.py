@@ -70,7 +70,7 @@ def chaos(
     kinds = [kind.strip() for kind in faults.split(",") if kind.strip()]
     unknown = [kind for kind in kinds if kind not in FAULTS]
     if unknown:
-        msg = f"--faults has {unknown[0]!r}, which is no kind of fault; there are {', '.join(FAULTS)}"
+        msg = f"--faults has {unknown[0]!r}, which is not a kind of fault; there are {', '.join(FAULTS)}"
         raise UsageProblem(msg)
     loaded = load_agent(agent, folders=options.settings.agent_folders)
     known = family(loaded, agent, options.settings.agent_folders)

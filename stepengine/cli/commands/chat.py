@@ -188,7 +188,7 @@ def _last_chat(agent: str) -> Entry:
     here = str(Path.cwd())
     found = next((e for e in entries() if e.text("command") == "chat" and e.text("cwd") == here), None)
     if found is None:
-        msg = "there is no chat of this folder to go on with; begin one without --resume"
+        msg = "there is no chat of this folder to continue; begin one without --resume"
         raise UsageProblem(msg)
     if (
         agent
@@ -299,7 +299,7 @@ class Chat:
         return code
 
     async def _do(self, said: str, code: Exit) -> Exit:
-        """Do what was said; return the exit code of it, or the one before where it has none."""
+        """Do what was said; return its exit code, or the previous one if it has none."""
         if self._wanted:
             await self._do_mode(self._wanted)
         if said.startswith("/") and not said.startswith("//"):
@@ -339,7 +339,7 @@ class Chat:
             self._notes.append(f"(I ran `{command}` myself. It printed:)\n{output[:SENT_CHARS]}")
 
     async def _at_once(self, said: str) -> bool:
-        """Do a command that can be done while a turn goes on, or at a question, and say of one that there is not that there is none."""
+        """Carry out a command that is possible while a turn is under way, or at a question; say so when there is no such command."""
         name, _, rest = said[1:].strip().partition(" ")
         if name in COMMANDS and name not in TELLING and (name not in SHOWING or rest.strip()):
             return False
@@ -772,7 +772,7 @@ class Chat:
         return None if not window else max(0, 100 - round(100 * (filled or self._filled or 0) / window))
 
     def _left(self, recording: Recording, options: Options) -> Exit:
-        """Say how to go on with a turn that was left in the middle."""
+        """Say how to continue a turn that was left in the middle."""
         self._leaves = True
         complain("left in the middle of a turn")
         if recording.journal is not None:
@@ -838,7 +838,7 @@ def _said(state: AgentState) -> list[UserMessage | AssistantMessage]:
 
 
 def _number(typed: str) -> int:
-    """Return the number that was typed, -1 for what is none."""
+    """Return the number that was typed, -1 for anything else."""
     return int(typed) if typed.isascii() and typed.isdigit() and len(typed) < DIGITS else -1
 
 

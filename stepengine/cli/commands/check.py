@@ -25,7 +25,7 @@ def check(files: Files, *, as_json: Json = False) -> Exit:
     Every record of each FILE is checked: checksums, order, fingerprints, blobs; and what looks like a key.
 
     Nothing is run or changed. Leaves with 1 when a file is damaged or holds what looks like a secret. A run without an
-    end is no fault.
+    end is not a fault.
 
     Examples:
       stepengine check run.jsonl

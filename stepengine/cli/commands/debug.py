@@ -1,7 +1,8 @@
 """
 ``stepengine debug``: stands at any step of a recorded run, goes both ways, changes one thing and runs on.
 
-Where this process may fork, the debugger is several processes (``ForkedWalk``), and the one that is awake has the terminal. What they count together, which command of ``--exec`` is next and whether one failed, stands in memory they share.
+Where this process may fork, the debugger is several processes (``ForkedWalk``), and the one that is awake has the terminal. What they
+have to know together, which command of ``--exec`` is next and whether one has failed, stands in memory that they share.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ def _debug(options: Options, asked: _Asked, tally: Tally) -> Exit:
     except ReplayDivergence:
         raise
     except JournalError as error:
-        # There is no run to stand in: that is no failure of one.
+        # There is no run to stand in: that is not a failure of one.
         return complain(error.message)
     why = "--no-fork" if asked.no_fork else _stays_here(bench.engine, history) or can_fork()
     forked = None if why else ForkedWalk(stepper)

@@ -1,5 +1,5 @@
 """
-What is done to runs from outside, by who has not got them in hands.
+What is done to runs from outside, by somebody who does not hold them.
 
 ``stepengine submit``, ``status``, ``answer``, ``say``, ``cancel``, ``retry``, ``takeover``, ``gc`` and ``migrate`` need the database of durable runs
 and nothing else: no agents, no models, no keys. ``answer``, ``say`` and ``cancel`` take the mailbox of a journal as well.
@@ -172,7 +172,7 @@ def _object(text: str) -> dict[str, Any] | None:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        msg = f"--params is no JSON: {error}"
+        msg = f"--params is not JSON: {error}"
         raise UsageProblem(msg) from None
     if not isinstance(found, dict):
         msg = f'--params is a JSON object, such as {{"folder": "src"}}, not {type(found).__name__}'
@@ -505,8 +505,8 @@ def cancel(run: Run, *, db: Db = "", app: App = "stepengine") -> Exit:
     Cancel a run that somebody else has in hands.
 
     Everything below it ends, too. What a worker has is interrupted within a second; a tool that must not be interrupted
-    ends first. `stepengine retry` goes on with it. RUN is a durable run with --db, or a journal or recorded run: whoever has it ends it within
-    seconds, and whoever goes on with it ends it at once.
+    ends first. `stepengine retry` resumes it. RUN is a durable run with --db, or a journal or recorded run: whoever has it ends it within
+    seconds, and whoever resumes it ends it at once.
 
     Examples:
       stepengine cancel review-17
@@ -526,7 +526,7 @@ def cancel(run: Run, *, db: Db = "", app: App = "stepengine") -> Exit:
 def retry(
     run: Run,
     *,
-    release: Annotated[str, typer.Option(help="The release that goes on with it; default: its own.")] = "",
+    release: Annotated[str, typer.Option(help="The release that resumes it; default: its own.")] = "",
     db: Db = "",
     app: App = "stepengine",
 ) -> Exit:
@@ -625,7 +625,7 @@ def collect(
     """
     found = AGE.fullmatch(older_than)
     if found is None:
-        msg = f"--older-than {older_than!r} is no age; 30d, 12h, 90m and 2w would be fine"
+        msg = f"--older-than {older_than!r} is not an age; 30d, 12h, 90m and 2w would be fine"
         raise UsageProblem(msg)
 
     async def deleted(operator: Operator) -> Exit:

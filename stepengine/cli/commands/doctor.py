@@ -326,7 +326,7 @@ def _own_agents(count: int, own: int) -> Iterator[Finding]:
 
 
 def _unbound_tools(found: Iterable[AgentFile]) -> Iterator[Finding]:
-    """Give the tools of authors of which no rule about files knows what a call is about."""
+    """Give the authors' tools that rules about files cannot judge, since nothing says what a call is about."""
     from stepengine.data.tools import Ordinary, ToolLike
     from stepengine.permissions.rules import names_files
 
@@ -347,7 +347,7 @@ def _unbound_tools(found: Iterable[AgentFile]) -> Iterator[Finding]:
 
 
 def _is_of_author(tool: object) -> bool:
-    """Return whether the body of a tool is none of the package's; its bundled tools ask the rules about each file."""
+    """Return whether the body of a tool is not ours; the bundled tools ask the rules about each file."""
     module = getattr(getattr(tool, "fn", None), "__module__", None)
     return not (
         isinstance(module, str) and module.split(".")[0] == "stepengine" and not module.startswith("stepengine._agents")

@@ -221,7 +221,7 @@ def _outcome(evaluation: Evaluation, options: Options, asked: Question) -> tuple
         _agreed(len(evaluation.cases) * len(agents) * n, asked, is_live=is_live)
     earlier = asked.against or asked.recheck or asked.goes_on
     if earlier and not Path(earlier).is_dir():
-        msg = f"{earlier!r} is no folder of results"
+        msg = f"{earlier!r} is not a folder of results"
         raise UsageProblem(msg)
     folder = Path(asked.recheck or asked.goes_on or asked.out or _new_folder(evaluation.name))
     seed = same.get("seed", secrets.randbelow(MAX_SEED)) if asked.seed is None else asked.seed
@@ -234,7 +234,7 @@ def _outcome(evaluation: Evaluation, options: Options, asked: Question) -> tuple
 
 
 def _told_before(folder: str) -> dict[str, int]:
-    """Return samples and seed of results that are gone on with or asked again, as far as they are told."""
+    """Return the samples and the seed of results that are continued or judged again, as far as they are known."""
     try:
         if not folder:
             return {}

@@ -252,13 +252,11 @@ class _Search:
         }  # fmt: skip
 
     def _recorded(self, budget: str) -> dict[str, Any]:
-        """Return the plan of a search that is gone on with."""
+        """Return the plan of a search that is continued."""
         from stepengine.data.codec import plain
 
         if not self._has_begun():
-            msg = (
-                f"{str(self.folder)!r} is no folder of a search: it has no {JOURNAL} with a run; --out begins one there"
-            )
+            msg = f"{str(self.folder)!r} is not a folder of a search: it has no {JOURNAL} with a run; --out begins one there"
             raise UsageProblem(msg)
         plan: dict[str, Any] = plain(self.journal.history().root["params"])
         if plan["source"] != self._source():
@@ -281,7 +279,7 @@ class _Search:
         return plan
 
     def _has_begun(self) -> bool:
-        """Return whether there is anything of a search: one that was killed before its first record has none."""
+        """Return whether a search has begun: one that was killed before its first record has not."""
         from stepengine.errors import JournalMissing
 
         try:

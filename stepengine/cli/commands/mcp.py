@@ -63,7 +63,7 @@ def serve(
         "command": "stepengine", "args": ["mcp", "serve", "code_searcher"]}}}
     """
     if token_env and not http:
-        msg = "--token-env is for --http; who starts a process needs no token"
+        msg = "--token-env is for --http; a process that you start yourself needs no token"
         raise UsageProblem(msg)
     place = _Place(*_host_and_port(http), token=_token(token_env)) if http else None
     return _serve(attrs.evolve(options, model=model).in_force(), agents, place=place, journals=journals)
@@ -227,7 +227,7 @@ def _inspect(server: list[str], header: list[str], env: list[str], *, timeout: f
 
     is_address = len(server) == 1 and server[0].startswith(("http://", "https://"))
     if len(server) == 1 and "://" in server[0] and not is_address:
-        msg = f"{server[0]!r} is no address of a server; it begins with http:// or https://"
+        msg = f"{server[0]!r} is not an address of a server; it begins with http:// or https://"
         raise UsageProblem(msg)
     if (is_address and env) or (header and not is_address):
         msg = "--header is for a URL, and --env for a command"

@@ -88,7 +88,7 @@ def import_(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A journal of a run that has not ended.")],
     *,
     agents: Agents = "agents",
-    release: Annotated[str, typer.Option(help="Which release goes on with it; default: that of these agents.")] = "",
+    release: Annotated[str, typer.Option(help="Which release resumes it; default: that of these agents.")] = "",
     trust_answers: TrustAnswers = False,
     db: Db = "",
     app: App = "stepengine",
@@ -159,7 +159,7 @@ class Moved:
 
 def move(
     of: Annotated[str, typer.Argument(metavar="FROM", help="The release that has runs which have not ended.")],
-    to: Annotated[str, typer.Argument(metavar="TO", help="The release that goes on with them; its workers are up.")],
+    to: Annotated[str, typer.Argument(metavar="TO", help="The release that resumes them; its workers are up.")],
     *,
     agents: Agents = "agents",
     check: Annotated[bool, typer.Option("--check", help="Only say which would move, and which diverge.")] = False,

@@ -114,7 +114,7 @@ def agree(
     Agree to what the agents of an installed package want.
 
     What that is, the package says itself: tools, folders, hosts, agents of others. It is shown, and agreed to for this
-    version and later ones that want no more; one that wants more is asked about again. It is no limit: agents are programs,
+    version and later ones that want no more; one that wants more is asked about again. It is not a limit: agents are programs,
     and may do whatever you may. Nothing of the package is loaded for this.
 
     `run` and `chat` ask at a terminal; this is for everywhere else.
@@ -171,7 +171,7 @@ def _unpacked(path: Path, scratch: Path) -> Path:
                 raise UsageProblem(msg)
             opened.extractall(site)
     except (zipfile.BadZipFile, OSError) as error:
-        msg = f"{str(path)!r} is no wheel: {error}; the folder of a project, or a *.whl, would be fine"
+        msg = f"{str(path)!r} is not a wheel: {error}; the folder of a project, or a *.whl, would be fine"
         raise UsageProblem(msg) from None
     if len([*site.glob("*.dist-info")]) != 1:
         msg = f"{wheel.name} holds no package: a wheel has one folder *.dist-info"

@@ -102,7 +102,7 @@ def _place_of(agent_id: str, given: str, options: Options, file: Path) -> str:
 
 
 def _named(agents: Sequence[AgentDefinition]) -> list[str]:
-    """Return the ids by which agents name others, of those that none of them holds: what is held comes with its holder."""
+    """Return the ids by which agents name others, except agents that one of them holds: those come with their holder."""
     children = [child for agent in agents for child in agent.spawnable_agents]
     held = {normalised_id(child.id) for child in (*agents[:1], *children) if not isinstance(child, str)}
     named = [name_of_published(child) or child for child in children if isinstance(child, str)]

@@ -107,7 +107,7 @@ def _calls(policy: Policy, name: str, journal: Journal, specs: Mapping[str, Tool
     for (path, seq), intent in history.intents.items():
         if intent.type == "Spawn":
             child = "" if seq < 0 else f"{path}.{seq}" if path else str(seq)
-            agents[child] = str(intent.effect["agent_id"])  # type: ignore[index]  # only a model call is no mapping
+            agents[child] = str(intent.effect["agent_id"])  # type: ignore[index]  # only a model call is not a mapping
         elif intent.begins_run:
             agents[f"{path}.{seq}" if path else str(seq)] = agents.get(path, "")
         if intent.type != "CallTool":

@@ -100,7 +100,7 @@ def message_in(text: str) -> object:
     Return the JSON that is meant.
 
     Raises:
-        UsageProblem: for what is none.
+        UsageProblem: for anything else.
     """
     if text == "-":
         text = sys.stdin.read(MAX_CHARS + 1)

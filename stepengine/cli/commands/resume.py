@@ -113,7 +113,7 @@ def can_ask() -> bool:
 
 
 def _refuse_waiting(history: History, given: Collection[str]) -> None:
-    """Refuse to wait for what can come to no command: the result of a call whose tool leaves that to somebody outside."""
+    """Refuse to wait for what no command can receive: the result of a call whose tool leaves that to somebody outside."""
     from stepengine.journal.questions import waiting_calls
 
     open_ = [

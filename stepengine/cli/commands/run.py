@@ -88,8 +88,13 @@ def run(
 
     Keys come from the environment; `stepengine models` lists the providers and their variables.
     """
+    # Made part of the agent's name, since everything from here on goes by that: what loads it, what is recorded, and
+    # `resume`, which has to put the file into the sandbox again without being told.
     if sandboxed:
         agent = _in_sandbox(agent)
+    # What this command takes by itself, as its help or default is its own, is not among what was typed for `options`
+    # (`with_options`). It is put in here, by name, so that everything below reads one value. The settings of the folder
+    # come last (`in_force`), since `--config` says which these are.
     options = attrs.evolve(options, agent=agent, prompt=prompt, params=params, model=model)
     options = attrs.evolve(
         options,
@@ -153,7 +158,7 @@ def read_params(text: str, option: str = "--params") -> dict[str, Any] | None:
     Return the object in *text*, which *option* was given: JSON, or ``@FILE`` with JSON in it.
 
     Raises:
-        UsageProblem: when it is no JSON object, or there is no such file.
+        UsageProblem: when it is not a JSON object, or there is no such file.
     """
     if not text:
         return None

@@ -246,7 +246,7 @@ def _placed(engine: Engine | DurableEngine, wanted: Served) -> tuple[Engine | Du
         return engine, {"runs": wanted.runs or "runs", "max_live": wanted.most}
     if wanted.runs is None or _is_database(wanted.runs):
         return engine, {}
-    msg = f"--runs {wanted.runs} is no database, and MODULE:FUNCTION made a DurableEngine, which has one; leave --runs out"
+    msg = f"--runs {wanted.runs} is not a database, and MODULE:FUNCTION made a DurableEngine, which has one; leave --runs out"
     raise UsageProblem(msg)
 
 

@@ -131,7 +131,7 @@ def _until(expires: str) -> datetime | None:
         return None
     found = AGE.fullmatch(expires)
     if found is None or not int(found[1]):
-        msg = f"--expires {expires!r} is no time from now on; 12h, 30d and 8w would be fine"
+        msg = f"--expires {expires!r} is not a time from now on; 12h, 30d and 8w would be fine"
         raise UsageProblem(msg)
     return datetime.now(UTC).replace(microsecond=0) + int(found[1]) * UNITS[found[2]]
 

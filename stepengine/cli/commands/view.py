@@ -127,7 +127,7 @@ def _written(options: Options, other: str, wanted: _Wanted) -> Exit:
         msg = f"the page would have {size:.1f} MB, with long texts cut already; --max-mb {size + 1:.0f} allows it"
         return complain(msg, Exit.FAILED)
     try:
-        # It says what the journal says, and nobody else may read that either; who shares a page gives it away.
+        # It says what the journal says, which nobody else may read either; whoever shares a page gives that away.
         with open(target, "w", encoding="utf-8", opener=partial(os.open, mode=OWNER_ONLY)) as file:
             file.write(made.html)
     except OSError as error:

@@ -111,7 +111,7 @@ def _place(text: str) -> Path:
     Return the place that is meant.
 
     Raises:
-        UsageProblem: for what is no place, or is not there.
+        UsageProblem: for what is not a place, or is not there.
     """
     from stepengine.journal.finding import database_of
     from stepengine.journal.sleeping import is_place
@@ -125,7 +125,7 @@ def _place(text: str) -> Path:
     is_database = database_of(text) == (text, "")
     if not is_place(text) or (is_database and not Path(text).is_file()):
         what = "a run, or a journal alone" if Path(text).is_file() or "#" in text else "not there"
-        msg = f"{text!r} is {what}; name a folder of journals or a database such as RUNS.db (`stepengine resume FILE` goes on with one run)"
+        msg = f"{text!r} is {what}; name a folder of journals or a database such as RUNS.db (`stepengine resume FILE` resumes one run)"
         raise UsageProblem(msg)
     return Path(text)
 

@@ -94,7 +94,7 @@ def worker(
     Limits of a provider hold for all workers that use the same key; give them to each worker. They can stand in `options`
     as rate_limits, too; what is given here takes their place.
 
-    SIGTERM and Ctrl-C stop it: no new run is taken, effects under way get --drain seconds, and what waits is gone on with
+    SIGTERM and Ctrl-C stop it: no new run is taken, effects under way get --drain seconds, and what waits is resumed
     by the next worker under the same --executor, or by `stepengine takeover`. Needs the extra `durable`;
     `stepengine doctor` tells how it is added.
 
@@ -148,7 +148,7 @@ def _limited(known: Any, typed: Mapping[str, Iterable[str]]) -> dict[str, object
         for text in texts:
             name, _, number = text.partition("=")
             if not name or not number.isdecimal() or len(number) > MOST_DIGITS or int(number) < 1:
-                msg = f"--{limit.replace('_', '-')} {text!r} is no limit of a provider; anthropic=50 would be fine"
+                msg = f"--{limit.replace('_', '-')} {text!r} is not a limit of a provider; anthropic=50 would be fine"
                 raise UsageProblem(msg)
             given.setdefault(name, {})[limit] = int(number)
     if not given:

@@ -63,7 +63,7 @@ QUIT = ("/quit", "/exit")
 
 
 def console_on(file: TextIO, *, color: str = "auto") -> Console:
-    """Return what prints on *file*; colours are off where it is no terminal or ``NO_COLOR`` is set, unless *color* says so."""
+    """Return what prints on *file*; colours are off where it is not a terminal or ``NO_COLOR`` is set, unless *color* says so."""
     from rich.console import Console
 
     return Console(
@@ -655,7 +655,7 @@ def _named(rules: Sequence[JsonDict], which: str) -> JsonDict | None:
 SOON_SECONDS = 60.0
 """What piped input waits for at most."""
 DIGITS = 10
-"""Longer numbers are none of an option; Python reads no number of thousands of digits."""
+"""No option takes longer numbers, and Python reads no number of thousands of digits."""
 
 
 def _choice(question: Question, line: str) -> object:
@@ -688,7 +688,7 @@ class ConsoleRenderer:
 
     Args:
         handle: The run's handle.
-        colors: The style of each kind of line. There are no colours where *output* is no terminal or ``NO_COLOR`` is set.
+        colors: The style of each kind of line. There are no colours where *output* is not a terminal or ``NO_COLOR`` is set.
         input: What is typed; stdin by default.
         output: Where all of it is shown; stdout by default.
         verbose: Show thoughts, whole inputs of tools and every log line.

@@ -97,7 +97,7 @@ class ConsoleLogger:
 
 
 def _shown(value: object) -> str:
-    """Return a value as it is where that is one word, else as JSON, whose ends can be seen."""
+    """Return a value as it is if it is one word, else as JSON, so that its ends can be seen."""
     if isinstance(value, str):
         shown = visible(value, strict=True)
         return shown if shown.isprintable() and " " not in shown and '"' not in shown else f'"{shown}"'

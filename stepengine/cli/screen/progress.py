@@ -2,8 +2,8 @@
 Live progress of a run, from its events to lines on stderr.
 
 ``Progress`` is an observer. On a terminal it keeps one status line below what it prints and shows text while it
-streams; elsewhere it prints plain lines. Many children at once are one line that counts them. Whatever comes from a model, a tool or a file is made visible first. Where
-children run at the same time, a line in brackets says whose lines follow.
+streams; elsewhere it prints plain lines. Many children at once are one line that counts them. Whatever comes from a model, a tool
+or a file is made visible first. Where children run at the same time, a line in brackets says whose lines follow.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OF_MANY = (
     ev.HandlerNotice,
     ev.Warned,
 )
-"""What is shown or counted of a run that is one of many."""
+"""What is shown or counted of one run among many."""
 TODOS = "write_todos"
 LEVELS = ("debug", "info", "warning", "error", "off")
 
@@ -273,7 +273,7 @@ class Progress:
         self._steps[event.path] = event.step + 1
 
     def _on_model_started(self, event: ev.ModelStarted) -> None:
-        # Announced here, so that a step which fails for want of a model shows nothing but its error.
+        # Announced here, so that a step which fails for lack of a model shows nothing but its error.
         step = self._steps.pop(event.path, 0)
         if step and not event.path:
             self._step = step

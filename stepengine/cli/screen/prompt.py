@@ -275,7 +275,7 @@ class Prompt(Terminal):
         self._unsent.append(text)
 
     def typed_ahead(self) -> list[str]:
-        """Drop keys that nobody has read; what was read but not sent stays in the line, and is no answer."""
+        """Drop keys that nobody has read; what was read but not sent stays in the line, and is not an answer."""
         if self._session is None:
             return super().typed_ahead()
         from prompt_toolkit.input.typeahead import clear_typeahead
@@ -318,7 +318,7 @@ class Prompt(Terminal):
     # --- keys ---------------------------------------------------------------------------------------------------------
 
     def _sessions(self, commands: Sequence[str], root: Path, history: History) -> tuple[Any, Any]:
-        """Return what reads what is said, and what reads answers; nothing without prompt_toolkit."""
+        """Return the readers of prompts and of answers; nothing without prompt_toolkit."""
         try:
             from prompt_toolkit import PromptSession
         except ImportError:
@@ -376,7 +376,7 @@ class Prompt(Terminal):
     # --- pastes -------------------------------------------------------------------------------------------------------
 
     def _folded(self, pasted: str) -> str:
-        """Return what stands in the line for what was pasted; a long paste is one word until it is sent."""
+        """Return what the line shows for a paste; a long paste is one word until it is sent."""
         lines = pasted.count("\n") + 1
         if len(pasted.encode(errors="replace")) > PASTE_BYTES:
             self.say(
@@ -395,7 +395,7 @@ class Prompt(Terminal):
             f"[paste {number}: {pasted.count(chr(10)) + 1} lines]": pasted
             for number, pasted in enumerate(self._pastes, start=1)
         }
-        # In one go: a paste is searched for no other one.
+        # In one go: a paste is not searched for another one.
         return PASTE.sub(lambda word: known.get(word[0], word[0]), said)
 
 

@@ -52,7 +52,7 @@ class ColorScheme:
     """
     The style of each kind of line, in the words of rich: ``"bold cyan"``, ``"#ff8800"``, ``"dim"``; ``""`` for none.
 
-    On an output that is no terminal, and where ``NO_COLOR`` is set, there are no colours whatever the scheme says.
+    On an output that is not a terminal, and where ``NO_COLOR`` is set, there are no colours whatever the scheme says.
 
     Attributes:
         step: A step of the model.

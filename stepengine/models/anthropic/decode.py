@@ -68,6 +68,8 @@ def decode(message: Mapping[str, Any], call: Call, model: str, request_id: str |
     """
     usage = usage_of(message.get("usage"))
     raw = text_at(message, "stop_reason") or None
+    # A stop reason, and still no reply: what the model said until its context was full is cut anywhere. Told as the
+    # error that pruning hooks know, the step is tried once more with a shorter view (reliability:MP02).
     if raw == OVERFLOW:
         msg = f"the context of {call.model!r} is full; nothing of its reply counts"
         raise ContextOverflow(msg, kind="context_overflow", usage=usage, request_id=request_id)
@@ -97,6 +99,8 @@ def decode(message: Mapping[str, Any], call: Call, model: str, request_id: str |
 
 def _standing(blocks: list[Mapping[str, object]]) -> list[Mapping[str, object]]:
     """Return *blocks* without those of a model that gave way to another one which do not count any more."""
+    # When one model gives way to another in the middle of a reply, the first one's calls and thoughts are void: carried
+    # out they would happen beside the second one's, and sent back their signatures do not fit the model that answered.
     last = max([index for index, block in enumerate(blocks) if block.get("type") == FALLBACK], default=0)
     answered = {block.get("tool_use_id") for block in blocks[:last]}
     return [
@@ -109,6 +113,8 @@ def _standing(blocks: list[Mapping[str, object]]) -> list[Mapping[str, object]]:
 
 def _answered(message: Mapping[str, object], blocks: list[Mapping[str, object]]) -> str:
     """Return the model that answered: the one that another gave way to last, which a stream's beginning does not know."""
+    # Who answered has to be named for the price (reliability:MP62). Blocks say it best; the usage says it for whole
+    # replies; the beginning of a stream only knows who was asked.
     named = [word_at(block, "to", "model") for block in blocks if block["type"] == FALLBACK]
     served = [word_at(entry, "model") for entry in iterations_of(message.get("usage")) if entry.get("type") == STOOD_IN]
     return next((name for name in [*reversed(named), *reversed(served)] if name), text_at(message, "model"))
@@ -131,6 +137,8 @@ def _citation(citation: Mapping[str, object], said: str) -> CitationPart:
 def _part(block: Mapping[str, Any], provider: str, model: str, container: str) -> AssistantPart:
     kind = block["type"]
     mark: Json = {"provider": provider}
+    # Text without anything beside it carries no mark of its provider, so the same words by whoever are equal values,
+    # and may go to any provider.
     if kind == "text":
         newer = _beside(block, IN_TEXT)
         kept = {**kept_of(block, "citations"), **({"model": model, **newer} if newer else {})}
@@ -141,10 +149,13 @@ def _part(block: Mapping[str, Any], provider: str, model: str, container: str) -
     if kind == "thinking":
         signed = {"signature": text_at(block, "signature")}
         return ThinkingPart(block["thinking"], provider_data=freeze({**mark, **signed, **_beside(block, IN_THINKING)}))
+    # Nothing to show, but it must go back byte for byte and in its place, or the API refuses the turn.
     if kind == "redacted_thinking":
         kept = {"redacted": block["data"], **_beside(block, IN_REDACTED)}
         return ThinkingPart("", provider_data=freeze({**mark, **kept}))
     if kind == "tool_use":
+        # A call that a program in the provider's container made has to be answered into that container, whose name
+        # stands only on the message around it.
         where = container if program_of(block) else ""
         given = {name: value for name, value in (("id", block.get("id")), ("container", where)) if value}
         return call_part(block["name"], block.get("input"), {**mark, **given, **_beside(block, IN_CALL)})
@@ -194,6 +205,7 @@ def usage_of(raw: object) -> Usage | None:
     What ran beside the message (a compaction, an advisor, a model that gave way) stands in ``iterations`` only and is
     counted, too.
     """
+    # Unknown is not zero (reliability:MP61): a sum with an unknown part is a lower bound, and says so.
     if not isinstance(raw, Mapping) or (raw.get("input_tokens") is None and raw.get("output_tokens") is None):
         return None
     figures = [
@@ -203,10 +215,13 @@ def usage_of(raw: object) -> Usage | None:
     details = raw.get("output_tokens_details")
     fresh, output, read, written = [count_of(figure) or 0 for figure in figures]
     thought = count_of(details.get("thinking_tokens")) if isinstance(details, Mapping) else None
+    # Buckets are disjoint (ecosystem:EC76): thoughts are in the API's output already. `min`, since a service that says
+    # more thoughts than output must not make the rest negative.
     reasoning = min(output, thought or 0)
     unsure = any(figure is not None and count_of(figure) is None for figure in figures) or None in figures[:2]
     usage = Usage(fresh, output - reasoning, read, written, reasoning, at_least=unsure)
     objects_at(raw, "iterations")  # raises for anything but a list of objects
+    # Billed, and in none of the totals above. An entry that says nothing makes the sum a lower bound and not a lie.
     for entry in ran_beside(raw):
         usage += usage_of(entry) or Usage(at_least=True)
     return usage

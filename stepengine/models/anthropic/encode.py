@@ -135,7 +135,7 @@ def encode_history(request: ModelRequest, flags: Flags, *, lost: bool = False) -
     """
     Return the ``messages`` array, and the container of a program that waits.
 
-    A program that waits gets nothing but its results: what the tail says is left out. One that was never gone on with, as
+    A program that waits gets nothing but its results: what the tail says is left out. One that was never continued, as
     someone spoke instead or its container is *lost*, is given up: its calls stand there as text (providers:PV121).
     """
     turns = turns_of(request, flags, encode_message)
@@ -148,7 +148,7 @@ def encode_history(request: ModelRequest, flags: Flags, *, lost: bool = False) -
 
 
 def _given_up(request: ModelRequest, turns: list[Turn], flags: Flags, *, lost: bool) -> list[Turn]:
-    """Return *turns* with those as text whose programs are not gone on with."""
+    """Return *turns*, with those whose programs are not continued as text."""
     history = len(request.messages)
     gone, is_gone, found = _gone(turns, history, lost=lost), False, list[Turn]()
     for index, turn in enumerate(turns):
@@ -159,7 +159,7 @@ def _given_up(request: ModelRequest, turns: list[Turn], flags: Flags, *, lost: b
 
 
 def _gone(turns: list[Turn], history: int, *, lost: bool) -> set[int]:
-    """Return which of *turns* have programs that no later one goes on with; the first *history* of them are kept ones."""
+    """Return which of *turns* have programs that no later one continues; the first *history* of them are kept ones."""
     gone, follows = set[int](), frozenset[str]()
     is_last, is_spoken_over = True, False
     for index in range(len(turns) - 1, -1, -1):
@@ -190,6 +190,8 @@ class _Joiner(RolesInTurn):
         self._waits = False
 
     def add(self, turn: Turn) -> None:
+        # Results are encoded without the id of their call, since that is known only from the message before: so an
+        # encoded result is the same bytes whatever provider made the call, and is kept.
         if turn.role == "tool":
             wire_id = self._ids.get(turn.call_id)
             if wire_id is None:
@@ -236,6 +238,8 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
     if not calls:
         return Turn("assistant", joined(_ended(_answered(blocks))), after=after, ends=_ended_in(blocks))
     waits = frozenset(filter(None, [program_of(block) for block in blocks if block["type"] == "tool_use"]))
+    # With a thinking budget the API demands thinking at the beginning of a turn with calls. A history from another
+    # model has none, so its calls are told as text.
     if flags.manual and not waits and blocks[0]["type"] not in THINKING:
         said = joined([block for block in blocks if block["type"] != "tool_use"])
         return Turn("assistant", said, texts=_call_texts(calls), after=after)
@@ -335,6 +339,8 @@ def _own_block(data: Mapping[str, Any], flags: Flags) -> Json | None:
 
 def _thinking(part: ThinkingPart, flags: Flags) -> Json | None:
     data = part.provider_data
+    # Thinking goes back to who made it and to nobody else; elsewhere its signature is refused, and its text would
+    # become something that was said (ecosystem:EC99).
     if not is_own(data, flags.provider, flags.model):
         return None
     if data.get("redacted"):

@@ -56,7 +56,10 @@ DEFAULT_BUDGET = 10_000
 UNDEMANDED = frozenset({None, "auto", "none"})
 
 BOUND = re.compile(r"claude-fable-5-1")
-"""Models, whatever a cloud has put before their names, that refuse thinking after a change of anything before it, unless they are told to drop it (ecosystem:EC98)."""
+"""
+Models, whatever a cloud has put before their names, that refuse thinking after a change of anything before it, unless they are told
+to drop it (ecosystem:EC98).
+"""
 
 BINDING_BETA = "thinking-binding-controls-2026-08-01"
 
@@ -339,7 +342,7 @@ def said_by(request: ModelRequest, model: str, site: Site) -> Said:
 
 
 def _in_place(names: tuple[str, ...]) -> object:
-    """Return the models that answer in place of one that declines, whose prefix may stand before them (providers:PV110)."""
+    """Return the models that answer when another declines; the prefix of their provider may stand before them (providers:PV110)."""
     return "default" if names == ("default",) else [{"model": name.rpartition("/")[2]} for name in names]
 
 

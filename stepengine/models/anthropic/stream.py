@@ -33,6 +33,8 @@ BELONGS = {
 }
 """The blocks in which a delta may come: one in another kind of block would become a part of something else."""
 
+OF_TEXT, OF_DELTA = 3, 2
+"""How many members an event has that is nothing but more text (type, index, delta), and its delta (type, text)."""
 IN_EVENT = frozenset({"type", "index", "delta", "content_block", "message", "usage"})
 """What is read of an event. What else the one before the end holds is of the message; elsewhere it is told of."""
 TOLD = frozenset({"message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_stop"})
@@ -87,6 +89,9 @@ class AnthropicAccumulator(Accumulator):
             return []
         event = read_json(data)
         kind = event.get("type") or name
+        text = self._more_of_text(event) if kind == "content_block_delta" else ""
+        if text:
+            return [TextChunk(text)]
         if kind in TOLD and not IN_EVENT.issuperset(event):
             self._skip(*[f"{kind}.{member}" for member in newer_in(event, IN_EVENT)])
         match kind:
@@ -101,6 +106,20 @@ class AnthropicAccumulator(Accumulator):
             case _:
                 self._message_event(kind, event)
                 return []
+
+    def _more_of_text(self, event: Json) -> str:
+        """Take *event* if it is more text of an open block of text and nothing else, as most are, and return that, else ``""``."""
+        index, delta = event.get("index"), event.get("delta")
+        if type(index) is not int or type(delta) is not dict or len(event) != OF_TEXT or len(delta) != OF_DELTA:
+            return ""
+        text, blocks = delta.get("text"), self._blocks
+        if type(text) is not str or delta.get("type") != "text_delta" or not 0 <= index < len(blocks):
+            return ""
+        opened = blocks[index]
+        if opened.closed or opened.block["type"] != "text":
+            return ""
+        opened.pieces.append(text)
+        return text
 
     def _message_event(self, kind: str, event: Json) -> None:
         if kind == "message_start":

@@ -67,6 +67,7 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
         stop=STOPS.get(raw or ""),
         raw=raw,
         usage=usage,
+        # A prompt router chooses the model itself, and only its trace says which; the price depends on it.
         answered=word_at(data, "trace", "promptRouter", "invokedModelId").rpartition("/")[2],
         request_id=request_id,
         kept={name: value for name, value in data.items() if name not in NOT_KEPT and value is not None},
@@ -86,6 +87,8 @@ def _refuse_unusable(raw: str | None, call: Call, usage: Usage | None, request_i
 
 def _parts(block: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
     """Return what a block holds: one part, and after a text its sources."""
+    # Blocks have no type here: what a block is tells the one member that it has. So each kind is looked for, and
+    # whatever has none of them is kept whole.
     if isinstance(block.get("text"), str):
         beside = _beside(block, "text")
         if not block["text"] and not beside:
@@ -124,6 +127,8 @@ def _call(call: Mapping[str, object], data: Json) -> AssistantPart:
 def _thought(block: Mapping[str, object], thought: Mapping[str, object], mark: Json) -> AssistantPart:
     told = thought.get("reasoningText")
     known = {"reasoningText", "redactedContent"}
+    # Anything but exactly what is known goes back as the whole block: thoughts are signed, and one that was taken apart
+    # and put together with a member missing is refused.
     if len(block) > 1 or len(thought) != 1 or not known.issuperset(thought):
         return OpaquePart(mark["provider"], freeze(block), text=shown_text(word_at(told, "text")))
     if not isinstance(told, Mapping):

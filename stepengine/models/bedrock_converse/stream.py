@@ -88,7 +88,7 @@ class ConverseAccumulator(Accumulator):
         """
         event = read_json(data)
         if not isinstance(event, Mapping):
-            self._broken(f"an event of the kind {name!r} that is no object")
+            self._broken(f"an event of the kind {name!r} that is not an object")
         match name:
             case "contentBlockDelta":
                 return self._delta(self._block(index_at(event, "contentBlockIndex")), object_at(event, "delta"))

@@ -127,6 +127,8 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     """
     usage = usage_of(data.get("usageMetadata"))
     feedback, candidates = object_at(data, "promptFeedback"), objects_at(data, "candidates")
+    # A blocked prompt has no candidate and a reason: that is a refusal. Neither is a broken reply, which may be asked
+    # for again (reliability:MP54).
     if not candidates and not feedback.get("blockReason"):
         raise protocol_failure(call, "it holds no candidate", usage)
     candidate = candidates[0] if candidates else {}
@@ -176,6 +178,8 @@ def _refuse_unusable(candidate: Mapping[str, object], raw: str | None, call: Cal
     """
     said = text_at(candidate, "finishMessage") or raw or ""
     parts = objects_at(object_at(candidate, "content"), "parts")
+    # The API throws away a call that it could not parse and says so in place of a reply. There is nothing to answer,
+    # and the same prompt mostly goes well the next time; so it is an error that is asked again.
     if raw in MALFORMED and not (raw == "UNEXPECTED_TOOL_CALL" and any("functionCall" in part for part in parts)):
         raise malformed_call(call, said, usage)
     if raw == UNSIGNED:
@@ -215,6 +219,8 @@ def _part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
     signed = {"signature": signature} if signature else {}
     call = part.get("functionCall")
     if isinstance(call, Mapping):
+        # Often there is none. None is made up: what goes back must be what came, and results are matched by name and
+        # order then (ecosystem:EC83).
         given = {"id": call["id"]} if text_at(call, "id") else {}
         newer = {name: value for name, value in call.items() if name not in IN_CALL}
         data = {**mark, **signed, **_beside(part, CALL), **given, **({"in_call": newer} if newer else {})}
@@ -223,10 +229,14 @@ def _part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
         kept = {**signed, **_beside(part, TEXT)}
         if part.get("thought"):
             return ThinkingPart(part["text"], provider_data=freeze({**mark, **kept}))
+        # Gemini ends many streams with an empty part. One with a signature is kept although it says nothing: the next
+        # request is refused without it.
         if not part["text"] and not kept:
             return None
         return TextPart(part["text"], provider_data=freeze({**mark, **kept}) if kept else None)
     blob = part.get("inlineData")
+    # Taken as an image only where nothing else stands in the part; with anything more it is kept whole, so that what
+    # goes back is what came.
     if isinstance(blob, Mapping) and BLOB.issuperset(blob) and MADE.issuperset(part):
         made = made_part(blob.get("data"), word_at(blob, "mimeType") or UNKNOWN, {**mark, **signed})
         if made is not None:
@@ -247,6 +257,7 @@ def _beside(part: Mapping[str, object], known: frozenset[str]) -> Json:
 
 def _shown(part: Mapping[str, object]) -> tuple[str, str]:
     """Return the tool of the provider that a part tells of, in our words, and for people what was asked or came of it."""
+    # For people alone, who want to see what was searched or run; what goes back is the part itself.
     if "executableCode" in part:
         return "code_execution", shown_text(word_at(part, "executableCode", "code"))
     if "codeExecutionResult" in part:
@@ -311,6 +322,8 @@ def usage_of(raw: object) -> Usage | None:
         prompt = max(0, (total or 0) - output - for_tools - thoughts)
         unsure = unsure or total is None
     read, unsure = min(prompt, cached), unsure or cached > prompt
+    # Cached tokens are part of the prompt here, and what its tools read is not; the buckets are disjoint
+    # (ecosystem:EC76), or the price would be asked for twice.
     return Usage(prompt - read + for_tools, output, read, 0, thoughts, at_least=unsure)
 
 
@@ -330,6 +343,8 @@ class GoogleAccumulator(Accumulator):
         self._candidate: Json = {}
         self._content: Json = {}
         self._parts: list[Mapping[str, Any]] = []
+        # Beside the parts and not in them: a part is what came, and its text grows by pieces that are joined once, at
+        # the end.
         self._texts: list[list[str]] = []
         self._likely: dict[str, list[Any]] = {}
         self._quoted: dict[str, list[Any]] = {}
@@ -368,11 +383,14 @@ class GoogleAccumulator(Accumulator):
         return deltas
 
     def _told(self, candidate: Mapping[str, object]) -> list[ModelDelta]:
+        # The last word of each member counts, but for what comes in pieces: an empty one of a later chunk must not take
+        # away what an earlier one said.
         told = {name: value for name, value in candidate.items() if name != "content" and value not in (None, {})}
         self._candidate.update(told)
         for member, sources in object_at(candidate, QUOTED).items():
             if isinstance(sources, list):
                 known = self._quoted.setdefault(member, [])
+                # Each chunk tells of its own quotations alone, or of all so far once more, so only new ones are added.
                 known += [source for source in sources if source not in known]
         self._content.update(newer_in(object_at(candidate, "content"), IN_CONTENT))
         for member in LIKELY:
@@ -392,6 +410,8 @@ class GoogleAccumulator(Accumulator):
         is_text = _is_text(part)
         text = part["text"] if is_text else ""
         last = self._parts[-1] if self._parts else {}
+        # Neighbours are joined only when both are nothing but text: a signature belongs to its very part, and one that
+        # is merged into its neighbour is refused when it goes back (ecosystem:EC74).
         plain = PLAIN.issuperset(part) and PLAIN.issuperset(last) and is_text and _is_text(last)
         if plain and bool(last.get("thought")) == bool(part.get("thought")):
             self._texts[-1].append(text)
@@ -407,6 +427,8 @@ class GoogleAccumulator(Accumulator):
 
     def _called(self, part: Mapping[str, Any]) -> list[ModelDelta]:
         call, newest, number = part["functionCall"], self._newest, self._calls
+        # Pieces of a call have no number; which call a piece belongs to is known only because one has to end before the
+        # next begins. So two that are open at once are an error and no guess.
         if newest is not None:
             if not newest.goes_on_in(call):
                 self._broken(f"a call of {text_at(call, 'name')!r} begins while another one is not whole")
@@ -444,6 +466,8 @@ class GoogleAccumulator(Accumulator):
         if not self.ended:
             self._truncated("its finishReason is missing")
         self.done = True
+        # A call whose last piece never came, in a reply that has its end: the limit cut it, or a filter. `decode` sees
+        # by its mark that it is open, and by the stop reason what that means.
         if self._newest is not None:
             self._ended()
         data = dict(self._data)

@@ -113,11 +113,11 @@ class Turn(BaseTurn):
 
 
 GOES_ON_WITH = "continuationToken"
-"""With it, in place of the part of a reply that came, the same request is gone on with (providers:PV114)."""
+"""With it, in place of the part of a reply that came, the same request is continued (providers:PV114)."""
 
 
 def continued(request: ModelRequest, provider: str) -> str:
-    """Return the token of the reply that is handed back to be gone on with; ``""`` where there is none."""
+    """Return the token of the reply that is handed back to be continued; ``""`` where there is none."""
     begun = request.tail[-1].content if is_paused(request) else ()
     tokens = [part.data.get(GOES_ON_WITH) for part in begun if type(part) is OpaquePart and part.provider == provider]
     return next((token for token in reversed(tokens) if isinstance(token, str)), "")

@@ -78,7 +78,7 @@ async def _post_privately(way: Way, path: str, content: bytes | None, headers: M
     request = api._build_request("get" if content is None else "post", path, {}, None)  # noqa: SLF001
     request.data = content or {}
     request.headers.update(headers)
-    # The SDK hands on its own timeout, which is none, and none would put aside all those of the client (reliability:MP23).
+    # The SDK passes on its own timeout, which is None, and None would override all timeouts of the client (reliability:MP23).
     request.timeout = way.http_client.timeout
     # Streamed on the HTTP level also for a reply in one piece, whose size is then limited by the reader (reliability:MP27).
     response = await api._async_request(request, None, stream=True)  # noqa: SLF001
@@ -146,7 +146,7 @@ class Refused(Exception):
     """
     Carries a reply with an error status past the SDK.
 
-    That reads the body as JSON, and loses the status where it is no UTF-8, or JSON that Python does not read.
+    That reads the body as JSON, and loses the status where it is not UTF-8, or JSON that Python does not read.
     """
 
     def __init__(self, response: Any) -> None:

@@ -59,6 +59,7 @@ KEPT = (
     *("service_tier", "status", "incomplete_details", "conversation", "previous_response_id", "moderation"),
     *("tool_usage", "input_transformations", "prompt_cache_diagnostics"),
 )
+# Listed, and not just ignored: what is in no list is told of as new, and these would be told at every reply.
 ECHOES = (
     *(
         "access_programs",
@@ -186,6 +187,9 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     if data.get("output") is None:
         raise protocol_failure(call, "it holds no output", usage)
     items = objects_at(data, "output")
+    # A reply that waits for something which nobody here can give (a click in a browser, a patch) cannot be gone on
+    # with: sent back without it, the API refuses the whole conversation. It is said here, by the kind, and not at the
+    # next request.
     if waiting := _waiting(items, call.provider):
         raise unanswerable(call, waiting, usage)
     mark: Json = {"provider": call.provider, "model": model}
@@ -218,6 +222,7 @@ def _named(name: str, newer: Json) -> Json:
 
 def _painter(data: Mapping[str, object]) -> Json:
     """Return the name of the model that made images for a response; its tokens have a price of their own."""
+    # Its tokens have a price of their own, and the reply names only the model that was asked.
     names = [word_at(tool, "model") for tool in seen(data, "tools") if word_at(tool, "type") == "image_generation"]
     return {"image_model": names[0]} if names and names[0] else {}
 
@@ -251,6 +256,8 @@ def is_client_search(item: Mapping[str, object]) -> bool:
 
 def _search(item: Mapping[str, object], mark: Json) -> AssistantPart:
     """Return a search as a call of ``find_tools``; what is asked for stands under the names that the search was given."""
+    # The model may write its search in whatever form its schema allowed; what `find_tools` takes is words. The item
+    # itself is kept, and goes back as it came.
     given = {"query": " ".join(_words(item.get("arguments")))}
     return call_part(FIND_TOOLS, given, {**mark, "id": item.get("call_id"), "search": item})
 
@@ -287,6 +294,8 @@ def _parts(item: Mapping[str, object], mark: Json) -> list[AssistantPart]:
             contents = objects_at(item, "content")
             return [part for content in contents for part in (_said(content, item, mark), *_cited(content))]
         case "reasoning":
+            # All of it but its `status`, which only says how far it was: the encrypted reasoning goes back with the
+            # calls that it led to, or the API no longer knows why it made them.
             kept = {name: value for name, value in item.items() if value is not None and name != "status"}
             return [ThinkingPart(_thought(item), provider_data=freeze({**mark, "item": kept}))]
         case "function_call":
@@ -299,6 +308,8 @@ def _parts(item: Mapping[str, object], mark: Json) -> list[AssistantPart]:
         case "image_generation_call" if (made := _image(item, mark)) is not None:
             return [made]
         case _:
+            # Whatever is not understood is kept whole and goes back to this provider alone (ecosystem:EC103): an item
+            # that is left out may be the one that a later item refers to.
             tool = TOOLS.get(word_at(item, "type"), "")
             return [OpaquePart(mark["provider"], freeze(item), tool=tool, text=_shown(item) if tool else "")]
 
@@ -337,6 +348,8 @@ def _citation(annotation: Mapping[str, object], text: str) -> CitationPart:
 def _said(content: Mapping[str, Any], item: Mapping[str, object], mark: Json) -> AssistantPart:
     refuses = content["type"] == "refusal"
     if not refuses and content["type"] != "output_text":
+        # Kept, since nobody knows what the conversation is without it; wrapped into the message that it came in, since
+        # content alone is nothing that the API takes back as an input.
         return OpaquePart(mark["provider"], freeze({"type": "message", **item, "content": [content]}))
     origin = {
         "id": item.get("id"),
@@ -345,6 +358,8 @@ def _said(content: Mapping[str, Any], item: Mapping[str, object], mark: Json) ->
         "more": newer_in(content, IN_REFUSAL if refuses else IN_TEXT),
         "more_of_item": newer_in(item, IN_MESSAGE),
     }
+    # What stands with the text goes back with it: `phase`, for one, says to newer models which of their texts were
+    # comments and which the answer.
     data = freeze({**mark, **{name: value for name, value in origin.items() if value}})
     return (
         RefusalPart(content["refusal"], provider_data=data)
@@ -379,6 +394,7 @@ class ResponsesAccumulator(Accumulator):
         self._response: Json = {}
         self._open: dict[int, Mapping[str, Any]] = {}
         self._items: dict[int, Mapping[str, Any]] = {}
+        # Watchers are told of calls by their number among calls; the API numbers all items.
         self._calls: dict[int, int] = {}
 
     @property
@@ -397,6 +413,8 @@ class ResponsesAccumulator(Accumulator):
         kind = event.get("type") or name
         if kind == "error":
             raise self._failed(event)
+        # Known and passed over in silence; what is in neither list is passed over, too, but told once by name, so that
+        # somebody learns that there is something new to read.
         if kind in REPEATED:
             return []
         if kind not in READ:
@@ -437,6 +455,8 @@ class ResponsesAccumulator(Accumulator):
         return [] if number is None else [ToolCallChunk(number, text)]
 
     def _in_item(self, event: Json) -> None:
+        # A delta for an item that is not open is a gap in the stream: what was missed cannot be made up, so the call is
+        # made again (reliability:MP28).
         index = index_at(event, "output_index")
         if index not in self._open:
             self._broken(f"a delta for item {index}, which is not open")
@@ -466,6 +486,9 @@ class ResponsesAccumulator(Accumulator):
         """Take the end event: its items in their order, each as ``output_item.done`` had it if that came."""
         items = [self._items[index] for index in sorted(self._items)]
         done = {item.get("id"): item for item in items if item.get("id")}
+        # The end event tells all items again, in words that may differ (encrypted reasoning may be partial there), so
+        # it gives the order and the done events the content. Some servers leave its output empty, or number items anew;
+        # then what came counts as it came.
         output = [done.pop(item.get("id"), item) for item in objects_at(response, "output")]
         whole = bool(output) and not done
         if self._open and not whole:

@@ -65,6 +65,10 @@ CACHED = ("prompt_cache_hit_tokens", "num_cached_tokens", "cached_tokens")
 PCM = "audio/pcm"
 """What sound is that does not say so itself: streams give it bare."""
 REASONING = ("reasoning_content", "reasoning")
+# What a caller may want later and nothing here reads: kept under the server's own names in `provider_data`. These lists
+# are closed so that whatever is *not* in one of them is seen to be new, kept as it came, and told of
+# (reliability:MP59); an open "keep everything" would hide that a server has begun to send something that ought to be
+# read.
 KEPT = (
     *("service_tier", "system_fingerprint", "prompt_filter_results", "moderation"),
     *("citations", "search_results", "related_questions", "videos"),
@@ -107,12 +111,17 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     if not choices:
         raise protocol_failure(call, "it holds no choice", usage_of(_raw_usage(data)))
     choice = choices[0]
+    # OpenRouter and others answer with 200 and put the error of the service behind them into the choice.
     if choice.get("error"):
         raise body_failure({"error": choice["error"]}, None, {}, call)
     message = object_at(choice, "message")
     usage = _raw_usage(data)
+    # Only settings of an author's own can have offered such a tool, and nobody here carries it out: as an ordinary call
+    # it would get an error result, and the model would try again.
     if any(_is_custom(entry) for entry in objects_at(message, "tool_calls")):
         raise unanswerable(call, ["custom"], usage_of(usage))
+    # Back to text, since that is what an answer by a schema is everywhere else; the content of a server that was asked
+    # for no JSON is left alone, and told as what it is.
     if isinstance(message.get("content"), Mapping) and _wants_json(call):
         message = {**message, "content": compact(message["content"])}
     content = (*_parts(message, call.provider, model), *_sources(data, message))
@@ -144,6 +153,10 @@ def _wants_json(call: Call) -> bool:
 
 def _cost(usage: object, message: Mapping[str, object]) -> Decimal | None:
     """Return what the service, or the gateway before it, says that a reply cost; Vercel's tells it beside the message."""
+    # What the service says was paid wins over any table of prices: it knows discounts, caches and which of its own
+    # providers answered. With `is_byok` (the caller's own key behind OpenRouter) what it states is its own fee or
+    # nothing, and the tokens are billed elsewhere: then there is no cost that could be said, which is `None` and not 0.
+    # `Decimal` all the way: sums of cents in floats drift.
     stated = billed(usage)
     if stated is not None or (isinstance(usage, Mapping) and usage.get("is_byok") is True):
         return stated
@@ -158,6 +171,8 @@ def _raw_usage(data: Mapping[str, object]) -> object:
 
 
 def _kept(data: Mapping[str, object], choice: Mapping[str, object], message: Mapping[str, object]) -> Json:
+    # Members that only some servers send, under names of ours where several say the same in different words; what is
+    # empty is left out, so that a reply of a plain server keeps nothing but its id.
     more = {
         "served_by": data.get("provider"),
         "native_finish_reason": choice.get("native_finish_reason"),
@@ -188,11 +203,15 @@ def _newer(data: Mapping[str, object], choice: Mapping[str, object], message: Ma
 def _parts(message: Mapping[str, Any], provider: str, model: str) -> list[AssistantPart]:
     parts: list[AssistantPart] = []
     mark: Json = {"provider": provider, "model": model}
+    # Which of the two names a thought came under is remembered, because it has to go back under the same one: DeepSeek
+    # refuses a history without `reasoning_content`, others do not know it.
     member = next((name for name in REASONING if isinstance(message.get(name), str) and message[name]), None)
     details = list_at(message, "reasoning_details")
     if member or details:
         data = {**mark, **({"member": member} if member else {}), **({"reasoning_details": details} if details else {})}
         parts.append(ThinkingPart(message[member] if member else "", provider_data=freeze(data)))
+    # The order here is that in which the parts are shown and sent back: thoughts first, then what is said with its
+    # sources, what was made, and the calls last, behind which only results may stand.
     content = _content(message, mark)
     said = "".join([part.text for part in content if type(part) is TextPart])
     parts += [*content, *[_citation(note, said) for note in seen(message, "annotations") if "url_citation" in note]]
@@ -201,6 +220,7 @@ def _parts(message: Mapping[str, Any], provider: str, model: str) -> list[Assist
         parts.append(RefusalPart(refusal))
     calls = objects_at(message, "tool_calls")
     parts += [_call(call, object_at(call, "function"), mark) for call in calls]
+    # Some servers send a call in both forms, the older one repeating the newer.
     legacy = None if calls else legacy_call(message)
     return parts if legacy is None else [*parts, _call({}, legacy, {**mark, "legacy": True})]
 
@@ -232,6 +252,7 @@ def _made(message: Mapping[str, object], mark: Json) -> list[AssistantPart]:
     said = word_at(audio, "transcript")
     kept = newer_in(audio, IN_AUDIO)
     sound = made_part(audio.get("data"), "", {**mark, **kept, **({"transcript": True} if said else {})})
+    # Streams give bare samples, in which nothing says what they are; a file of another kind says so in its first bytes.
     if sound is not None:
         parts.append(attrs.evolve(sound, mime_type=PCM) if sound.mime_type == UNKNOWN else sound)
     return [*parts, *([TextPart(said)] if said else [])]
@@ -245,6 +266,8 @@ def _unheard(audio: object) -> Json:
 
 
 def _image(image: Mapping[str, object], mark: Json) -> AssistantPart | None:
+    # Only data addresses are taken in; any other is left as an address, since a reply must not make this process fetch
+    # what it names.
     url = word_at(image, "image_url", "url")
     head, found, data = url.removeprefix("data:").partition(";base64,")
     if url.startswith("data:"):
@@ -254,6 +277,8 @@ def _image(image: Mapping[str, object], mark: Json) -> AssistantPart | None:
 
 def _sources(data: Mapping[str, Any], message: Mapping[str, Any]) -> list[CitationPart]:
     """Return the sources that stand beside the choices, as with Perplexity and xAI, but for those that the message cites."""
+    # Two places may name the same page. One that the text cites says where it is used, which is more, so it is the one
+    # that stays.
     cited = {word_at(note, "url_citation", "url") for note in seen(message, "annotations")}
     told = data.get("citations")
     addresses = [url for url in told if isinstance(url, str)] if isinstance(told, list | tuple) else []
@@ -266,8 +291,12 @@ def _sources(data: Mapping[str, Any], message: Mapping[str, Any]) -> list[Citati
 
 
 def _citation(annotation: Mapping[str, object], text: str) -> CitationPart:
+    # Members of foreign JSON may be of any kind; here, where only a note beside the reply would be lost, a wrong one
+    # counts as empty, and the reply is kept.
     cited = annotation["url_citation"]
     cited = cited if isinstance(cited, Mapping) else {}
+    # The numbers come from a service, so they are looked at: a negative one would cut from the end and cite words that
+    # the source never had.
     start, end = cited.get("start_index"), cited.get("end_index")
     said = text[start:end] if type(start) is int and type(end) is int and 0 <= start <= end else ""
     return CitationPart(word_at(cited, "url"), word_at(cited, "title"), quote=word_at(cited, "content"), said=said)
@@ -275,6 +304,8 @@ def _citation(annotation: Mapping[str, object], text: str) -> CitationPart:
 
 def _content(message: Mapping[str, object], mark: Json) -> list[AssistantPart]:
     content = message.get("content")
+    # Three forms are in use: a text, a list of parts, and a list with texts in it. All of them become parts, and what
+    # is of no known kind goes back as it came, to the server that sent it.
     if isinstance(content, str):
         return [TextPart(content)] if content else []
     parts: list[AssistantPart] = []
@@ -293,6 +324,8 @@ def _content(message: Mapping[str, object], mark: Json) -> list[AssistantPart]:
 
 def _thought(piece: Mapping[str, object]) -> str:
     """Return the text of a piece of Mistral's thinking, which is a list of texts (ecosystem:EC111)."""
+    # Both forms are sent: Mistral's API gives a list of texts, and servers that imitate it a text. A list inside
+    # `join`, as everywhere here: `join` makes one of a generator anyway, and slower.
     inner = piece.get("thinking")
     if isinstance(inner, str):
         return inner
@@ -313,6 +346,8 @@ class ChatAccumulator(Accumulator):
         super().__init__(call, model, request_id)
         self._data: Json = {}
         self._choice: Json = {}
+        # Texts grow as lists that are joined once at the end: to add to a string copies it each time, and a long reply
+        # has ten thousand pieces.
         self._texts: dict[str, list[str]] = {}
         self._contents: dict[str, list[_Piece]] = {}
         self._lists: dict[str, list[Any]] = {}
@@ -325,6 +360,8 @@ class ChatAccumulator(Accumulator):
         self._legacy = False
         self._finished = False
         self._chosen = False
+        self._around: Json | None = None
+        self._beside: Json | None = None
 
     @property
     def ended(self) -> bool:
@@ -348,20 +385,60 @@ class ChatAccumulator(Accumulator):
             self.done = self._finished or (self._chosen and self._calls.whole)
             return self._calls.end() if self.done and not self._finished else []
         chunk = read_json(data)
+        text = self._more_of_text(chunk) if self._around is not None and name != "error" else None
+        if text is not None:
+            return [TextChunk(text)]
+        self._around = None
         if chunk.get("error") or name == "error":
             raise self._failed(chunk)
         named = self._data.get("id")
+        # The last word counts for whatever stands in many chunks: usage is cumulative or comes with the last one.
         self._data.update({key: value for key, value in chunk.items() if key != "choices" and value is not None})
         if named:
             self._data["id"] = named  # the last chunk of Groq's own tools says 'stub'
         deltas: list[ModelDelta] = []
         for choice in objects_at(chunk, "choices"):
+            # Nothing here asks for two choices, but a setting of an author's own may. Mixed into the first one they
+            # would make nonsense; so they are named as not read.
             if index := choice.get("index"):
                 self._skip(f"choices[{index}]")
                 continue
             self._chosen = True
             deltas += self._take(choice)
+        self._learn(chunk)
         return deltas
+
+    def _learn(self, chunk: Json) -> None:
+        """Remember what stands around a piece of text that nothing else comes with: the next one has the same around it."""
+        choices = chunk.get("choices")
+        if type(choices) is not list or len(choices) != 1 or self._finished or "content" in self._contents:
+            return
+        choice, others = choices[0], ("index", "logprobs", "error", "finish_reason")
+        if type(choice.get("delta")) is dict and not any(map(choice.get, others)):
+            self._around = {**chunk, "choices": None, "obfuscation": None}
+            self._beside = {**choice, "delta": None}
+
+    def _more_of_text(self, chunk: Json) -> str | None:
+        """
+        Take *chunk* if all that is new in it is more text, and return that, else ``None``.
+
+        Most tokens come so. What stands around them was taken in with the one before, and is compared instead of looked through.
+        """
+        choices = chunk.get("choices")
+        choice = choices[0] if type(choices) is list and len(choices) == 1 else None
+        if type(choice) is not dict:
+            return None
+        delta = choice.get("delta")
+        text = delta.get("content") if type(delta) is dict and len(delta) == 1 else None
+        if type(text) is not str or not text:
+            return None
+        chunk["choices"] = choice["delta"] = chunk["obfuscation"] = None  # in place: copies would cost a tenth of all
+        is_known = chunk == self._around and choice == self._beside
+        chunk["choices"], choice["delta"] = choices, delta
+        if not is_known:
+            return None
+        self._texts.setdefault("content", []).append(text)
+        return text
 
     def _take(self, choice: Mapping[str, object]) -> list[ModelDelta]:
         if choice.get("error"):
@@ -371,6 +448,7 @@ class ChatAccumulator(Accumulator):
         for name in ("content", "refusal"):
             if tokens := seen(choice, "logprobs", name):
                 self._likely.setdefault(name, []).extend(tokens)
+        # Only the first: gateways repeat it, and a second end of the calls would be told twice to who watches.
         if choice.get("finish_reason") and not self._finished:
             self._finished = True
             deltas += self._calls.end()
@@ -388,6 +466,8 @@ class ChatAccumulator(Accumulator):
             value = delta.get(name)
             if isinstance(value, list):
                 deltas += self._pieces(name, value)
+            # Once a list has come for this member, a text that follows is one more piece of it, or the order would be
+            # lost.
             elif value and name in self._contents:
                 deltas += self._pieces(name, [{"type": "text", "text": text_at(delta, name)}])
             elif text := text_at(delta, name):
@@ -405,6 +485,9 @@ class ChatAccumulator(Accumulator):
         for name, value in delta.items():
             if name in IN_MESSAGE and not (name in NOT_IN_PIECES and isinstance(value, dict | list)):
                 continue
+            # Nobody knows yet what a newer member is, so it is guessed from its kind: of texts and lists that come in
+            # pieces the pieces belong together, of anything else the last one counts. What is wrong about the guess is
+            # kept all the same.
             if isinstance(value, str):
                 self._more_texts.setdefault(name, []).append(value)
             elif isinstance(value, list):
@@ -415,6 +498,7 @@ class ChatAccumulator(Accumulator):
     def _called(self, delta: Mapping[str, object]) -> list[Mapping[str, Any]]:
         """Return the pieces of calls; one of the form before ``tool_calls`` only where there are none of these, which repeat it."""
         calls, legacy = objects_at(delta, "tool_calls"), legacy_call(delta)
+        # Which calls these are cannot be told any more, and to carry out the wrong one is worse than to ask again.
         if calls and self._legacy:
             self._broken("tool_calls behind a function_call")
         if legacy is None or calls or (not self._legacy and self._calls.joined()):
@@ -442,6 +526,8 @@ class ChatAccumulator(Accumulator):
             kind = piece.get("type")
             thinks = kind == "thinking"
             text = _thought(piece) if thinks else text_at(piece, "text")
+            # Neighbours of one kind are one piece; a piece of another kind between them keeps them apart, since the
+            # order of what was thought and said has to stay.
             last = kept[-1] if kept else None
             if last is not None and last.data.get("type") == kind and (thinks or (text and kind == "text")):
                 last.texts.append(text)
@@ -459,6 +545,9 @@ class ChatAccumulator(Accumulator):
         Raises:
             TruncatedReply: without either, or when the connection broke while a call was incomplete (reliability:MP21).
         """
+        # SDKs take a body that just ends for a whole reply, half a call included (reliability:MP20). A finish reason
+        # makes it whole, also without `[DONE]`, which several servers never send; but where the connection broke behind
+        # it, the calls have to parse.
         if not (self.done or (self._finished and (clean or self._calls.complete))):
             self._truncated("its finish reason is missing")
         self.done = True
@@ -473,6 +562,8 @@ class ChatAccumulator(Accumulator):
             }
         if "reasoning_details" in message:
             message["reasoning_details"] = _merged(message["reasoning_details"])
+        # The stream has become the object that the server would have sent at once, and goes the same way from here: two
+        # decoders would come apart with the next member that one of them learns.
         calls = self._calls.joined()
         message.update({"function_call": calls[0]["function"]} if self._legacy else {"tool_calls": calls})
         choice = {**self._choice, "message": message}
@@ -495,6 +586,8 @@ class _Piece:
         texts: What came of its text.
     """
 
+    # Open values in a frozen class: the piece grows while the stream comes and is seen by nobody else. It stays a list
+    # until the end for the reason that all texts here do.
     data: Json
     texts: list[str]
 
@@ -521,6 +614,9 @@ def _merged(details: list[Json]) -> list[Json]:
     grown: list[dict[str, list[str]]] = []
     for detail in details:
         last = items[-1] if items else {}
+        # Texts are taken apart from the other members, since of them the pieces are joined and of everything else
+        # (index, type, id) the last one counts. The items have to go back exactly as they would have come in one piece:
+        # a provider refuses a signature whose text is not byte for byte its own (ecosystem:EC91).
         texts = {name: detail[name] for name in TEXTS if isinstance(detail.get(name), str)}
         # A signature ends an item; several may have one index, and the last piece may be a signature alone.
         is_end = bool(detail.get("signature")) and not any(map(detail.get, (*TEXTS, "data")))

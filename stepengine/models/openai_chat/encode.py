@@ -141,6 +141,8 @@ class _Joiner:
         self._ids, self._legacy = turn.ids, turn.legacy
         if turn.body:
             self._flush()
+            # Two messages of the assistant in a row are refused by several servers, and joined they would be one that
+            # it never said.
             if self._role == "assistant":
                 self._user.append(NUDGE_TURN)
                 self._flush()
@@ -349,6 +351,8 @@ def _result(message: ToolMessage, flags: Flags) -> Turn:
     media = [part for part in message.content if isinstance(part, ImagePart | DocumentPart)]
     text = result_text(message)
     moved: list[Json] = []
+    # A result is text alone on this wire, so images go behind all results of the batch, in a message of the user:
+    # between a result and the next one nothing may stand.
     if media:
         text = f"{text}\n(Images and documents follow in the next message.)".strip()
         moved = [{"type": "text", "text": media_label(message)}, *[_content(part, flags) for part in media]]

@@ -125,7 +125,7 @@ def _search(
 
 def _line_test(pattern: str, flags: Flags) -> Callable[[str], bool]:
     if flags.multiline:
-        msg = "-U needs ripgrep, which is not installed here; search for one line of it"
+        msg = "-U needs ripgrep, which is not installed here (pip install 'stepengine[search]'); search for one line of it"
         raise ToolError(msg)
     if len(pattern) > SEARCH_PATTERN_CHARS:
         msg = f"without ripgrep a pattern has at most {SEARCH_PATTERN_CHARS} characters"

@@ -167,7 +167,7 @@ class BraveSearch:
 
 def _checked(url: str) -> str:
     if not url.startswith(("http://", "https://")) or "?" in url or "#" in url:
-        msg = f"{url!r} is no address of a search service; write one such as 'http://localhost:8080'"
+        msg = f"{url!r} is not an address of a search service; write one such as 'http://localhost:8080'"
         raise DefinitionError(msg)
     return url.rstrip("/")
 

@@ -298,7 +298,7 @@ BELONGS = {
 
 
 def _write(opened: _Open, member: str, text: str) -> None:
-    """Add *text* to the piece that is being received, or begin one behind a piece that is no text."""
+    """Add *text* to the piece that is being received, or begin one behind a piece that is not text."""
     pieces = opened.step.setdefault(member, [])
     last = pieces[-1] if pieces else None
     if last is None or last.get("type") != "text":

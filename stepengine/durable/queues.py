@@ -1,0 +1,120 @@
+"""
+``Queues``: how a worker takes runs from its queues without asking each of them again and again.
+
+The package has a thread for each queue, which asks the database for the queue's limits and then for runs, also when there are none. Here
+one statement asks which of all queues hold something, and only from those the package takes, by one turn of its own loop: what bounds a
+queue is read, and what is taken is locked, as it always does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from stepengine.errors import StepEngineError
+
+__all__ = ("LOOK_SECONDS", "Queues")
+
+LOOK_SECONDS = 0.2
+"""Seconds between two looks, unless a queue is to be looked at more often."""
+FULL = """
+select queue.name from unnest(%s::text[]) as queue (name) where exists (
+    select from dbos.workflow_status where queue_name = queue.name and status = 'ENQUEUED'
+    and (application_version = %s or application_version is null) and (application_name = %s or application_name is null)
+)
+"""
+
+
+class Queues:
+    """
+    The queues of one worker.
+
+    Args:
+        app: The deployment's name.
+        release: What the worker runs.
+
+    Raises:
+        StepEngineError: when the installed package takes runs in another way.
+    """
+
+    def __init__(self, app: str, release: str) -> None:
+        from dbos import _dbos, _queue
+
+        turn, instance = getattr(_queue, "queue_worker_thread", None), getattr(_dbos, "_get_dbos_instance", None)
+        if turn is None or instance is None:
+            msg = "this version of dbos takes runs from its queues in another way; use dbos>=3.4,<3.5"
+            raise StepEngineError(msg)
+        self._turn: Callable[[Any, Any, Any], None] = turn
+        self._instance: Callable[[], Any] = instance
+        self._known = app, release
+        self._queues: dict[str, Any] = {}
+        self._pauses: dict[str, float] = {}
+        self._due: dict[str, float] = {}
+        self._busy: set[str] = set()
+        self._is_closed = False
+        self._at_rest = asyncio.Event()
+        self._at_rest.set()
+
+    def add(self, queue: Any, pause: float) -> None:
+        """Take runs from a queue that the package has registered, at most once in *pause* seconds."""
+        self._queues[queue.name] = queue
+        self._pauses[queue.name] = pause
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next look; never quite the same, so that workers do not come at once."""
+        return min([LOOK_SECONDS, *self._pauses.values()]) * random.uniform(0.95, 1.05)  # noqa: S311 - no secret
+
+    async def take(self, connection: Any) -> None:
+        """Begin to take runs from the queues that hold some, as *connection* sees them."""
+        now = asyncio.get_running_loop().time()
+        due = [name for name in self._queues if name not in self._busy and self._due.get(name, now) <= now]
+        if not due or self._is_closed:
+            return
+        app, release = self._known
+        for (name,) in await (await connection.execute(FULL, (due, release, app))).fetchall():
+            self._due[name] = now + self._pauses[name]
+            self._busy.add(name)
+            self._at_rest.clear()
+            # Whoever is stuck there while the database is away must not keep the process from ending.
+            threading.Thread(target=self._take, args=(name, asyncio.get_running_loop()), daemon=True).start()
+
+    def _take(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            self._turn(_OneTurn(), self._instance(), self._queues[name])
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop may be closed by now, where this was waited for in vain
+                loop.call_soon_threadsafe(self._taken, name)
+
+    def _taken(self, name: str) -> None:
+        self._busy.discard(name)
+        if not self._busy:
+            self._at_rest.set()
+
+    async def close(self, seconds: float) -> None:
+        """Take nothing more, and wait up to so many *seconds* for what is being taken."""
+        self._is_closed = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._at_rest.wait()
+
+
+class _OneTurn:
+    """The event by which the package's loop over one queue is told to stop: it comes when the loop has taken once."""
+
+    def __init__(self) -> None:
+        self._has_waited = False
+
+    def is_set(self) -> bool:
+        """Return that it goes on."""
+        return False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return at once whether the loop comes for the second time."""
+        del timeout
+        waited, self._has_waited = self._has_waited, True
+        return waited

@@ -1,0 +1,131 @@
+"""
+A container that is kept: made when it is first needed, found again later, made an image of, thrown away.
+
+What must not: what runs in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Mapping
+
+import attrs
+
+from stepengine.data.visible import visible
+from stepengine.errors import WorkspaceLost
+
+__all__ = ("Container",)
+
+LABEL = "stepengine.workspace"
+SECONDS = 60.0
+SAID_CHARS = 500
+FACTS = f'{{{{.State.Running}}}} {{{{index .Config.Labels "{LABEL}"}}}}'
+"""What is asked about a container, as Docker's templates write it."""
+
+
+@attrs.frozen
+class Container:
+    """
+    A container by its name.
+
+    Attributes:
+        program: ``docker`` or ``podman``.
+        name: Its name.
+        env: All that the program sees of the environment of here.
+        words: What ``run`` is given to make it; none for one that somebody else made.
+        start: How long that may take: the image may have to be fetched.
+    """
+
+    program: str
+    name: str
+    env: Mapping[str, str]
+    words: tuple[str, ...] = ()
+    start: float = SECONDS
+
+    @property
+    def _mark(self) -> str:
+        return hashlib.sha256("\0".join(self.words).encode()).hexdigest()[:24]
+
+    def begin(self) -> None:
+        """
+        Have it run; one that somebody else made is left as it is.
+
+        Raises:
+            WorkspaceLost: when it cannot, or one of that name was made of other words.
+        """
+        if not self.words or self._runs():
+            return
+        made = self._ran(
+            "run",
+            "--detach",
+            "--stop-timeout=1",
+            f"--name={self.name}",
+            f"--label={LABEL}={self._mark}",
+            *self.words,
+            seconds=self.start,
+        )
+        # Another process may have made it in the meantime.
+        if made.returncode and not self._runs():
+            self._refuse("could not be made", made.stderr)
+
+    def _runs(self) -> bool:
+        """Return whether it is there, and runs by now."""
+        found = self._ran("container", "inspect", f"--format={FACTS}", self.name)
+        if found.returncode:
+            return False
+        running, _, mark = found.stdout.decode("utf-8", "replace").strip().partition(" ")
+        if mark != self._mark:
+            msg = (
+                f"the container {self.name!r} is there, and was made of another image or with other options; "
+                f"give another name as keep=, or remove it: {self.program} rm -f {self.name}"
+            )
+            raise WorkspaceLost(msg)
+        if running != "true":
+            started = self._ran("start", self.name)
+            if started.returncode:
+                self._refuse("could not be started again", started.stderr)
+        return True
+
+    def commit(self, image: str) -> None:
+        """
+        Make an image of what it holds, but for its mounts.
+
+        Raises:
+            WorkspaceLost: when that cannot be.
+        """
+        self.begin()
+        made = self._ran("commit", self.name, image, seconds=max(self.start, SECONDS))
+        if made.returncode:
+            self._refuse(f"could not be made the image {image!r}", made.stderr)
+
+    def remove(self) -> None:
+        """
+        Throw it away, with what it holds; one that somebody else made is left alone.
+
+        Raises:
+            WorkspaceLost: when that cannot be.
+        """
+        if self.words and self._ran("container", "inspect", self.name).returncode == 0:
+            self._runs()  # never one that was made by somebody else
+            removed = self._ran("rm", "--force", self.name)
+            if removed.returncode:
+                self._refuse("could not be removed", removed.stderr)
+
+    def _ran(self, *words: str, seconds: float = SECONDS) -> subprocess.CompletedProcess[bytes]:
+        command = [self.program, *words]
+        try:
+            return subprocess.run(  # noqa: S603  (an argument list; no shell reads it)
+                command, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=dict(self.env), timeout=seconds
+            )
+        except subprocess.TimeoutExpired:
+            msg = f"{self.program} {words[0]} said nothing within {seconds:g} s about the container {self.name!r}"
+            raise WorkspaceLost(msg) from None
+        except OSError as error:
+            msg = f"{self.program} cannot be started: {error.strerror}; is it installed?"
+            raise WorkspaceLost(msg) from None
+
+    def _refuse(self, what: str, said: bytes) -> None:
+        text = visible(said.decode("utf-8", "replace").strip()[-SAID_CHARS:])
+        msg = f"the container {self.name!r} {what}: {text}"
+        raise WorkspaceLost(msg)

@@ -1,0 +1,261 @@
+"""
+The lines of a journal are made by generated code of our own; here they are held to plain ``json.dumps`` of what they hold.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from stepengine.data.codec import STORED, bare, bare_any, restored_any, writers_twice, written
+from stepengine.data.effects import CallModel
+from stepengine.data.fields import CANONICAL, PLAIN
+from stepengine.data.json import canonical, freeze
+from stepengine.data.messages import AssistantMessage, ImagePart, TextPart, ToolCallPart, ToolMessage, UserMessage
+from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.data.outcomes import Value
+from stepengine.data.transcript import Transcript
+from stepengine.errors import DataError
+from stepengine.journal import FileJournal, MemoryJournal
+from stepengine.journal.encoding import Encoder, outcome_of, unpacked
+from stepengine.journal.fingerprints import PLAIN_AND_SEEN, UNSEEN, Fingerprints, fingerprint, seen
+from stepengine.journal.records import Intent, Result
+from stepengine.redaction import redactor_for
+from tests import strategies
+
+ROOT = Path(__file__).resolve().parents[2]
+OFF = redactor_for("off", {})
+SEPARATORS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+LONG = 1 << 30
+
+
+def plainly(members: dict[str, Any], previous: int = 0) -> bytes:
+    """
+    Return the line of members as anybody would make it.
+    """
+    text = json.dumps(members, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(SEPARATORS)
+    body = text[:-1].encode()
+    return body + b',"crc":"%08x"}\n' % crc32(body, previous)
+
+
+def line_of(record: Any) -> bytes:
+    (line,) = Encoder(OFF, link=False, inline=LONG).lines(record)
+    return line
+
+
+def has_special_object(value: Any) -> bool:
+    """
+    Return whether an object has one member whose name begins with a dollar sign: it is wrapped, which has tests of its own.
+    """
+    if isinstance(value, dict):
+        return (len(value) == 1 and next(iter(value)).startswith("$")) or any(map(has_special_object, value.values()))
+    return isinstance(value, list) and any(map(has_special_object, value))
+
+
+def deep(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels - 1):
+        value = {"in": value} if levels % 2 else [value]
+    return freeze(value)
+
+
+def replies_with(value: Any) -> ModelReply:
+    return ModelReply([TextPart("said"), ToolCallPart("", "tool", {"given": value})])
+
+
+@pytest.mark.spec("replay:J10", "reliability:JR05", "reliability:JR40")
+@pytest.mark.parametrize("name", sorted(STORED))
+@settings(max_examples=4)
+@given(data=st.data())
+def test_the_line_of_a_result_is_plain_json_for_every_stored_class(name: str, data: st.DataObject) -> None:
+    value = data.draw(strategies.STORED[name])
+    stored = bare(value)
+    both = written(value, PLAIN), written(value, CANONICAL)
+
+    assert both == writers_twice(CANONICAL)[type(value)](value)
+    if isinstance(value, Value) or name in ("Failure", "Stop", "Gathered", "ChildResult") or has_special_object(stored):
+        return
+
+    said = {"kind": "result", "path": "1.2", "seq": 7, "at": 9, "value": stored}
+
+    assert plainly(said) == line_of(Result("1.2", 7, 9, value))
+
+
+@pytest.mark.spec("replay:J10", "reliability:JR05")
+@given(strategies.json_values().filter(lambda value: not has_special_object(value)))
+@example(1e-7)
+@example(1e22)
+@example(-0.0)
+@example(2**63 - 1)
+@example(-(2**63))
+@example("\x85\u2028\u2029\x00\x7f\ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16"))
+@example([True, False, None, "", [], {}])
+@example(deep(150))
+def test_the_line_of_a_call_and_its_fingerprint_are_those_of_plain_json(value: Any) -> None:
+    form = {
+        "type": "CallTool",
+        "tool_name": "töol",
+        "input": freeze({"v": value}),
+        "tool_call_id": "c1",
+        "source": "model",
+    }
+    said = {"kind": "intent", "path": "", "seq": 3, "fp": fingerprint(seen(form)), "effect": form}
+
+    assert plainly(said) == line_of(Intent("", 3, form))
+
+
+@pytest.mark.spec("replay:J10", "reliability:JR43")
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 2**70, "\ud800", b"x"])
+def test_what_is_no_json_is_refused_before_it_is_a_record(wrong: Any) -> None:
+    """
+    None of these comes to an encoder, which therefore need not write them as others do.
+    """
+    with pytest.raises(DataError):
+        replies_with(wrong)
+    with pytest.raises(DataError):
+        bare_any(wrong)
+
+
+def as_seen(message: Any) -> str:
+    stored = bare(message)
+    return canonical({name: stored[name] for name in stored if name not in UNSEEN})
+
+
+@pytest.mark.spec("replay:D2", "replay:J10", "reliability:JR40")
+@settings(max_examples=12)
+@given(strategies.paired_messages(), st.sets(st.integers(1, 12)), st.booleans())
+def test_the_line_of_a_request_is_what_it_says_of_the_last_one_and_its_new_messages_as_plain_json(
+    messages: list[Any], cuts: set[int], has_tail: bool
+) -> None:
+    """
+    A history grows by some messages after the others; these are written twice, in the line and for the fingerprint.
+    """
+    encoder, transcript, known = Encoder(OFF, link=True, inline=LONG), Transcript(), 0
+    tail = (UserMessage("now"),) if has_tail else ()
+    # A result stands behind the message that asks for it.
+    places = [n for n in sorted(cuts) if n < len(messages) and type(messages[n]) is not ToolMessage]
+    crc = 0
+    for seq, (start, stop) in enumerate(pairwise([0, *places, len(messages)])):
+        transcript = transcript.extend(tuple(messages[start:stop]))
+        request = ModelRequest("m/m", messages=transcript, tail=tail)
+        record = Intent("", seq, CallModel(seq, request))
+        lines = encoder.lines(record)
+        fp = Fingerprints(OFF).of_request(request)
+        sliced = [{"type": "Slice", "seq": seq - 1, "start": 0, "stop": known}] if known else []
+        asked: dict[str, Any] = {"model": "m/m", "messages": [*sliced, *map(bare, transcript[known:])]}
+        asked |= {"tail": [*map(bare, tail)]} if tail else {}
+        effect = {"type": "CallModel", "purpose": "step", "request": asked}
+        said = {"kind": "intent", "path": "", "seq": seq, "fp": fp, "effect": effect}
+        if has_special_object(json.loads(json.dumps(said))):
+            return
+
+        assert [plainly(said, crc)] == lines
+        assert [as_seen(m) for m in transcript[known:]] == [PLAIN_AND_SEEN[type(m)](m)[1] for m in transcript[known:]]
+        crc, known = int(lines[0][-11:-3], 16), len(transcript)
+
+
+def test_a_history_whose_fingerprint_is_known_already_is_written_all_the_same() -> None:
+    """
+    Two journals may share a history; who comes second finds nothing to write in what its own fingerprint took, but the tail.
+    """
+    encoder = Encoder(OFF, link=False, inline=LONG)
+    first = Transcript([UserMessage("first")])
+    encoder.lines(Intent("", 0, CallModel(0, ModelRequest("m/m", messages=first))))
+    request = ModelRequest("m/m", messages=first.extend((UserMessage("second"),)), tail=(UserMessage("now"),))
+    Fingerprints(OFF).of_request(request)
+    asked = json.loads(encoder.lines(Intent("", 1, CallModel(1, request)))[0])["effect"]["request"]
+
+    assert [{"type": "Slice", "seq": 0, "start": 0, "stop": 1}, bare(UserMessage("second"))] == asked["messages"]
+    assert [bare(UserMessage("now"))] == asked["tail"]
+
+
+def test_the_members_of_an_input_are_sorted_in_the_fingerprint_and_stand_as_they_came_in_the_line() -> None:
+    call = ToolCallPart("c1", "add", {"b": -0.0, "a": {"d": 1e-7, "c": 1}})
+    plain, canonical_text = PLAIN_AND_SEEN[AssistantMessage](AssistantMessage([call]))
+
+    assert '"input":{"b":-0.0,"a":{"d":1e-07,"c":1}}' in plain
+    assert '"input":{"a":{"c":1,"d":1e-07},"b":0.0}' in canonical_text
+
+
+def journals() -> list[Path]:
+    found = [*ROOT.rglob("*.jsonl"), *ROOT.rglob("*.jsonl.sample")]
+    heads = [path for path in found if path.read_bytes().startswith(b'{"kind":"head"')]
+    return sorted(path for path in heads if not {"node_modules", ".git"} & set(path.parts))
+
+
+@pytest.mark.spec("replay:J10", "reliability:JR19")
+def test_every_journal_of_the_repository_is_written_again_byte_by_byte() -> None:
+    """
+    Each result and each call of a tool is made of the value that its line holds, and its line of that value.
+    """
+    written_again: Counter[str] = Counter()
+    for path in journals():
+        history = FileJournal(path).history()
+        for record in FileJournal(path).records():
+            line = record.line
+            if type(record) not in (Result, Intent) or line is None:
+                continue
+            members = unpacked({k: v for k, v in line.items() if k != "crc"}, history.blobs)
+            if type(record) is Result and "value" in members and not members.keys() & {"attempts", "writes", "inputs"}:
+                made = Result(record.path, record.seq, record.at, outcome_of(members).value)  # type: ignore[union-attr]
+                if made.given is None or type(made.given).__name__ == "ChildResult":
+                    continue
+                # Written by an earlier release, a value may hold what says nothing any more.
+                members["value"] = bare_any(restored_any(members["value"]))
+            elif type(record) is Intent and record.type == "CallTool":
+                made = Intent(
+                    record.path, record.seq, members["effect"], "", record.gather, program_line=record.program_line
+                )  # type: ignore[assignment]
+            else:
+                continue
+            if has_special_object(members):
+                continue
+            redacted = "<redacted:" in json.dumps(members)
+
+            assert plainly(members) == line_of(made) or redacted, (path, record)
+            written_again[type(record).__name__] += 1
+
+    assert written_again["Result"] > 100
+    assert written_again["Intent"] > 50
+
+
+def test_a_journal_in_memory_gives_the_lines_of_what_it_was_given() -> None:
+    """
+    It keeps what is in a record, and makes the record when somebody asks.
+    """
+    first = Transcript([UserMessage("add")])
+    call = ToolCallPart("c1", "add", {"a": 1})
+    longer = first.extend((AssistantMessage([call]), ToolMessage("c1", "add", "1")))
+    requests = [ModelRequest("m/m", "Be brief.", messages) for messages in (first, longer)]
+    requests.append(ModelRequest("m/other", "Be brief.", longer, tail=(UserMessage([ImagePart(data=b"\x00")]),)))
+    form = {"type": "CallTool", "tool_name": "add", "input": freeze({"a": 1}), "tool_call_id": "c1", "source": "model"}
+    given = [
+        Intent("", 0, CallModel(0, requests[0]), "", None),
+        Result("", 0, 3, ModelReply([call])),
+        Intent("", 1, form, "", 1),
+        Intent("", 2, {**form, "idempotent": True}, "", 1),
+        Intent("", 3, form, program_line=4),
+        Result("", 1, 5, Value("x", 6)),
+        Result("", 2, 5, "x", ({"error": {"type": "ModelError", "message": "busy"}},)),
+        Intent("", 4, CallModel(4, requests[1], "final_answer")),
+        Intent("", 5, CallModel(5, requests[2])),
+    ]
+    encoder, journal = Encoder(OFF, link=False), MemoryJournal(redact="off", link=False)
+    writer = journal.writer()
+    for record in given:
+        writer.append(record)
+    once = journal.records()
+
+    assert [line for record in given for line in encoder.lines(record)] == journal.lines()
+    assert [(type(r), r.path, r.seq) for r in given] == [(type(r), r.path, r.seq) for r in once]  # type: ignore[union-attr]
+    writer.append(given[0])
+    assert all(a is b for a, b in zip(once, journal.records(), strict=False))
+    assert len(given) + 1 == len(journal.records())
