@@ -325,9 +325,9 @@ class Runs:
         """Return the engine of a run that is under way; of any other that with which it would go on."""
         return next((engine for engine in self._old if engine.is_running(run)), self.engine)
 
-    async def renew(self) -> None:
+    async def renew(self, *, again: bool = True) -> None:
         """
-        Make the engine anew where its files were saved.
+        Make the engine anew where its files were saved; files that made none are tried again as they are only if *again* says so.
 
         Raises:
             Problem: when they make none as they are now; the engine stays what it was.
@@ -336,8 +336,9 @@ class Runs:
             return
         # One at a time: a thousand who start at once import one thing, once.
         async with self._renewing:
-            if not await asyncio.to_thread(self._sources.changed):
-                self.broken = None
+            if not await asyncio.to_thread(self._sources.changed, again=again):
+                if not self._sources.is_refused:
+                    self.broken = None
                 return
             try:
                 await self._sources.check()
@@ -357,7 +358,7 @@ class Runs:
     async def renew_if_sound(self) -> None:
         """Make the engine anew where its files were saved, and leave it where they make none: what began is not lost over that."""
         with contextlib.suppress(Problem):
-            await self.renew()
+            await self.renew(again=False)
 
     @contextlib.contextmanager
     def _using(self) -> Iterator[Engine]:

@@ -35,7 +35,7 @@ __all__ = ("Sources",)
 
 COARSE = 50_000_000
 """Nanoseconds by which a file system may date a save too early."""
-TRIAL_SECONDS = 20.0
+TRIAL_SECONDS = 10.0
 """Importing what an agent file needs may take a while; what is never done with it hangs no server."""
 UNKNOWN = b"?"
 BESIDE = threading.Lock()
@@ -56,18 +56,29 @@ class Sources:
         self._known = frozenset(sys.modules)
         self._since = time.time_ns()
         self._marks: dict[str, bytes] = {}
+        self._refused: dict[str, bytes] | None = None
 
     def taken(self) -> None:
         """Take note of what the files hold that were imported since this was made."""
         self._marks = {file: self._first_mark(file) for file in self._files()}
 
-    def changed(self) -> bool:
-        """Return whether one of the files holds something else than what was imported."""
+    def changed(self, *, again: bool = True) -> bool:
+        """Return whether one of the files holds something else than what was imported; unless *again* not what was refused already."""
         now = {file: _mark(file) for file in self._files()}
         for file in now.keys() - self._marks.keys():
             # A handler may import something while it is at work.
             self._marks[file] = self._first_mark(file)
-        return any(self._marks[file] != mark for file, mark in now.items())
+        if not again and now == self._refused:
+            return False
+        changed = any(self._marks[file] != mark for file, mark in now.items())
+        # Until it is known to be sound, which forgets this.
+        self._refused = now if changed else None
+        return changed
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the files made no engine when they were tried last."""
+        return self._refused is not None
 
     async def check(self) -> None:
         """
@@ -107,7 +118,7 @@ class Sources:
             file, line = next(iter(reversed(list(places_of(error)))), ("", 0))
             raise _broken(said_of(error), file, line) from error
         # A file that is saved while it is imported is seen the next time.
-        self._since = since
+        self._since, self._refused = since, None
         self._marks = {file: before.get(file) or self._first_mark(file) for file in self._files()}
         return engine
 

@@ -16,7 +16,7 @@ from .shop import CODE, HELPER, Shop, done, rests, save, until
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the server of these tests is ended by a signal")
 
-CLOSING = CODE.replace("STEP, AgentDefinition", "STEP, AgentDefinition, Receive").replace(
+CLOSING = CODE.replace("from helper", "import asyncio\nimport os\nfrom helper").replace(
     "models = ScriptedModel(",
     """
 MARK = "first"
@@ -29,12 +29,20 @@ class Closing(ScriptedModel):
         await super().aclose()
 
 
-def waiting_steps(ctx):
-    yield from Receive("go")
+@tool(annotations=ToolAnnotations(read_only=True))
+async def stays() -> str:
+    'Stay until there is a file.'
+    while not os.path.exists("go"):
+        await asyncio.sleep(0.02)
     return MARK
 
 
-agents.append(AgentDefinition("waiter", handle_steps=waiting_steps))
+def waiting_steps(ctx):
+    said = yield from call(stays)
+    return [said, MARK]
+
+
+agents.append(AgentDefinition("waiter", tools=[stays], handle_steps=waiting_steps))
 models = Closing(""",
 )
 
@@ -112,12 +120,12 @@ def test_what_is_under_way_keeps_its_code_whose_engine_is_closed_behind_it(shop:
     new = client.post("/runs", json={"agent": "waiter", "prompt": ""}).raise_for_status().json()["run_id"]
     closed = shop.folder / "closed.txt"
     was_closed = closed.exists()
+    (shop.folder / "go").touch()
     for run in (old, new):
-        client.post(f"/runs/{run}/messages", json={"topic": "go", "value": 1}).raise_for_status()
-        until(lambda run=run: client.get(f"/runs/{run}").json()["status"] == "completed")
+        rests(client, run)
     until(closed.exists)
 
-    assert ("first", "later") == (came_of(client, old), came_of(client, new))
+    assert (["first"] * 2, ["later"] * 2) == (came_of(client, old), came_of(client, new))
     assert (False, "first\n") == (was_closed, closed.read_text())
 
 
