@@ -23,10 +23,10 @@ MARK = "first"
 
 
 class Closing(ScriptedModel):
-    async def aclose(self):
+    async def close(self):
         with open("closed.txt", "a") as told:
             told.write(f"{MARK}\\n")
-        await super().aclose()
+        await super().close()
 
 
 @tool(annotations=ToolAnnotations(read_only=True))
