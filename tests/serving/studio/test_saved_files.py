@@ -5,6 +5,7 @@ What is started or forked after a save runs the file as it is by then, and what 
 from __future__ import annotations
 
 import os
+import py_compile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,26 @@ def test_a_save_of_the_same_size_and_time_counts_and_so_does_one_of_a_module_tha
     found.append(came_of(client, done(client, "tally", "tea")))
 
     assert [30, 31, 32, 62] == found
+
+
+@pytest.mark.spec("studio:ST6")
+def test_bytecode_of_an_earlier_save_counts_for_nothing(tmp_path: Path) -> None:
+    """
+    Of a module that is imported by its name, so that Python's own rules for bytecode hold at the start.
+    """
+    file = tmp_path / "library" / "prices_of_shop.py"
+    file.parent.mkdir()
+    file.write_text("FACTOR = 1\n")
+    py_compile.compile(str(file))
+    code = CODE.replace(
+        "from helper", 'import sys\nsys.path.append("library")\nfrom prices_of_shop import FACTOR\nfrom helper'
+    )
+    with Shop(tmp_path, code.replace("return total", "return total * FACTOR")).open() as shop, shop.client() as client:
+        first = came_of(client, done(client, "tally", "tea"))
+        again(file, "FACTOR = 2\n")
+        second = came_of(client, done(client, "tally", "tea"))
+
+    assert (30, 60) == (first, second)
 
 
 @pytest.mark.spec("studio:ST5")
