@@ -167,14 +167,14 @@ def test_a_file_that_cannot_be_loaded_is_told_where_somebody_starts_and_runs_on_
     page.says("SyntaxError", "form .problem")
     save(shop.file, CODE.replace("total = worth", "total += worth"))
     page.wait("!document.querySelector('form .problem')")
-    page.go(f"#/runs/{run}/back?place=%23%33", ".sheet")
-    stands(page, "#3", total="70")
+    page.go(f"#/runs/{run}/back?place=%23%32", ".sheet")
+    stands(page, "#2", item="'milk'", total="30")
     page.fill(".runon textarea", "7")
     page.press("Run on with this result")
     page.wait("location.hash.includes('/compare')")
     fork = rests(client, page.run("location.hash").split("/")[2])
 
-    assert 77 == client.get(f"/runs/{fork}").json()["output"]
+    assert 87 == client.get(f"/runs/{fork}").json()["output"]
 
 
 # --- edit and see -----------------------------------------------------------------------------------------------------
