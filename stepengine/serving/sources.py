@@ -12,7 +12,6 @@ import importlib
 import os
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from hashlib import sha256
@@ -38,7 +37,6 @@ COARSE = 50_000_000
 TRIAL_SECONDS = 10.0
 """Importing what an agent file needs may take a while; what is never done with it hangs no server."""
 UNKNOWN = b"?"
-BESIDE = threading.Lock()
 
 
 class Sources:
@@ -164,11 +162,10 @@ def _broken(said: str, file: str, line: int) -> Problem:
 @contextlib.contextmanager
 def _sources_alone() -> Iterator[None]:
     """Import sources, never bytecode: that is found by the second of a save and by its size, which two saves can share."""
-    with BESIDE:
-        before = sys.dont_write_bytecode, sys.pycache_prefix
-        sys.dont_write_bytecode, sys.pycache_prefix = True, f"{tempfile.gettempdir()}/none-{os.urandom(8).hex()}"
-        importlib.invalidate_caches()
-        try:
-            yield
-        finally:
-            sys.dont_write_bytecode, sys.pycache_prefix = before
+    before = sys.dont_write_bytecode, sys.pycache_prefix
+    sys.dont_write_bytecode, sys.pycache_prefix = True, f"{tempfile.gettempdir()}/none-{os.urandom(8).hex()}"
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode, sys.pycache_prefix = before
