@@ -22,8 +22,8 @@ from stepengine.context import truncate
 from stepengine.journal import FileJournal, SqliteJournal
 from stepengine.journal.store import Journal
 from stepengine.journal.watching import Projection, Watch
-from stepengine.judging.viewing.payload import RunView, Texts
-from stepengine.judging.viewing.serving import Following
+from stepengine.judging.viewing.payload import RunPayload, Texts
+from stepengine.judging.viewing.serving import FollowedJournal
 from stepengine.testing import ScriptedModel, text, tool_call
 
 STEPS = (20, 2_000, 20_000)
@@ -89,7 +89,7 @@ def measured(journal: Journal, lines: list[bytes]) -> dict[str, float]:
     """Return the medians of each kind of look in milliseconds."""
     kept = len(lines) - RECORDS
     put(journal, lines[:kept], 0)
-    page, watch = Following(journal, "run.jsonl"), Watch(journal)
+    page, watch = FollowedJournal(journal, "run.jsonl"), Watch(journal)
     while watch.is_behind:
         watch.look()
     times: dict[str, list[float]] = {"view": [], "events": [], "nothing": []}
@@ -102,7 +102,7 @@ def measured(journal: Journal, lines: list[bytes]) -> dict[str, float]:
 
     def whole() -> None:
         history = journal.history()
-        view = RunView(Texts(), "run.jsonl")
+        view = RunPayload(Texts(), "run.jsonl")
         view.take(history)
         json.dumps(view.told())
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 
-from stepengine.tools.reference import Form, Key, Parameter, Told, told
+from stepengine.tools.reference import Form, Parameter, ResultKey, ToolPage, told
 
 TARGET = Path(__file__).parent / "reference" / "bundled-tools.md"
 HEAD = """\
@@ -140,7 +140,7 @@ def given(form: Form, *, is_other: bool) -> Iterator[str]:
     yield from ("| key | | | |", "|---|---|---|---|", *rows(form), "")
 
 
-def section(one: Told) -> Iterator[str]:
+def section(one: ToolPage) -> Iterator[str]:
     """Give the section of a tool."""
     yield from (f"### {one.name}", "", one.text, "")
     if one.parameters:
@@ -168,7 +168,7 @@ def pairs(form: Form, above: str = "") -> Iterator[str]:
             yield from pairs(key.form, inner(above, key))
 
 
-def inner(above: str, key: Key) -> str:
+def inner(above: str, key: ResultKey) -> str:
     """Return what stands before the names of keys that are inside of a key."""
     return f"{above}{key.name}{'[]' if key.type.startswith('list') else ''}."
 

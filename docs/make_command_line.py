@@ -17,7 +17,7 @@ import typer.main
 from rich.text import Text
 
 from stepengine.cli.app import app
-from stepengine.cli.settings import KEYS, OLD, PREFIX, Key
+from stepengine.cli.settings import KEYS, OLD, PREFIX, SettingKey
 
 FOLDER = Path(__file__).parent / "reference"
 NAME = "command-line"
@@ -100,7 +100,7 @@ def command_page(command: Any, name: str) -> Iterator[str]:
         yield ""
 
 
-def setting(key: Key) -> str:
+def setting(key: SettingKey) -> str:
     """Return the row of one setting."""
     name = PREFIX + key.name.upper().translate(str.maketrans({".": "__", "<": "", ">": ""}))
     variables = [name, *(old for old, new in OLD.items() if new == key.name)]

@@ -700,7 +700,7 @@ class Redactor:
         """
         for steps in self.rules.fields:
             value = _without_field(value, steps)
-        return _asked(self.rules.functions, self._walk(value, 0))
+        return _apply_functions(self.rules.functions, self._walk(value, 0))
 
     def seen(self, value: object) -> Any:
         """Return *value* as a run may see it: without secrets, but with what tells of the machine it runs on."""
@@ -945,7 +945,7 @@ def _without_field(value: object, steps: tuple[str, ...], begun: Iterable[tuple[
     return made if isinstance(value, Mapping) else [*made.values()]
 
 
-def _asked(functions: Iterable[Callable[[Any], Any]], value: Any) -> Any:
+def _apply_functions(functions: Iterable[Callable[[Any], Any]], value: Any) -> Any:
     for function in functions:
         name = getattr(function, "__qualname__", type(function).__qualname__)
         try:

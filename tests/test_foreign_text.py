@@ -35,7 +35,7 @@ import pytest
 
 import stepengine
 from stepengine.acp.serving import read_message
-from stepengine.acp.updates import _fenced
+from stepengine.acp.updates import _fence
 from stepengine.ag_ui import input_of
 from stepengine.cli.commands.fork import _edit
 from stepengine.cli.commands.package import HOMES, HOSTS
@@ -60,22 +60,22 @@ from stepengine.engine.packages import VALUE, declaration_of
 from stepengine.errors import DataError, DefinitionError, ExternalAgentError, ModelError, StepEngineError, WorkspaceLost
 from stepengine.journal.altered import changes_in
 from stepengine.journal.mailbox import StoredLetter
-from stepengine.journal.reading import Source, glimpsed, members_of, read_lines, strict_members
-from stepengine.journal.records import KEY, check_place, checked, to_line
+from stepengine.journal.reading import JournalBytes, glimpse_record, members_of, read_lines, strict_members
+from stepengine.journal.records import KEY, check_place, checksum_if_right, to_line
 from stepengine.journal.scanning import scan
 from stepengine.journal.show import clean_tree
-from stepengine.journal.signing import Signature
-from stepengine.judging.criteria import _judged as judged_text
-from stepengine.judging.viewing.payload import _shown as shown_on_a_page
+from stepengine.journal.signing import JournalSignature
+from stepengine.judging.criteria import _read_verdict as judged_text
+from stepengine.judging.viewing.payload import _make_visible as shown_on_a_page
 from stepengine.leading import remote
 from stepengine.machine.blocks import split_blocks
-from stepengine.machine.finding import found
+from stepengine.machine.finding import find_hidden_tools
 from stepengine.machine.settling import json_in as answer_in
 from stepengine.machine.spawning import matching_id
 from stepengine.mcp.results import result_of
-from stepengine.mcp.stdio import ANSWER, ID, Pipe, Program
+from stepengine.mcp.stdio import ANSWER, ID, Pipe, ServerProgram
 from stepengine.models._aws_events import AWSParser
-from stepengine.models._failures import Call, body_failure
+from stepengine.models._failures import RequestLabel, body_failure
 from stepengine.models._json import call_part, read_json
 from stepengine.models._schemas import plain_schema
 from stepengine.models._sse import SSEParser
@@ -93,18 +93,18 @@ from stepengine.programs.checking import shown as program_shown
 from stepengine.programs.rewriting import rewritten
 from stepengine.programs.stubs import stubs_of
 from stepengine.redaction import Redactor, Trickle, json_in, redactor_for
-from stepengine.serving.access import HOST, ORIGIN, _Asked, _entries
+from stepengine.serving.access import HOST, ORIGIN, _entries, _RequestFacts
 from stepengine.serving.bodies import checked_as, strict_json
 from stepengine.serving.problems import Problem
-from stepengine.serving.reports import _parsed as parsed_report
+from stepengine.serving.reports import _parse_report as parsed_report
 from stepengine.serving.routes import StartRun
 from stepengine.serving.webhooks import Topic, Webhooks, _event_in, _id_in, _letter_id, _run_in
-from stepengine.sessions.stores import _messages, _parsed, _read_json
+from stepengine.sessions.stores import _messages, _parse_json, _read_json
 from stepengine.system.argv import parse_command
 from stepengine.system.connection import _Broken
-from stepengine.system.connection import _parsed as parsed_frame
-from stepengine.system.far import Elsewhere, _entry, _listed
-from stepengine.system.far import Place as FarPlace
+from stepengine.system.connection import _parse_head as parsed_frame
+from stepengine.system.far import Elsewhere, _entry, _read_listing
+from stepengine.system.far import RemotePlace as FarPlace
 from stepengine.system.path_rules import PROTECTED, SECRETS, PathRules
 from stepengine.system.paths import shown
 from stepengine.system.patterns import GlobPattern, IgnorePattern, safe_columns
@@ -119,9 +119,9 @@ from stepengine.tooling.conversion import clean
 from stepengine.tooling.repair import repairer
 from stepengine.tooling.schemas import JsonSchema
 from stepengine.tools import Tool, ToolRegistry, file_tools, search_tools, shell_tools, tool
-from stepengine.tools.files.edits import Replacement, replace_all, unified_diff
+from stepengine.tools.files.edits import TextReplacement, replace_all, unified_diff
 from stepengine.tools.memory import HIGHEST, _notes, _words
-from stepengine.tools.search.hits import Flags, _shown, parse_flags
+from stepengine.tools.search.hits import SearchFlags, _cut_line, parse_flags
 from stepengine.tools.search.overview import ranked
 from stepengine.tools.search.ripgrep import EXIT, _line_test
 from stepengine.tools.search.symbols import top_level_names, words_of
@@ -255,7 +255,7 @@ def compared(lines: str) -> None:
 
 
 def fallback(pattern: str) -> Callable[[str], Any]:
-    test = _line_test(pattern, Flags())
+    test = _line_test(pattern, SearchFlags())
     return lambda text: [test(line) for line in text.split("\n")]
 
 
@@ -283,7 +283,7 @@ def validated(text: str) -> Any:
     return typed_tool()._binding.validate(JsonDict(when=text))
 
 
-CALL = Call(provider="x", model="x/y", credentials=Credentials(None, "no key"))
+CALL = RequestLabel(provider="x", model="x/y", credentials=Credentials(None, "no key"))
 KNOWN = {"sk-abcdefghijklmnop": "X_API_KEY"}
 SIGNED = '{"kind":"input","path":"","seq":-1,"at":1,"input":{"type":"Signed","key":"' + "A" * 68 + '"'
 
@@ -308,7 +308,7 @@ def streamed(data: bytes) -> None:
 
 
 def glimpse(line: bytes) -> None:
-    glimpsed(line, Source(line, "x"), 0)
+    glimpse_record(line, JournalBytes(line, "x"), 0)
 
 
 def differing(prints: str) -> None:
@@ -485,11 +485,11 @@ JSON_SHAPES = tuple(lambda n, shape=shape: shape(n).encode("utf-8", "surrogatepa
 
 def served(text: str) -> Any:
     """Read a line of an MCP server."""
-    return Pipe(Program(("server",)), bool)._parsed(text.encode("utf-8", "surrogatepass"))
+    return Pipe(ServerProgram(("server",)), bool)._parse(text.encode("utf-8", "surrogatepass"))
 
 
 def last_words(text: str) -> Any:
-    pipe = Pipe(Program(("server",)), bool)
+    pipe = Pipe(ServerProgram(("server",)), bool)
     pipe._errors += text.encode("utf-8", "surrogatepass")
     return pipe.last_words()
 
@@ -505,7 +505,7 @@ def framed(head: bytes) -> Any:
 
 def far_listing(data: bytes) -> Any:
     with contextlib.suppress(WorkspaceLost):
-        return [_entry(one) for one in _listed(data, Elsewhere(FarPlace(name="x", argv=tuple, env={})))]
+        return [_entry(one) for one in _read_listing(data, Elsewhere(FarPlace(name="x", argv=tuple, env={})))]
 
 
 def _posted(text: str) -> None:
@@ -524,7 +524,7 @@ def looked_at(text: str) -> None:
 def as_headers(text: str) -> None:
     value = text.encode("latin-1", "replace")
     names = (b"cookie", b"authorization", b"host", b"origin")
-    asked = _Asked({
+    asked = _RequestFacts({
         "type": "http", "path": "/", "method": "GET", "query_string": value, "headers": [(name, value) for name in names],
     })  # fmt: skip
     asked.cookies(), asked.bearer(), asked.header("origin"), asked.query()
@@ -633,7 +633,7 @@ PLACES = (
             "programs/rewriting.py:YIELD_FROM",
             "programs/rewriting.py:_Rewriting.result",
             "programs/rewriting.py:_Rewriting._look_at",
-            "programs/schemas.py:_Reading._quoted",
+            "programs/schemas.py:_SchemaReading._quoted",
         ),
         most=1 << 16,
     ),
@@ -643,7 +643,7 @@ PLACES = (
         (of("a"), of("_"), of(" "), of('"""'), of("\\"), of("é"), of("["), of("{'a':"), of("-"), of("\n"), of("a b")),
         (
             *("programs/stubs.py:Stubs.search", "programs/stubs.py:Stubs.describe", "programs/stubs.py:Stubs._line"),
-            *("programs/stubs.py:_identifier", "programs/stubs.py:_written", "programs/stubs.py:_default"),
+            *("programs/stubs.py:_identifier", "programs/stubs.py:_unparse_body", "programs/stubs.py:_default"),
             "programs/stubs.py:_camel",
         ),
         most=1 << 20,
@@ -653,14 +653,14 @@ PLACES = (
         "head of a frame",
         framed,
         (ofb("["), ofb('{"a":'), ofb("9", '{"id": ', "}"), ofb('"'), ofb("\\u"), ofb(" ")),
-        ("system/connection.py:_parsed",),
+        ("system/connection.py:_parse_head",),
         most=1 << 20,
     ),
     Place(
         "listing of a folder elsewhere",
         far_listing,
         (ofb("["), ofb("[]"), ofb('[["a","d",1,null]]'), ofb("9"), ofb(" "), ofb('[["a","f",1,[1,')),
-        ("system/far.py:_listed",),
+        ("system/far.py:_read_listing",),
         most=1 << 25,
     ),
     Place(
@@ -760,7 +760,7 @@ PLACES = (
                 for end in ("", "\n")
             ]
         ),
-        ("tools/memory.py:LINE", "tools/memory.py:FileMemory._lines", "tools/memory.py:_shown"),
+        ("tools/memory.py:LINE", "tools/memory.py:FileMemory._lines", "tools/memory.py:_to_plain_text"),
         most=1 << 19,
     ),
     Place(
@@ -772,7 +772,7 @@ PLACES = (
     Place("highest note", HIGHEST.fullmatch, (of("<!-- "), of("1", "<!-- highest: m")), ("tools/memory.py:HIGHEST",)),
     Place(
         "search of tools",
-        lambda text: found({"a": ToolSpec("a", text[:4096], defer_loading=True)}, text),
+        lambda text: find_hidden_tools({"a": ToolSpec("a", text[:4096], defer_loading=True)}, text),
         (of("a"), of("a "), of("_"), of("a_"), of("\u0300"), of("\ufdfa")),
         ("machine/finding.py:BETWEEN",),
     ),
@@ -814,7 +814,7 @@ PLACES = (
         "glob",
         globbed,
         (of("*a"), of("**/a/"), of("{a,"), of("{a,b}"), of("[a"), of("?*")),
-        ("system/patterns.py:_compiled", "system/patterns.py:expanded"),
+        ("system/patterns.py:_compile", "system/patterns.py:expanded"),
         most=512,
     ),
     Place(
@@ -855,7 +855,7 @@ PLACES = (
             ofb('"result"'),
             ofb("1", '"id":'),
         ),
-        ("mcp/stdio.py:ANSWER", "mcp/stdio.py:ID", "mcp/stdio.py:Pipe._answered"),
+        ("mcp/stdio.py:ANSWER", "mcp/stdio.py:ID", "mcp/stdio.py:Pipe._answered_id"),
     ),
     Place(
         "line of an editor",
@@ -873,9 +873,9 @@ PLACES = (
     ),
     Place(
         "text that an editor shows as a block",
-        lambda text: _fenced("", text),
+        lambda text: _fence("", text),
         (of("`"), of("` "), of("```\n"), of("`a"), of("a", "`", "`")),
-        ("acp/updates.py:_fenced",),
+        ("acp/updates.py:_fence",),
     ),
     # --- pages
     *(
@@ -892,7 +892,7 @@ PLACES = (
                 ofb("\u200b"),
                 ofb("<!doctype "),
             ),
-            ("tools/web/pages.py:MARKUP", "tools/web/pages.py:UNSEEN", "tools/web/pages.py:_decoded"),
+            ("tools/web/pages.py:MARKUP", "tools/web/pages.py:UNSEEN", "tools/web/pages.py:_decode"),
             most=2_000_000,
         )
         for kind in ("", "text/plain", "text/plain; charset=utf-8", "application/json")
@@ -998,7 +998,7 @@ PLACES = (
         )
         for pattern in ("a*b", "a.*b", r"\w+\d", "a?a?a?b")
     ),
-    Place("line of a search", _shown, (of("\udcff"), of("a"), of("é")), ("tools/search/hits.py:*",), most=1 << 22),
+    Place("line of a search", _cut_line, (of("\udcff"), of("a"), of("é")), ("tools/search/hits.py:*",), most=1 << 22),
     *(
         Place(
             f"names in {name}",
@@ -1052,13 +1052,13 @@ PLACES = (
     Place("file name", shown, (of("\udcff"), of("a")), ("system/paths.py:*",)),
     Place(
         "replacement",
-        lambda text: replace_all(text, [Replacement(text[: len(text) // 2], "x")], "f"),
+        lambda text: replace_all(text, [TextReplacement(text[: len(text) // 2], "x")], "f"),
         (of("a"), of("ab"), of("\r\n"), of("a\r\n"), of("\n")),
         ("tools/files/edits.py:*",),
     ),
     Place(
         "replacement of all",
-        lambda text: replace_all(text, [Replacement(text[:2], "x", allow_multiple=True)], "f"),
+        lambda text: replace_all(text, [TextReplacement(text[:2], "x", allow_multiple=True)], "f"),
         (of("a"), of("ab"), of("\n\r")),
     ),
     Place(
@@ -1074,7 +1074,7 @@ PLACES = (
         most=1 << 20,
     ),
     # --- tools
-    Place("input as JSON text", mended_input, BRACKETS, ("tooling/repair.py:_decoded",), most=1 << 22),
+    Place("input as JSON text", mended_input, BRACKETS, ("tooling/repair.py:_decode_if_wanted",), most=1 << 22),
     Place(
         "input of a typed tool",
         validated,
@@ -1241,7 +1241,7 @@ PLACES = (
         "what a judge says",
         judged_by_an_agent,
         tuple([of(unit, '{"score": 1, "a": ', "}") for unit in ("[", '{"a":', "1", "{", "}")]),
-        ("judging/criteria.py:_judged",),
+        ("judging/criteria.py:_read_verdict",),
     ),
     Place(
         "text on a page",
@@ -1276,7 +1276,7 @@ PLACES = (
         "call in a history of other makers",
         imported_call,
         (*BRACKETS, of('"\\"')),
-        ("data/wire.py:_called",),
+        ("data/wire.py:_make_call",),
         most=1 << 22,
     ),
     Place(
@@ -1334,7 +1334,7 @@ PLACES = (
         "message of an MCP server",
         served,
         BRACKETS,
-        ("mcp/stdio.py:Pipe._parsed", "mcp/http.py:_message"),
+        ("mcp/stdio.py:Pipe._parse", "mcp/http.py:_message"),
         most=1 << 24,
     ),
     Place(
@@ -1358,7 +1358,7 @@ PLACES = (
         JSON_SHAPES,
         (
             "journal/reading.py:members_of",
-            "journal/reading.py:_decoded",
+            "journal/reading.py:_decode_value",
             "journal/reading.py:SURROGATE",
             "journal/reading.py:_DECODER",
             "journal/reading.py:strict_members",
@@ -1366,7 +1366,7 @@ PLACES = (
     ),
     Place(
         "form of a line",
-        lambda line: (glimpse(line), checked(line, 0)),
+        lambda line: (glimpse(line), checksum_if_right(line, 0)),
         (
             ofb("0.", '{"kind":"intent","path":"'),
             ofb("0", '{"kind":"result","path":"","seq":'),
@@ -1378,20 +1378,20 @@ PLACES = (
             "journal/reading.py:INTENT_FORM",
             "journal/reading.py:RESULT_FORM",
             "journal/reading.py:BESIDE_FORM",
-            "journal/reading.py:glimpsed",
-            "journal/reading.py:_shared",
+            "journal/reading.py:glimpse_record",
+            "journal/reading.py:_interned_text",
             "journal/records.py:TAIL_FORM",
         ),
     ),
     Place(
         "signature in a journal",
-        Signature.of,
+        JournalSignature.of,
         (
             ofb("0123456789abcdef", f'{SIGNED},"records":1,"digest":"{"0" * 64}","marks":"'),
             ofb("0", f'{SIGNED},"records":'),
             ofb("{"),
         ),
-        ("journal/signing.py:FORM", "journal/signing.py:Signature.of"),
+        ("journal/signing.py:FORM", "journal/signing.py:JournalSignature.of"),
     ),
     Place(
         "marks of a journal",
@@ -1438,7 +1438,12 @@ PLACES = (
         ("sessions/stores.py:_messages",),
     ),
     Place("file of a session", loaded(_read_json), JSON_SHAPES),
-    Place("row of a session", lambda data: _parsed(data.decode(), "x"), JSON_SHAPES, ("sessions/stores.py:_parsed",)),
+    Place(
+        "row of a session",
+        lambda data: _parse_json(data.decode(), "x"),
+        JSON_SHAPES,
+        ("sessions/stores.py:_parse_json",),
+    ),
     Place(
         "policy",
         loaded(Policy.load),
@@ -1678,7 +1683,7 @@ PLACES = (
         "report of an evaluation",
         parsed_report,
         (*JSON_SHAPES, ofb('{"id":"a"},', '{"format":"stepengine.eval/1","name":"a","cases":[', '{"id":"a"}]}')),
-        ("serving/reports.py:_parsed",),
+        ("serving/reports.py:_parse_report",),
         most=64 << 20,
     ),
     Place(
@@ -1698,10 +1703,10 @@ PLACES = (
         (
             "serving/access.py:HOST",
             "serving/access.py:ORIGIN",
-            "serving/access.py:_Asked.header",
-            "serving/access.py:_Asked.bearer",
-            "serving/access.py:_Asked.cookies",
-            "serving/access.py:_Asked.query",
+            "serving/access.py:_RequestFacts.header",
+            "serving/access.py:_RequestFacts.bearer",
+            "serving/access.py:_RequestFacts.cookies",
+            "serving/access.py:_RequestFacts.query",
         ),
         most=1 << 16,
     ),
@@ -1729,10 +1734,10 @@ APART: dict[str, str] = {
     "programs/strangers.py:_begin": "how values of a field are built, as our own reader of schema classes writes it",
     "programs/strangers.py:_key": "at most 1,000 characters of an error; literals alone are read",
     "programs/checking.py:OF_A_FUNCTION": "what a checker says of one place; each repeat ends at the one character that it has not",
-    "programs/in_process.py:_compiled": "a program that was read as a tree before, of at most 64 KiB; for tests alone",
+    "programs/in_process.py:_compile": "a program that was read as a tree before, of at most 64 KiB; for tests alone",
     "programs/checking.py:_diagnostics": "what a worker of ours says of a program of at most 64 KiB",
-    "cli/journals.py:taken": "what a person typed",
-    "cli/commands/improve.py:_Search._source": "a file of the author's that was just loaded as code; UTF-8",
+    "cli/journals.py:answer_with_result": "what a person typed",
+    "cli/commands/improve.py:_PlannedSearch._source": "a file of the author's that was just loaded as code; UTF-8",
     "data/alike.py:did_you_mean": "at most 100 characters of a word, compared with names of ours",
     "data/checks.py:named_fields.__init__": "a keyword that an author wrote",
     "data/tools.py:PARAMETER": "what the author of a tool says that its calls are about",
@@ -1740,7 +1745,7 @@ APART: dict[str, str] = {
     "machine/calls.py:hook_call": "a name that the author of a hook wrote",
     "machine/calls.py:unavailable_here": "a name that the author of a handler wrote",
     "engine/schedules.py:ID": "an id that the author of a schedule wrote; nothing in it is looked for twice",
-    "engine/planning.py:Planner._allowed": "the first 64 characters of an id that the body of a tool asked for",
+    "engine/planning.py:Planner._find_allowed": "the first 64 characters of an id that the body of a tool asked for",
     "tools/names.py:Bundled.says": "docstrings of this package",
     "tools/reference.py:_example": "docstrings of this package",
     "tools/shell/sandbox.py:_Bubblewrap.probe": "what bubblewrap said of a command of ours",
@@ -1770,8 +1775,8 @@ APART: dict[str, str] = {
     "models/openai_chat/request.py:_mark": "the name of a model, which its author gave",
     "cli/app.py:MARKUP": "help texts of this package",
     "cli/commands/chat.py:Chat._command": "what a person typed, compared with names of ours",
-    "cli/commands/debug.py:Session._looked_in_child": "JSON that a process of this one just made, at most 64 KiB",
-    "cli/commands/debug.py:Session.fork": "JSON that a process of this one just made, at most 64 KiB",
+    "cli/commands/debug.py:DebugSession._looked_in_child": "JSON that a process of this one just made, at most 64 KiB",
+    "cli/commands/debug.py:DebugSession.fork": "JSON that a process of this one just made, at most 64 KiB",
     "cli/commands/debug.py:_edit_of": "what a person typed, or a file that the person named; too deep is text",
     "cli/commands/debug.py:_fork_of": "what a person typed",
     "cli/commands/debug.py:_line_from_pipe": "a line that the person's own script wrote, in UTF-8",
@@ -1799,12 +1804,12 @@ APART: dict[str, str] = {
     "judging/altering.py:Part.problem": "at most 20,000 characters, or as many as the author wrote; UTF-8 there and back",
     "judging/altering.py:AgentFile.read": "a file of the author's, at most 4 MiB, that was just loaded; UTF-8",
     "judging/altering.py:AgentFile.diff": "the author's file, in which a model wrote at most 20,000 characters for each part",
-    "judging/altering.py:_Source.__init__": "a file of the author's, at most 4 MiB, that was just loaded as code",
-    "judging/altering.py:_Source._scalar": "syntax of a file that was just loaded as code",
-    "judging/altering.py:_Source._part": "syntax of a file that was just loaded as code",
+    "judging/altering.py:_AgentSource.__init__": "a file of the author's, at most 4 MiB, that was just loaded as code",
+    "judging/altering.py:_AgentSource._scalar": "syntax of a file that was just loaded as code",
+    "judging/altering.py:_AgentSource._part": "syntax of a file that was just loaded as code",
     "judging/altering.py:_says": "one literal that was just written, of at most 20,000 characters",
-    "judging/buying.py:Book._read": "at most 1 GiB of a file of this package; what is none is an error that is caught, too deep as well",
-    "judging/buying.py:Book._take": "one line of that file",
+    "judging/buying.py:ReplyBook._read": "at most 1 GiB of a file of this package; what is none is an error that is caught, too deep as well",
+    "judging/buying.py:ReplyBook._take": "one line of that file",
     "judging/scoring.py:SIGN": "at most 300 characters of the user's own command line",
     "judging/scoring.py:_name": "at most 300 characters of the user's own command line",
     "models/_reply.py:made_part": "base64 that was just made",
@@ -1828,15 +1833,15 @@ APART: dict[str, str] = {
     "acp/updates.py:_shown_result": "bytes of a capped size",
     "acp/workplace.py:BorrowedFiles._content": "UTF-8 of at most 4 MiB of a file of the workspace",
     "acp/workplace.py:BorrowedTerminals.output": "UTF-8 of at most 1 MiB that a command printed",
-    "acp/program.py:Program._check": "at most 64 bytes that a process of this one wrote",
-    "acp/program.py:Program._watch": "at most 64 bytes that a process of this one wrote",
-    "acp/program.py:Program.receive": "the first 200 bytes of a line, decoded for a message; the line itself is read by read_message",
-    "acp/program.py:Program.why_ended": "the last 8,192 bytes of what a program printed, decoded for a message",
+    "acp/program.py:AgentProgram._check": "at most 64 bytes that a process of this one wrote",
+    "acp/program.py:AgentProgram._watch": "at most 64 bytes that a process of this one wrote",
+    "acp/program.py:AgentProgram.receive": "the first 200 bytes of a line, decoded for a message; the line itself is read by read_message",
+    "acp/program.py:AgentProgram.why_ended": "the last 8,192 bytes of what a program printed, decoded for a message",
     "acp/kept.py:ID": "a name of a fixed length",
     "acp/kept.py:_read": "JSON of a capped size, in a folder that was made for its owner alone",
     "mcp/names.py:ODD": "one character at a time",
     "mcp/names.py:SERVER": "a name that the author wrote, of a fixed length",
-    "cli/screen/console.py:Lines._taken": "what a person typed, in UTF-8",
+    "cli/screen/console.py:TypedLines._take_line": "what a person typed, in UTF-8",
     "cli/commands/runs.py:COST": "runs of digits with a cap each, in a file of our own state folder",
     "cli/journals.py:ADVISED": "advice that this package wrote",
     "cli/journals.py:PLAIN_ID": "one run of characters",
@@ -1844,15 +1849,15 @@ APART: dict[str, str] = {
     "cli/commands/models.py:USER": "an address that the user configured; each part ends at the next slash",
     "cli/options.py:AGENT_MODEL": "the user's own command line; its first part ends at the first other character",
     "cli/screen/prompt.py:_content": "a file of at most 64 KiB that the person named, in UTF-8 or refused",
-    "cli/screen/prompt.py:History.said": "JSON of capped lines, in a state folder that only its owner may write in",
+    "cli/screen/prompt.py:PromptHistory.said": "JSON of capped lines, in a state folder that only its owner may write in",
     "cli/screen/prompt.py:shell_output": "at most 1 MiB that the person's own command printed, in UTF-8",
     "cli/recording.py:STEM": "a name of a fixed length",
     "cli/trusting.py:CONTENT": "a digest that the user typed; 71 characters, each one of a class",
     "engine/trust.py:_object": "at most 1 MiB of JSON, in a state folder that only its owner may write in",
     "engine/packages.py:_editable": "what the installer wrote of where it installed a package from, at most 256 KiB",
-    "cli/commands/package.py:_built": "the pyproject.toml of whoever types the command",
-    "cli/commands/package.py:_probed": "what our own process prints of a package that the user checks",
-    "cli/commands/package.py:_written": "at most 4 MiB of a file of the user's own project",
+    "cli/commands/package.py:_build_wheel": "the pyproject.toml of whoever types the command",
+    "cli/commands/package.py:_probe": "what our own process prints of a package that the user checks",
+    "cli/commands/package.py:_write_wishes": "at most 4 MiB of a file of the user's own project",
     "cli/commands/package.py:_traces": "a name of a file, escaped for what it shows",
     "cli/commands/package.py:_hosts": "at most 4 MiB of a file, decoded as UTF-8",
     "cli/recording.py:USER": "an address that the user typed; each part ends at the next slash or at sign",
@@ -1863,13 +1868,13 @@ APART: dict[str, str] = {
     "data/codec.py:_decode_slowly": "`decode` of a codec of ours",
     "data/definition.py:CAPITAL": "keywords of a call that an author wrote; one place between two letters, nothing repeats",
     "data/definition.py:ID": "ids that authors give; its parts begin with different characters",
-    "data/definition.py:_meant": "keywords of a call that an author wrote",
+    "data/definition.py:_closest_field": "keywords of a call that an author wrote",
     "data/fields.py:_bytes_to_text": "base64 that was just made",
     "data/fields.py:_json_to_time": "`decode` of a codec of ours",
     "data/fields.py:mapping.each": "`decode` of a codec of ours",
     "data/state.py:AgentState.from_json": "values that were already parsed",
     "data/state.py:OWN_CALL_ID": "at most ten characters",
-    "data/wire.py:_stored": "`from_json` of ours, which takes no text",
+    "data/wire.py:_read_stored": "`from_json` of ours, which takes no text",
     "data/wire.py:_written_source": "base64 that was just made",
     "cli/installing.py:own_source": "what the installer wrote of this package",
     "engine/beside.py:WORD": "the source of an agent file, which is run next; one run of characters",
@@ -1877,26 +1882,26 @@ APART: dict[str, str] = {
     "engine/session_turns.py:Within.stored": "UTF-8 of a journal that was just made",
     "helpers/calls.py:call": "`decode` of a tool",
     "journal/replayer.py:TEXT_FORM": "an address that the caller gives; its parts are separated by dots",
-    "journal/encoding.py:Encoder._packed": "JSON that was just made",
+    "journal/encoding.py:Encoder._pack": "JSON that was just made",
     "journal/signing.py:SigningKey.__init__": "bytes of a key, which are encoded",
     "journal/signing.py:SigningKey.signature": "a signature, which is encoded",
     "journal/signing.py:_keep_secret": "at most 16 KiB of a file that the user named",
     "journal/signing.py:fingerprint_of": "68 letters, each one of a class",
     "journal/verifying.py:public_keys": "at most 16 KiB of a file that the user named",
     "journal/places.py:_owner": "the kernel's list of locks",
-    "journal/mend.py:_parsed": "UTF-8 of a line that was read already",
+    "journal/mend.py:_parse_line": "UTF-8 of a line that was read already",
     "journal/encoding.py:without_secret": "Latin-1 of at most 4 MiB, for the redactor's search, which takes linear time",
     "journal/sqlite.py:RUN_ID": "at most 64 characters",
-    "models/_reading.py:Exchange.json": "at most 200 bytes",
+    "models/_reading.py:HttpExchange.json": "at most 200 bytes",
     "models/_wire.py:base64_of": "base64 that was just made",
     "models/_wire.py:document_text": "UTF-8 of a document that the caller gives",
     "models/anthropic/request.py:BOUND": "a model's name, given by the author",
     "models/base.py:Provider.supports_model": "patterns of the provider's author for a model's name",
     "models/bedrock_converse/encode.py:PLACED": "a beginning that only this package writes, and one run of characters behind it",
-    "models/bedrock_converse/encode.py:_Joiner._named": "a name of at most 150 characters that was just cleaned",
+    "models/bedrock_converse/encode.py:_Joiner._unique_name": "a name of at most 150 characters that was just cleaned",
     "models/bedrock_converse/families.py:NAME": "a model's name, given by the author",
     "models/bedrock_converse/families.py:family_of": "a model's name, given by the author",
-    "models/bedrock_converse/stream.py:_joined": "base64, read once behind the end of its block",
+    "models/bedrock_converse/stream.py:_join_base64": "base64, read once behind the end of its block",
     "models/google/interactions/decode.py:_source": "UTF-8 of at most 4,000 bytes",
     "models/google/encode.py:GENERATION": "a model's name, given by the author",
     "models/google/encode.py:LATEST": "a model's name, given by the author",
@@ -1927,7 +1932,7 @@ APART: dict[str, str] = {
     "tooling/definition.py:NAME": "at most 64 characters",
     "tooling/signatures.py:HEADER": "docstrings of the author",
     "tooling/conversion.py:_texts": "UTF-8 that was just made",
-    "system/connection.py:Connection._message": "UTF-8 of at most 2,000 bytes",
+    "system/connection.py:ProgramConnection._message": "UTF-8 of at most 2,000 bytes",
     "system/whole_files.py:NAME": "names of the package's own temporary files",
     "system/whole_files.py:umask": "the kernel's status of this process",
     "system/worker.py:Worker.do_begin": "a text of this package",
@@ -1940,7 +1945,7 @@ APART: dict[str, str] = {
     "tools/search/ripgrep.py:Ripgrep._events": "lines of ripgrep's, about files of at most 4 MiB; ended with the search",
     "tools/search/ripgrep.py:Ripgrep.problems": "at most 16,000 bytes",
     "tools/search/ripgrep.py:_text": "UTF-8 of a line of ripgrep's",
-    "tools/shell/process.py:Process.told": "at most 4,096 bytes as ASCII",
+    "tools/shell/process.py:CommandProcess.told": "at most 4,096 bytes as ASCII",
     "tooling/conversion.py:_validated": "JSON that was just made, of a result that was capped",
     "tooling/definition.py:decode_result": "`decode` of a tool",
     "tools/web/html_worker.py:HIDING": "in a process of its own, with limits of time and memory",

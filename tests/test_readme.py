@@ -187,7 +187,7 @@ def test_every_command_is_understood(line: str, monkeypatch: pytest.MonkeyPatch)
     seen: list[Any] = []
     monkeypatch.setattr(run, "_run", lambda options, _: seen.append(options) or Exit.COMPLETED)
     monkeypatch.setattr(ask, "perform", lambda *_: None)
-    monkeypatch.setattr(ask, "_told", lambda *_, **__: Exit.COMPLETED)
+    monkeypatch.setattr(ask, "_print_result", lambda *_, **__: Exit.COMPLETED)
 
     result = CliRunner().invoke(app, shlex.split(line)[1:])
 

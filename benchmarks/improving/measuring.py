@@ -24,7 +24,7 @@ from stepengine.cli.app import app
 from stepengine.engine.loading import AgentPlace
 from stepengine.errors import LimitExceeded
 from stepengine.judging.altering import AgentFile
-from stepengine.judging.buying import Book, Buyer
+from stepengine.judging.buying import Buyer, ReplyBook
 from stepengine.judging.evaluation_files import load_evaluation
 from stepengine.judging.improving import Improvement, Trials, split_of
 from stepengine.models import ModelRequest, Models
@@ -78,7 +78,7 @@ def naive(task: str, seed: int, folder: Path) -> Found:
     file = AgentFile.read(AgentPlace(HERE / f"{task}.py"))
     evaluation = load_evaluation(HERE / f"{task}.py")
     split = split_of(evaluation, seed)
-    with Book(folder / "bought.jsonl", Decimal(BUDGET)) as book:
+    with ReplyBook(folder / "bought.jsonl", Decimal(BUDGET)) as book:
         trials = Trials(
             file, evaluation, folder, book, lambda agent, _, **__: Engine([agent]), HERE, lambda agent: agent,
             lambda case: Models.of(ScriptedModel(case.replies)), cost_of, is_free=lambda _: True,

@@ -20,7 +20,7 @@ import attrs
 
 from stepengine.acp import asking, prompts, servers
 from stepengine.acp.choosing import MODE, MODEL, Chosen, Offer
-from stepengine.acp.kept import Kept, KeptSession, Turn
+from stepengine.acp.kept import KeptSession, KeptSessions, PromptRun
 from stepengine.acp.lending import EditorBuffers, EditorTerminals, Lent
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.events import Event, PermissionRequested, QuestionAsked, RunFinished
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from acp import schema
     from acp.interfaces import Client
 
-    from stepengine.acp.updates import Shown
+    from stepengine.acp.updates import ShownTurn
 
 __all__ = ("EditorAgent", "MakeEngine")
 
@@ -78,7 +78,7 @@ class MakeEngine(Protocol):
 
 
 @attrs.define(eq=False)
-class _Session:
+class _OpenSession:
     """
     A session that is open.
 
@@ -103,10 +103,10 @@ class _Session:
     free: asyncio.Event = attrs.field(factory=asyncio.Event)
     is_given_up: bool = False
     handle: RunHandle | None = None
-    asleep: tuple[Turn, RunResult] | None = None
-    turn: Turn | None = None
+    asleep: tuple[PromptRun, RunResult] | None = None
+    turn: PromptRun | None = None
     events: AsyncGenerator[Event, None] | None = None
-    shown: Shown | None = None
+    shown: ShownTurn | None = None
     question: Question | None = None
     asking: set[asyncio.Task[None]] = attrs.field(factory=set)
     always: set[str] = attrs.field(factory=set)
@@ -152,15 +152,15 @@ class EditorAgent:
     ) -> None:
         self._make = make
         self._agent = agent
-        self._kept = Kept(folder)
+        self._kept = KeptSessions(folder)
         self._mcp = mcp
         self._offer = Offer(modes, models)
-        self._takes = _taken(make)
+        self._takes = _choices_accepted_by(make)
         for name, offered in ((MODE, modes), (MODEL, models)):
             if offered and name not in self._takes:
                 msg = f"{name}s= offers a choice, and what makes the engine does not take it; give it the parameter {name}=''"
                 raise DefinitionError(msg)
-        self._open: dict[str, _Session] = {}
+        self._open: dict[str, _OpenSession] = {}
         self._client: Client | None = None
         self._client_can: Any = None
         self._without_key = ""
@@ -216,7 +216,7 @@ class EditorAgent:
         """Begin a session in a workspace."""
         from acp import schema
 
-        session = await self._opened(self._asked(lambda: self._kept.new(_folder(cwd))), mcp_servers)
+        session = await self._open_session(self._do_request(lambda: self._kept.new(_folder(cwd))), mcp_servers)
         return schema.NewSessionResponse(session_id=session.kept.id, **self._choices(session))
 
     async def load_session(
@@ -244,12 +244,12 @@ class EditorAgent:
         from acp import schema
 
         folder = _folder(cwd)
-        source = self._asked(lambda: self._kept.find(session_id))
+        source = self._do_request(lambda: self._kept.find(session_id))
         under_way = self._open.get(session_id)
         if under_way is not None and (not under_way.free.is_set() or under_way.handle is not None):
             msg = f"session {session_id!r} is under way; fork it when its turn has ended"
             raise _invalid(msg)
-        made = self._asked(lambda: self._kept.copy(source, folder))
+        made = self._do_request(lambda: self._kept.copy(source, folder))
         session = await self._again(made.id, folder, mcp_servers, shows=False)
         return schema.ForkSessionResponse(session_id=made.id, **self._choices(session))
 
@@ -283,7 +283,7 @@ class EditorAgent:
     async def delete_session(self, session_id: str) -> None:
         """Close a session, and delete it with its journals; an unknown session counts as deleted."""
         await self.close_session(session_id)
-        self._asked(lambda: self._kept.remove(session_id))
+        self._do_request(lambda: self._kept.remove(session_id))
 
     async def ext_method(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """Answer a method that the protocol's package has no route for."""
@@ -305,15 +305,15 @@ class EditorAgent:
         for session_id in list(self._open):
             await self.close_session(session_id)
 
-    async def _opened(self, kept: KeptSession, named: Any) -> _Session:
+    async def _open_session(self, kept: KeptSession, named: Any) -> _OpenSession:
         before = self._open.pop(kept.id, None)
         if before is not None:
             await self._end(before)
         kept.chosen = self._offer.again(kept.chosen)
-        engine = self._asked(lambda: self._engine(kept.cwd, kept.chosen, lent=self._lent(kept)))
-        agent = self._asked(lambda: engine.agent(self._agent))
-        session = _Session(kept, engine, agent, kept.chosen)
-        session.sources = self._asked(lambda: self._sources(session, named or ()))
+        engine = self._do_request(lambda: self._engine(kept.cwd, kept.chosen, lent=self._lend_to_tools(kept)))
+        agent = self._do_request(lambda: engine.agent(self._agent))
+        session = _OpenSession(kept, engine, agent, kept.chosen)
+        session.sources = self._do_request(lambda: self._sources(session, named or ()))
         session.agent = servers.with_sources(agent, session.sources)
         self._open[kept.id] = session
         self._soon(self._tell_commands(session))
@@ -334,7 +334,7 @@ class EditorAgent:
         engine: Engine = make(cwd, observers=observers, **given)
         return engine
 
-    def _lent(self, kept: KeptSession) -> Lent:
+    def _lend_to_tools(self, kept: KeptSession) -> Lent:
         """Return what the editor offers to the tools of a session: its files and its terminals."""
         can, client = self._client_can, self._client
         if can is None or client is None:
@@ -350,7 +350,7 @@ class EditorAgent:
 
         return Lent(buffers, EditorTerminals(client, kept.id, kept.cwd, show) if can.terminal else None)
 
-    def _sources(self, session: _Session, named: Sequence[Any]) -> tuple[ToolSource, ...]:
+    def _sources(self, session: _OpenSession, named: Sequence[Any]) -> tuple[ToolSource, ...]:
         """Return the MCP servers of a session as sources of tools."""
         if named and self._mcp is None:
             LOGGER.warning(
@@ -365,37 +365,39 @@ class EditorAgent:
 
         return servers.named_servers(named, self._mcp, taken, cwd=str(session.kept.cwd), tell=tell)
 
-    async def _end(self, session: _Session) -> None:
+    async def _end(self, session: _OpenSession) -> None:
         for task in session.asking:
             task.cancel()
         if session.handle is not None:
             await session.handle.shutdown()
         await session.engine.aclose()
 
-    async def _again(self, session_id: str, cwd: Path, named: Any, *, shows: bool) -> _Session:
+    async def _again(self, session_id: str, cwd: Path, named: Any, *, shows: bool) -> _OpenSession:
         """Open a session that is kept; where nothing is shown, its last state is all that is needed."""
-        kept = self._asked(lambda: self._kept.find(session_id))
+        kept = self._do_request(lambda: self._kept.find(session_id))
         kept.cwd = cwd
-        session = await self._opened(kept, named)
+        session = await self._open_session(kept, named)
         last = max([number for number, turn in enumerate(kept.turns) if turn.is_kept], default=-1)
         for number, turn in enumerate(kept.turns):
             if shows or number == last:
-                await self._replayed(session, number, turn, shows=shows, is_last=number == last)
+                await self._replay_turn(session, number, turn, shows=shows, is_last=number == last)
         if shows and session.state is not None:
             model = session.made_for.model or session.agent.model or ""
-            for update in self._shown(session, number=0, is_live=False).filled(session.state, model):
+            for update in self._make_shown(session, number=0, is_live=False).filled(session.state, model):
                 await self._tell(session, update)
         return session
 
-    def _shown(self, session: _Session, *, number: int, is_live: bool) -> Shown:
-        from stepengine.acp.updates import Shown
+    def _make_shown(self, session: _OpenSession, *, number: int, is_live: bool) -> ShownTurn:
+        from stepengine.acp.updates import ShownTurn
 
-        return Shown(number, session.kept.cwd, is_live=is_live, cost=session.cost)
+        return ShownTurn(number, session.kept.cwd, is_live=is_live, cost=session.cost)
 
-    async def _replayed(self, session: _Session, number: int, turn: Turn, *, shows: bool, is_last: bool) -> None:
+    async def _replay_turn(
+        self, session: _OpenSession, number: int, turn: PromptRun, *, shows: bool, is_last: bool
+    ) -> None:
         import acp
 
-        shown = self._shown(session, number=number + 1, is_live=False)
+        shown = self._make_shown(session, number=number + 1, is_live=False)
         updates: list[object] = prompts.shown_again(turn.prompt, turn.media)
 
         def observe(event: Event) -> None:
@@ -422,16 +424,16 @@ class EditorAgent:
         for update in updates if shows else ():
             await self._tell(session, update)
 
-    def _asked(self, call: Callable[[], Any]) -> Any:
+    def _do_request(self, call: Callable[[], Any]) -> Any:
         """Do what a request asks for; what is wrong with it is the protocol's error."""
         try:
             return call()
         except (SessionError, InputError) as error:
             raise _invalid(error.message) from None
         except StepEngineError as error:
-            raise _failed(error.message) from None
+            raise _internal_error(error.message) from None
 
-    def _session(self, session_id: str) -> _Session:
+    def _session(self, session_id: str) -> _OpenSession:
         session = self._open.get(session_id)
         if session is None:
             msg = f"session {session_id!r:.80} is not open; begin one with session/new, or load it"
@@ -440,7 +442,7 @@ class EditorAgent:
 
     # --- choices ------------------------------------------------------------------------------------------------------
 
-    def _choices(self, session: _Session) -> dict[str, Any]:
+    def _choices(self, session: _OpenSession) -> dict[str, Any]:
         """Return the modes and options of a session, as far as there is anything to choose."""
         chosen = session.kept.chosen
         found = {"modes": self._offer.mode_state(chosen), "config_options": self._offer.options(chosen)}
@@ -477,13 +479,13 @@ class EditorAgent:
             )
         return schema.SetSessionConfigOptionResponse(config_options=self._offer.options(session.kept.chosen))
 
-    def _choose(self, session: _Session, option: str, value: object) -> None:
+    def _choose(self, session: _OpenSession, option: str, value: object) -> None:
         chosen = self._offer.with_value(session.kept.chosen, option, value)
         if chosen is None:
             msg = f"{value!r:.80} is not among what can be chosen for {option!r:.80}; session/new told the options"
             raise _invalid(msg)
         session.kept.chosen = chosen
-        self._asked(session.kept.save)
+        self._do_request(session.kept.save)
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
@@ -491,13 +493,13 @@ class EditorAgent:
         """Take a turn, and show it while it runs; one that is cancelled already is waited for."""
         from acp import schema
 
-        said = self._asked(lambda: prompts.prompt_of(prompt))
+        said = self._do_request(lambda: prompts.prompt_of(prompt))
         session = await self._idle(session_id)
         session.free.clear()
         try:
             if (session.handle is None or session.handle.done) and session.asleep is not None:
                 is_over = await self._caught_up(session)
-                if (is_over and _wakes(said)) or not (is_over or await self._woken(session, said)):
+                if (is_over and _wakes(said)) or not (is_over or await self._wake_run(session, said)):
                     return schema.PromptResponse(stop_reason="end_turn")
                 if is_over:
                     await self._begin(session, said)
@@ -514,7 +516,7 @@ class EditorAgent:
             session.is_given_up = False
             session.free.set()
 
-    async def _idle(self, session_id: str) -> _Session:
+    async def _idle(self, session_id: str) -> _OpenSession:
         """Return a session that can take a turn, after waiting for the end of a turn that was cancelled."""
         session = self._session(session_id)
         while not session.free.is_set() and session.is_given_up:
@@ -525,7 +527,7 @@ class EditorAgent:
             raise _invalid(msg)
         if session.broken:
             msg = f"this session cannot go on, {session.broken}. Begin a new one"
-            raise _failed(msg)
+            raise _internal_error(msg)
         return session
 
     def _refusal(self, error: StepEngineError) -> Exception:
@@ -533,18 +535,18 @@ class EditorAgent:
         if isinstance(error, MissingKey):
             self._without_key = error.message
             return _without_key(error.message)
-        return _invalid(error.message) if isinstance(error, InputError) else _failed(error.message)
+        return _invalid(error.message) if isinstance(error, InputError) else _internal_error(error.message)
 
-    async def _begin(self, session: _Session, said: prompts.Prompt) -> None:
+    async def _begin(self, session: _OpenSession, said: prompts.EditorPrompt) -> None:
         if session.handle is not None:
-            await self._ended(session, await session.handle.result())
+            await self._keep_result(session, await session.handle.result())
         await self._renew(session)
-        text = await asyncio.to_thread(prompts.instructed, said.text, session.kept.cwd)
+        text = await asyncio.to_thread(prompts.add_instructions, said.text, session.kept.cwd)
         media = prompts.media_form(said.media) if said.media else ""
         turn = session.kept.begin(said.text, servers=tuple([one.name for one in session.sources]), media=media)
         if len(session.kept.turns) == 1:
             await self._tell_title(session)
-        session.shown = self._shown(session, number=len(session.kept.turns), is_live=True)
+        session.shown = self._make_shown(session, number=len(session.kept.turns), is_live=True)
         try:
             handle = session.engine.start(
                 session.agent,
@@ -560,7 +562,7 @@ class EditorAgent:
             raise
         session.handle, session.turn, session.events = handle, turn, handle.events()
 
-    async def _caught_up(self, session: _Session) -> bool:
+    async def _caught_up(self, session: _OpenSession) -> bool:
         """Show what came of a run that slept if somebody else has brought it to its end; return whether that is so."""
         from stepengine.journal import FileJournal
 
@@ -572,13 +574,13 @@ class EditorAgent:
             session.cost -= before.cost  # the end of the run counts it again
         session.asleep = None
         await self._tell_text(session, "The run was woken elsewhere; this is how it went.\n\n")
-        await self._replayed(session, session.kept.turns.index(turn), turn, shows=True, is_last=True)
+        await self._replay_turn(session, session.kept.turns.index(turn), turn, shows=True, is_last=True)
         if session.broken:
             msg = f"this session cannot go on, {session.broken}. Begin a new one"
-            raise _failed(msg)
+            raise _internal_error(msg)
         return True
 
-    async def _woken(self, session: _Session, said: prompts.Prompt) -> bool:
+    async def _wake_run(self, session: _OpenSession, said: prompts.EditorPrompt) -> bool:
         """Go on with a run that sleeps, where what it waits for has come or a person wakes it; else say when it goes on."""
         from stepengine.journal import FileJournal
         from stepengine.journal.sleeping import is_due
@@ -595,7 +597,7 @@ class EditorAgent:
             msg = "the run that is woken takes words; send images and files with the prompt after it"
             raise InputError(msg)
         await self._renew(session)
-        session.shown = self._shown(session, number=len(session.kept.turns), is_live=True)
+        session.shown = self._make_shown(session, number=len(session.kept.turns), is_live=True)
         handle = await session.engine.start_resume(
             journal, agent=session.agent, now=is_woken, wait_for_answers=PATIENCE
         )
@@ -606,17 +608,17 @@ class EditorAgent:
             handle.send_input(text)
         return True
 
-    async def _renew(self, session: _Session) -> None:
+    async def _renew(self, session: _OpenSession) -> None:
         """Make the engine anew where something else was chosen since."""
         chosen = session.kept.chosen
         if chosen == session.made_for:
             return
-        engine = self._engine(session.kept.cwd, chosen, lent=self._lent(session.kept))
+        engine = self._engine(session.kept.cwd, chosen, lent=self._lend_to_tools(session.kept))
         await session.engine.aclose()
         session.engine, session.made_for = engine, chosen
         session.agent = servers.with_sources(engine.agent(self._agent), session.sources)
 
-    def _answer_with(self, session: _Session, said: prompts.Prompt) -> None:
+    def _answer_with(self, session: _OpenSession, said: prompts.EditorPrompt) -> None:
         """Give the run what it asked for; a text that is not an answer leaves its question open."""
         assert session.handle is not None  # noqa: S101 - the turn before left it
         if said.media:
@@ -628,7 +630,7 @@ class EditorAgent:
             session.handle.answer(session.question.id, said.text)
             session.question = None
 
-    async def _follow(self, session: _Session) -> schema.PromptResponse:
+    async def _follow(self, session: _OpenSession) -> schema.PromptResponse:
         """Show a run until it has ended, or asks for words."""
         from acp import schema
 
@@ -649,16 +651,16 @@ class EditorAgent:
         msg = "the run ended without a result"
         raise StepEngineError(msg)
 
-    async def _response(self, session: _Session, result: RunResult) -> schema.PromptResponse:
+    async def _response(self, session: _OpenSession, result: RunResult) -> schema.PromptResponse:
         from acp import schema
 
-        await self._ended(session, result)
+        await self._keep_result(session, result)
         if session.asleep is not None:
             await self._tell_text(session, _sleeping(result))
         if isinstance(result.error, MissingKey):
             raise result.error
         if result.status is RunStatus.FAILED:
-            raise _failed(str(result.error))
+            raise _internal_error(str(result.error))
         used = result.usage
         usage = schema.Usage(
             total_tokens=used.total_tokens,
@@ -671,7 +673,7 @@ class EditorAgent:
         reason: Any = REASONS.get(result.status, "end_turn")
         return schema.PromptResponse(stop_reason=reason, usage=usage)
 
-    async def _ended(self, session: _Session, result: RunResult) -> None:
+    async def _keep_result(self, session: _OpenSession, result: RunResult) -> None:
         """Keep where the next turn goes on; one that failed is left out of the conversation."""
         is_kept = result.status is not RunStatus.FAILED
         session.cost = _sum(session.cost, result.cost)
@@ -696,11 +698,11 @@ class EditorAgent:
         if session.handle is not None:
             session.handle.interrupt()
             if is_idle:
-                await self._ended(session, await session.handle.result())
+                await self._keep_result(session, await session.handle.result())
 
     # --- questions ----------------------------------------------------------------------------------------------------
 
-    def _ask_with_options(self, session: _Session, question: Question) -> bool:
+    def _ask_with_options(self, session: _OpenSession, question: Question) -> bool:
         """Ask something by a form or by options; return whether the editor can show it so."""
         can = getattr(self._client_can, "elicitation", None)
         if can is not None and can.form is not None:
@@ -711,13 +713,13 @@ class EditorAgent:
             return False
         return True
 
-    def _ask(self, session: _Session, question: Question, call: schema.ToolCallUpdate | None) -> None:
+    def _ask(self, session: _OpenSession, question: Question, call: schema.ToolCallUpdate | None) -> None:
         # In a task: the run's text goes on to be shown while a person thinks.
         task = asyncio.create_task(self._asked_about(session, question, call))
         session.asking.add(task)
         task.add_done_callback(session.asking.discard)
 
-    async def _asked_about(self, session: _Session, question: Question, call: schema.ToolCallUpdate | None) -> None:
+    async def _asked_about(self, session: _OpenSession, question: Question, call: schema.ToolCallUpdate | None) -> None:
         from acp import RequestError
 
         handle = session.handle
@@ -728,7 +730,7 @@ class EditorAgent:
             elif call is None:
                 answer = await self._filled_in(session, question)
             else:
-                answer = await self._chosen(session, question, call)
+                answer = await self._ask_to_choose(session, question, call)
         except (RequestError, ConnectionError, ValueError):  # the last for what the protocol does not know
             answer = Answer(declined=True) if question.tool_name is None else False
         if isinstance(answer, Answer) and answer.remember:
@@ -738,7 +740,7 @@ class EditorAgent:
             if handle is not None:
                 handle.answer(question.id, answer)
 
-    async def _chosen(self, session: _Session, question: Question, call: schema.ToolCallUpdate) -> object:
+    async def _ask_to_choose(self, session: _OpenSession, question: Question, call: schema.ToolCallUpdate) -> object:
         """Return the answer that a person chose among the options of a permission request."""
         assert self._client is not None  # noqa: S101 - somebody is connected, or nothing would run
         options = asking.options_of(question)
@@ -747,7 +749,7 @@ class EditorAgent:
         known = [option.option_id for option in options]
         return asking.answer_of_option(question, chosen if chosen in known else None)
 
-    async def _filled_in(self, session: _Session, question: Question) -> object:
+    async def _filled_in(self, session: _OpenSession, question: Question) -> object:
         """Return the answer that a person gave in a form."""
         from acp import schema
 
@@ -758,16 +760,16 @@ class EditorAgent:
 
     # --- words --------------------------------------------------------------------------------------------------------
 
-    async def _tell(self, session: _Session, update: Any) -> None:
+    async def _tell(self, session: _OpenSession, update: Any) -> None:
         assert self._client is not None  # noqa: S101
         await self._client.session_update(session.kept.id, update)
 
-    async def _tell_text(self, session: _Session, text: str) -> None:
+    async def _tell_text(self, session: _OpenSession, text: str) -> None:
         import acp
 
         await self._tell(session, acp.update_agent_message_text(text))
 
-    async def _tell_title(self, session: _Session) -> None:
+    async def _tell_title(self, session: _OpenSession) -> None:
         from acp import schema
 
         kept = session.kept
@@ -776,7 +778,7 @@ class EditorAgent:
             schema.SessionInfoUpdate(session_update="session_info_update", title=kept.title, updated_at=kept.updated),
         )
 
-    async def _tell_commands(self, session: _Session) -> None:
+    async def _tell_commands(self, session: _OpenSession) -> None:
         from acp import schema
 
         try:
@@ -791,18 +793,18 @@ class EditorAgent:
 
     def _soon(self, telling: Any) -> None:
         """Have something told when the request under way has its answer: an editor does not know the session before."""
-        task: asyncio.Task[None] = asyncio.create_task(_told(telling))
+        task: asyncio.Task[None] = asyncio.create_task(_send_if_connected(telling))
         self._later.add(task)
         task.add_done_callback(self._later.discard)
 
 
-def _asleep(turn: Turn, result: RunResult) -> tuple[Turn, RunResult] | None:
+def _asleep(turn: PromptRun, result: RunResult) -> tuple[PromptRun, RunResult] | None:
     """Return the turn and how its run stands, where it waits for no person."""
     is_asleep = result.status is RunStatus.SUSPENDED and result.waits_for and not result.pending_questions
     return (turn, result) if is_asleep else None
 
 
-def _wakes(said: prompts.Prompt) -> bool:
+def _wakes(said: prompts.EditorPrompt) -> bool:
     return said.text.strip().partition(" ")[0] == WAKE
 
 
@@ -810,12 +812,12 @@ def _sleeping(result: RunResult) -> str:
     return f"{waits_in_words(result.waits_for)} It goes on with the next prompt after that; {WAKE} wakes it now.\n\n"
 
 
-async def _told(telling: Any) -> None:
+async def _send_if_connected(telling: Any) -> None:
     with contextlib.suppress(ConnectionError):
         await telling
 
 
-def _taken(make: object) -> frozenset[str]:
+def _choices_accepted_by(make: object) -> frozenset[str]:
     """Return which of a person's choices the maker of an engine accepts."""
     try:
         parameters = inspect.signature(make).parameters.values()  # type: ignore[arg-type]
@@ -843,7 +845,7 @@ def _invalid(message: str) -> Exception:
     return RequestError(-32602, message)
 
 
-def _failed(message: str) -> Exception:
+def _internal_error(message: str) -> Exception:
     from acp import RequestError
 
     return RequestError(-32603, message)

@@ -23,7 +23,7 @@ from stepengine.data.frozen import frozen
 from stepengine.data.visible import visible
 from stepengine.errors import SessionError
 
-__all__ = ("Kept", "KeptSession", "Turn")
+__all__ = ("KeptSession", "KeptSessions", "PromptRun")
 
 VERSION = 1
 ID = re.compile(r"[0-9a-f]{16}")
@@ -34,7 +34,7 @@ TITLE_CHARS = 80
 
 
 @frozen
-class Turn:
+class PromptRun:
     """
     One prompt and the run that it began.
 
@@ -63,9 +63,9 @@ class Turn:
         return {**told, "mode": chosen.mode, "model": chosen.model, "servers": list(self.servers)}
 
     @classmethod
-    def of_form(cls, form: Any, folder: Path) -> Turn:
+    def of_form(cls, form: Any, folder: Path) -> PromptRun:
         """Return the turn that JSON describes, of a session in *folder*."""
-        chosen = _chosen(form)
+        chosen = _read_choice(form)
         servers = tuple([str(name) for name in form.get("servers", ())])
         return cls(str(form["prompt"]), folder / Path(form["journal"]).name, bool(form["kept"]), chosen, servers)
 
@@ -87,7 +87,7 @@ class KeptSession:
     id: str
     folder: Path
     cwd: Path
-    turns: list[Turn] = attrs.field(factory=list)
+    turns: list[PromptRun] = attrs.field(factory=list)
     updated: str = ""
     chosen: Chosen = Chosen()
 
@@ -97,10 +97,10 @@ class KeptSession:
         first = self.turns[0].prompt if self.turns else ""
         return visible(" ".join(first.split()), strict=True)[:TITLE_CHARS]
 
-    def begin(self, prompt: str, *, servers: tuple[str, ...] = (), media: str = "") -> Turn:
+    def begin(self, prompt: str, *, servers: tuple[str, ...] = (), media: str = "") -> PromptRun:
         """Add a turn whose run begins now, and keep it, with the images of its prompt as JSON in *media*."""
         journal = self.folder / f"{len(self.turns) + 1:04}.jsonl"
-        turn = Turn(prompt, journal, chosen=self.chosen, servers=servers)
+        turn = PromptRun(prompt, journal, chosen=self.chosen, servers=servers)
         self.turns.append(turn)
         try:
             if media:
@@ -111,7 +111,7 @@ class KeptSession:
             raise
         return turn
 
-    def end(self, turn: Turn, *, is_kept: bool) -> None:
+    def end(self, turn: PromptRun, *, is_kept: bool) -> None:
         """Keep how a turn ended."""
         self.turns[self.turns.index(turn)] = attrs.evolve(turn, is_kept=is_kept)
         self.save()
@@ -135,7 +135,7 @@ class KeptSession:
         _write(self.folder / ABOUT, json.dumps(about))
 
 
-class Kept:
+class KeptSessions:
     """
     The sessions in a folder, which is made for its owner alone.
 
@@ -168,8 +168,10 @@ class Kept:
         try:
             self._check_owner()
             about = _read(folder / ABOUT)
-            turns = [Turn.of_form(turn, folder) for turn in about["turns"]]
-            return KeptSession(session_id, folder, Path(about["cwd"]), turns, str(about["updated"]), _chosen(about))
+            turns = [PromptRun.of_form(turn, folder) for turn in about["turns"]]
+            return KeptSession(
+                session_id, folder, Path(about["cwd"]), turns, str(about["updated"]), _read_choice(about)
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             msg = f"the session {session_id!r} cannot be read: {type(error).__name__}"
             raise SessionError(msg) from None
@@ -232,7 +234,7 @@ def _read(file: Path) -> dict[str, Any]:
     return about
 
 
-def _chosen(form: Any) -> Chosen:
+def _read_choice(form: Any) -> Chosen:
     return Chosen(str(form.get("mode", "")), str(form.get("model", "")))
 
 

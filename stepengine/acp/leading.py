@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import attrs
 
-from stepengine.acp.program import Program, environment_of
+from stepengine.acp.program import AgentProgram, environment_of
 from stepengine.acp.workplace import BorrowedFiles, BorrowedTerminals, command_of
 from stepengine.data.definition import AgentDefinition, InputSchema
 from stepengine.data.frozen import frozen
@@ -265,7 +265,7 @@ class _Talk:
 
     def __init__(self, led: _Led) -> None:
         self._led = led
-        self._program: Program | None = None
+        self._program: AgentProgram | None = None
         self._connection: Connection | None = None
         self._session = ""
         self._prompting: asyncio.Future[Any] | None = None
@@ -306,7 +306,7 @@ class _Talk:
         else:
             # The run was suspended, and the program with it.
             self._given = {canonical(answer["input"]): answer["allowed"] for answer in answers}
-            await self._begin(ctx, given["session"], _resumed(answers))
+            await self._begin(ctx, given["session"], _resume_prompt(answers))
 
     async def _begin(self, ctx: ToolContext, session: str, prompt: str) -> None:
         folder = self._folder(ctx)
@@ -345,8 +345,8 @@ class _Talk:
         self._files = BorrowedFiles(folder, led.files)
         self._terminals = BorrowedTerminals(folder) if led.terminals else None
         env = environment_of(led.names) | dict(led.env)
-        self._program = await Program.start(led.command, env, folder)
-        self._connection = Connection(self._heard, self._program)
+        self._program = await AgentProgram.start(led.command, env, folder)
+        self._connection = Connection(self._handle_message, self._program)
         can = await self._initialize()
         self._session = await self._in_session(session, str(folder), can)
 
@@ -406,7 +406,7 @@ class _Talk:
         try:
             answer = await connection.send_request(method, dict(params))
         except RequestError as error:
-            raise self._refused(method, error, kind) from None
+            raise self._refusal_error(method, error, kind) from None
         except (ConnectionError, RuntimeError, OSError):
             why = await program.why_ended()
             msg = f"the program of {self._led.id!r} did not answer {method}: {why}"
@@ -418,7 +418,7 @@ class _Talk:
             raise ExternalAgentError(msg, kind="protocol")
         return answer
 
-    def _refused(self, method: str, error: Any, kind: str) -> ExternalAgentError:
+    def _refusal_error(self, method: str, error: Any, kind: str) -> ExternalAgentError:
         if error.code == AUTH_REQUIRED:
             ways = f"; it offers: {', '.join(filter(None, self._methods))}" if self._methods else ""
             msg = f"{self._led.id!r} wants to be signed in before {method}: {text_of(str(error))}{ways}"
@@ -446,7 +446,7 @@ class _Talk:
 
     # --- what the program asks for ------------------------------------------------------------------------------------
 
-    async def _heard(self, method: str, params: Any, is_notification: bool) -> Any:  # noqa: FBT001 - the package calls it so
+    async def _handle_message(self, method: str, params: Any, is_notification: bool) -> Any:  # noqa: FBT001 - the package calls it so
         from acp import RequestError
 
         given = dict_of(params)
@@ -589,7 +589,7 @@ class _Ask:
         return not self.answer.done()
 
 
-def _resumed(answers: Sequence[Mapping[str, Any]]) -> str:
+def _resume_prompt(answers: Sequence[Mapping[str, Any]]) -> str:
     said = [
         f"- {'allowed' if one['allowed'] else 'denied'}: {dict_of(one.get('input')).get('title', '')}"
         for one in answers
@@ -625,7 +625,7 @@ class _Said(Said):
         """Take in what the program said."""
         match update.get("sessionUpdate"):
             case "usage_update":
-                self._spent(dict_of(update.get("cost")))
+                self._note_cost(dict_of(update.get("cost")))
             case _ if not self.is_live:
                 pass  # what was said in an earlier turn, and is told again when its session is loaded
             case "agent_message_chunk":
@@ -645,7 +645,7 @@ class _Said(Said):
             case _:
                 pass
 
-    def _spent(self, cost: Mapping[str, Any]) -> None:
+    def _note_cost(self, cost: Mapping[str, Any]) -> None:
         """Note what the session has cost so far; only dollars are counted."""
         with contextlib.suppress(InvalidOperation, ValueError, TypeError):
             amount = Decimal(str(cost["amount"])) if cost.get("currency") == "USD" else None

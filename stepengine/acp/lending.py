@@ -17,7 +17,7 @@ from stepengine.data.frozen import frozen
 from stepengine.data.visible import visible
 from stepengine.errors import ToolError
 from stepengine.runtime.logs import LOGGER
-from stepengine.system.terminals import Ran
+from stepengine.system.terminals import TerminalResult
 
 if TYPE_CHECKING:
     from acp.interfaces import Client
@@ -59,8 +59,10 @@ class EditorBuffers:
         from acp import RequestError
 
         try:
-            response = self._done(
-                self._client.read_text_file(session_id=self._session_id, path=_named(path, self._real, self._cwd))
+            response = self._run_on_loop(
+                self._client.read_text_file(
+                    session_id=self._session_id, path=_path_for_editor(path, self._real, self._cwd)
+                )
             )
         except (RequestError, ConnectionError, ValueError):  # it is not open there, or the editor is gone
             response = None
@@ -87,9 +89,9 @@ class EditorBuffers:
         from acp import RequestError
 
         try:
-            self._done(
+            self._run_on_loop(
                 self._client.write_text_file(
-                    session_id=self._session_id, path=_named(path, self._real, self._cwd), content=text
+                    session_id=self._session_id, path=_path_for_editor(path, self._real, self._cwd), content=text
                 )
             )
         except (RequestError, ConnectionError, ValueError, TimeoutError) as error:
@@ -105,7 +107,7 @@ class EditorBuffers:
         except RuntimeError:
             return False
 
-    def _done(self, call: Coroutine[Any, Any, Any]) -> Any:
+    def _run_on_loop(self, call: Coroutine[Any, Any, Any]) -> Any:
         asked = asyncio.run_coroutine_threadsafe(call, self._loop)
         try:
             return asked.result(SECONDS)
@@ -143,7 +145,7 @@ class EditorTerminals:
         seconds: float | None,
         path: str,
         call_id: str,
-    ) -> Ran:
+    ) -> TerminalResult:
         """
         Run a program to its end, or for so many *seconds*, and let go of its terminal.
 
@@ -159,14 +161,14 @@ class EditorTerminals:
                 command=argv[0],
                 args=list(argv[1:]),
                 env=[EnvVariable(name=name, value=value) for name, value in env.items()],
-                cwd=_named(cwd, self._real, self._cwd),
+                cwd=_path_for_editor(cwd, self._real, self._cwd),
                 output_byte_limit=output_bytes,
             )
             terminal = made.terminal_id
             try:
                 await self._show(path, call_id, terminal)
-                in_time = await self._waited(terminal, seconds)
-                return await self._told(terminal, in_time=in_time)
+                in_time = await self._wait_for_exit(terminal, seconds)
+                return await self._read_output(terminal, in_time=in_time)
             finally:
                 await self._given_back(terminal)
         except (RequestError, ConnectionError, ValueError) as error:
@@ -174,7 +176,7 @@ class EditorTerminals:
             msg = f"the editor did not run {argv[0]!r} in a terminal: {why}"
             raise ToolError(msg) from None
 
-    async def _waited(self, terminal: str, seconds: float | None) -> bool:
+    async def _wait_for_exit(self, terminal: str, seconds: float | None) -> bool:
         """Wait for the end of a program, which is killed when it takes too long; return whether it ended by itself."""
         try:
             async with asyncio.timeout(seconds):
@@ -184,10 +186,10 @@ class EditorTerminals:
             return False
         return True
 
-    async def _told(self, terminal: str, *, in_time: bool) -> Ran:
+    async def _read_output(self, terminal: str, *, in_time: bool) -> TerminalResult:
         said = await self._client.terminal_output(session_id=self._session_id, terminal_id=terminal)
         ended = said.exit_status
-        return Ran(
+        return TerminalResult(
             output=said.output,
             is_cut=said.truncated,
             code=None if ended is None else ended.exit_code,
@@ -221,6 +223,6 @@ class Lent:
     terminals: EditorTerminals | None = None
 
 
-def _named(path: str, real: str, cwd: str) -> str:
+def _path_for_editor(path: str, real: str, cwd: str) -> str:
     """Return a path as the editor knows it: below the workspace that it named."""
     return cwd + path[len(real) :] if path == real or path.startswith(f"{real}/") else path

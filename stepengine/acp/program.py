@@ -22,7 +22,7 @@ from stepengine.errors import ExternalAgentError
 from stepengine.redaction import is_secret_variable
 from stepengine.system.environment import SUPERVISOR, find_program
 
-__all__ = ("Program", "environment_of")
+__all__ = ("AgentProgram", "environment_of")
 
 LINE_BYTES = 16 * 1024 * 1024
 """The longest line: a whole file, or an image, is one."""
@@ -48,7 +48,7 @@ def environment_of(names: Sequence[str]) -> dict[str, str]:
     return {name: os.environ[name] for name in (*own, *names) if name in os.environ}
 
 
-class Program:
+class AgentProgram:
     """
     A program, and the supervisor that ends all of it, also when this process is killed; a transport of the protocol's package.
 
@@ -70,7 +70,7 @@ class Program:
         self._tasks = [asyncio.create_task(self._listen())]
 
     @classmethod
-    async def start(cls, command: Sequence[str], env: Mapping[str, str], folder: Path) -> Program:
+    async def start(cls, command: Sequence[str], env: Mapping[str, str], folder: Path) -> AgentProgram:
         """
         Start a program.
 

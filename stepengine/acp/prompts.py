@@ -25,7 +25,7 @@ from stepengine.system.skills import find_skills, instructions_of
 if TYPE_CHECKING:
     from acp import schema
 
-__all__ = ("Prompt", "commands_in", "instructed", "prompt_of", "shown_again", "state_with")
+__all__ = ("EditorPrompt", "add_instructions", "commands_in", "prompt_of", "shown_again", "state_with")
 
 MAX_RESOURCE = 32_768
 """Characters of a text that an editor puts into a prompt as context."""
@@ -38,7 +38,7 @@ Media: TypeAlias = ImagePart | DocumentPart
 
 
 @frozen
-class Prompt:
+class EditorPrompt:
     """
     One prompt.
 
@@ -51,7 +51,7 @@ class Prompt:
     media: tuple[Media, ...] = ()
 
 
-def prompt_of(blocks: Iterable[Any]) -> Prompt:
+def prompt_of(blocks: Iterable[Any]) -> EditorPrompt:
     """
     Return what the blocks of a prompt say; links are named and never fetched.
 
@@ -66,7 +66,7 @@ def prompt_of(blocks: Iterable[Any]) -> Prompt:
         elif block.type == "resource_link":
             texts.append(f"[{block.name}]({block.uri})")
         elif block.type == "resource" and getattr(resource, "text", None) is not None:
-            texts.append(_embedded(resource))
+            texts.append(_embed_resource(resource))
         elif block.type == "image":
             media.append(ImagePart(data=_bytes(block.data), mime_type=block.mime_type))
         elif block.type == "resource" and getattr(resource, "blob", None) is not None:
@@ -77,10 +77,10 @@ def prompt_of(blocks: Iterable[Any]) -> Prompt:
     if sum(len(part.data or b"") for part in media) > MAX_MEDIA:
         msg = f"the images and files of a prompt have more than {MAX_MEDIA:,} bytes; send fewer of them"
         raise InputError(msg)
-    return Prompt("\n\n".join(texts), tuple(media))
+    return EditorPrompt("\n\n".join(texts), tuple(media))
 
 
-def _embedded(resource: Any) -> str:
+def _embed_resource(resource: Any) -> str:
     text = resource.text
     cut = f"\n... ({len(text) - MAX_RESOURCE} characters more)" if len(text) > MAX_RESOURCE else ""
     return f'<resource uri="{resource.uri}">\n{text[:MAX_RESOURCE]}{cut}\n</resource>'
@@ -168,7 +168,7 @@ def commands_in(folder: Path) -> list[schema.AvailableCommand]:
     ]
 
 
-def instructed(text: str, folder: Path) -> str:
+def add_instructions(text: str, folder: Path) -> str:
     """Return a prompt with the instructions of the skill that it begins with as ``/NAME``; any other one as it is."""
     name, _, words = text.removeprefix("/").partition(" ")
     if not text.startswith("/"):

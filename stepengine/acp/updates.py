@@ -49,7 +49,7 @@ from stepengine.data.state import AgentState, RunStatus
 from stepengine.data.visible import visible
 from stepengine.errors import StepEngineError
 
-__all__ = ("Shown",)
+__all__ = ("ShownTurn",)
 
 KINDS = {"read": "read", "write": "edit", "execute": "execute", "network": "fetch"}
 SEARCHES = ("search", "glob", "find")
@@ -65,14 +65,14 @@ SHOWN_ELSEWHERE = ("problem", "argv")
 
 
 @attrs.define(eq=False)
-class _Block:
+class _OpenMessage:
     """A message that is open, and what was shown of it."""
 
     id: str
     shown: str = ""
 
 
-class Shown:
+class ShownTurn:
     """
     What an editor was shown of one turn.
 
@@ -91,7 +91,7 @@ class Shown:
         self._filled = (0, "")
         self._is_step = False
         self._diffed: set[str] = set()
-        self._blocks: dict[tuple[str, int], _Block] = {}
+        self._blocks: dict[tuple[str, int], _OpenMessage] = {}
         self._calls: set[str] = set()
         self._said: list[str] = []
         self._made = 0
@@ -104,15 +104,15 @@ class Shown:
             case ToolStarted() | ToolProgress() | ToolLog() | ToolFinished() | PermissionRequested() | TodosChanged():
                 yield from self._of_tool(event)
             case AgentSpawned():
-                yield from self._spawned(event)
+                yield from self._show_child(event)
             case AgentFinished():
                 yield from self._agent_finished(event)
             case Compacted() | Warned() | WaitStarted():
-                yield from self._told(event)
+                yield from self._show_notice(event)
             case ModelStarted() | ModelFinished() | StepFinished():
-                yield from self._spent(event)
+                yield from self._show_usage(event)
             case RunFinished():
-                yield from self._finished(event)
+                yield from self._show_output(event)
             case _:
                 pass
 
@@ -120,7 +120,7 @@ class Shown:
         """Give how full the model's context is by estimate, for a conversation that goes on from *state*."""
         return self._usage(state.context_tokens, model, self._cost)
 
-    def _spent(self, event: ModelStarted | ModelFinished | StepFinished) -> Iterator[object]:
+    def _show_usage(self, event: ModelStarted | ModelFinished | StepFinished) -> Iterator[object]:
         """Give, after a step of the root, how full the model's context is and what the session has cost."""
         if event.path:
             return
@@ -146,9 +146,9 @@ class Shown:
             case TextDelta() | ThinkingDelta():
                 return self._delta(event)
             case TextCompleted() | ThinkingCompleted():
-                return self._completed(event)
+                return self._show_rest(event)
             case ReplyDiscarded():
-                return self._discarded(event)
+                return self._discard_reply(event)
         assert_never(event)
 
     def _of_tool(
@@ -162,7 +162,7 @@ class Shown:
             case ToolFinished():
                 return self._tool_finished(event)
             case PermissionRequested():
-                return self._asked(event)
+                return self._show_permission_request(event)
             case TodosChanged():
                 return self._todos(event)
         assert_never(event)
@@ -196,13 +196,13 @@ class Shown:
         block = self._blocks.get((kind, seq))
         if block is None:
             self._made += 1
-            block = self._blocks[kind, seq] = _Block(f"{self._turn}-{kind}-{self._made}")
+            block = self._blocks[kind, seq] = _OpenMessage(f"{self._turn}-{kind}-{self._made}")
         block.shown += text
         made = acp.update_agent_message_text(text) if kind == "text" else acp.update_agent_thought_text(text)
         made.message_id = block.id
         return made
 
-    def _completed(self, event: TextCompleted | ThinkingCompleted) -> Iterator[object]:
+    def _show_rest(self, event: TextCompleted | ThinkingCompleted) -> Iterator[object]:
         """Give what was not shown yet: all of it where there were no pieces, as in a replay."""
         if event.path:
             if isinstance(event, TextCompleted):
@@ -221,19 +221,19 @@ class Shown:
             yield self._more(kind, event.seq, rest)
         self._blocks.pop((kind, event.seq), None)
 
-    def _discarded(self, event: ReplyDiscarded) -> Iterator[object]:
+    def _discard_reply(self, event: ReplyDiscarded) -> Iterator[object]:
         # What follows is another message.
         if not event.path:
             self._blocks.clear()
         yield from ()
 
-    def _finished(self, event: RunFinished) -> Iterator[object]:
+    def _show_output(self, event: RunFinished) -> Iterator[object]:
         """Give what a run ends with when its model did not say it: what its handler returned."""
         text = event.result.text
         if text.strip() and not any(text in said for said in self._said):
             yield self._more("text", -1, text)
 
-    def _told(self, event: Compacted | Warned | WaitStarted) -> Iterator[object]:
+    def _show_notice(self, event: Compacted | Warned | WaitStarted) -> Iterator[object]:
         match event:
             case Warned():
                 said = event.message
@@ -254,7 +254,7 @@ class Shown:
 
     # --- tools and agents ---------------------------------------------------------------------------------------------
 
-    def _asked(self, event: PermissionRequested) -> Iterator[Any]:
+    def _show_permission_request(self, event: PermissionRequested) -> Iterator[Any]:
         yield from self._begin(event, "pending", event.input, self._asked_content(event))
 
     def _tool_started(self, event: ToolStarted) -> Iterator[object]:
@@ -294,7 +294,7 @@ class Shown:
             content = [acp.tool_content(acp.text_block(event.message[:RESULT_CHARS]))]
             yield acp.update_tool_call(call, content=content)
 
-    def _spawned(self, event: AgentSpawned) -> Iterator[object]:
+    def _show_child(self, event: AgentSpawned) -> Iterator[object]:
         title = visible(event.display_name or event.agent_id, strict=True)[:TITLE_CHARS]
         prompt = [acp.tool_content(acp.text_block(event.prompt[:RESULT_CHARS]))] if event.prompt else None
         agent = self._agent_id(event.child_path)
@@ -311,7 +311,7 @@ class Shown:
         if diffs := list(self._diffs(event.input)):
             return diffs
         preview = event.preview if isinstance(event.preview, Mapping) else {"action": "", "details": event.input}
-        said = "\n\n".join(_said(preview))
+        said = "\n\n".join(_describe_preview(preview))
         return [acp.tool_content(acp.text_block(said[:RESULT_CHARS]))] if said else []
 
     def _diffs(self, given: object) -> Iterator[object]:
@@ -364,7 +364,7 @@ def _entry(todo: Mapping[str, object]) -> Any:
     return acp.plan_entry(task, status="completed" if todo.get("completed") else "pending")
 
 
-def _said(preview: Mapping[str, Any]) -> Iterator[str]:
+def _describe_preview(preview: Mapping[str, Any]) -> Iterator[str]:
     """Give the paragraphs that tell a person what a call would do."""
     if preview.get("action"):
         yield visible(str(preview["action"]), strict=True)
@@ -373,11 +373,11 @@ def _said(preview: Mapping[str, Any]) -> Iterator[str]:
         if name in SHOWN_ELSEWHERE or value in (None, "", [], {}) or (name, value) == ("cwd", "."):
             continue
         if name in DIFFS or name in ("command", "script"):
-            yield _fenced("diff" if name in DIFFS else "sh", visible(_words(value)))
+            yield _fence("diff" if name in DIFFS else "sh", visible(_words(value)))
             continue
         text, label = visible(_words(value)), visible(str(name), strict=True).replace("_", " ")
         is_long = "\n" in text or not isinstance(value, str | int | float | bool)
-        yield f"{label}:\n\n{_fenced('', text)}".lstrip(":\n") if is_long else f"{label}: {text}".removeprefix(": ")
+        yield f"{label}:\n\n{_fence('', text)}".lstrip(":\n") if is_long else f"{label}: {text}".removeprefix(": ")
 
 
 def _words(value: object) -> str:
@@ -387,7 +387,7 @@ def _words(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
 
 
-def _fenced(language: str, text: str) -> str:
+def _fence(language: str, text: str) -> str:
     """Return *text* as a block of Markdown which nothing in it can end."""
     longest = max([len(run) for run in re.findall("`+", text)], default=0)
     fence = "`" * max(3, longest + 1)
@@ -412,13 +412,13 @@ def _in_words(result: ToolResult) -> str:
             ended = "" if code == 0 else f"It ended with the exit code {code}."
             notes = [str(more.get("message") or ""), ended if code is not None else ""]
             return (
-                "\n\n".join(filter(None, [_fenced("", visible(printed)) if printed else "", *notes]))
+                "\n\n".join(filter(None, [_fence("", visible(printed)) if printed else "", *notes]))
                 or "It printed nothing."
             )
         case list() | tuple() as entries if entries and all(_is_entry(entry) for entry in entries):
             return "\n\n".join([_entry_in_words(entry) for entry in entries])
         case {"message": str(message), "unified_diff": str(diff), **_rest}:
-            return f"{message}\n\n{_fenced('diff', visible(diff))}"
+            return f"{message}\n\n{_fence('diff', visible(diff))}"
         case {"message": str(message), "file": str(), **rest} if not rest:
             return message
         case _:
@@ -436,7 +436,7 @@ def _entry_in_words(entry: Any) -> str:
     path = visible(entry["path"], strict=True)
     if "error" in entry:
         return f"{path}: {visible(str(entry['error']))}"
-    return f"{path}\n\n{_fenced('', visible(str(entry['content'])))}"
+    return f"{path}\n\n{_fence('', visible(str(entry['content'])))}"
 
 
 @cache

@@ -24,7 +24,7 @@ from stepengine.system.environment import MARKER, find_program
 from stepengine.tooling.context import ToolContext
 
 if TYPE_CHECKING:
-    from stepengine.tools.shell.process import Process
+    from stepengine.tools.shell.process import CommandProcess
 
 __all__ = ("BorrowedFiles", "BorrowedTerminals", "command_of")
 
@@ -78,11 +78,11 @@ class BorrowedFiles:
 
     def _content(self, path: str) -> str:
         from stepengine.system import calls
-        from stepengine.system.path_policy import Policy
+        from stepengine.system.path_policy import PathPolicy
         from stepengine.system.root import Root
         from stepengine.system.text import read_capped
 
-        root = Root(self._folder, Policy())
+        root = Root(self._folder, PathPolicy())
         try:
             opened = root.open_file(path)
             try:
@@ -123,7 +123,7 @@ class BorrowedFiles:
 class _Terminal:
     """A command, and the end of what it printed."""
 
-    process: Process
+    process: CommandProcess
     kept: int
     output: bytes = b""
     is_cut: bool = False
@@ -146,7 +146,7 @@ class BorrowedTerminals:
 
     async def create(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Start a command in the workspace; it sees none of our keys."""
-        from stepengine.tools.shell.process import Start, start
+        from stepengine.tools.shell.process import CommandStart, start
 
         words = command_of(given)
         if len(self._open) >= OPEN:
@@ -165,7 +165,7 @@ class BorrowedTerminals:
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             process = await start(
-                Start(
+                CommandStart(
                     program=program,
                     argv=tuple(words),
                     env=env,
@@ -192,7 +192,7 @@ class BorrowedTerminals:
             raise PathOutsideRoot(msg)
         return place
 
-    def _found(self, given: Mapping[str, Any]) -> _Terminal:
+    def _find(self, given: Mapping[str, Any]) -> _Terminal:
         found = self._open.get(text_of(given.get("terminalId"), 100))
         if found is None:
             msg = "there is no such terminal"
@@ -201,7 +201,7 @@ class BorrowedTerminals:
 
     async def output(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a command printed so far, and how it ended."""
-        found = self._found(given)
+        found = self._find(given)
         found.process.drain()
         ended = _ending(found)
         said = {"output": found.output.decode("utf-8", "replace"), "truncated": found.is_cut}
@@ -209,18 +209,18 @@ class BorrowedTerminals:
 
     async def wait(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Wait for the end of a command."""
-        found = self._found(given)
+        found = self._find(given)
         await found.process.wait(None)
         return _ending(found) or {"exitCode": None, "signal": None}
 
     async def kill(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """End a command; what it printed can still be asked for."""
-        await _end(self._found(given))
+        await _end(self._find(given))
         return {}
 
     async def release(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """End a command, and forget it."""
-        found = self._found(given)
+        found = self._find(given)
         self._open.pop(text_of(given.get("terminalId"), 100), None)
         await _end(found)
         return {}

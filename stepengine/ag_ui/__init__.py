@@ -120,7 +120,7 @@ async def ag_ui(
     Raises:
         DefinitionError: when ``ag_ui`` is not installed.
     """
-    async for shown in _shown(events, _Page(_core(), thread_id, run_id, verbose=verbose, asked=asked)):
+    async for shown in _show_events(events, _Page(_core(), thread_id, run_id, verbose=verbose, asked=asked)):
         yield shown
 
 
@@ -158,7 +158,7 @@ async def sse(events: AsyncIterable[BaseEvent]) -> AsyncGenerator[str, None]:
         async for event in events:
             yield f"data: {event.model_dump_json(by_alias=True)}\n\n"
     finally:
-        await _closed(events)
+        await _close(events)
 
 
 class UnderWay(Protocol):
@@ -192,22 +192,22 @@ async def connected(
     """
     asked = Asked(given.thread_id, given.run_id, "", {}, {}, session, tuple(shares))
     page = _Page(_core(), asked.thread_id, asked.run_id, verbose=False, asked=asked)
-    page.history = messages_of(page.core, _said(asked.session, handle), asked.thread_id)
+    page.history = messages_of(page.core, _messages_of(asked.session, handle), asked.thread_id)
     if handle is not None:
-        async for shown in _shown(handle.events(), page):
+        async for shown in _show_events(handle.events(), page):
             yield shown
         return
     for shown in page.rest():
         yield shown
 
 
-def _said(session: Session, handle: RunHandle | UnderWay | None) -> Sequence[Message]:
+def _messages_of(session: Session, handle: RunHandle | UnderWay | None) -> Sequence[Message]:
     """Return the messages of a session, and what the run under way was asked to do; what it does itself is in its events."""
     more = [] if handle is None else handle.history[len(session.messages) :]
     return [*session.messages, *takewhile(lambda message: isinstance(message, UserMessage), more)]
 
 
-async def _shown(events: AsyncIterable[Event], page: _Page) -> AsyncGenerator[BaseEvent, None]:
+async def _show_events(events: AsyncIterable[Event], page: _Page) -> AsyncGenerator[BaseEvent, None]:
     try:
         async for event in events:
             for shown in page.show(event):
@@ -216,10 +216,10 @@ async def _shown(events: AsyncIterable[Event], page: _Page) -> AsyncGenerator[Ba
         for shown in page.fail(error.message, _code(error)):
             yield shown
     finally:
-        await _closed(events)
+        await _close(events)
 
 
-async def _closed(events: object) -> None:
+async def _close(events: object) -> None:
     close = getattr(events, "aclose", None)
     if close is not None:
         await close()
@@ -240,7 +240,7 @@ def _code(error: BaseException) -> str:
 
 
 @attrs.define(eq=False)
-class _Block:
+class _OpenMessage:
     """A message that is open: its id, and what was shown of it."""
 
     id: str
@@ -253,8 +253,8 @@ class _Lane:
 
     name: str = ""
     step: str = ""
-    texts: dict[int, _Block] = attrs.field(factory=dict)
-    thoughts: dict[int, _Block] = attrs.field(factory=dict)
+    texts: dict[int, _OpenMessage] = attrs.field(factory=dict)
+    thoughts: dict[int, _OpenMessage] = attrs.field(factory=dict)
     calls: dict[str, bool] = attrs.field(factory=dict)
 
 
@@ -310,7 +310,7 @@ class _Page:
     def _of_run(self, event: OfRun) -> Iterator[BaseEvent]:
         match event:
             case AgentSpawned():
-                return self._spawned(event)
+                return self._show_child(event)
             case AgentFinished():
                 return self._agent_finished(event)
             case RunStarted():
@@ -328,13 +328,13 @@ class _Page:
             case TextDelta():
                 return self._text(event)
             case ThinkingDelta():
-                return self._thought(event)
+                return self._show_thought(event)
             case TextCompleted():
                 return self._text_completed(event)
             case ThinkingCompleted():
                 return self._thinking_completed(event)
             case ReplyDiscarded():
-                return self._discarded(event)
+                return self._discard_reply(event)
         assert_never(event)
 
     def _of_tool(self, event: OfTool) -> Iterator[BaseEvent]:
@@ -358,9 +358,9 @@ class _Page:
                     self._pages.add(self._last_call.get(event.path, ""))
                 return iter(())
             case PermissionRequested():
-                return self._requested(event)
+                return self._note_permission_request(event)
             case AnswerReceived() | PermissionDecided():
-                return self._answered(event)
+                return self._show_answer(event)
         assert_never(event)
 
     def fail(self, message: str, code: str) -> Iterator[BaseEvent]:
@@ -420,7 +420,7 @@ class _Page:
             return self._core.RunFinishedInterruptOutcome(type="interrupt", interrupts=asked)
         return self._core.RunFinishedSuccessOutcome(type="success", pending_tool_call_ids=page_calls(state) or None)
 
-    def _resynchronized(self, event: RunFinished) -> Iterator[BaseEvent]:
+    def _show_final_state(self, event: RunFinished) -> Iterator[BaseEvent]:
         """Give the shared state where hooks, or children that take the conversation over, changed it, and say what was not used."""
         page = self._page
         if page is None or event.path:
@@ -436,7 +436,7 @@ class _Page:
             )
             yield self._custom(event, "warned", {"message": told})
 
-    def _changed(self, event: ToolFinished) -> Iterator[BaseEvent]:
+    def _show_state_change(self, event: ToolFinished) -> Iterator[BaseEvent]:
         change = event.result.change
         if self._page is None or event.path or change is None or change.context is None:
             return
@@ -466,7 +466,7 @@ class _Page:
                 parent_tool_call_id=call,
             )
 
-    def _spawned(self, event: AgentSpawned) -> Iterator[BaseEvent]:
+    def _show_child(self, event: AgentSpawned) -> Iterator[BaseEvent]:
         call = self._call_id(event.path, event.tool_call_id) if event.tool_call_id else None
         yield from self._open_lane(event.child_path, event.display_name or event.agent_id, call=call)
 
@@ -499,7 +499,7 @@ class _Page:
 
     def _run_finished(self, event: RunFinished) -> Iterator[BaseEvent]:
         result, core = event.result, self._core
-        yield from self._resynchronized(event)
+        yield from self._show_final_state(event)
         match result.status:
             case RunStatus.FAILED | RunStatus.MAX_STEPS:
                 message = "the step limit was reached" if result.error is None else str(result.error)
@@ -563,7 +563,7 @@ class _Page:
         yield from self._more_text(event, said)
         yield from self._end_text("", event.seq)
 
-    def _requested(self, event: PermissionRequested) -> Iterator[BaseEvent]:
+    def _note_permission_request(self, event: PermissionRequested) -> Iterator[BaseEvent]:
         # The end of the run tells it: a suspended one ends with its open questions.
         self._asked[event.question.id] = self._call_id(event.path, event.tool_call_id)
         yield from ()
@@ -605,34 +605,34 @@ class _Page:
         lane, core, agent = self._lanes[event.path], self._core, {"subagent_run_id": self._agent(event.path)}
         block = lane.texts.get(event.seq)
         if block is None:
-            block = lane.texts[event.seq] = _Block(self._new_id(event))
+            block = lane.texts[event.seq] = _OpenMessage(self._new_id(event))
             yield core.TextMessageStartEvent(message_id=block.id, role="assistant", **agent)
         block.shown += text
         yield core.TextMessageContentEvent(message_id=block.id, delta=text, **agent)
 
-    def _thought(self, event: ThinkingDelta) -> Iterator[BaseEvent]:
+    def _show_thought(self, event: ThinkingDelta) -> Iterator[BaseEvent]:
         yield from self._more_thought(event, event.text)
 
     def _more_thought(self, event: Event, text: str) -> Iterator[BaseEvent]:
         lane, core, agent = self._lanes[event.path], self._core, {"subagent_run_id": self._agent(event.path)}
         block = lane.thoughts.get(event.seq)
         if block is None:
-            block = lane.thoughts[event.seq] = _Block(self._new_id(event))
+            block = lane.thoughts[event.seq] = _OpenMessage(self._new_id(event))
             yield core.ReasoningStartEvent(message_id=block.id, **agent)
             yield core.ReasoningMessageStartEvent(message_id=block.id, role="reasoning", **agent)
         block.shown += text
         yield core.ReasoningMessageContentEvent(message_id=block.id, delta=text, **agent)
 
     def _text_completed(self, event: TextCompleted) -> Iterator[BaseEvent]:
-        yield from self._completed(event, self._lanes[event.path].texts, self._more_text, self._end_text)
+        yield from self._complete_block(event, self._lanes[event.path].texts, self._more_text, self._end_text)
 
     def _thinking_completed(self, event: ThinkingCompleted) -> Iterator[BaseEvent]:
-        yield from self._completed(event, self._lanes[event.path].thoughts, self._more_thought, self._end_thought)
+        yield from self._complete_block(event, self._lanes[event.path].thoughts, self._more_thought, self._end_thought)
 
-    def _completed(
+    def _complete_block(
         self,
         event: TextCompleted | ThinkingCompleted,
-        blocks: dict[int, _Block],
+        blocks: dict[int, _OpenMessage],
         more: Callable[[Event, str], Iterator[BaseEvent]],
         end: Callable[[str, int], Iterator[BaseEvent]],
     ) -> Iterator[BaseEvent]:
@@ -658,7 +658,7 @@ class _Page:
             yield self._core.ReasoningMessageEndEvent(message_id=block.id, **agent)
             yield self._core.ReasoningEndEvent(message_id=block.id, **agent)
 
-    def _discarded(self, event: ReplyDiscarded) -> Iterator[BaseEvent]:
+    def _discard_reply(self, event: ReplyDiscarded) -> Iterator[BaseEvent]:
         lane = self._lanes[event.path]
         for blocks in (lane.thoughts, lane.texts):
             if event.seq in blocks:
@@ -707,7 +707,7 @@ class _Page:
             yield from self._begin_call(event.path, event.tool_call_id, event.tool_name)
         yield from self._end_call(event.path, event.tool_call_id)
         call = self._call_id(event.path, event.tool_call_id)
-        yield from self._changed(event)
+        yield from self._show_state_change(event)
         if event.result.status == "pending":
             return  # its result comes with the answer that it waits for
         if self._page is not None and not event.path and call in self._pages and call in self._page.results:
@@ -779,7 +779,7 @@ class _Page:
         )
         return activity
 
-    def _answered(self, event: AnswerReceived | PermissionDecided) -> Iterator[BaseEvent]:
+    def _show_answer(self, event: AnswerReceived | PermissionDecided) -> Iterator[BaseEvent]:
         if isinstance(event, AnswerReceived):
             told = {"questionId": event.question_id, "answer": event.answer}
         else:

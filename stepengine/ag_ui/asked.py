@@ -299,7 +299,7 @@ def _metadata(given: Any, state: AgentState | None, shares: tuple[str, ...]) -> 
     # A page that is loaded again may offer nothing any more; a call that waits for it goes on nevertheless.
     tools += [tool for tool in _waited_for(state) if tool["name"] not in {own["name"] for own in tools}]
     context = [{"description": each.description, "value": each.value} for each in given.context or ()]
-    page = {"tools": _offered(tools), "context": context, "state": _shared(given.state, shares)}
+    page = {"tools": _check_offered(tools), "context": context, "state": _shared_state(given.state, shares)}
     page = {name: value for name, value in page.items() if value}
     if len(size := repr(page)) > MAX_PROMPT:
         msg = f"a page sent {len(size)} characters of tools, context and state; at most {MAX_PROMPT} are taken"
@@ -317,7 +317,7 @@ def _waited_for(state: AgentState | None) -> list[dict[str, Any]]:
     ]
 
 
-def _offered(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _check_offered(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     names = [tool["name"] for tool in tools]
     if len(tools) > MAX_TOOLS or len(set(names)) < len(names) or set(names) & CONTROL_TOOLS.keys():
         msg = f"a page offers {len(tools)} tools; up to {MAX_TOOLS} are taken, with names of their own"
@@ -331,7 +331,7 @@ def _offered(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return tools
 
 
-def _shared(state: Any, shares: tuple[str, ...]) -> dict[str, Any]:
+def _shared_state(state: Any, shares: tuple[str, ...]) -> dict[str, Any]:
     if not state:
         return {}
     others = sorted(set(state) - set(shares)) if isinstance(state, dict) else ["no object"]

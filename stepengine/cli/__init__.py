@@ -43,11 +43,11 @@ def main() -> None:
     gc.disable()
     try:
         with loading():
-            from stepengine.cli.exits import finished
+            from stepengine.cli.exits import run_to_exit
             from stepengine.cli.listing import answers
 
-            command = answers(sys.argv[1:]) or _parsed()
-        finished(command)
+            command = answers(sys.argv[1:]) or _load_app()
+        run_to_exit(command)
     except KeyboardInterrupt:
         print("stepengine: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
@@ -67,7 +67,7 @@ def collect() -> None:
         gc.enable()
 
 
-def _parsed() -> Callable[[], object]:
+def _load_app() -> Callable[[], object]:
     from stepengine.cli.app import app
 
     return app

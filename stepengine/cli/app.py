@@ -18,8 +18,8 @@ import typer.core
 import typer.main
 
 from stepengine.cli import collect
-from stepengine.cli.exits import EXIT_CODES, Exit, explained, leave
-from stepengine.cli.listing import FIRST, LISTED, OVERVIEW, UNDER, Listed, page, version
+from stepengine.cli.exits import EXIT_CODES, Exit, explain_errors, leave
+from stepengine.cli.listing import FIRST, LISTED, OVERVIEW, UNDER, ListedCommand, page, version
 
 __all__ = ("app",)
 
@@ -43,7 +43,7 @@ ASKING = ("run", "chat")
 """Those that ask a person at a terminal whether ./agents is trusted; ``acp`` and others have no such person."""
 
 
-def _shown(text: str) -> str:
+def _help_text(text: str) -> str:
     """Return a help text as typer takes it: prose is wrapped where it is shown, indented lines stay as they are."""
     return "\n\n".join(["\n".join(_lines(paragraph)) for paragraph in MARKUP.sub(r"\\[", text).split("\n\n")])
 
@@ -74,7 +74,7 @@ def _leaving(name: str, command: Callable[..., Exit]) -> Callable[..., None]:
             with at_the_gate(asks=name in ASKING, content=content):
                 return command(**given)
 
-        leave(explained(judged))
+        leave(explain_errors(judged))
 
     if name in LOCAL:
         own = inspect.signature(command, eval_str=True)
@@ -85,7 +85,7 @@ def _leaving(name: str, command: Callable[..., Exit]) -> Callable[..., None]:
     return ended
 
 
-def _versioned(is_asked: bool) -> None:
+def _print_version(is_asked: bool) -> None:
     if is_asked:
         version()
         raise typer.Exit
@@ -95,7 +95,7 @@ def _first(
     context: typer.Context,
     *,
     _: Annotated[
-        bool, typer.Option("--version", callback=_versioned, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
@@ -139,12 +139,12 @@ class _Group(typer.core.TyperGroup):
         formatter.write(page())
 
 
-def _made() -> typer.Typer:
+def _make_app() -> typer.Typer:
     return typer.Typer(
         name="stepengine",
         cls=_Group,
-        help=_shown(OVERVIEW.strip()),
-        epilog=_shown(EXIT_CODES),
+        help=_help_text(OVERVIEW.strip()),
+        epilog=_help_text(EXIT_CODES),
         callback=_first,
         invoke_without_command=True,
         add_completion=False,
@@ -166,26 +166,26 @@ def _several(first: str) -> Parsed:
     return typer.main.get_group(part)  # of one command, `get_command` would make that command
 
 
-def _alone(name: str, listed: Listed) -> Parsed:
+def _alone(name: str, listed: ListedCommand) -> Parsed:
     part = _part()
     _add(part, name, listed, name)
     return typer.main.get_command(part)
 
 
-def _add(part: typer.Typer, name: str, listed: Listed, words: str) -> None:
+def _add(part: typer.Typer, name: str, listed: ListedCommand, words: str) -> None:
     command = listed.load()
     part.command(
         name,
-        help=_shown(inspect.cleandoc(command.__doc__ or "")),
-        short_help=_escaped(listed.text),
-        epilog=_shown(EXIT_CODES) if words in RUNNING else None,
+        help=_help_text(inspect.cleandoc(command.__doc__ or "")),
+        short_help=_escape_markup(listed.text),
+        epilog=_help_text(EXIT_CODES) if words in RUNNING else None,
         # What follows the command of a server is its own, also where it looks like an option of ours.
         context_settings=AS_TYPED if words == "mcp inspect" else None,
     )(_leaving(words, command))
 
 
-def _escaped(text: str) -> str:
+def _escape_markup(text: str) -> str:
     return MARKUP.sub(r"\\[", text)
 
 
-app = _made()
+app = _make_app()

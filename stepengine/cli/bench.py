@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from stepengine.data.hooks import Hooks
     from stepengine.engine import Engine
     from stepengine.engine.loading import AgentPlace
-    from stepengine.engine.packages import Member
+    from stepengine.engine.packages import PackagedAgent
     from stepengine.models import Models, Provider
     from stepengine.permissions import Policy
     from stepengine.runtime.performing import Pricing
@@ -147,7 +147,7 @@ def bench_for(
     alone = not sys.stdin.isatty() if is_chat else somebody is None
     homeless = _homeless(options, agents)
     own = next((one for one in agents if one.model and one.model not in homeless), None)
-    if options.base_url and is_new and own is not None and not _served(options):
+    if options.base_url and is_new and own is not None and not _models_of_server(options):
         msg = (
             f"--base-url is {options.base_url!r}, and no model was named for it: {own.id!r} names {own.model!r}, which is "
             "asked of its own provider; say what that server is asked for with --model NAME"
@@ -266,7 +266,7 @@ def models_of(options: Options, homeless: Iterable[str] = ()) -> Models | Provid
     from stepengine.models import OpenAIChatProvider
     from stepengine.models.presets import PRESETS
 
-    served = _served(options)
+    served = _models_of_server(options)
     # `openai/...` is also how such servers name open-weight models, so it is not taken for a prefix.
     prefix = (served or ("",))[0].partition("/")[0]
     name = prefix if prefix in PRESETS and prefix != "openai" else "openai_chat"
@@ -290,7 +290,7 @@ def _homeless(options: Options, agents: Iterable[AgentDefinition]) -> frozenset[
     return frozenset(found)
 
 
-def _served(options: Options) -> tuple[str, ...]:
+def _models_of_server(options: Options) -> tuple[str, ...]:
     """Return the models that the server at ``--base-url`` is asked for, that of most agents first."""
     typed = options.models
     default = options.settings.get("model")
@@ -326,7 +326,7 @@ def pricing_of(options: Options) -> Pricing:
     if options.price.count("/") > 1 or not (into.is_finite() and out.is_finite() and into >= 0 and out >= 0):
         msg = f"--price is {options.price!r}; it is US dollars for a million tokens, such as 0, 0.5 or 0.15/0.60 for in and out"
         raise UsageProblem(msg)
-    return _Priced(into, out, frozenset(_served(options)) if options.base_url else frozenset())
+    return _Priced(into, out, frozenset(_models_of_server(options)) if options.base_url else frozenset())
 
 
 @frozen
@@ -482,7 +482,7 @@ def family(agent: AgentDefinition, file: str = "", folders: Iterable[Path] = ())
     finder = _Named.beside(file, folders)
     found: dict[str, AgentDefinition] = {}
     held = [agent]
-    named: list[tuple[str, Member | None]] = []
+    named: list[tuple[str, PackagedAgent | None]] = []
     while held or named:
         # Ids come last: one of an agent that another holds, or of that agent itself, needs no file.
         if not held and named[-1][1] is None and normalised_id(named[-1][0]) in found:
@@ -522,16 +522,16 @@ class _Named:
         same = {} if place is None else {normalised_id(one.id): one for one in place.agents()}
         return cls(place, same, tuple(folders))
 
-    def found(self, agent_id: str, by: Member | None) -> AgentDefinition:
+    def found(self, agent_id: str, by: PackagedAgent | None) -> AgentDefinition:
         """
         Return the agent that is called so; one of a package, *by*, means its own where it names no publisher.
 
         Raises:
             DefinitionError: when there is none.
         """
-        from stepengine.engine.loading import bundled_agent, load_agent, packaged
+        from stepengine.engine.loading import bundled_agent, find_packaged, load_agent
 
-        if (member := packaged(agent_id)) is not None:
+        if (member := find_packaged(agent_id)) is not None:
             return member.load()
         agent_id = name_of_published(agent_id) or agent_id
         own = self.same.get(normalised_id(agent_id)) if by is None else by.beside(agent_id) or bundled_agent(agent_id)

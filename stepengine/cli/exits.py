@@ -24,7 +24,7 @@ from stepengine.errors import (
 if TYPE_CHECKING:
     from stepengine.data.state import RunResult
 
-__all__ = ("EXIT_CODES", "Exit", "complain", "exit_code", "explained", "finished", "leave")
+__all__ = ("EXIT_CODES", "Exit", "complain", "exit_code", "explain_errors", "leave", "run_to_exit")
 
 
 class Exit(IntEnum):
@@ -56,12 +56,12 @@ def exit_code(result: RunResult) -> Exit:
         case RunStatus.MAX_STEPS | RunStatus.TRUNCATED:
             return Exit.LIMIT
         case RunStatus.FAILED | RunStatus.CANCELLED:
-            return _failed(result.error)
+            return _code_of_failure(result.error)
         case _ as never:
             assert_never(never)
 
 
-def _failed(error: BaseException | None) -> Exit:
+def _code_of_failure(error: BaseException | None) -> Exit:
     match error:
         case LimitExceeded():
             return Exit.LIMIT
@@ -70,7 +70,7 @@ def _failed(error: BaseException | None) -> Exit:
         case MissingKey() | UnknownModel():
             return Exit.USAGE
         case ChildError(__cause__=MissingKey() | UnknownModel() | ChildError() as cause):
-            return _failed(cause)
+            return _code_of_failure(cause)
         case _:
             return Exit.FAILED
 
@@ -103,7 +103,7 @@ def leave(code: Exit) -> None:
         raise typer.Exit(int(code))
 
 
-def finished(app: Callable[[], object]) -> None:
+def run_to_exit(app: Callable[[], object]) -> None:
     """
     Run the command line; what the system refuses is one line and an exit code of the table, never a traceback.
 
@@ -119,17 +119,17 @@ def finished(app: Callable[[], object]) -> None:
     except SystemExit as end:
         code = end.code
     except OSError as error:
-        code = _refused(error)
+        code = _report_os_error(error)
     try:
         sys.stdout.flush()
     except OSError as error:
-        code = code or _refused(error)
+        code = code or _report_os_error(error)
         # Python would flush again when it ends, and leave with a code of its own.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
 
-def _refused(error: OSError) -> Exit:
+def _report_os_error(error: OSError) -> Exit:
     from pathlib import Path
 
     try:
@@ -191,7 +191,7 @@ class _Warned:
             complain(str(message))
 
 
-def explained(command: Callable[[], Exit]) -> Exit:
+def explain_errors(command: Callable[[], Exit]) -> Exit:
     """Do what *command* does; what went wrong before anything ran is one message on stderr."""
     from stepengine.cli.screen.render import message_of
     from stepengine.cli.settings import UsageProblem

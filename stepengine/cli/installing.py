@@ -15,11 +15,11 @@ from urllib.parse import unquote, urlsplit
 
 from stepengine.data.frozen import frozen
 
-__all__ = ("Source", "own_source")
+__all__ = ("InstallSource", "own_source")
 
 
 @frozen
-class Source:
+class InstallSource:
     """
     Where this stepengine came from.
 
@@ -46,22 +46,24 @@ class Source:
         return f"python -m pip wheel --no-deps -w {folder} {shlex.quote(self.place)}"
 
 
-def own_source() -> Source:
+def own_source() -> InstallSource:
     """Return where the stepengine of this environment came from; the working folder where it is not installed at all."""
     try:
         own = metadata.distribution("stepengine")
     except metadata.PackageNotFoundError:
-        return Source(".", is_editable=True)
+        return InstallSource(".", is_editable=True)
     try:
         told: Any = json.loads(own.read_text("direct_url.json") or "{}")
     except ValueError:
         told = {}
     url = str(told.get("url") or "")
     if not url:
-        return Source(f"stepengine=={own.version}")
+        return InstallSource(f"stepengine=={own.version}")
     if (split := urlsplit(url)).scheme == "file":
-        return Source(unquote(split.path), is_editable=bool((told.get("dir_info") or {}).get("editable")))
+        return InstallSource(unquote(split.path), is_editable=bool((told.get("dir_info") or {}).get("editable")))
     version_control = told.get("vcs_info") or {}
     if version_control:
-        return Source(f"{version_control.get('vcs', 'git')}+{url}@{version_control.get('commit_id', '')}".rstrip("@"))
-    return Source(url)
+        return InstallSource(
+            f"{version_control.get('vcs', 'git')}+{url}@{version_control.get('commit_id', '')}".rstrip("@")
+        )
+    return InstallSource(url)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 import attrs
 
 from stepengine.cli.bench import Bench
-from stepengine.cli.exits import Exit, complain, explained
+from stepengine.cli.exits import Exit, complain, explain_errors
 from stepengine.cli.options import Options
-from stepengine.cli.perform import Run, interrupt, options_again, result_of, resume_hint, watched
-from stepengine.cli.recording import is_ours, latest, lies_in_state_folder, named, with_record
+from stepengine.cli.perform import Run, interrupt, options_again, result_of, resume_hint, watch_run
+from stepengine.cli.recording import find_recorded, is_ours, latest, lies_in_state_folder, with_record
 from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.toolset import in_code_mode, is_in_code_mode
@@ -46,11 +46,12 @@ __all__ = (
     "GoingOn",
     "agent_id_of",
     "agent_of",
+    "answer_with_result",
     "answers_of",
     "as_usage",
     "asks_again",
-    "followed",
-    "found",
+    "find_journal",
+    "follow_run",
     "hooks_of",
     "is_cut_off",
     "is_taken",
@@ -60,11 +61,10 @@ __all__ = (
     "new_journal",
     "on_journal",
     "other_versions",
-    "performed",
+    "perform_run",
     "recorded_agent",
     "refuse_foreign_yes",
     "spread",
-    "taken",
 )
 
 RESULT = "result:"
@@ -114,7 +114,7 @@ def on_journal(options: Options, command: Callable[[Options], Exit], *, is_waiti
 
     Divergences, damaged journals and signals are told; a journal that cannot be used is a failure, and no wrong usage.
     """
-    return explained(lambda: _failing(command, found(options, waiting=is_waiting).in_force()))
+    return explain_errors(lambda: _failing(command, find_journal(options, waiting=is_waiting).in_force()))
 
 
 def _failing(command: Callable[[Options], Exit], options: Options) -> Exit:
@@ -151,7 +151,7 @@ def as_usage() -> Iterator[None]:
         raise UsageProblem(error.message) from None
 
 
-def found(options: Options, *, waiting: bool = False) -> Options:
+def find_journal(options: Options, *, waiting: bool = False) -> Options:
     """
     Return *options* with the journal that is meant: the file, the run of that name, or the newest one.
 
@@ -172,7 +172,7 @@ def found(options: Options, *, waiting: bool = False) -> Options:
     if not options.journal:
         msg = "name a run: the FILE of its journal, its name as `stepengine runs` lists it, or --last"
         raise UsageProblem(msg)
-    entry = None if _is_file(options.journal) else named(options.journal)
+    entry = None if _is_file(options.journal) else find_recorded(options.journal)
     return options if entry is None else with_record(options, entry)
 
 
@@ -192,7 +192,7 @@ def journal_at(text: str, *, sign: str = "") -> Journal:
     from stepengine.journal import FileJournal, SqliteJournal
     from stepengine.journal.finding import database_of
 
-    if not _is_file(text) and (entry := named(text)) is not None:
+    if not _is_file(text) and (entry := find_recorded(text)) is not None:
         text = entry.journal
     database = database_of(text)
     name, run = database or (text, "")
@@ -306,7 +306,7 @@ def answers_of(texts: Iterable[str]) -> dict[str, AnswerLike]:
             msg = f"--answer {text!r} is no ID=TEXT, such as --answer q3=yes"
             raise UsageProblem(msg)
         key = question.strip()
-        answers[key] = taken(answer) if is_taken(key, answer) else answer
+        answers[key] = answer_with_result(answer) if is_taken(key, answer) else answer
     return answers
 
 
@@ -317,7 +317,7 @@ def is_taken(question_id: str, text: str) -> bool:
     return question_id.startswith(DOUBT) and text.startswith(RESULT)
 
 
-def taken(text: str) -> Answer:
+def answer_with_result(text: str) -> Answer:
     """Return the answer that takes what follows ``result:`` for the result of an effect: JSON where it is some, else a text."""
     given = text.removeprefix(RESULT)
     try:
@@ -327,7 +327,7 @@ def taken(text: str) -> Answer:
     return Answer(result=result, by=BY)
 
 
-def performed(bench: Bench, make: Callable[[], Coroutine[object, Any, RunResult]]) -> Run:
+def perform_run(bench: Bench, make: Callable[[], Coroutine[object, Any, RunResult]]) -> Run:
     """Run to the end; Ctrl-C and SIGTERM end it gracefully, a second one at once."""
 
     async def ended() -> Run:
@@ -342,10 +342,10 @@ def performed(bench: Bench, make: Callable[[], Coroutine[object, Any, RunResult]
                         raise
                     raise _Interrupted(received[0]) from None
 
-    return watched(ended, bench.progress)
+    return watch_run(ended, bench.progress)
 
 
-def followed(bench: Bench, start: Callable[[], Coroutine[object, Any, RunHandle]]) -> Run:
+def follow_run(bench: Bench, start: Callable[[], Coroutine[object, Any, RunHandle]]) -> Run:
     """Run what *start* starts to its end; Ctrl-C and SIGTERM end it gracefully, a second one at once."""
 
     async def ended() -> Run:
@@ -369,7 +369,7 @@ def followed(bench: Bench, start: Callable[[], Coroutine[object, Any, RunHandle]
                     raise _Interrupted(received[0]) from None
         return Run(result, received[0] if received else None)
 
-    return watched(ended, bench.progress)
+    return watch_run(ended, bench.progress)
 
 
 def new_journal(path: str, *, sign: str = "") -> Journal:

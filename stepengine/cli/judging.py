@@ -18,7 +18,7 @@ import attrs
 import typer
 
 from stepengine.cli.bench import Bench, bench_for
-from stepengine.cli.exits import Exit, complain, explained
+from stepengine.cli.exits import Exit, complain, explain_errors
 from stepengine.cli.journals import hooks_of, journal_at, other_versions, recorded_agent
 from stepengine.cli.options import Options
 from stepengine.cli.screen.interrupting import interruptible
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
 
 __all__ = (
     "Budget",
-    "Case",
     "CheckText",
     "Fresh",
+    "RerunCase",
     "ScriptFile",
     "Simulate",
     "Tools",
     "Yes",
-    "agreed",
+    "agree_to_cost",
     "case_of",
-    "cleaned",
+    "clean_lines",
+    "clean_report",
     "cleaner",
     "confirm",
     "interrupted_or",
     "models_of_script",
     "purse_of",
     "script_of",
-    "spoken",
     "to_the_end",
 )
 
@@ -87,7 +87,7 @@ Made = TypeVar("Made")
 
 
 @frozen
-class Case:
+class RerunCase:
     """A recorded run with the agent of today and what it is performed with."""
 
     file: str
@@ -97,7 +97,7 @@ class Case:
     bench: Bench
 
 
-def case_of(file: str, options: Options, *, performs: bool, beside: Iterable[Case] = ()) -> Case:
+def case_of(file: str, options: Options, *, performs: bool, beside: Iterable[RerunCase] = ()) -> RerunCase:
     """
     Return a recorded run with its agent, and say which file that comes from.
 
@@ -119,7 +119,7 @@ def case_of(file: str, options: Options, *, performs: bool, beside: Iterable[Cas
     agent, hooks = recorded_agent(journal, options, history), hooks_of(history)
     same = next((case for case in beside if (case.agent, case.hooks) == (agent, hooks)), None)
     if same is not None:
-        return Case(file, journal, same.agent, hooks, same.bench)
+        return RerunCase(file, journal, same.agent, hooks, same.bench)
     if not options.quiet:
         member = member_of(agent)
         place = None if member else agent_place(options.agent or agent.id, folders=options.settings.agent_folders)
@@ -127,7 +127,7 @@ def case_of(file: str, options: Options, *, performs: bool, beside: Iterable[Cas
     for said in other_versions(history):
         complain(f"warning: {said}")
     bench = bench_for(attrs.evolve(options, quiet=True), agent, performs=performs, hooks=hooks)
-    return Case(file, journal, agent, hooks, bench)
+    return RerunCase(file, journal, agent, hooks, bench)
 
 
 # --- money ----------------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def purse_of(budget: str) -> Purse:
         raise UsageProblem(msg) from None
 
 
-def agreed(calls: int, low: Decimal | None, high: Decimal | None, *, yes: bool) -> None:
+def agree_to_cost(calls: int, low: Decimal | None, high: Decimal | None, *, yes: bool) -> None:
     """
     Say how many model calls are to be made and what they may cost, and ask unless that was agreed to.
 
@@ -248,7 +248,7 @@ def cleaner() -> Redactor:
     return redactor_for("all", os.environ)
 
 
-def cleaned(report: object) -> object:
+def clean_report(report: object) -> object:
     """Return a report without what looks like a secret."""
     return cleaner().value(report)
 
@@ -299,9 +299,9 @@ def interrupted_or(command: Callable[[], Exit]) -> Exit:
         except StepEngineError as error:
             return complain(error.message)
 
-    return explained(tried)
+    return explain_errors(tried)
 
 
-def spoken(lines: Iterable[str] | Sequence[str]) -> str:
+def clean_lines(lines: Iterable[str] | Sequence[str]) -> str:
     """Return lines of a report as one text without what looks like a secret."""
-    return str(cleaned("\n".join(lines)))
+    return str(clean_report("\n".join(lines)))

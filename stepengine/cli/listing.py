@@ -16,7 +16,7 @@ from typing import NamedTuple
 from stepengine.cli import loading
 from stepengine.cli.exits import EXIT_CODES, Exit
 
-__all__ = ("FIRST", "GROUPS", "LISTED", "OVERVIEW", "UNDER", "Listed", "answers", "page", "version")
+__all__ = ("FIRST", "GROUPS", "LISTED", "OVERVIEW", "UNDER", "ListedCommand", "answers", "page", "version")
 
 OVERVIEW = r"""
 Run programmatic LLM agents: Python generators decide, the engine performs.
@@ -53,7 +53,7 @@ Agents as Python generators: they decide, the engine performs.
 """What is shown to somebody who types no command: how a day begins."""
 
 
-class Listed(NamedTuple):
+class ListedCommand(NamedTuple):
     """
     A command as the list shows it; its module is loaded when it is called, or its own help is asked for.
 
@@ -75,74 +75,86 @@ class Listed(NamedTuple):
 
 GROUPS = {
     "Begin": {
-        "demo": Listed("commands.demo:demo", "Watch an agent edit a small project, without a key."),
-        "init": Listed("commands.init:init", "Make a project: an agent, its tests, a recorded run, and CI."),
-        "agents": Listed("commands.agents:agents", "List the agents that can be run."),
-        "tools": Listed("commands.tools:tools", "List the bundled tools, and what they take and give."),
-        "models": Listed("commands.models:models", "List the providers of models, and whether their keys are set."),
-        "doctor": Listed("commands.doctor:doctor", "Say what is here, what is missing, and how to repair it."),
+        "demo": ListedCommand("commands.demo:demo", "Watch an agent edit a small project, without a key."),
+        "init": ListedCommand("commands.init:init", "Make a project: an agent, its tests, a recorded run, and CI."),
+        "agents": ListedCommand("commands.agents:agents", "List the agents that can be run."),
+        "tools": ListedCommand("commands.tools:tools", "List the bundled tools, and what they take and give."),
+        "models": ListedCommand(
+            "commands.models:models", "List the providers of models, and whether their keys are set."
+        ),
+        "doctor": ListedCommand("commands.doctor:doctor", "Say what is here, what is missing, and how to repair it."),
     },
     "Every day": {
-        "run": Listed("commands.run:run", "Run an agent, and print its output."),
-        "chat": Listed("commands.chat:chat", "Talk with an agent: watch it work, decide what it may do."),
-        "runs": Listed("commands.runs:runs", "List the recorded runs of this folder."),
-        "show": Listed("commands.show:show", "Show a run step by step."),
-        "studio": Listed("commands.studio:studio", "Open a page where runs are started, watched and answered."),
-        "view": Listed("commands.view:view", "Write a run as one page for a browser."),
-        "resume": Listed("commands.resume:resume", "Go on with a run: answer it, or pick it up after a crash."),
-        "replay": Listed("commands.replay:replay", "Repeat a run from its record, without model and network."),
-        "debug": Listed("commands.debug:debug", "Stand at any step of a recorded run, and go both ways."),
-        "undo": Listed("commands.undo:undo", "Bring back the files that a run wrote."),
-        "wake": Listed("commands.wake:wake", "Go on with runs that sleep, when their time has come."),
-        "post": Listed("commands.post:post", "Send a message to a run: what its Receive on TOPIC gets."),
-        "schedules": Listed(
+        "run": ListedCommand("commands.run:run", "Run an agent, and print its output."),
+        "chat": ListedCommand("commands.chat:chat", "Talk with an agent: watch it work, decide what it may do."),
+        "runs": ListedCommand("commands.runs:runs", "List the recorded runs of this folder."),
+        "show": ListedCommand("commands.show:show", "Show a run step by step."),
+        "studio": ListedCommand("commands.studio:studio", "Open a page where runs are started, watched and answered."),
+        "view": ListedCommand("commands.view:view", "Write a run as one page for a browser."),
+        "resume": ListedCommand("commands.resume:resume", "Go on with a run: answer it, or pick it up after a crash."),
+        "replay": ListedCommand("commands.replay:replay", "Repeat a run from its record, without model and network."),
+        "debug": ListedCommand("commands.debug:debug", "Stand at any step of a recorded run, and go both ways."),
+        "undo": ListedCommand("commands.undo:undo", "Bring back the files that a run wrote."),
+        "wake": ListedCommand("commands.wake:wake", "Go on with runs that sleep, when their time has come."),
+        "post": ListedCommand("commands.post:post", "Send a message to a run: what its Receive on TOPIC gets."),
+        "schedules": ListedCommand(
             "commands.schedules:schedules", "List when agents are started by themselves: next and last."
         ),
     },
     "Test and compare": {
-        "test": Listed("commands.test:suite", "Replay runs against the present code, as a test suite."),
-        "ready": Listed("commands.ready:ready", "Say which waiting runs go on with the present code."),
-        "diff": Listed("commands.diff:diff", "Show what two runs did differently."),
-        "extend": Listed("commands.extend:extend", "Record a run again where its agent was changed."),
-        "fork": Listed("commands.fork:fork", "Go on from the middle of a run, in a new journal."),
-        "eval": Listed("commands.evaluate:evaluate", "Say how good agents are at a set of tasks, with intervals."),
-        "improve": Listed("commands.improve:improve", "Search for a better version of an agent, and prove it."),
-        "impact": Listed("commands.impact:impact", "Say what a change of an agent does to recorded runs."),
-        "blame": Listed("commands.blame:blame", "Find the step at which a failed run lost its chance."),
-        "pin": Listed("commands.pin:pin", "Turn a run that failed into a test that fails until repaired."),
-        "price": Listed("commands.price:price", "Say what recorded runs would have cost with other models."),
-        "chaos": Listed("commands.chaos:chaos", "Run an agent in worlds where models, tools and processes fail."),
+        "test": ListedCommand("commands.test:suite", "Replay runs against the present code, as a test suite."),
+        "ready": ListedCommand("commands.ready:ready", "Say which waiting runs go on with the present code."),
+        "diff": ListedCommand("commands.diff:diff", "Show what two runs did differently."),
+        "extend": ListedCommand("commands.extend:extend", "Record a run again where its agent was changed."),
+        "fork": ListedCommand("commands.fork:fork", "Go on from the middle of a run, in a new journal."),
+        "eval": ListedCommand(
+            "commands.evaluate:evaluate", "Say how good agents are at a set of tasks, with intervals."
+        ),
+        "improve": ListedCommand("commands.improve:improve", "Search for a better version of an agent, and prove it."),
+        "impact": ListedCommand("commands.impact:impact", "Say what a change of an agent does to recorded runs."),
+        "blame": ListedCommand("commands.blame:blame", "Find the step at which a failed run lost its chance."),
+        "pin": ListedCommand("commands.pin:pin", "Turn a run that failed into a test that fails until repaired."),
+        "price": ListedCommand("commands.price:price", "Say what recorded runs would have cost with other models."),
+        "chaos": ListedCommand(
+            "commands.chaos:chaos", "Run an agent in worlds where models, tools and processes fail."
+        ),
     },
     "Models, editors and other programs": {
-        "ask": Listed("commands.ask:ask", "Call a model once, and print its reply while it comes."),
-        "acp": Listed("commands.acp:acp", "Serve an agent to an editor; the editor starts this command."),
-        "serve": Listed("commands.serve:serve", "Serve runs over HTTP until told to stop."),
+        "ask": ListedCommand("commands.ask:ask", "Call a model once, and print its reply while it comes."),
+        "acp": ListedCommand("commands.acp:acp", "Serve an agent to an editor; the editor starts this command."),
+        "serve": ListedCommand("commands.serve:serve", "Serve runs over HTTP until told to stop."),
     },
     "Journals, keys and settings": {
-        "check": Listed("commands.check:check", "Check journals: are they whole, and free of keys?"),
-        "verify": Listed("commands.verify:verify", "Tell whether a signed journal is as it was written."),
-        "seal": Listed("commands.seal:seal", "Make a journal valid again after it was edited by hand."),
-        "repair": Listed("commands.repair:repair", "Keep the sound start of a damaged journal in a new file."),
-        "scan": Listed("commands.scan:scan", "Look for keys and tokens in files of any kind."),
-        "scrub": Listed("commands.scrub:scrub", "Copy a journal without what looks like a secret."),
-        "policy": Listed("commands.policy:policy", "Check a policy, and try it on recorded runs."),
-        "trust": Listed("trusting:trust", "Let commands run the agent files of a folder."),
-        "config": Listed("commands.config:config", "Show every setting, its value and where it came from."),
-        "version": Listed("listing:version", "Print the version."),
+        "check": ListedCommand("commands.check:check", "Check journals: are they whole, and free of keys?"),
+        "verify": ListedCommand("commands.verify:verify", "Tell whether a signed journal is as it was written."),
+        "seal": ListedCommand("commands.seal:seal", "Make a journal valid again after it was edited by hand."),
+        "repair": ListedCommand("commands.repair:repair", "Keep the sound start of a damaged journal in a new file."),
+        "scan": ListedCommand("commands.scan:scan", "Look for keys and tokens in files of any kind."),
+        "scrub": ListedCommand("commands.scrub:scrub", "Copy a journal without what looks like a secret."),
+        "policy": ListedCommand("commands.policy:policy", "Check a policy, and try it on recorded runs."),
+        "trust": ListedCommand("trusting:trust", "Let commands run the agent files of a folder."),
+        "config": ListedCommand("commands.config:config", "Show every setting, its value and where it came from."),
+        "version": ListedCommand("listing:version", "Print the version."),
     },
     "Deploy": {
-        "worker": Listed("commands.worker:worker", "Run durable runs from a database until told to stop."),
-        "submit": Listed("commands.deployment:submit", "Order a durable run, and print its id."),
-        "status": Listed("commands.deployment:status", "Show a deployment: runs, workers alive and dead, releases."),
-        "answer": Listed("commands.deployment:answer", "Answer what a run asks that somebody else has in hands."),
-        "say": Listed("commands.deployment:say_to", "Say something to a run that somebody else has in hands."),
-        "cancel": Listed("commands.deployment:cancel", "Cancel a run that somebody else has in hands."),
-        "retry": Listed("commands.deployment:retry", "Let a durable run that stopped go on after its last record."),
-        "takeover": Listed("commands.deployment:takeover", "Give the runs of a dead worker to the living."),
-        "export": Listed("commands.moving:export", "Write a durable run into an ordinary journal file."),
-        "import": Listed("commands.moving:import_", "Let a run of a journal file go on as a durable run."),
-        "gc": Listed("commands.deployment:collect", "Delete durable runs that ended long ago."),
-        "migrate": Listed("commands.deployment:migrate", "Make and update the tables of durable runs."),
+        "worker": ListedCommand("commands.worker:worker", "Run durable runs from a database until told to stop."),
+        "submit": ListedCommand("commands.deployment:submit", "Order a durable run, and print its id."),
+        "status": ListedCommand(
+            "commands.deployment:status", "Show a deployment: runs, workers alive and dead, releases."
+        ),
+        "answer": ListedCommand(
+            "commands.deployment:answer", "Answer what a run asks that somebody else has in hands."
+        ),
+        "say": ListedCommand("commands.deployment:say_to", "Say something to a run that somebody else has in hands."),
+        "cancel": ListedCommand("commands.deployment:cancel", "Cancel a run that somebody else has in hands."),
+        "retry": ListedCommand(
+            "commands.deployment:retry", "Let a durable run that stopped go on after its last record."
+        ),
+        "takeover": ListedCommand("commands.deployment:takeover", "Give the runs of a dead worker to the living."),
+        "export": ListedCommand("commands.moving:export", "Write a durable run into an ordinary journal file."),
+        "import": ListedCommand("commands.moving:import_", "Let a run of a journal file go on as a durable run."),
+        "gc": ListedCommand("commands.deployment:collect", "Delete durable runs that ended long ago."),
+        "migrate": ListedCommand("commands.deployment:migrate", "Make and update the tables of durable runs."),
     },
 }
 """Every command, by its group and its name; those that are needed first and most stand first."""
@@ -151,32 +163,34 @@ UNDER = {
         "Models, editors and other programs",
         "Agents as tools for MCP clients, and a look at MCP servers.",
         {
-            "serve": Listed("commands.mcp:serve", "Offer agents as the tools of an MCP server."),
-            "inspect": Listed("commands.mcp:inspect_server", "Show what an MCP server offers."),
+            "serve": ListedCommand("commands.mcp:serve", "Offer agents as the tools of an MCP server."),
+            "inspect": ListedCommand("commands.mcp:inspect_server", "Show what an MCP server offers."),
         },
     ),
     "release": (
         "Deploy",
         "Let durable runs go on with another version of their agents.",
         {
-            "move": Listed("commands.moving:move", "Let runs of one release go on with another."),
+            "move": ListedCommand("commands.moving:move", "Let runs of one release go on with another."),
         },
     ),
     "tokens": (
         "Deploy",
         "Say who may use a server of runs: tokens, and what each allows.",
         {
-            "add": Listed("commands.tokens:add", "Make a token, and print it: it is shown this one time."),
-            "list": Listed("commands.tokens:listed", "List who has a token, and for what."),
-            "remove": Listed("commands.tokens:remove", "Remove a token: whoever has it is let in no more."),
+            "add": ListedCommand("commands.tokens:add", "Make a token, and print it: it is shown this one time."),
+            "list": ListedCommand("commands.tokens:listed", "List who has a token, and for what."),
+            "remove": ListedCommand("commands.tokens:remove", "Remove a token: whoever has it is let in no more."),
         },
     ),
     "package": (
         "Begin",
         "Agents as packages: check one before you share it, agree to one.",
         {
-            "check": Listed("commands.package:check", "Check what somebody who installs a package of agents meets."),
-            "agree": Listed("commands.package:agree", "Agree to what the agents of an installed package want."),
+            "check": ListedCommand(
+                "commands.package:check", "Check what somebody who installs a package of agents meets."
+            ),
+            "agree": ListedCommand("commands.package:agree", "Agree to what the agents of an installed package want."),
         },
     ),
 }
@@ -186,7 +200,7 @@ LISTED = {
     for group, commands in GROUPS.items()
     for name, listed in [
         *commands.items(),
-        *[(first, Listed("", text)) for first, (of, text, _) in UNDER.items() if of == group],
+        *[(first, ListedCommand("", text)) for first, (of, text, _) in UNDER.items() if of == group],
     ]
 }
 """What the list shows, by name and in its order: the group, and the command or what a first word stands for."""
@@ -228,7 +242,7 @@ def answers(words: list[str]) -> Callable[[], object] | None:
 
 def page() -> str:
     """Return the list of commands for standard output: in its width, and in colours where it is a terminal that shows them."""
-    return "\n".join(_Page(_width(), _shows_colours(), _shows_frames()).lines()) + "\n"
+    return "\n".join(_ListDrawing(_width(), _shows_colours(), _shows_frames()).lines()) + "\n"
 
 
 def _width() -> int:
@@ -258,7 +272,7 @@ def _shows_frames() -> bool:
     return True
 
 
-class _Page(NamedTuple):
+class _ListDrawing(NamedTuple):
     """Draws the list."""
 
     width: int
@@ -266,7 +280,7 @@ class _Page(NamedTuple):
     has_frames: bool
 
     def lines(self) -> Iterator[str]:
-        yield from ("", f" {self._told('Usage:', BOLD)} stepengine [OPTIONS] COMMAND [ARGS]...", "")
+        yield from ("", f" {self._style('Usage:', BOLD)} stepengine [OPTIONS] COMMAND [ARGS]...", "")
         yield from self._prose(OVERVIEW.strip())
         yield ""
         yield from self._panel("Options", OPTIONS)
@@ -284,25 +298,25 @@ class _Page(NamedTuple):
                 yield f" {line}"
             else:
                 style = BOLD if after.startswith(" ") else ""
-                yield from [f" {self._told(part, style)}".rstrip() for part in _broken(line, self.width - 2)]
+                yield from [f" {self._style(part, style)}".rstrip() for part in _wrap(line, self.width - 2)]
 
     def _panel(self, title: str, rows: dict[str, str]) -> Iterator[str]:
         corner, across, end, side, foot, last = "\u256d\u2500\u256e\u2502\u2570\u256f" if self.has_frames else "+-+|++"
         inside = max(self.width - 4 - COLUMN - 2, NARROWEST)
         over = inside + COLUMN + 2 - len(title) - 1
-        yield self._told(f"{corner}{across} {title} {across * over}{end}", DIM)
-        bar = self._told(side, DIM)
+        yield self._style(f"{corner}{across} {title} {across * over}{end}", DIM)
+        bar = self._style(side, DIM)
         for name, text in rows.items():
-            for count, part in enumerate(_broken(text, inside)):
-                shown = self._told(f"{'' if count else name:{COLUMN}}", NAME)
+            for count, part in enumerate(_wrap(text, inside)):
+                shown = self._style(f"{'' if count else name:{COLUMN}}", NAME)
                 yield f"{bar} {shown}  {part:{inside}} {bar}"
-        yield self._told(f"{foot}{across * (inside + COLUMN + 4)}{last}", DIM)
+        yield self._style(f"{foot}{across * (inside + COLUMN + 4)}{last}", DIM)
 
-    def _told(self, text: str, style: str) -> str:
+    def _style(self, text: str, style: str) -> str:
         return f"\x1b[{style}m{text}\x1b[0m" if self.has_colours and style and text else text
 
 
-def _broken(text: str, width: int) -> list[str]:
+def _wrap(text: str, width: int) -> list[str]:
     if len(text) <= width:
         return [text]
     from textwrap import wrap

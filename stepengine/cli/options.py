@@ -74,7 +74,7 @@ Last: TypeAlias = Annotated[bool, typer.Option("--last", help="The newest run of
 Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 
-def _listed(given: str | list[str] | None) -> list[str] | None:
+def _as_list(given: str | list[str] | None) -> list[str] | None:
     return [given] if isinstance(given, str) else given
 
 
@@ -107,7 +107,7 @@ class Options:
         typer.Option(
             help="Another model than the recorded one, for all agents or for one.", metavar="MODEL|AGENT=MODEL"
         ),
-    ] = attrs.field(default=None, converter=_listed)
+    ] = attrs.field(default=None, converter=_as_list)
     base_url: BaseUrl = ""
     api_key_env: ApiKeyEnv = ""
     price: Price = ""

@@ -39,17 +39,17 @@ GRACE = 5.0
 
 __all__ = (
     "Run",
-    "advised",
+    "add_advice",
     "ending_of",
     "interrupt",
     "needs_agent",
     "options_again",
     "perform",
+    "print_result",
     "reason_of",
     "resume_hint",
     "tell_more",
-    "told",
-    "watched",
+    "watch_run",
 )
 
 
@@ -97,7 +97,7 @@ def perform(
                 result = await result_of(handle.result())
         return Run(result, received[0] if received else None)
 
-    return watched(ended, progress)
+    return watch_run(ended, progress)
 
 
 def interrupt(handle: RunHandle, loop: asyncio.AbstractEventLoop) -> None:
@@ -124,13 +124,13 @@ async def result_of(run: Awaitable[RunResult]) -> RunResult:
         return result
 
 
-def watched(run: Callable[[], Coroutine[Any, Any, Run]], progress: Progress | None) -> Run:
+def watch_run(run: Callable[[], Coroutine[Any, Any, Run]], progress: Progress | None) -> Run:
     """Run to the end while *progress*, if there is one, is shown."""
     with nullcontext() if progress is None else progress.shown():
         return asyncio.run(run())
 
 
-def told(run: Run, options: Options, bench: Bench) -> Exit:
+def print_result(run: Run, options: Options, bench: Bench) -> Exit:
     """Print the result on stdout and everything else on stderr; return the exit code."""
     result = run.result
     if bench.progress is not None and run.code is not Exit.USAGE:
@@ -149,7 +149,7 @@ def told(run: Run, options: Options, bench: Bench) -> Exit:
 def reason_of(run: Run, options: Options, bench: Bench) -> str:
     """Return why a run did not complete, and what helps where it had no model."""
     if run.code is not Exit.USAGE:
-        return advised(ending_of(run), run, options)
+        return add_advice(ending_of(run), run, options)
     error = run.result.error
     while isinstance(error, ChildError):
         error = error.__cause__
@@ -165,7 +165,7 @@ def _unknown(error: BaseException | None, options: Options) -> str:
     return f"{error}. A handler names it itself: --model {model} stands in only for models that agents name"
 
 
-def advised(ending: str, run: Run, options: Options) -> str:
+def add_advice(ending: str, run: Run, options: Options) -> str:
     """Return *ending* with the option that helps where a price or a key is missing."""
     error = run.result.error
     while isinstance(error, ChildError) and error.__cause__ is not None:

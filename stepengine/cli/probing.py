@@ -55,7 +55,7 @@ def probe(site: str, project: str, out: str) -> None:
 
 def _load(value: str, told: dict[str, Any]) -> None:
     """Add what the code has, and why an engine refuses it."""
-    from stepengine.engine.packages import declared_of, exceeding, held_by, installed
+    from stepengine.engine.packages import declared_of, exceeding, find_installed, held_by
 
     try:
         held = held_by(value)
@@ -71,11 +71,11 @@ def _load(value: str, told: dict[str, Any]) -> None:
             "spawns": [*made.spawns],
         }
     # Where more differs, that is told already.
-    fits = [p for p in installed().packages if p.value == value and not exceeding(p, held)]
-    told["problems"] += [said for package in fits for said in _refused(package)]
+    fits = [p for p in find_installed().packages if p.value == value and not exceeding(p, held)]
+    told["problems"] += [said for package in fits for said in _find_refusals(package)]
 
 
-def _refused(package: Package) -> Iterator[str]:
+def _find_refusals(package: Package) -> Iterator[str]:
     """Give why an engine refuses the agents by the ids that others use."""
     from stepengine.cli.bench import family
     from stepengine.cli.toolset import uncalled_tools

@@ -41,16 +41,16 @@ __all__ = (
     "EDITORS",
     "GOES_ON",
     "HISTORY",
-    "Entry",
-    "Recording",
+    "RecordedRun",
+    "RunRecording",
     "StateProblem",
     "entries",
     "entry_of",
+    "find_recorded",
     "history_file",
     "is_ours",
     "latest",
     "lies_in_state_folder",
-    "named",
     "recorded_as",
     "runs_folder",
     "with_record",
@@ -132,7 +132,7 @@ def _check_owner(runs: Path) -> None:
 
 
 @frozen
-class Entry:
+class RecordedRun:
     """
     A recorded run.
 
@@ -210,7 +210,7 @@ class Entry:
             close_locked(descriptor)
 
 
-def entries() -> list[Entry]:
+def entries() -> list[RecordedRun]:
     """
     Return the recorded runs, newest first; a companion that is lost or broken is made from its journal.
 
@@ -225,14 +225,14 @@ def entries() -> list[Entry]:
     except StateProblem as problem:
         raise UsageProblem(str(problem)) from None
     stems = {path.stem for path in place.iterdir() if path.suffix in (".json", ".jsonl") and STEM.fullmatch(path.stem)}
-    found = [Entry(stem, _read(place, stem) or _rebuilt(place, stem), place) for stem in stems]
+    found = [RecordedRun(stem, _read(place, stem) or _rebuilt(place, stem), place) for stem in stems]
     return sorted([e for e in found if e.info], key=lambda e: (e.text("created"), e.stem), reverse=True)
 
 
-def entry_of(folder: Path, stem: str) -> Entry | None:
+def entry_of(folder: Path, stem: str) -> RecordedRun | None:
     """Return the run of that name in a folder, by its companion; ``None`` when there is none."""
     info = _read(folder, stem) if STEM.fullmatch(stem) else None
-    return None if info is None else Entry(stem, info, folder)
+    return None if info is None else RecordedRun(stem, info, folder)
 
 
 def _read(folder: Path, stem: str) -> dict[str, Any] | None:
@@ -290,7 +290,7 @@ def _waits(waits: Sequence[Waits]) -> list[dict[str, object]]:
 # --- naming one -------------------------------------------------------------------------------------------------------
 
 
-def named(text: str) -> Entry | None:
+def find_recorded(text: str) -> RecordedRun | None:
     """
     Return the run whose stem or run id begins with *text*; ``None`` when there is none.
 
@@ -306,7 +306,7 @@ def named(text: str) -> Entry | None:
     return found[0] if found else None
 
 
-def latest(*, waiting: bool = False, before: int = 0) -> Entry:
+def latest(*, waiting: bool = False, before: int = 0) -> RecordedRun:
     """
     Return the newest run of the working folder.
 
@@ -328,7 +328,7 @@ def latest(*, waiting: bool = False, before: int = 0) -> Entry:
     return found[0]
 
 
-def recorded_as(journal: str) -> Entry | None:
+def recorded_as(journal: str) -> RecordedRun | None:
     """Return the companion of the journal of this name, wherever the journal is; ``None`` when there is none."""
     path = _absolute(journal)
     try:
@@ -402,7 +402,7 @@ def _keep_left(journal: Journal) -> None:
         pass  # it is asked again then
 
 
-def with_record(options: Options, entry: Entry) -> Options:
+def with_record(options: Options, entry: RecordedRun) -> Options:
     """Return *options* with what was not typed as it was when the run was recorded."""
     from stepengine.engine.loading import AgentPlace
 
@@ -439,7 +439,7 @@ def with_record(options: Options, entry: Entry) -> Options:
 # --- recording --------------------------------------------------------------------------------------------------------
 
 
-class Recording:
+class RunRecording:
     """
     What is kept beside the journal of a run. As a context: a run that never began leaves nothing.
 
@@ -447,7 +447,7 @@ class Recording:
         journal: Where the run is recorded; ``None`` for nowhere.
     """
 
-    def __init__(self, journal: Journal | None, entry: Entry | None = None, *, is_new: bool = False) -> None:
+    def __init__(self, journal: Journal | None, entry: RecordedRun | None = None, *, is_new: bool = False) -> None:
         self.journal = journal
         self._entry = entry
         self._is_new = is_new
@@ -477,7 +477,7 @@ class Recording:
             _prune(folder, settings.get("journal.keep_runs"), settings.get("journal.keep_bytes"))
             stem = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
             made = journal or FileJournal(folder / f"{stem}.jsonl")
-            entry = Entry(stem, _companion(options, made.name, **about), folder)
+            entry = RecordedRun(stem, _companion(options, made.name, **about), folder)
             _write(entry)
         except (OSError, StateProblem) as problem:
             what = "`stepengine runs` does not list this run" if journal else "this run is not recorded"
@@ -622,7 +622,7 @@ def _complain(message: str) -> None:
     print(f"stepengine: {visible(message)}", file=sys.stderr)
 
 
-def _write(entry: Entry) -> None:
+def _write(entry: RecordedRun) -> None:
     """Put the companion in its place, at once or not at all; only its owner can read it."""
     from stepengine.system.atomic import replace_path
 

@@ -28,7 +28,7 @@ from stepengine.errors import DefinitionError
 if TYPE_CHECKING:
     from stepengine.permissions import Policy
 
-__all__ = ("KEYS", "LOGS", "Key", "Origin", "Settings", "UsageProblem", "in_force", "key_of")
+__all__ = ("KEYS", "LOGS", "Origin", "SettingKey", "Settings", "UsageProblem", "in_force", "key_of")
 Source: TypeAlias = Literal["argument", "environment", "--config", "project", "user", "default"]
 Trust: TypeAlias = Literal["yes", "lower", "no"]
 ORDER: tuple[Source, ...] = ("default", "user", "project", "--config", "environment", "argument")
@@ -49,7 +49,7 @@ class UsageProblem(Exception):
 
 
 @frozen(kw_only=True)
-class Key:
+class SettingKey:
     """
     One thing that can be set.
 
@@ -146,43 +146,43 @@ def _policy(value: object) -> JsonDict:
     return freeze_object(value)
 
 
-def _limit(name: str, kind: str, read: Callable[[Any], object], what: str) -> Key:
-    return Key(name=f"limits.{name}", kind=kind, help=what, project="lower", read=read, parse=_parse_number)
+def _limit(name: str, kind: str, read: Callable[[Any], object], what: str) -> SettingKey:
+    return SettingKey(name=f"limits.{name}", kind=kind, help=what, project="lower", read=read, parse=_parse_number)
 
 
-KEYS: tuple[Key, ...] = (
-    Key(name="model", kind="text", help="The model of runs that name none, such as anthropic/claude-sonnet-4-5.", read=_text),
-    Key(name="models.<agent>", kind="text", help="The model of one agent.", read=_text),
-    Key(name="aliases.<name>", kind="text", help="A short name for a model.", project="yes", read=_text),
+KEYS: tuple[SettingKey, ...] = (
+    SettingKey(name="model", kind="text", help="The model of runs that name none, such as anthropic/claude-sonnet-4-5.", read=_text),
+    SettingKey(name="models.<agent>", kind="text", help="The model of one agent.", read=_text),
+    SettingKey(name="aliases.<name>", kind="text", help="A short name for a model.", project="yes", read=_text),
     _limit("max_steps", "a whole number from 1", _whole, "Model steps of a run."),
     _limit("max_tokens", "a whole number from 1", _whole, "Tokens of a run and its children."),
     _limit("max_cost_usd", "a number above 0", _number, "US dollars of a run and its children."),
     _limit("max_seconds", "a number above 0", _number, "Seconds that a run may take."),
     _limit("max_depth", "a whole number from 1", _whole, "How deep agents may spawn agents."),
-    Key(name="limits.ask", kind="true or false", help="At a limit of steps, tokens or dollars ask for more, before it ends the run.",
+    SettingKey(name="limits.ask", kind="true or false", help="At a limit of steps, tokens or dollars ask for more, before it ends the run.",
         read=_bool, parse=_parse_bool),
-    Key(name="display.color", kind="auto, always or never", default="auto", help="Colours on the terminal.", project="yes",
+    SettingKey(name="display.color", kind="auto, always or never", default="auto", help="Colours on the terminal.", project="yes",
         read=_one_of("auto", "always", "never")),
-    Key(name="display.plain", kind="true or false", default=False, help="Lines only, nothing that is drawn again.",
+    SettingKey(name="display.plain", kind="true or false", default=False, help="Lines only, nothing that is drawn again.",
         project="yes", read=_bool, parse=_parse_bool),
-    Key(name="display.thinking", kind="fold, show or hide", default="fold", help="How thoughts of models are shown.",
+    SettingKey(name="display.thinking", kind="fold, show or hide", default="fold", help="How thoughts of models are shown.",
         project="yes", read=_one_of("fold", "show", "hide")),
-    Key(name="display.log", kind=f"one of {', '.join(LOGS)}", default="warning", help="The lowest level of log lines shown.",
+    SettingKey(name="display.log", kind=f"one of {', '.join(LOGS)}", default="warning", help="The lowest level of log lines shown.",
         project="yes", read=_one_of(*LOGS)),
-    Key(name="journal.record", kind="true or false", default=True, help="Record every run into the state folder.",
+    SettingKey(name="journal.record", kind="true or false", default=True, help="Record every run into the state folder.",
         project="yes", read=_bool, parse=_parse_bool),
-    Key(name="journal.keep_runs", kind="a whole number from 1", default=500, help="How many ended runs are kept.",
+    SettingKey(name="journal.keep_runs", kind="a whole number from 1", default=500, help="How many ended runs are kept.",
         read=_whole, parse=_parse_number),
-    Key(name="journal.keep_bytes", kind="a whole number from 1", default=1024**3, help="How many bytes of ended runs are kept.",
+    SettingKey(name="journal.keep_bytes", kind="a whole number from 1", default=1024**3, help="How many bytes of ended runs are kept.",
         read=_whole, parse=_parse_number),
-    Key(name="base_urls.<prefix>", kind="text", help="The address of a provider's server.", read=_text),
-    Key(name="providers.<prefix>.key", kind='{ env = "NAME" }', help="The variable that holds a provider's key.", read=_variable),
-    Key(name="agents", kind="a list of folders", help="Folders in which agents are looked for, after ./agents.",
+    SettingKey(name="base_urls.<prefix>", kind="text", help="The address of a provider's server.", read=_text),
+    SettingKey(name="providers.<prefix>.key", kind='{ env = "NAME" }', help="The variable that holds a provider's key.", read=_variable),
+    SettingKey(name="agents", kind="a list of folders", help="Folders in which agents are looked for, after ./agents.",
         read=_paths, parse=lambda text: text.split(os.pathsep)),
-    Key(name="sandboxed", kind="a list of files, folders and packages",
+    SettingKey(name="sandboxed", kind="a list of files, folders and packages",
         help="Agent files, folders of them, and installed packages, whose code runs in the sandbox alone.",
         read=_paths, parse=lambda text: text.split(os.pathsep)),
-    Key(name="permissions", kind="a table", help="The policy: its mode and its rules, as `Policy.save` writes them.", read=_policy),
+    SettingKey(name="permissions", kind="a table", help="The policy: its mode and its rules, as `Policy.save` writes them.", read=_policy),
 )  # fmt: skip
 """Everything that can be set."""
 FOREIGN = ("permissions", "mcp", "agents", "sandboxed", "hooks", "tools", "web", "memory", "base_urls", "providers")
@@ -207,7 +207,7 @@ class Origin:
 
 
 @frozen
-class _Given:
+class _GivenValue:
     """A value as a file or variable gives it."""
 
     name: str
@@ -296,7 +296,7 @@ class Settings:
         Raises:
             UsageProblem: for a file that cannot be read, an unknown key and a value of the wrong kind, with file and line.
         """
-        given: list[_Given] = []
+        given: list[_GivenValue] = []
         user = _user_file(environ)
         if user is not None and user.is_file():
             given += _of_file(user, "user")
@@ -306,10 +306,10 @@ class Settings:
         if config is not None:
             given += _of_file(config, "--config")
         given += _of_environment(environ)
-        return _merged(given)
+        return _merge(given)
 
 
-def _merged(given: Sequence[_Given]) -> Settings:
+def _merge(given: Sequence[_GivenValue]) -> Settings:
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
     notes: list[str] = []
@@ -319,7 +319,7 @@ def _merged(given: Sequence[_Given]) -> Settings:
             notes.append(f"{one.origin}: {one.name} may not be set by a project; pass --config {file} if you trust it")
             continue
         key = key_of(one.name, one.origin)
-        value = _checked(key, one)
+        value = _check_value(key, one)
         if one.origin.source == "project" and key.project == "no":
             notes.append(
                 f"{one.origin}: {one.name} may not be set by a project; set it in your own file or environment"
@@ -331,7 +331,7 @@ def _merged(given: Sequence[_Given]) -> Settings:
     return Settings(values=values, origins=origins, notes=tuple(notes))
 
 
-def key_of(name: str, origin: Origin | None = None) -> Key:
+def key_of(name: str, origin: Origin | None = None) -> SettingKey:
     """
     Return the key that a dotted name belongs to.
 
@@ -348,7 +348,7 @@ def key_of(name: str, origin: Origin | None = None) -> Key:
     raise UsageProblem(msg)
 
 
-def _checked(key: Key, given: _Given) -> object:
+def _check_value(key: SettingKey, given: _GivenValue) -> object:
     try:
         return key.read(given.value)
     except DefinitionError as error:
@@ -356,13 +356,13 @@ def _checked(key: Key, given: _Given) -> object:
         raise UsageProblem(msg) from None
     except ValueError:
         secret = key.name.endswith(".key") or any(KEYLIKE.fullmatch(part) for part in given.name.split("."))
-        shown = "a text that is not shown" if secret else _shown(given.value)
+        shown = "a text that is not shown" if secret else _shorten(given.value)
         why = " Keys stand in variables and never in a file." if secret else ""
         msg = f"{given.origin}: {given.name} is {shown}; {key.kind} would be fine.{why}"
         raise UsageProblem(msg) from None
 
 
-def _shown(value: object) -> str:
+def _shorten(value: object) -> str:
     try:
         text = repr(value)
     except ValueError:  # a number of more digits than Python writes
@@ -418,7 +418,7 @@ def _read(path: Path, *, strict: bool = True) -> str:
         raise UsageProblem(msg) from None
 
 
-def _of_file(path: Path, source: Source) -> list[_Given]:
+def _of_file(path: Path, source: Source) -> list[_GivenValue]:
     text = _read(path)
     if dotted := [number for number, line in enumerate(text.split("\n"), start=1) if line.count(".") > LINE_DOTS]:
         msg = f"{path}:{dotted[0]} has more than {LINE_DOTS} dots in one line; break the line"
@@ -435,7 +435,7 @@ def _of_file(path: Path, source: Source) -> list[_Given]:
                 msg = f"{path}: {name} is not a table; [tool.stepengine] with one setting per line would be fine"
                 raise UsageProblem(msg)
     lines = _lines(text)
-    return [_Given(name, value, Origin(source, f"{path}:{lines(name)}")) for name, value in _leaves(data)]
+    return [_GivenValue(name, value, Origin(source, f"{path}:{lines(name)}")) for name, value in _leaves(data)]
 
 
 def _leaves(data: Mapping[str, object], start: str = "") -> Iterator[tuple[str, object]]:
@@ -473,9 +473,9 @@ OLD = {"STEPENGINE_LOG": "display.log"}
 """Variables that are older than their setting."""
 
 
-def _of_environment(environ: Mapping[str, str]) -> list[_Given]:
+def _of_environment(environ: Mapping[str, str]) -> list[_GivenValue]:
     """Return what variables set: ``STEPENGINE_LIMITS__MAX_STEPS`` is ``limits.max_steps``; others are not settings of ours."""
-    found: list[_Given] = []
+    found: list[_GivenValue] = []
     for variable in sorted(environ):
         if not variable.startswith(PREFIX) or not environ[variable].strip():
             continue
@@ -486,7 +486,7 @@ def _of_environment(environ: Mapping[str, str]) -> list[_Given]:
         if known is None and "." not in name:
             continue
         value = environ[variable] if known is None else known.parse(environ[variable])
-        found.append(_Given(name, value, Origin("environment", variable)))
+        found.append(_GivenValue(name, value, Origin("environment", variable)))
     return found
 
 

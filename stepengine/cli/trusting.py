@@ -150,7 +150,7 @@ class _Gate:
     def allows(self, foreign: Foreign) -> bool:
         """Return whether a folder may run: its content was trusted, or somebody at the terminal says so."""
         if foreign.folder not in self._known:
-            self._known[foreign.folder] = self._judged(foreign)
+            self._known[foreign.folder] = self._judge(foreign)
         return self._known[foreign.folder]
 
     def agrees(self, wishes: Wishes) -> bool:
@@ -164,7 +164,7 @@ class _Gate:
                 agree(wishes)
         if not self._agreed[wishes]:
             self.tell(
-                f"not loaded, because nobody agreed to what it wants: {wishes}\n{_listed(wishes, not_agreed(wishes))}\n"
+                f"not loaded, because nobody agreed to what it wants: {wishes}\n{_describe_wishes(wishes, not_agreed(wishes))}\n"
                 f"  where nobody can be asked: {wishes.how}"
             )
         return self._agreed[wishes]
@@ -175,7 +175,7 @@ class _Gate:
             self._told.add(message)
             complain(message)
 
-    def _judged(self, foreign: Foreign) -> bool:
+    def _judge(self, foreign: Foreign) -> bool:
         from stepengine.engine.trust import trust as keep
 
         there = _content(foreign.folder)
@@ -184,7 +184,7 @@ class _Gate:
                 return True
             msg = f"--trust is {self._content}, and {foreign} is {there}; look at what has changed, then give that"
             raise UsageProblem(msg)
-        if self._asks and _can_ask() and _agreed(foreign):
+        if self._asks and _can_ask() and _ask_for_trust(foreign):
             keep(foreign.folder)
             return True
         self.tell(
@@ -210,7 +210,7 @@ def _can_ask() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty() and not os.environ.get(MARKER)
 
 
-def _agreed(foreign: Foreign) -> bool:
+def _ask_for_trust(foreign: Foreign) -> bool:
     owner = "" if foreign.owner == os.geteuid() else f", which belongs to the user {_user(foreign.owner)}"
     said = f"{foreign}{owner} was never trusted. Its files are programs and may do whatever you may"
     print(f"stepengine: {visible(said)}. Run them, now and from now on? [y/N] ", end="", file=sys.stderr, flush=True)
@@ -219,12 +219,12 @@ def _agreed(foreign: Foreign) -> bool:
 
 def _agreed_to(wishes: Wishes, missing: Sequence[str] | None) -> bool:
     said = f"{wishes}, was never agreed to" if missing is None else f"{wishes}, wants more than was agreed to"
-    print(f"stepengine: {visible(said)}:\n{visible(_listed(wishes, missing))}", file=sys.stderr)
+    print(f"stepengine: {visible(said)}:\n{visible(_describe_wishes(wishes, missing))}", file=sys.stderr)
     print("Load it, now and from now on? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _listed(wishes: Wishes, missing: Sequence[str] | None) -> str:
+def _describe_wishes(wishes: Wishes, missing: Sequence[str] | None) -> str:
     """Return what a package wants, and what that is worth."""
     asks = wishes.asks if missing is None else missing
     lines = [*[f"  {wanted}" for wanted in asks[:LISTED]], *[f"  and {len(asks) - LISTED} more"] * (len(asks) > LISTED)]

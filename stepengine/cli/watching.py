@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from stepengine.data.definition import AgentDefinition
     from stepengine.engine import Engine
     from stepengine.engine.stepping import Tape
-    from stepengine.judging.edits import Look
+    from stepengine.judging.edits import MomentView
 
-__all__ = ("watched",)
+__all__ = ("watch_place",)
 
 FORMAT = "stepengine.watch/1"
 EVERY = 0.1
@@ -39,7 +39,7 @@ LISTED = 5
 MOST = 20
 
 
-def watched(options: Options, at: str, *, width: int, prints: bool) -> Exit:
+def watch_place(options: Options, at: str, *, width: int, prints: bool) -> Exit:
     """
     Show a place whenever the code changed, until somebody ends it.
 
@@ -112,7 +112,7 @@ class _Screen:
         self._options = options
         self._tape = tape
         self._width = width or shutil.get_terminal_size().columns
-        self._last: Look | None = None
+        self._last: MomentView | None = None
         self._watched = Watched(self._load, tape, at, files=lambda: _file_of(options.agent), prints=prints)
         if not options.as_json:
             root = tape.history.root
@@ -150,7 +150,7 @@ class _Screen:
             if saved:
                 self.look(saved)
                 return True
-            typed = _typed(EVERY)
+            typed = _read_typed_line(EVERY)
             if typed is None:
                 continue
             if typed in ("q", "quit"):
@@ -162,7 +162,7 @@ class _Screen:
 
     # --- showing ------------------------------------------------------------------------------------------------------
 
-    def _show(self, found: Look, saved: list[str], changes: list[str] | None) -> None:
+    def _show(self, found: MomentView, saved: list[str], changes: list[str] | None) -> None:
         if self._options.as_json:
             seconds = round(self._watched.seconds, 3)
             told = {"format": FORMAT, "at": self._watched.at, "saved": saved, "seconds": seconds}
@@ -174,7 +174,7 @@ class _Screen:
             say("\n".join(self._screen(found, saved, changes)))
             sys.stdout.flush()
 
-    def _screen(self, found: Look, saved: list[str], changes: list[str] | None) -> Iterator[str]:
+    def _screen(self, found: MomentView, saved: list[str], changes: list[str] | None) -> Iterator[str]:
         names = ", ".join([Path(file).name for file in saved])
         head = f"── {datetime.now():%H:%M:%S}{f' · {names} saved' if names else ''} · {self._watched.seconds:.2f} s "  # noqa: DTZ005 - the reader's
         yield f"{head}{'─' * max(2, self._width - len(head))}"
@@ -193,7 +193,7 @@ class _Screen:
             yield from [f" and {len(changes) - MOST} lines more: --json has all"] if len(changes) > MOST else ()
         yield from self._course(found)
 
-    def _moved(self, found: Look) -> bool:
+    def _moved(self, found: MomentView) -> bool:
         good = self._last
         return (
             good is None
@@ -201,7 +201,7 @@ class _Screen:
             or (good.place or {}).get("asked") != (found.place or {}).get("asked")
         )
 
-    def _source(self, found: Look) -> Iterator[str]:
+    def _source(self, found: MomentView) -> Iterator[str]:
         frames = (found.place or {})["frames"]
         if not frames:
             yield " nothing of the author's waits here"
@@ -218,7 +218,7 @@ class _Screen:
             for name, text in frame["locals"].items():
                 yield f"   {name} = {cut(text, self._width - len(name) - 6)}"
 
-    def _course(self, found: Look) -> Iterator[str]:
+    def _course(self, found: MomentView) -> Iterator[str]:
         """Say how the run goes on under this code."""
         if found.changed:
             more = f" and {len(found.changed) - LISTED} more" if len(found.changed) > LISTED else ""
@@ -247,7 +247,7 @@ def _short(file: str) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
-def _typed(seconds: float) -> str | None:
+def _read_typed_line(seconds: float) -> str | None:
     """Return a line that was typed within so many seconds; ``None`` for none. Where nobody can type, time passes."""
     if not sys.stdin.isatty():
         time.sleep(seconds)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import attrs
 from typing_extensions import override
 
-from stepengine.context.policy import COUNT, SHARE, ContextLimits, ContextPolicy, grouped
+from stepengine.context.policy import COUNT, SHARE, ContextLimits, ContextPolicy, group_positions
 from stepengine.data.estimate import message_tokens, transcript_tokens
 from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict
@@ -46,19 +46,19 @@ def is_placeholder(message: ToolMessage, mark: str) -> bool:
 MARK = "masked"
 
 
-def _masked(message: ToolMessage) -> ToolResult:
+def _mask(message: ToolMessage) -> ToolResult:
     media = sum(isinstance(part, ImagePart | DocumentPart) for part in message.content)
     what = f"{len(message.text):,} characters" + (f" and {media} images or documents" if media else "")
     text = f"[{what} of this result were left out to save space; call {message.tool_name} again if you need them.]"
     return placeholder(message, MARK, text)
 
 
-def _saved(message: ToolMessage) -> int:
+def _tokens_saved(message: ToolMessage) -> int:
     """Return how many tokens a note in the place of a result saves; 0 for what is a note."""
     if is_placeholder(message, MARK):
         return 0
     # Against what would stand there instead: a short result is shorter than its note, and stays.
-    return message_tokens(message) - message_tokens(ToolMessage("", "", _masked(message).content))
+    return message_tokens(message) - message_tokens(ToolMessage("", "", _mask(message).content))
 
 
 class Left(NamedTuple):
@@ -99,7 +99,7 @@ class mask_tool_results(ContextPolicy):  # noqa: N801 - a policy is called by it
             return None
         # Counted along the history as it grows, and not anew: a long conversation in which nothing is left to mask
         # would else be gone through before each of its model calls.
-        left = transcript.fold((MARK, self.tools, self.max_chars), self._counted, Left())
+        left = transcript.fold((MARK, self.tools, self.max_chars), self._count_message, Left())
         if not left.long and left.named <= self.keep_last:
             return None  # found without looking through the history at every step
         total, room = transcript_tokens(transcript), limits.room
@@ -109,22 +109,22 @@ class mask_tool_results(ContextPolicy):  # noqa: N801 - a policy is called by it
             if total <= enough:
                 break
             for message in chosen:
-                saved = _saved(message)
+                saved = _tokens_saved(message)
                 # A result may be in two passes.
                 if message.tool_call_id not in masked and saved > 0:
-                    masked[message.tool_call_id] = _masked(message)
+                    masked[message.tool_call_id] = _mask(message)
                     total -= saved
         return transcript.resolve_all(masked) if masked else None
 
-    def _counted(self, left: Left, message: Message) -> Left:
+    def _count_message(self, left: Left, message: Message) -> Left:
         """Count what could still be masked, one message on."""
-        if type(message) is not ToolMessage or _saved(message) <= 0:
+        if type(message) is not ToolMessage or _tokens_saved(message) <= 0:
             return left
         return Left(left.long + self._is_long(message), left.named + (message.tool_name in self.tools))
 
     def _passes(self, transcript: Transcript, target: int, room: int) -> Iterator[tuple[int, list[ToolMessage]]]:
         """Give the results to mask in passes, each with the size that makes it unnecessary."""
-        newest = grouped(transcript)[-1].start if transcript else 0
+        newest = group_positions(transcript)[-1].start if transcript else 0
         seen = [m for m in transcript[:newest] if type(m) is ToolMessage]
         named = [m for m in transcript if type(m) is ToolMessage and m.tool_name in self.tools]
         kept = {m.tool_call_id for m in named[len(named) - self.keep_last :]} if self.keep_last else set()

@@ -23,7 +23,7 @@ __all__ = (
     "TOKENS",
     "ContextLimits",
     "ContextPolicy",
-    "grouped",
+    "group_positions",
     "last_tagged",
     "limits_of",
     "message_sizes",
@@ -125,7 +125,7 @@ def message_sizes(transcript: Transcript) -> list[int]:
     return list(transcript.memo("message_tokens", message_tokens))
 
 
-def grouped(transcript: Transcript) -> list[range]:
+def group_positions(transcript: Transcript) -> list[range]:
     """Return the positions of what stays together: a user message, or an assistant message with the results of its calls."""
     groups: list[range] = []
     for index, message in enumerate(transcript):

@@ -43,10 +43,10 @@ __all__ = (
     "SILENT_TAGS",
     "SUMMARY_TAG",
     "SUMMARY_TAGS",
-    "Caps",
-    "Entry",
+    "EntryCaps",
     "Memory",
-    "clipped",
+    "RememberedMessage",
+    "clip",
     "continue_message",
     "cut",
     "entry_of",
@@ -79,7 +79,7 @@ CONTINUE = system_reminder(
 )
 
 
-class Caps(NamedTuple):
+class EntryCaps(NamedTuple):
     """
     How many tokens, at three characters each, new entries may have.
 
@@ -94,7 +94,7 @@ class Caps(NamedTuple):
     work: int = 1_000_000
 
 
-class Entry(NamedTuple):
+class RememberedMessage(NamedTuple):
     """One remembered message; ``live`` is the request that the agent works on."""
 
     role: str
@@ -105,44 +105,44 @@ class Entry(NamedTuple):
 class Memory(NamedTuple):
     """What is remembered of a history: its entries, oldest first, and the newest images that a user sent."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[RememberedMessage, ...]
     images: tuple[ImagePart, ...] = ()
 
 
-def entry_tokens(entry: Entry) -> int:
+def entry_tokens(entry: RememberedMessage) -> int:
     """Return the size of an entry in tokens of three characters (generator-contract:P22)."""
     return -(-len(entry.text) // 3)
 
 
-def _stored(message: UserMessage) -> list[Entry]:
+def _entries_in(message: UserMessage) -> list[RememberedMessage]:
     """Return the entries that a summary message holds."""
     entries = []
     for part in message.content:
         data = part.provider_data if type(part) is TextPart else None
         if type(part) is TextPart and data and data.get("provider") == "stepengine" and "entry" in data:
-            entries.append(Entry(data["entry"], part.text.removeprefix(SEPARATOR), bool(data.get("live"))))
+            entries.append(RememberedMessage(data["entry"], part.text.removeprefix(SEPARATOR), bool(data.get("live"))))
     return entries
 
 
 def entry_of(
-    message: Message, calls: Mapping[str, ToolCallPart], forgotten: frozenset[str], caps: Caps
-) -> Entry | None:
+    message: Message, calls: Mapping[str, ToolCallPart], forgotten: frozenset[str], caps: EntryCaps
+) -> RememberedMessage | None:
     """Return what is remembered of a message, ``None`` for nothing; *calls* has the call of a result by its id."""
     if isinstance(message, UserMessage):
         text, images = message.text.strip(), sum(type(p) is ImagePart for p in message.content)
         note = f" (with {images} image{'s' if images > 1 else ''})" if images else ""
         speaker = "[EARLIER SUMMARY]" if SUMMARY_TAGS.intersection(message.tags) else "[USER]"
-        return Entry("user", f"{speaker}{note}\n{cut(text, caps.user)}") if text else None
+        return RememberedMessage("user", f"{speaker}{note}\n{cut(text, caps.user)}") if text else None
     if isinstance(message, AssistantMessage):
         text = cut(message.said.strip(), caps.note)
         lines = [*([f"Progress note: {text}"] if text else []), *map(line_of, message.tool_calls)]
-        return Entry("assistant", cut("\n".join(lines), caps.work)) if lines else None
+        return RememberedMessage("assistant", cut("\n".join(lines), caps.work)) if lines else None
     text = result_of(message, calls[message.tool_call_id], forgotten)
-    return Entry("assistant", cut(text, caps.work)) if text else None
+    return RememberedMessage("assistant", cut(text, caps.work)) if text else None
 
 
 def remembered(
-    messages: Iterable[Message], live: Message | None, forgotten: frozenset[str], caps: Caps, *, keeps_mark: bool
+    messages: Iterable[Message], live: Message | None, forgotten: frozenset[str], caps: EntryCaps, *, keeps_mark: bool
 ) -> Memory:
     """
     Return the memory of *messages*; the entries of earlier summaries stand where those stood.
@@ -154,7 +154,7 @@ def remembered(
         caps: How large new entries may be.
         keeps_mark: Whether the live request of an earlier summary still is the live one.
     """
-    entries: list[Entry] = []
+    entries: list[RememberedMessage] = []
     images: tuple[ImagePart, ...] = ()
     calls: dict[str, ToolCallPart] = {}
     for message in messages:
@@ -162,16 +162,18 @@ def remembered(
             calls = {call.tool_call_id: call for call in message.tool_calls}
         if type(message) is UserMessage:
             images = tuple([p for p in message.content if type(p) is ImagePart]) or images
-            if SUMMARY_TAG in message.tags and (stored := _stored(message)):
+            if SUMMARY_TAG in message.tags and (stored := _entries_in(message)):
                 entries += stored if keeps_mark else [entry._replace(live=False) for entry in stored]
                 continue
-        entry = entry_of(message, calls, forgotten, Caps() if message is live else caps)
+        entry = entry_of(message, calls, forgotten, EntryCaps() if message is live else caps)
         if entry is not None:
             entries.append(entry._replace(live=message is live))
     return Memory(tuple(entries), images)
 
 
-def fitting(entries: Sequence[Entry], user_budget: int, assistant_tool_budget: int) -> tuple[Entry, ...]:
+def fitting(
+    entries: Sequence[RememberedMessage], user_budget: int, assistant_tool_budget: int
+) -> tuple[RememberedMessage, ...]:
     """
     Return the entries that fit, from the newest back.
 
@@ -179,7 +181,7 @@ def fitting(entries: Sequence[Entry], user_budget: int, assistant_tool_budget: i
     latter counts for no budget.
     """
     left = {"user": user_budget, "assistant": assistant_tool_budget}
-    kept: list[Entry] = []
+    kept: list[RememberedMessage] = []
     for entry in reversed(entries):
         if not entry.live:
             size = entry_tokens(entry)
@@ -232,13 +234,13 @@ def cut(text: str, tokens: int) -> str:
     return f"{text[:head]}\n[... {len(text) - kept} characters left out ...]\n{tail}"
 
 
-def clipped(text: str, chars: int) -> str:
+def clip(text: str, chars: int) -> str:
     """Return *text* on one line and at most *chars* characters long."""
     line = " ".join(text.split())
     return line if len(line) <= chars else f"{line[: chars - 1]}…"
 
 
-def _said(value: object) -> str:
+def _value_text(value: object) -> str:
     """Return a JSON value as text: strings as they are, lists of them joined by commas."""
     if isinstance(value, str):
         return value
@@ -250,27 +252,27 @@ def _said(value: object) -> str:
 def _paths(given: Mapping[str, object]) -> str:
     paths = given.get("paths") or given.get("path")
     listed = paths if isinstance(paths, list) else [paths]
-    return ", ".join([_said(p.get("path") if isinstance(p, Mapping) else p) for p in listed])
+    return ", ".join([_value_text(p.get("path") if isinstance(p, Mapping) else p) for p in listed])
 
 
-def _patched(given: Mapping[str, object]) -> str:
+def _summarize_patch(given: Mapping[str, object]) -> str:
     operation = given.get("operation")
-    return f"Edited {_said(operation.get('path') if isinstance(operation, Mapping) else None)}"
+    return f"Edited {_value_text(operation.get('path') if isinstance(operation, Mapping) else None)}"
 
 
 def _search(given: Mapping[str, Any]) -> str:
-    flags = _said(given.get("flags"))
-    return f"Searched code for {_said(given.get('pattern'))}" + (f" ({flags})" if flags else "")
+    flags = _value_text(given.get("flags"))
+    return f"Searched code for {_value_text(given.get('pattern'))}" + (f" ({flags})" if flags else "")
 
 
 def _command(given: Mapping[str, object]) -> str:
     command = given.get("command")
-    words = " ".join(map(_said, command)) if isinstance(command, list) else _said(command)
-    return f"Ran {clipped(words, COMMAND_CHARS)}"
+    words = " ".join(map(_value_text, command)) if isinstance(command, list) else _value_text(command)
+    return f"Ran {clip(words, COMMAND_CHARS)}"
 
 
 def _docs(given: Mapping[str, object]) -> str:
-    return f"Read docs: {_said(given.get('library_title'))} - {_said(given.get('topic'))}"
+    return f"Read docs: {_value_text(given.get('library_title'))} - {_value_text(given.get('topic'))}"
 
 
 def _members(given: Mapping[str, object], name: str) -> list[Mapping[str, Any]]:
@@ -280,27 +282,27 @@ def _members(given: Mapping[str, object], name: str) -> list[Mapping[str, Any]]:
 
 def _todos(given: Mapping[str, object]) -> str:
     todos = _members(given, "todos")
-    left = [_said(t.get("task")) for t in todos if not t.get("completed")]
+    left = [_value_text(t.get("task")) for t in todos if not t.get("completed")]
     return f"Todos: {len(todos) - len(left)} of {len(todos)} done" + (f"; left: {'; '.join(left)}" if left else "")
 
 
 def _questions(given: Mapping[str, object]) -> str:
-    asked = [_said(q.get("question")) for q in _members(given, "questions")]
-    return f"Asked the user: {clipped(' / '.join(asked), QUESTION_CHARS)}"
+    asked = [_value_text(q.get("question")) for q in _members(given, "questions")]
+    return f"Asked the user: {clip(' / '.join(asked), QUESTION_CHARS)}"
 
 
 def _agents(given: Mapping[str, object]) -> str:
     shown = []
     for agent in _members(given, "agents") or [given]:
-        name = _said(agent.get("agent_type") or agent.get("agent"))
-        parts = [_said(agent.get("prompt")), compact(agent["params"]) if agent.get("params") else ""]
-        said = [clipped(part, AGENT_CHARS) for part in parts if part]
+        name = _value_text(agent.get("agent_type") or agent.get("agent"))
+        parts = [_value_text(agent.get("prompt")), compact(agent["params"]) if agent.get("params") else ""]
+        said = [clip(part, AGENT_CHARS) for part in parts if part]
         shown.append(f"{name} ({'; '.join(said)})" if said else name)
     return f"Delegated to {', '.join(shown)}"
 
 
 def _about(verb: str, name: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda given: f"{verb} {_said(given.get(name))}"
+    return lambda given: f"{verb} {_value_text(given.get(name))}"
 
 
 LINES: Mapping[str, Callable[[Mapping[str, Any]], str]] = MappingProxyType(
@@ -308,7 +310,7 @@ LINES: Mapping[str, Callable[[Mapping[str, Any]], str]] = MappingProxyType(
         "read_files": lambda given: f"Read {_paths(given)}",
         "write_file": _about("Wrote", "path"),
         "str_replace": _about("Edited", "path"),
-        "apply_patch": _patched,
+        "apply_patch": _summarize_patch,
         "propose_write_file": _about("Proposed to write", "path"),
         "propose_str_replace": _about("Proposed to edit", "path"),
         "read_subtree": lambda given: f"Read the tree of {_paths(given) or '.'}",
@@ -333,7 +335,7 @@ LINES: Mapping[str, Callable[[Mapping[str, Any]], str]] = MappingProxyType(
 def _agent_of(call: ToolCallPart) -> str:
     """Return which agent a call hands its whole task to: that of ``task``, or the one that the tool stands for, or ``""``."""
     if call.tool_name == "task":
-        return _said(call.input.get("agent"))
+        return _value_text(call.input.get("agent"))
     is_agent = call.tool_name not in LINES and "prompt" in call.input and call.input.keys() <= {"prompt", "params"}
     return call.tool_name.replace("_", "-") if is_agent else ""
 
@@ -362,11 +364,11 @@ def result_of(message: ToolMessage, call: ToolCallPart, forgotten: frozenset[str
         call: Its call.
         forgotten: Agents whose outputs are not kept.
     """
-    kept = cut("\n".join(_kept(message, call, forgotten)), RESULT_TOKENS)
+    kept = cut("\n".join(_summarize_result(message, call, forgotten)), RESULT_TOKENS)
     return f"[{message.tool_name} result]\n{kept}" if kept else ""
 
 
-def _kept(message: ToolMessage, call: ToolCallPart, forgotten: frozenset[str]) -> Iterator[str]:
+def _summarize_result(message: ToolMessage, call: ToolCallPart, forgotten: frozenset[str]) -> Iterator[str]:
     data, agent = _data(message), _agent_of(call)
     if children := _children(data):
         yield from _outputs(children, forgotten)
@@ -377,7 +379,7 @@ def _kept(message: ToolMessage, call: ToolCallPart, forgotten: frozenset[str]) -
     elif message.tool_name == "ask_user":
         yield from _answers(data)
     elif message.tool_name in EDITING:
-        yield _limited(message.text, EDIT_CHARS)
+        yield _limit(message.text, EDIT_CHARS)
     else:
         yield from _failure(data, "")
 
@@ -390,10 +392,10 @@ def _failure(data: object, text: str) -> Iterator[str]:
         yield f"Exit code {code}"
     said = fields.get("error_message") or fields.get("errorMessage") or ("" if code else text)
     if said:
-        yield f"Error: {clipped(_said(said), ERROR_CHARS)}"
+        yield f"Error: {clip(_value_text(said), ERROR_CHARS)}"
 
 
-def _limited(text: str, chars: int) -> str:
+def _limit(text: str, chars: int) -> str:
     return text if len(text) <= chars else f"{text[: chars - 1]}…"
 
 
@@ -401,8 +403,8 @@ def _answers(data: object) -> Iterator[str]:
     if not isinstance(data, Mapping) or data.get("skipped"):
         yield "The user skipped the question."
     else:
-        answers = [_said(a.get("selected") or a.get("text")) for a in _members(data, "answers")]
-        yield _limited(f"The user answered: {'; '.join(answers)}", ANSWER_CHARS)
+        answers = [_value_text(a.get("selected") or a.get("text")) for a in _members(data, "answers")]
+        yield _limit(f"The user answered: {'; '.join(answers)}", ANSWER_CHARS)
 
 
 def _children(data: object) -> list[Mapping[str, Any]]:
@@ -413,10 +415,10 @@ def _children(data: object) -> list[Mapping[str, Any]]:
 
 def _outputs(children: Sequence[Mapping[str, object]], forgotten: frozenset[str]) -> Iterator[str]:
     for child in children:
-        name = _said(child.get("agent_type"))
+        name = _value_text(child.get("agent_type"))
         if "error" in child:
-            yield f"{name} failed: {clipped(_said(child['error']), ERROR_CHARS)}"
-        if name not in forgotten and (said := parted(_said(child.get("output"))).said.strip()):
+            yield f"{name} failed: {clip(_value_text(child['error']), ERROR_CHARS)}"
+        if name not in forgotten and (said := parted(_value_text(child.get("output"))).said.strip()):
             yield f"{name}: {cut(said, OUTPUT_TOKENS)}"
 
 
@@ -426,7 +428,7 @@ MARGIN_TOKENS = 1_000
 MARGIN_DIVISOR = 20
 SUMMARY_SHARE = 2
 """The summary may have one half of the room that the messages have, so that the next prune is far away."""
-UNLIMITED = Caps()
+UNLIMITED = EntryCaps()
 
 
 class Scene(NamedTuple):
@@ -583,7 +585,7 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
             return Memory(fitting(whole.entries, self.user_budget, self.assistant_tool_budget), images)
         user = max(0, share * self.user_budget // max(1, total))
         assistant = max(0, share * self.assistant_tool_budget // max(1, total))
-        caps = Caps(user=min(UNLIMITED.user, user), work=assistant)
+        caps = EntryCaps(user=min(UNLIMITED.user, user), work=assistant)
         small = remembered(scene.summarised, live, self.forgotten_agents, caps, keeps_mark=keeps_mark)
         return Memory(fitting(small.entries, user, assistant), images)
 

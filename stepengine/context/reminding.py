@@ -34,7 +34,7 @@ def inject_context(*parts: UserPart | Said) -> Hook:
     """
 
     def inject(ctx: HookContext) -> Change | None:
-        found = [_said(part, ctx) for part in parts]
+        found = [_resolve_text(part, ctx) for part in parts]
         content = tuple([part for part in found if part])
         return Change(tail=(UserMessage(content, ("INJECTED_CONTEXT",)),)) if content else None
 
@@ -53,12 +53,12 @@ def reminders(*texts: Said) -> Hook:
     """
 
     def remind(ctx: HookContext) -> Change | None:
-        found = [_said(text, ctx) for text in texts]
+        found = [_resolve_text(text, ctx) for text in texts]
         content = "\n".join([system_reminder(text) for text in found if text])
         return Change(tail=(UserMessage(content, ("REMINDER",)),)) if content else None
 
     return remind
 
 
-def _said(value: object, ctx: HookContext) -> Any:
+def _resolve_text(value: object, ctx: HookContext) -> Any:
     return value(ctx) if callable(value) else value

@@ -167,15 +167,15 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
         asked = _cut(old, room) or old
         for _ in range(MAX_CUTS):
             try:
-                return (yield from self._asked(state, asked, request, settings))
+                return (yield from self._ask_model(state, asked, request, settings))
             except ContextOverflow:
                 shorter = _cut(asked, attrs.evolve(limits, max_tokens=limits.size(asked) // 2))
                 if shorter is None:
                     raise
                 asked = shorter
-        return (yield from self._asked(state, asked, request, settings))
+        return (yield from self._ask_model(state, asked, request, settings))
 
-    def _asked(
+    def _ask_model(
         self, state: AgentState, old: Transcript, request: UserMessage, settings: ModelSettings | None
     ) -> Generator[Yieldable, StepResult, str]:
         reply = yield from Complete(

@@ -8,7 +8,7 @@ from datetime import datetime
 import attrs
 from typing_extensions import override
 
-from stepengine.context.policy import SHARE, ContextLimits, ContextPolicy, grouped, last_tagged, message_sizes
+from stepengine.context.policy import SHARE, ContextLimits, ContextPolicy, group_positions, last_tagged, message_sizes
 from stepengine.data.estimate import message_tokens, transcript_tokens
 from stepengine.data.frozen import frozen
 from stepengine.data.messages import Message, UserMessage, strings, system_reminder
@@ -54,9 +54,9 @@ class truncate(ContextPolicy):  # noqa: N801 - a policy is called by its name, a
         """Return *transcript* without its oldest messages, or ``None`` when it fits or nothing more can be left out."""
         if limits.fits(transcript):
             return None
-        groups, sizes = grouped(transcript), message_sizes(transcript)
+        groups, sizes = group_positions(transcript), message_sizes(transcript)
         weights = [sum(sizes[group.start : group.stop]) for group in groups]
-        dropped = self._dropped(transcript, groups, weights, limits.room)
+        dropped = self._choose_dropped(transcript, groups, weights, limits.room)
         # Only notes of an earlier pruning would go, and a note would be put in their place: the history would be
         # written anew at each step, and the provider's cache lost each time, for nothing.
         if all(_is_gap(transcript[groups[index].start]) for index in dropped):
@@ -65,11 +65,11 @@ class truncate(ContextPolicy):  # noqa: N801 - a policy is called by its name, a
         # A note is longer than a very short message; so it is looked at whether anything was saved.
         return shorter if transcript_tokens(shorter) < sum(weights) else None
 
-    def _dropped(
+    def _choose_dropped(
         self, transcript: Transcript, groups: Sequence[range], weights: Sequence[int], room: int
     ) -> frozenset[int]:
         """Return which groups go: the oldest ones, until enough is free; the newest only when there is no other way."""
-        kept, total, target = self._kept(transcript), sum(weights), int(room * (1 - self.free_ratio))
+        kept, total, target = self._protected_positions(transcript), sum(weights), int(room * (1 - self.free_ratio))
         dropped: set[int] = set()
         # In groups of a call and its results, since providers refuse a history in which one stands without the other.
         for index, group in enumerate(groups):
@@ -83,7 +83,7 @@ class truncate(ContextPolicy):  # noqa: N801 - a policy is called by its name, a
                 dropped.add(index)
         return frozenset(dropped)
 
-    def _kept(self, transcript: Transcript) -> frozenset[int]:
+    def _protected_positions(self, transcript: Transcript) -> frozenset[int]:
         """Return the positions of the messages that are never left out."""
         # The first user message says what the work is, and the latest what was asked for last. A note of an earlier
         # pruning is a user message by its form, and must be neither.

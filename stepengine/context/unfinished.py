@@ -32,7 +32,7 @@ def require_finished_todos(max_reminders: int = 1) -> Callable[[HookContext], Us
 
     def check(ctx: HookContext) -> UserMessage | None:
         todos = [todo["task"] for todo in ctx.state.context.get("todos", ()) if not todo["completed"]]
-        if not todos or _sent(ctx) >= max_reminders:
+        if not todos or _times_sent_back(ctx) >= max_reminders:
             return None
         listed = "\n".join([f"- {task}" for task in todos])
         text = (
@@ -44,7 +44,7 @@ def require_finished_todos(max_reminders: int = 1) -> Callable[[HookContext], Us
     return check
 
 
-def _sent(ctx: HookContext) -> int:
+def _times_sent_back(ctx: HookContext) -> int:
     """Return how often the agent was sent back since the user last said something."""
     count = 0
     for message in reversed(ctx.messages):

@@ -48,10 +48,10 @@ def asks(error: object) -> TypeGuard[LimitExceeded]:
 def question_about(error: LimitExceeded) -> Question:
     """Return what people are asked about a limit that asks; *error* says how much ``more`` a yes allows."""
     limit, more, unit = _exact(error.limit), _exact(error.more), UNITS[error.kind]
-    name = f"limit:{error.kind}:{_shown(limit)}"
+    name = f"limit:{error.kind}:{_format_amount(limit)}"
     whose = f" (the run at {error.path})" if error.path else ""
     text = (
-        f"A limit is reached{whose}: {error.message}. Allow {_shown(more)} more {unit}, {_shown(limit + more)} in all? A number "
+        f"A limit is reached{whose}: {error.message}. Allow {_format_amount(more)} more {unit}, {_format_amount(limit + more)} in all? A number "
         "allows that much more; no ends it here."
     )
     return Question(
@@ -84,5 +84,5 @@ def _plain(number: Decimal) -> int | float:
     return int(number) if number == number.to_integral_value() else float(number)
 
 
-def _shown(number: Decimal) -> str:
+def _format_amount(number: Decimal) -> str:
     return f"{_plain(number)}"

@@ -83,7 +83,7 @@ MODULES = (hooks, limits, messages, models, outcomes, questions, server_tools, s
 # A closed list, and no class path in what is stored: a record that could name any class would decide what is imported
 # and run where it is read, as one serialiser did that fell back to calling what the record names (CVE-2025-64439). What
 # is taken out below is of one process only, such as functions and hooks.
-def _stored() -> dict[str, type[Any]]:
+def _stored_classes() -> dict[str, type[Any]]:
     found: dict[str, type[object]] = {}
     for module in MODULES:
         for name in module.__all__:
@@ -115,7 +115,7 @@ def _stored() -> dict[str, type[Any]]:
     return found
 
 
-STORED: Mapping[str, type[Any]] = types.MappingProxyType(_stored())
+STORED: Mapping[str, type[Any]] = types.MappingProxyType(_stored_classes())
 """Every class that can be stored, by the name that ``"type"`` holds."""
 
 
@@ -373,12 +373,12 @@ def _decode_slowly(data: Any, cls: type[object], shape: _Shape) -> object:
             values[field] = member.codec.decode(item)
         except DataError as error:
             raise within(error, f".{field}") from None
-    return _made(cls, shape.required, values)
+    return _make_decoded(cls, shape.required, values)
 
 
 # Constructors check more than codecs do, and raise what they like; whoever reads a journal must see one kind of error,
 # with a place.
-def _made(cls: type[Any], required: Sequence[str], values: Mapping[str, Any]) -> Any:
+def _make_decoded(cls: type[Any], required: Sequence[str], values: Mapping[str, Any]) -> Any:
     for name in required:
         if name not in values:
             raise within(fault(f"{cls.__name__} needs this field"), f".{name}")

@@ -62,7 +62,7 @@ def _is_schema(value: object) -> bool:
 SCHEMA = Fine(_is_schema, "a pydantic model class or a JSON Schema (a dict)")
 
 
-def _described(value: Any) -> object:
+def _describe_prompt(value: Any) -> object:
     """Return what a prompt is; the JSON Schema of a string stands for its description."""
     is_schema = isinstance(value, Mapping) and value.get("type") == "string" and value.keys() <= {"type", "description"}
     return value.get("description") if is_schema else value
@@ -83,7 +83,7 @@ class InputSchema:
         params: A pydantic model or JSON Schema of ``params``; ``None`` accepts any object.
     """
 
-    prompt: str | None = attrs.field(default=None, converter=_described, validator=fine(PROMPT))
+    prompt: str | None = attrs.field(default=None, converter=_describe_prompt, validator=fine(PROMPT))
     params: Schema | None = attrs.field(default=None, converter=_schema, validator=fine(or_none(SCHEMA)))
 
 
@@ -239,7 +239,7 @@ class AgentDefinition(Generic[Out]):
     ) -> None:
         if unknown:
             known = [field.name for field in attrs.fields(AgentDefinition)]
-            meant = [_meant(name, known) for name in unknown]
+            meant = [_closest_field(name, known) for name in unknown]
             hint = f"; you may mean {', '.join(filter(None, meant))}" if any(meant) else ""
             msg = f"agent {id!r} takes no {', '.join(map(repr, unknown))}{hint}; it takes: {', '.join(known)}"
             raise DefinitionError(msg)
@@ -316,7 +316,7 @@ def _input_schema(value: Any) -> InputSchema | None:
     return InputSchema(**value) if is_both else InputSchema(params=value)
 
 
-def _meant(name: str, known: Sequence[str]) -> str:
+def _closest_field(name: str, known: Sequence[str]) -> str:
     """Return what was probably meant by a field that there is not; ``""`` when nothing is like it."""
     from difflib import get_close_matches  # noqa: PLC0415 - only a message about a mistake needs it
 

@@ -53,7 +53,7 @@ __all__ = (
 )
 
 
-def _hidden(**kwargs: Any) -> Any:
+def _hidden_field(**kwargs: Any) -> Any:
     return attrs.field(eq=False, repr=False, kw_only=True, **kwargs)
 
 
@@ -72,7 +72,7 @@ class CallModel:
     seq: int
     request: ModelRequest
     purpose: Literal["step", "final_answer", "candidate", "complete"] = "step"
-    call_id: Callable[[int], str] | None = _hidden(default=None)
+    call_id: Callable[[int], str] | None = _hidden_field(default=None)
 
 
 quick_call_model = maker_of(CallModel)
@@ -101,11 +101,11 @@ class CallTool:
     input: JsonDict = attrs.field(converter=freeze_object)
     tool_call_id: str = ""
     source: Source = "model"
-    arguments: Mapping[str, Any] | None = _hidden(default=None)
-    state: Callable[[], AgentState] = _hidden(default=AgentState)
-    step_index: int = _hidden(default=0)
-    measured: Measured | None = _hidden(default=None)
-    program_line: int = _hidden(default=0)
+    arguments: Mapping[str, Any] | None = _hidden_field(default=None)
+    state: Callable[[], AgentState] = _hidden_field(default=AgentState)
+    step_index: int = _hidden_field(default=0)
+    measured: Measured | None = _hidden_field(default=None)
+    program_line: int = _hidden_field(default=0)
 
 
 quick_call_tool = maker_of(CallTool)
@@ -123,8 +123,8 @@ class CallBody(CallTool):
         values: What hooks of the caller share with later ones.
     """
 
-    at: int = _hidden(default=0)
-    values: Mapping[str, Any] = _hidden(factory=JsonDict)
+    at: int = _hidden_field(default=0)
+    values: Mapping[str, Any] = _hidden_field(factory=JsonDict)
 
 
 quick_call_body = maker_of(CallBody)
@@ -156,12 +156,12 @@ class Spawn:
     params: JsonValue = attrs.field(default=None, converter=freeze)
     tool_call_id: str = ""
     is_background: bool = False
-    definition: Any = _hidden(default=None)
-    parent: Callable[[], AgentState] = _hidden(default=AgentState)
-    is_inline: bool = _hidden(default=False)
-    of: int = _hidden(default=1)
-    at: int = _hidden(default=0)
-    program_line: int = _hidden(default=0)
+    definition: Any = _hidden_field(default=None)
+    parent: Callable[[], AgentState] = _hidden_field(default=AgentState)
+    is_inline: bool = _hidden_field(default=False)
+    of: int = _hidden_field(default=1)
+    at: int = _hidden_field(default=0)
+    program_line: int = _hidden_field(default=0)
 
 
 @frozen
@@ -195,8 +195,8 @@ class AskPerson:
     questions: tuple[Question, ...]
     purpose: Literal["question", "permission", "limit"] = "question"
     tool_call_id: str = ""
-    program_line: int = _hidden(default=0)
-    place: tuple[str, int] | None = _hidden(default=None)
+    program_line: int = _hidden_field(default=0)
+    place: tuple[str, int] | None = _hidden_field(default=None)
 
 
 @frozen
@@ -213,8 +213,8 @@ class RunInBackground:
     """
 
     agent_id: str
-    plan: Any = _hidden(default=None)
-    state: AgentState = _hidden(factory=AgentState)
+    plan: Any = _hidden_field(default=None)
+    state: AgentState = _hidden_field(factory=AgentState)
     seq: int = -1
 
 
@@ -234,9 +234,9 @@ class AwaitTime:
     seq: int
     seconds: float | None = None
     until: datetime | None = None
-    wakes: int = _hidden(default=0)
-    asked: int = _hidden(default=0)
-    program_line: int = _hidden(default=0)
+    wakes: int = _hidden_field(default=0)
+    asked: int = _hidden_field(default=0)
+    program_line: int = _hidden_field(default=0)
 
 
 @frozen
@@ -256,9 +256,9 @@ class AwaitMessage:
     seq: int
     topic: str
     timeout: float | None = None
-    schema: Any = _hidden(default=None)
-    wakes: int | None = _hidden(default=None)
-    asked: int = _hidden(default=0)
+    schema: Any = _hidden_field(default=None)
+    wakes: int | None = _hidden_field(default=None)
+    asked: int = _hidden_field(default=0)
 
 
 @frozen
@@ -279,8 +279,8 @@ class AwaitRuns:
     children: tuple[str, ...]
     need: int
     timeout: float | None = None
-    wakes: int | None = _hidden(default=None)
-    asked: int = _hidden(default=0)
+    wakes: int | None = _hidden_field(default=None)
+    asked: int = _hidden_field(default=0)
 
 
 @frozen

@@ -98,7 +98,7 @@ def shown(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _checked(check: Callable[[Any], object]) -> Codec:
+def _check_only(check: Callable[[Any], object]) -> Codec:
     return Codec(check, check)
 
 
@@ -109,7 +109,7 @@ def _frozen_scalar(kinds: tuple[type, ...], what: str) -> Codec:
         msg = f"expected {what}, not {shown(value)}"
         raise fault(msg)
 
-    return _checked(check)
+    return _check_only(check)
 
 
 def _decimal_to_text(value: object) -> str:

@@ -19,8 +19,8 @@ from stepengine.errors import DataError
 __all__ = (
     "ABSENT",
     "NOT_AWAITED",
-    "Difference",
     "JsonDict",
+    "JsonDifference",
     "JsonList",
     "JsonValue",
     "canonical",
@@ -355,10 +355,10 @@ class _Absent:
 
 
 ABSENT = _Absent()
-"""Stands in a ``Difference`` for a member or item that one side does not have."""
+"""Stands in a ``JsonDifference`` for a member or item that one side does not have."""
 
 
-class Difference(NamedTuple):
+class JsonDifference(NamedTuple):
     """
     One place at which two JSON values differ.
 
@@ -373,7 +373,7 @@ class Difference(NamedTuple):
     now: Any
 
 
-def differences(recorded: object, now: object, pointer: str = "") -> Iterator[Difference]:
+def differences(recorded: object, now: object, pointer: str = "") -> Iterator[JsonDifference]:
     """Give the places at which two JSON values differ, in the order of the first one; ``1``, ``1.0`` and ``true`` differ."""
     if isinstance(recorded, Mapping) and isinstance(now, Mapping):
         for name in dict.fromkeys([*recorded, *now]):
@@ -383,7 +383,7 @@ def differences(recorded: object, now: object, pointer: str = "") -> Iterator[Di
         for index, (one, other) in enumerate(zip_longest(recorded, now, fillvalue=ABSENT)):
             yield from differences(one, other, f"{pointer}/{index}")
     elif type(recorded) is not type(now) or recorded != now:
-        yield Difference(pointer, recorded, now)
+        yield JsonDifference(pointer, recorded, now)
 
 
 def parting(one: str, other: str) -> int:

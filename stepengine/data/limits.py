@@ -79,11 +79,11 @@ class Limits:
 
     def over(self, lower: Limits | None) -> Limits:
         """Return these limits with the gaps filled from *lower*."""
-        return self if lower is None else _filled(self, lower)
+        return self if lower is None else _fill_gaps(self, lower)
 
 
 @lru_cache(256)
-def _filled(limits: Limits, lower: Limits) -> Limits:
+def _fill_gaps(limits: Limits, lower: Limits) -> Limits:
     """Return limits with the gaps filled; kept, since most runs of a process have the same few."""
     gaps = {name: getattr(lower, name) for name in NAMES if getattr(limits, name) is None}
     filled = {name: value for name, value in gaps.items() if value is not None}

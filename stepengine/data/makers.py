@@ -50,7 +50,7 @@ def maker_of(cls: Callable[P, T]) -> Callable[P, T]:
         elif field.init:
             optional.append(f"{field.alias}=_default_{field.name}")
     what = f"maker of {frozen.__name__}"
-    made: Callable[P, T] = _compiled(what, [*required, *optional], lines, known)
+    made: Callable[P, T] = _compile_function(what, [*required, *optional], lines, known)
     return made
 
 
@@ -68,7 +68,7 @@ def changer_of(cls: type[T], *names: str) -> Callable[..., T]:
     fields = [field.name for field in attrs.fields(cls)]  # type: ignore[arg-type]
     lines = [f"    made.{name} = {name if name in names else f'_of.{name}'}" for name in fields]
     what = f"changer of {cls.__name__}: {', '.join(names)}"
-    changed: Callable[..., T] = _compiled(what, ["_of", *names], lines, known)
+    changed: Callable[..., T] = _compile_function(what, ["_of", *names], lines, known)
     return changed
 
 
@@ -84,7 +84,7 @@ def _twin_of(frozen: type[Any]) -> type[object]:
     return type(f"Open{frozen.__name__}", frozen.__bases__, open_)
 
 
-def _compiled(
+def _compile_function(
     what: str, parameters: Sequence[str], lines: Sequence[str], known: dict[str, object]
 ) -> Callable[..., Any]:
     """Return the function that fills a twin by *lines*."""

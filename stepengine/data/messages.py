@@ -352,7 +352,7 @@ Source: TypeAlias = Literal["model", "handler", "hook", "tool"]
 ResultStatus: TypeAlias = Literal["ok", "error", "pending", "skipped", "denied", "cancelled"]
 
 
-class _Text:
+class _TextOfResult:
     """``result.text`` is the text of a result; ``ToolResult.text("...")`` makes one."""
 
     @overload
@@ -418,7 +418,7 @@ class ToolResult:
     usage: Usage | None = attrs.field(default=None, kw_only=True)
     cost: Decimal | None = attrs.field(default=None, kw_only=True)
 
-    text = _Text()
+    text = _TextOfResult()
 
     @classmethod
     def json(cls, value: JsonValue, **fields: Any) -> ToolResult:

@@ -40,8 +40,8 @@ def parted(text: str) -> Parted:
     if "</" not in text and not text.lstrip().startswith(OPENING):
         return Parted((), text)
     thoughts: list[str] = []
-    at = _opened(text, thoughts)
-    closing = _unopened(text, at)
+    at = _take_leading_thoughts(text, thoughts)
+    closing = _find_unopened_end(text, at)
     if closing is not None:
         thoughts.append(text[at : closing[0]])
         at = closing[1]
@@ -50,7 +50,7 @@ def parted(text: str) -> Parted:
     return Parted(tuple([t.strip() for t in thoughts if t.strip()]), text[at:].strip())
 
 
-def _opened(text: str, thoughts: list[str]) -> int:
+def _take_leading_thoughts(text: str, thoughts: list[str]) -> int:
     """Add the thoughts with which *text* begins to *thoughts*; return where they end."""
     at = 0
     while True:
@@ -76,7 +76,7 @@ def _skip_blank(text: str, at: int) -> int:
     return at
 
 
-def _unopened(text: str, at: int) -> tuple[int, int] | None:
+def _find_unopened_end(text: str, at: int) -> tuple[int, int] | None:
     """Return where the closing tag begins and ends with which thoughts end that no opening tag began."""
     if not any(text.find(tag, at) >= 0 for tag in CLOSING):
         return None

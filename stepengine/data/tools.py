@@ -30,9 +30,9 @@ __all__ = (
     "RECALL_HISTORY",
     "Action",
     "Asking",
+    "ChildRequest",
     "Control",
     "Driving",
-    "Entry",
     "How",
     "Ordinary",
     "Runs",
@@ -139,7 +139,7 @@ class ToolSpec:
 
     def places(self, input: JsonDict) -> tuple[str, ...]:
         """Return what ``about`` says that a call with *input* is about; paths and addresses alike, nothing resolved."""
-        found = [list(islice(_filled(place, input), MOST_PLACES + 1)) for place in self.about or ()]
+        found = [list(islice(_fill_place(place, input), MOST_PLACES + 1)) for place in self.about or ()]
         made = [place for places in found for place in places]
         return tuple(made) if len(made) <= MOST_PLACES else (ANYWHERE,)
 
@@ -149,7 +149,7 @@ def parameters_in(place: str) -> list[str]:
     return PARAMETER.findall(place)
 
 
-def _filled(place: str, input: JsonDict) -> Iterator[str]:
+def _fill_place(place: str, input: JsonDict) -> Iterator[str]:
     """Give a place of ``ToolSpec.about`` with each combination of the texts that stand for its parameters."""
     between = PARAMETER.split(place)
     for texts in product(*[list(islice(_texts_in(input.get(name)), MOST_PLACES + 1)) for name in between[1::2]]):
@@ -235,7 +235,7 @@ class Control:
     action: Action
 
 
-class Entry(NamedTuple):
+class ChildRequest(NamedTuple):
     """
     One child that is asked for.
 
@@ -267,7 +267,7 @@ class Spawning:
     """
 
     how: ClassVar[How] = "spawns"
-    entries: Callable[[JsonDict], Sequence[Entry]]
+    entries: Callable[[JsonDict], Sequence[ChildRequest]]
     shown: Callable[[Sequence[Any]], ToolResult]
     is_inline: bool = False
     agents: tuple[Any, ...] = ()

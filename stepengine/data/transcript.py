@@ -340,7 +340,7 @@ class Transcript(Sequence[Message]):
         values = buffer.memos.setdefault(key, [])
         known = len(values)
         if known < length:
-            values[known:length] = [_memoised(m, key, fn) for m in buffer.items[known:length]]
+            values[known:length] = [_memoize(m, key, fn) for m in buffer.items[known:length]]
         return _Prefix(values, length)
 
     def fold(self, key: object, fn: Callable[[T, Message], T], start: T) -> T:
@@ -369,7 +369,7 @@ class Transcript(Sequence[Message]):
         return ""
 
 
-def _memoised(message: Message, key: object, fn: Callable[[Message], T]) -> T:
+def _memoize(message: Message, key: object, fn: Callable[[Message], T]) -> T:
     memo = message._memo  # noqa: SLF001 - the slot that messages keep for this
     if memo is None:
         memo = {}

@@ -37,11 +37,11 @@ def visible(text: str, *, strict: bool = False) -> str:
     for character in text.replace("\r\n", "\n"):
         marks = marks + 1 if unicodedata.category(character) in ("Mn", "Me") else 0
         if marks <= MAX_COMBINING:
-            shown.append(_shown(character, strict=strict))
+            shown.append(_escape_character(character, strict=strict))
     return "".join(shown)
 
 
-def _shown(character: str, *, strict: bool) -> str:
+def _escape_character(character: str, *, strict: bool) -> str:
     if not strict and (character in "\n\t" or character in JOINERS):
         return character
     if unicodedata.category(character) not in HIDDEN and not SELECTORS.match(character):

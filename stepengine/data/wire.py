@@ -38,7 +38,7 @@ from stepengine.data.messages import (
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError
 
-__all__ = ("History", "from_dicts", "read_history", "to_dicts")
+__all__ = ("ImportedHistory", "from_dicts", "read_history", "to_dicts")
 
 
 CITED = ("url", "title", "quote", "said", "source")
@@ -54,7 +54,7 @@ MEMBERS = {
 }
 
 
-class History(NamedTuple):
+class ImportedHistory(NamedTuple):
     """An imported history: the system prompt that stood in it, and the messages."""
 
     system_prompt: str
@@ -76,7 +76,7 @@ def from_dicts(messages: Iterable[object]) -> Transcript:
     return history.transcript
 
 
-def read_history(messages: Iterable[object]) -> History:
+def read_history(messages: Iterable[object]) -> ImportedHistory:
     """Return system prompt and transcript of *messages*; several system messages are joined by a blank line."""
     system: list[str] = []
     found: list[Message] = []
@@ -92,7 +92,7 @@ def read_history(messages: Iterable[object]) -> History:
             raise within(error, f"[{index}]") from None
         if found and type(found[-1]) is AssistantMessage:
             names.update({c.tool_call_id: c.tool_name for c in found[-1].tool_calls})
-    return History("\n\n".join(system), Transcript(found))
+    return ImportedHistory("\n\n".join(system), Transcript(found))
 
 
 def _read(message: Any, names: Mapping[str, str]) -> list[Message]:
@@ -100,7 +100,7 @@ def _read(message: Any, names: Mapping[str, str]) -> list[Message]:
         return [message]
     role = message.get("role") if isinstance(message, Mapping) else None
     if isinstance(message, Mapping) and role is None and "type" in message:
-        return [_stored(message)]
+        return [_read_stored(message)]
     if not isinstance(role, str) or role not in MEMBERS:
         msg = f"a message needs role 'user', 'assistant', 'tool', 'system' or 'developer', not {shown(role)}"
         raise fault(msg)
@@ -115,7 +115,7 @@ def _read(message: Any, names: Mapping[str, str]) -> list[Message]:
     return [*results, *([UserMessage(others)] if others or not results else [])]
 
 
-def _stored(message: Mapping[str, object]) -> Message:
+def _read_stored(message: Mapping[str, object]) -> Message:
     from stepengine.data.codec import FORMAT, from_json  # noqa: PLC0415
 
     loaded: Message = from_json({"stepengine": FORMAT, **message})
@@ -152,12 +152,12 @@ def _call(call: Mapping[str, object]) -> ToolCallPart:
         name, arguments = _need_text(function, "name"), function.get("arguments")
         if isinstance(arguments, Mapping):
             return ToolCallPart(call_id, name, freeze_object(arguments, "$.arguments"))
-        return _called(call_id, name, "" if arguments is None else text_of(arguments, "$.arguments"))
+        return _make_call(call_id, name, "" if arguments is None else text_of(arguments, "$.arguments"))
     except DataError as error:
         raise within(error, ".function") from None
 
 
-def _called(call_id: str, name: str, text: str) -> ToolCallPart:
+def _make_call(call_id: str, name: str, text: str) -> ToolCallPart:
     """Return a call; arguments that are no JSON object are kept as they were written, as in a reply."""
     if len(text) > MAX_ARGUMENTS:
         msg = f"the arguments are too large: {len(text)} characters, at most {MAX_ARGUMENTS} are read"
@@ -301,7 +301,7 @@ def to_dicts(transcript: Iterable[Message]) -> list[dict[str, JsonValue]]:
     """Return *transcript* in the widespread form; results that follow each other share one user message."""
     written: list[dict[str, Any]] = []
     for message in transcript:
-        blocks: list[Any] = [_written(p) for p in message.content]
+        blocks: list[Any] = [_write_part(p) for p in message.content]
         if isinstance(message, ToolMessage):
             error = {"is_error": True} if message.is_error else {}
             block = {"type": "tool_result", "tool_use_id": message.tool_call_id, "content": blocks, **error}
@@ -315,7 +315,7 @@ def to_dicts(transcript: Iterable[Message]) -> list[dict[str, JsonValue]]:
     return written
 
 
-def _written(part: Any) -> dict[str, object]:
+def _write_part(part: Any) -> dict[str, object]:
     match part:
         case TextPart(text=text):
             return {"type": "text", "text": text}

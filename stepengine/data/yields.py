@@ -135,12 +135,14 @@ def tool_name_of(tool: str | ToolLike) -> str:
 
 def _input(value: Mapping[str, object]) -> JsonDict:
     if type(value) is dict or isinstance(value, Mapping):
-        return freeze_object({**value, "messages": _stored(value["messages"])} if "messages" in value else value)
+        return freeze_object(
+            {**value, "messages": _store_messages(value["messages"])} if "messages" in value else value
+        )
     msg = f"the input of a ToolCall is an object such as {{'path': 'a.py'}}, not {value!r}"
     raise BadYield(msg)
 
 
-def _stored(messages: object) -> Any:
+def _store_messages(messages: object) -> Any:
     """Return a history in its stored form, so that a handler can pass on what it was given."""
     from stepengine.data.codec import plain  # noqa: PLC0415 - the codec knows all of data
 

@@ -21,7 +21,7 @@ from stepengine.data.limits import Limits
 from stepengine.data.outcomes import Outcome
 from stepengine.data.state import AgentState
 from stepengine.data.tools import Yielding
-from stepengine.durable.sessions import ENTERED, begun, left_by_turn, looked_back
+from stepengine.durable.sessions import ENTERED, begin_order, left_by_turn, looked_back
 from stepengine.durable.steps import END, LOOKUP, DurableRun, Steps
 from stepengine.durable.wire import (
     Ancestor,
@@ -34,7 +34,7 @@ from stepengine.durable.wire import (
     values_of,
 )
 from stepengine.engine.launching import Launcher, Planned
-from stepengine.engine.planning import Request, reopening, with_prompt
+from stepengine.engine.planning import RunRequest, reopening, with_prompt
 from stepengine.engine.run import EngineRun, failing
 from stepengine.errors import StepEngineError
 from stepengine.journal.encoding import comparable
@@ -43,17 +43,17 @@ from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.performer import Performer
 from stepengine.runtime.tree import ChildPlanner, MachineMaker
 
-__all__ = ("execute", "planned", "requested")
+__all__ = ("execute", "plan_run", "request_of_root")
 
 
-def requested(launcher: Launcher, order: Order) -> Request:
+def request_of_root(launcher: Launcher, order: Order) -> RunRequest:
     """
     Return what the caller of the root run asked for.
 
     Raises:
         StepEngineError: when it cannot start here: an unknown agent, a wrong answer.
     """
-    request = Request(
+    request = RunRequest(
         agent=launcher.catalog.find(order.agent_id),
         prompt=order.prompt,
         params=order.params,
@@ -66,7 +66,7 @@ def requested(launcher: Launcher, order: Order) -> Request:
     return reopening(request)
 
 
-def planned(root: Planned, order: Order, *, depth: int | None = None) -> tuple[RunPlan, AgentState]:
+def plan_run(root: Planned, order: Order, *, depth: int | None = None) -> tuple[RunPlan, AgentState]:
     """
     Return what the run of *order* is started with; a child's is planned down from its root.
 
@@ -87,7 +87,7 @@ def planned(root: Planned, order: Order, *, depth: int | None = None) -> tuple[R
     for number, spawn in enumerate(order.spawns, 1):
         is_last = number == len(order.spawns)
         parent = order.parent if is_last and order.parent is not None else AgentState()
-        effect = _asked(spawn, parent)
+        effect = _find_request(spawn, parent)
         path = f"{plan.path}.{spawn.seq}" if plan.path else str(spawn.seq)
         plan, state = services.planner(plan, effect, path)
     if order.slice is not None:
@@ -95,7 +95,7 @@ def planned(root: Planned, order: Order, *, depth: int | None = None) -> tuple[R
     return attrs.evolve(plan, random=partial(Random, f"{order.seed}:{plan.path}")), state
 
 
-def _asked(ancestor: Ancestor, parent: AgentState) -> Spawn | CallBody:
+def _find_request(ancestor: Ancestor, parent: AgentState) -> Spawn | CallBody:
     """Return what was asked for on the way to a run, by a run in the state *parent*."""
     if not ancestor.tool_name:
         return Spawn(
@@ -133,7 +133,7 @@ async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: i
         BaseException: why this execution has no result, of the database's own classes.
     """
     if order.turn and not order.spawns:
-        order = run.order = await _entered(run, order)
+        order = run.order = await _complete_order(run, order)
     seen = await _ready(launcher, order, run, depth=depth)
     plan, result = seen.plan, await seen.live.run()
     # Raised only here, when handlers are closed and tools have ended: the machine has been told of a cancellation, and
@@ -164,13 +164,13 @@ async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: i
     return form | (known or {}) if order.spawns else form
 
 
-async def _ready(launcher: Launcher, order: Order, run: DurableRun, *, depth: int) -> _Seen:
+async def _ready(launcher: Launcher, order: Order, run: DurableRun, *, depth: int) -> _Execution:
     """Return the run, ready to start; the plan that it was made from does not stay with it for as long as it may wait."""
-    root = launcher.plan(requested(launcher, order))
-    plan, state = planned(root, order, depth=depth)
+    root = launcher.plan(request_of_root(launcher, order))
+    plan, state = plan_run(root, order, depth=depth)
     plan, state, failed = await _looked_up(run, plan, state)
     run.timing.go_on(0, run.created, datetime.now(UTC))
-    seen = _Seen(run, plan)
+    seen = _Execution(run, plan)
     services = attrs.evolve(
         root.services,
         machine=seen.machine(root.services.machine if failed is None else failing(failed)),
@@ -189,7 +189,7 @@ async def _ready(launcher: Launcher, order: Order, run: DurableRun, *, depth: in
     return seen
 
 
-async def _entered(run: DurableRun, order: Order) -> Order:
+async def _complete_order(run: DurableRun, order: Order) -> Order:
     """Return the order of a turn with what it goes on from: looked up once, whoever executes it."""
 
     async def look() -> dict[str, Any]:
@@ -197,7 +197,7 @@ async def _entered(run: DurableRun, order: Order) -> Order:
         return await looked_back(await run.sessions, order)
 
     print_ = run.prints.value({"session": order.info.session_id, "turn": order.turn})
-    return begun(order, await run.step(f"{ENTERED}:{print_}", look, "its turn"))
+    return begin_order(order, await run.step(f"{ENTERED}:{print_}", look, "its turn"))
 
 
 async def _looked_up(
@@ -230,7 +230,7 @@ async def _looked_up(
     return attrs.evolve(plan, context_window=found["window"]), state, None
 
 
-class _Seen:
+class _Execution:
     """One execution, and what is built into its services: the performer that records, and a look at the machine."""
 
     live: EngineRun

@@ -30,18 +30,18 @@ __all__ = (
     "away",
     "away_errors",
     "client",
-    "connected",
+    "close_lock",
+    "connect",
     "embedded",
-    "guarded",
+    "import_guarded",
     "lacks_rights",
     "lost_errors",
     "make_tables",
     "migrate",
     "plain_connection",
     "queue_name",
-    "quoted",
+    "quote_name",
     "shown_url",
-    "unlocked",
     "url_of",
 )
 
@@ -118,7 +118,7 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
-def guarded() -> Any:
+def import_guarded() -> Any:
     """
     Return the package ``dbos``, after it was made to refuse pickled rows.
 
@@ -225,7 +225,7 @@ def migrate(url: str, *, role: str | None = None) -> None:
         DatabaseAway: when it cannot be reached.
         StepEngineError: when the extra is not installed.
     """
-    dbos = guarded()
+    dbos = import_guarded()
     with away(url):
         dbos.DBOS.migrate(url_of(url), application_role=role)
 
@@ -238,7 +238,7 @@ def client(url: str, *, app: str) -> Any:
         DatabaseAway: when it cannot be reached.
         StepEngineError: when the extra is not installed.
     """
-    dbos = guarded()
+    dbos = import_guarded()
     logger = logging.getLogger("dbos")
     level = logger.level
     # What goes wrong here is told by the error, once.
@@ -264,7 +264,7 @@ def _first_line(error: BaseException) -> str:
     return (str(inner).strip().splitlines() or [type(error).__name__])[0]
 
 
-async def connected(url: str, **options: Any) -> Any:
+async def connect(url: str, **options: Any) -> Any:
     """Return what ``client`` does, without keeping the event loop from turning."""
     return await asyncio.to_thread(client, url, **options)
 
@@ -291,7 +291,7 @@ def lacks_rights() -> type[Exception]:
     return psycopg.errors.InsufficientPrivilege
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """Return a name of the database as it stands in a statement."""
     doubled = name.replace('"', '""')
     return f'"{doubled}"'
@@ -328,7 +328,7 @@ async def make_tables(
         for statement in () if are_there else tables:
             await own.execute(statement)
         for grant in grants if role is not None else ():
-            await own.execute(f"{grant} to {quoted(role or '')}")
+            await own.execute(f"{grant} to {quote_name(role or '')}")
     except lacks_rights():
         LOGGER.debug("the tables of %s are missing, and this role may not make them", what)
     finally:
@@ -377,7 +377,7 @@ async def plain_connection(url: str) -> Any:
         DatabaseAway: when the database cannot be reached.
         StepEngineError: when the extra is not installed.
     """
-    guarded()
+    import_guarded()
     import psycopg
 
     with away(url):
@@ -400,14 +400,14 @@ def blocking_connection(url: str) -> Iterator[Any]:
         DatabaseAway: when the database cannot be reached, or does not have the tables.
         StepEngineError: when the extra is not installed.
     """
-    guarded()
+    import_guarded()
     import psycopg
 
     with away(url), psycopg.connect(url.replace(f"{DIALECT}://", "postgresql://", 1), **KEEPALIVE) as own:
         yield own
 
 
-async def unlocked(lock: Any) -> None:
+async def close_lock(lock: Any) -> None:
     """Close a connection; its locks are free then, and not only when the server takes note that it was closed."""
     import psycopg
 
@@ -431,7 +431,7 @@ async def embedded(folder: str | Path) -> AsyncIterator[str]:
     """
     server, watcher = await asyncio.to_thread(start_embedded, folder), None
     try:
-        watcher = await asyncio.to_thread(_watched, server.pgdata)
+        watcher = await asyncio.to_thread(_start_watchdog, server.pgdata)
         yield server.get_uri()
     finally:
         await asyncio.to_thread(server.cleanup)
@@ -474,7 +474,7 @@ def _forget_the_dead(server: Any) -> None:
             continue
 
 
-def _watched(folder: Path) -> subprocess.Popen[bytes]:
+def _start_watchdog(folder: Path) -> subprocess.Popen[bytes]:
     """Start what stops the database of *folder* when this process is killed; signals to a whole terminal do not reach it."""
     return subprocess.Popen(  # noqa: S603 - this interpreter, a script of ours, a path and a number
         [sys.executable, "-P", _last_user.__file__, str(folder), str(os.getpid())],

@@ -19,19 +19,19 @@ from stepengine.data.sources import ToolSource
 from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.tools import ToolLike, Yielding
 from stepengine.data.waiting import Waits
-from stepengine.durable.body import planned, requested
+from stepengine.durable.body import plan_run, request_of_root
 from stepengine.durable.database import DatabaseAway, url_of
 from stepengine.durable.messages import keep_delivering
 from stepengine.durable.operate import Operator, Waiting, check_asks_nobody, check_id, new_id
-from stepengine.durable.process import Process, Setting, release_of
+from stepengine.durable.process import WorkerProcess, WorkerSetting, release_of
 from stepengine.durable.rates import SharedRates
-from stepengine.durable.records import archived, followed, journaled, seeded
+from stepengine.durable.records import followed, order_from_journal, read_archive, write_journal
 from stepengine.durable.shared_events import SharedEvents
 from stepengine.durable.wire import Order, result_of
 from stepengine.engine.engine import Engine
 from stepengine.engine.event_loops import need_loop
 from stepengine.engine.options import AgentLike, ModelsLike
-from stepengine.engine.planning import Request, info_of, reopening
+from stepengine.engine.planning import RunRequest, info_of, reopening
 from stepengine.errors import (
     AnswerRejected,
     DefinitionError,
@@ -138,7 +138,7 @@ class DurableEngine:
         self._launcher = self._engine._launcher  # noqa: SLF001 - this is the same engine, on another ground
         for known in self._engine.agents:
             check_asks_nobody(self._launcher.catalog.find(known).limits, f"agent {known.id!r}", DefinitionError)
-        setting = Setting(
+        setting = WorkerSetting(
             url=url_of(db), app=app, pool=pool, concurrency=concurrency, global_concurrency=global_concurrency,
             starts_per_minute=starts_per_minute, effects=effects, depth=depth, polling=polling,
             migrate=migrate, allow_async_commit=allow_async_commit,
@@ -152,7 +152,7 @@ class DurableEngine:
         self._rates = None if limits is None or not works else SharedRates(limits, setting.url)
         if self._rates is not None:
             self._launcher.services = attrs.evolve(self._launcher.services, rates=self._rates)
-        self._process: Process | None = None
+        self._process: WorkerProcess | None = None
         self._operator: Operator | None = None
         self._chores: list[asyncio.Task[None]] = []
         self._was_forked = False
@@ -237,7 +237,7 @@ class DurableEngine:
         need_loop("a DurableEngine")
         setting = self.setting
         if self._works:
-            process = Process(setting, self._launcher, self._rates)
+            process = WorkerProcess(setting, self._launcher, self._rates)
             await process.open()
             self._process = process
         try:
@@ -321,7 +321,7 @@ class DurableEngine:
             msg = f"a durable run takes no {unknown[0]!r}{'' if why is None else f': {why}'}"
             raise InputError(msg, issues=(unknown[0],))
         found = self._launcher.catalog.find(agent)
-        request = Request(agent=found, prompt=prompt, info=info, **options)
+        request = RunRequest(agent=found, prompt=prompt, info=info, **options)
         # What cannot start is told here, as it would be without a database.
         plan = self._launcher.plan(reopening(request)).plan
         check_asks_nobody(plan.limits, f"this run of {found.definition.id!r}", InputError)
@@ -424,10 +424,10 @@ class DurableEngine:
             try:
                 state = await self.operator.ended(run, pause)
                 if state is not None:
-                    return await self._ended(run, state, waits=waits)
+                    return await self._result_of_ended(run, state, waits=waits)
                 asked, left = ([], []) if waits else await self.operator.rests(run, beyond=self._sleep_in_process)
                 if asked or left:
-                    return self._suspended(run, asked, left)
+                    return self._suspended_result(run, asked, left)
                 until, pause = None, min(2 * pause, MOST_PAUSE)
             except DatabaseAway:
                 # Workers wait for it as well; whoever waits here is told when it stays away.
@@ -436,7 +436,7 @@ class DurableEngine:
                     raise
                 await asyncio.sleep(pause)
 
-    async def _ended(self, run: str, state: str, *, waits: bool) -> RunResult:
+    async def _result_of_ended(self, run: str, state: str, *, waits: bool) -> RunResult:
         found = await self.operator.client.list_workflows_async(workflow_ids=[run])
         status = found[0]
         said = status.attributes or {}
@@ -450,7 +450,7 @@ class DurableEngine:
                 status=RunStatus.FAILED, state=state_, error=rejected, session_id=order.info.session_id, journal=run
             )
         if state == "SUCCESS":
-            return attrs.evolve(result_of(status.output, self._typed(order, status.output)), journal=run)
+            return attrs.evolve(result_of(status.output, self._type_output(order, status.output)), journal=run)
         empty = AgentState(run_id=run, agent_id=order.agent_id)
         if state == "CANCELLED":
             return RunResult(status=RunStatus.CANCELLED, state=empty, session_id=order.info.session_id, journal=run)
@@ -460,11 +460,11 @@ class DurableEngine:
         msg = f"the run {run!r} stopped as {state} ({name}: {said}); `retry` goes on where it stopped"
         return RunResult(status=RunStatus.FAILED, state=empty, error=StepEngineError(msg), journal=run)
 
-    def _typed(self, order: Order, form: Mapping[str, Any]) -> Any:
+    def _type_output(self, order: Order, form: Mapping[str, Any]) -> Any:
         """Return the output as the agent's own type, where this engine knows the agent."""
         output = form["output"]
         try:
-            plan, _ = planned(self._launcher.plan(requested(self._launcher, order)), order)
+            plan, _ = plan_run(self._launcher.plan(request_of_root(self._launcher, order)), order)
             return None if output is None or plan.decode_output is None else plan.decode_output(output)
         except StepEngineError:
             return None
@@ -473,7 +473,7 @@ class DurableEngine:
     def _sleep_in_process(self) -> float:
         return self._launcher.services.sleep_in_process
 
-    def _suspended(self, run: str, asked: list[Waiting], left: list[Waits]) -> RunResult:
+    def _suspended_result(self, run: str, asked: list[Waiting], left: list[Waits]) -> RunResult:
         questions = tuple([question for each in asked for question in each.questions])
         state = AgentState(run_id=run, pending=questions)
         waits = [
@@ -529,7 +529,7 @@ class DurableEngine:
             ReplayDivergence: when this engine's agents ask for something else than is recorded.
         """
         journal = MemoryJournal() if into is None else as_journal(into)
-        return await journaled(self._launcher, await archived(self.operator, run), journal)
+        return await write_journal(self._launcher, await read_archive(self.operator, run), journal)
 
     async def continued(self, journal: JournalLike, *, release: str | None = None) -> str:
         """
@@ -545,7 +545,7 @@ class DurableEngine:
             JournalError: when the journal is damaged, holds no run, its run has ended, or the database has that run already.
         """
         redactor = redactor_for("known", os.environ)
-        order, seed = seeded(as_journal(journal), redactor, pool=self.setting.pool)
+        order, seed = order_from_journal(as_journal(journal), redactor, pool=self.setting.pool)
         if await self.operator.rows("select 1 from dbos.workflow_status where workflow_uuid = %s", order.root):
             msg = f"the database has a run {order.root!r} already; a journal is continued there once"
             raise JournalError(msg)
@@ -582,7 +582,7 @@ class DurableEngine:
         """
         new = check_id(new_id() if id is None else id)
         made = branch(await self.export(run), at, edit, allow_repeat=allow_repeat)
-        order, seed = seeded(made, redactor_for("known", os.environ), pool=self.setting.pool)
+        order, seed = order_from_journal(made, redactor_for("known", os.environ), pool=self.setting.pool)
         of = release or (await self.operator.run(run)).release
         await self.operator.enqueue(attrs.evolve(order, root=new), seed=seed, release=of)
         return new
@@ -596,11 +596,11 @@ class DurableEngine:
         Raises:
             JournalError: when there is no such root run.
         """
-        archive = await archived(self.operator, run)
+        archive = await read_archive(self.operator, run)
         if not archive.is_begun:
             return None
         try:
-            await journaled(self._launcher, archive, MemoryJournal())
+            await write_journal(self._launcher, archive, MemoryJournal())
         except ReplayDivergence as error:
             return error
         return None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stepengine.durable.wire import Order
     from stepengine.runtime.tree import RunTree
 
-__all__ = ("TOPIC", "Heard", "form_of", "keep_delivering", "posted_to", "posted_topic", "problem_of")
+__all__ = ("TOPIC", "HeardMessages", "form_of", "keep_delivering", "posted_to", "posted_topic", "problem_of")
 
 TOPIC = "said"
 """Where messages to a run wait."""
@@ -61,14 +61,14 @@ def problem_of(text: str) -> str:
     return ""
 
 
-class Database(Protocol):
+class DatabaseAccess(Protocol):
     """What is needed of an ``Operator``."""
 
     async def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Return what a statement selects."""
 
 
-class Heard:
+class HeardMessages:
     """Which messages one execution of a run has heard, and which of them wait in its inbox."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Heard:
         inputs = () if type(outcome) is Stop else outcome.inputs  # type: ignore[union-attr]
         keys = [self._waiting.pop(id(message))[0] for message in inputs if id(message) in self._waiting]
         if type(outcome) is Value and isinstance(outcome.value, Received):
-            keys += self._recorded(outcome.value.id)
+            keys += self._key_for_record(outcome.value.id)
         keys += self._refused
         self._refused = []
         return {"heard": keys} if keys else {}
@@ -136,9 +136,9 @@ class Heard:
 
     def refuse(self, message: Message, why: str) -> None:
         """Take note that a message fits nothing that was waited for; the next outcome records that."""
-        self._refused += self._recorded(message.id)
+        self._refused += self._key_for_record(message.id)
 
-    def _recorded(self, message_id: str) -> list[str]:
+    def _key_for_record(self, message_id: str) -> list[str]:
         """Return the key of a message, for the record; nothing if it was returned before, to somebody who then lost a race."""
         key = self._posted.pop(message_id, None)
         return [] if key is None else [key]
@@ -152,7 +152,7 @@ class Heard:
 class Listening(Protocol):
     """An execution of a run."""
 
-    heard: Heard
+    heard: HeardMessages
     order: Order
     tree: RunTree | None
     is_live: bool
@@ -163,7 +163,7 @@ class Listening(Protocol):
         """The run's id if it is a root, since only roots are spoken to."""
 
 
-async def keep_delivering(database: Database, runs: Callable[[], Collection[Listening]]) -> None:
+async def keep_delivering(database: DatabaseAccess, runs: Callable[[], Collection[Listening]]) -> None:
     """Put messages into the inboxes of the runs that this process executes, until this is cancelled."""
     while True:
         await asyncio.sleep(LOOK_SECONDS)
@@ -180,7 +180,7 @@ async def keep_delivering(database: Database, runs: Callable[[], Collection[List
                 LOGGER.warning("messages to runs could not be delivered: %s", error)
 
 
-async def _deliver(database: Database, found: Mapping[str, Listening]) -> None:
+async def _deliver(database: DatabaseAccess, found: Mapping[str, Listening]) -> None:
     # They stay in the database: what was heard is not read again at every look.
     heard = [key for listening in found.values() for key in listening.heard.known]
     for run, key, said in await database.rows(WAITING, list(found), TOPIC, heard):
@@ -196,7 +196,7 @@ async def _deliver(database: Database, found: Mapping[str, Listening]) -> None:
             listening.heard.deliver(listening.tree, key, text)
 
 
-async def _hand_over(database: Database, live: Sequence[Listening]) -> None:
+async def _hand_over(database: DatabaseAccess, live: Sequence[Listening]) -> None:
     """Give every run what was posted on its topics: that waits beside the root of its tree."""
     runs: dict[str, list[Listening]] = {}
     for listening in live:

@@ -29,14 +29,14 @@ from stepengine.durable.database import (
     DatabaseAway,
     away,
     check_name,
-    connected,
+    connect,
     plain_connection,
     queue_name,
     url_of,
 )
 from stepengine.durable.indexes import is_below, root_of
 from stepengine.durable.messages import TOPIC, form_of, posted_topic, problem_of
-from stepengine.durable.sessions import SENT, Sessions, line_name, meant
+from stepengine.durable.sessions import SENT, Sessions, line_name, run_of_result
 from stepengine.durable.wire import Order, Reply, Seed, answers_form, portable_form
 from stepengine.errors import AnswerRejected, InputError, JournalCorrupt, JournalError, StepEngineError
 from stepengine.journal.encoding import restored
@@ -250,7 +250,7 @@ class Waiting:
         return f"ask:{self.path}:{self.seq}"
 
 
-class _Asking:
+class _PoliteClient:
     """The package's own client, whose asynchronous methods say in our words that the database is away."""
 
     def __init__(self, client: Any, url: str) -> None:
@@ -338,7 +338,7 @@ class Operator:
     """
 
     def __init__(self, client: object, url: str, *, app: str, pool: str) -> None:
-        self.client: Any = _Asking(client, url)
+        self.client: Any = _PoliteClient(client, url)
         self.url = url
         self.app = app
         self.pool = pool
@@ -363,7 +363,7 @@ class Operator:
             StepEngineError: when the extra is not installed.
         """
         real, name = url_of(url), check_name(app, "the name of a deployment")
-        return cls(await connected(real, app=name), real, app=name, pool=pool)
+        return cls(await connect(real, app=name), real, app=name, pool=pool)
 
     async def close(self) -> None:
         """Give the connections back; may be called twice."""
@@ -494,14 +494,14 @@ class Operator:
         async with self._asking:
             was_open = self._connection is not None and not (self._connection.broken or self._connection.closed)
             try:
-                return await self._selected(statement, values)
+                return await self._select(statement, values)
             except DatabaseAway:
                 # One that was kept does not know that the database was started again since.
                 if not was_open:
                     raise
-                return await self._selected(statement, values)
+                return await self._select(statement, values)
 
-    async def _selected(self, statement: str, values: Sequence[object]) -> list[tuple[object, ...]]:
+    async def _select(self, statement: str, values: Sequence[object]) -> list[tuple[object, ...]]:
         if self._connection is None or self._connection.broken or self._connection.closed:
             self._connection = await plain_connection(self.url)
         with away(self.url):
@@ -894,7 +894,7 @@ class Operator:
         state = None
         while state is None:
             state = await self.ended(run, 60.0)
-            run, asked = await meant(self, run), run
+            run, asked = await run_of_result(self, run), run
             state = state if run == asked else None
         found = await self.client.list_workflows_async(workflow_ids=[run], load_input=False)
         if state != "SUCCESS":

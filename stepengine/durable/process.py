@@ -25,11 +25,11 @@ from stepengine.durable.database import (
     DatabaseAway,
     away,
     check_name,
-    guarded,
+    close_lock,
+    import_guarded,
     plain_connection,
     portable,
     queue_name,
-    unlocked,
 )
 from stepengine.durable.indexes import made_indexes
 from stepengine.durable.places import Records, check_package
@@ -46,7 +46,7 @@ from stepengine.journal.fingerprints import definition_fingerprint
 from stepengine.redaction import Redactor, known_in, redactor_for
 from stepengine.runtime.logs import LOGGER
 
-__all__ = ("ExecutorBusy", "Process", "Setting", "release_of")
+__all__ = ("ExecutorBusy", "WorkerProcess", "WorkerSetting", "release_of")
 
 POOL_SIZE = 4
 THREADS = 64
@@ -73,7 +73,7 @@ def release_lock(app: str, release: str) -> str:
 
 
 @frozen(kw_only=True)
-class Setting:
+class WorkerSetting:
     """
     How a worker takes part.
 
@@ -148,7 +148,7 @@ def _source(handler: Any) -> str:
         return "" if code is None else hashlib.sha256(code.co_code).hexdigest()
 
 
-class Process:
+class WorkerProcess:
     """
     A worker in this process, from ``open`` to ``close``; there is one at a time (durable:U35).
 
@@ -161,9 +161,9 @@ class Process:
         sessions: Where its turns look up what was before them; told once there is a client of the database.
     """
 
-    current: Process | None = None
+    current: WorkerProcess | None = None
 
-    def __init__(self, setting: Setting, launcher: Launcher, rates: SharedRates | None = None) -> None:
+    def __init__(self, setting: WorkerSetting, launcher: Launcher, rates: SharedRates | None = None) -> None:
         self.setting = setting
         self._launcher = launcher
         self._rates = rates
@@ -199,17 +199,17 @@ class Process:
             DatabaseAway: when the database cannot be reached.
             StepEngineError: when a worker of another engine runs in this process, or commits are not durable.
         """
-        if Process.current is not None:
+        if WorkerProcess.current is not None:
             msg = "a process is one worker: close the other DurableEngine first"
             raise StepEngineError(msg)
-        package = guarded()
+        package = import_guarded()
         check_package()
         from dbos import _error
 
         self._errors = _error
         self._dbos = package.DBOS
         await self._take_lock()
-        Process.current = self
+        WorkerProcess.current = self
         self._keeper = asyncio.create_task(self._keep_watch())
         try:
             if self._rates is not None:
@@ -233,7 +233,7 @@ class Process:
         try:
             await self._check(lock)
         except BaseException:
-            await unlocked(lock)
+            await close_lock(lock)
             raise
         self._lock = lock
 
@@ -272,7 +272,7 @@ class Process:
         """Take the lock, and look at what the database calls committed."""
         setting = self.setting
         until = asyncio.get_running_loop().time() + PATIENCE_SECONDS
-        while not await self._locked(lock):
+        while not await self._try_lock(lock):
             # The connection of one that has just ended takes the database a moment to notice.
             if asyncio.get_running_loop().time() < until:
                 await asyncio.sleep(0.05)
@@ -287,7 +287,7 @@ class Process:
             msg = "the database has synchronous_commit=off: a power cut would lose committed steps, and effects would repeat"
             raise StepEngineError(msg)
 
-    async def _locked(self, lock: Any) -> bool:
+    async def _try_lock(self, lock: Any) -> bool:
         (got,) = await (await lock.execute(LOCK, (lock_name(self.setting.executor),))).fetchone()
         return bool(got)
 
@@ -370,7 +370,7 @@ class Process:
         """
         loop = asyncio.get_running_loop()
         try:
-            if self._dbos is not None and Process.current is self:
+            if self._dbos is not None and WorkerProcess.current is self:
                 if self._queues is not None:
                     await self._queues.close(PATIENCE_SECONDS)
                 await self._leave_runs(drain)
@@ -380,8 +380,8 @@ class Process:
             if self._rates is not None:
                 await self._rates.close()
             await self._records.close()
-            if Process.current is self:
-                Process.current = None
+            if WorkerProcess.current is self:
+                WorkerProcess.current = None
                 # The loop was lent the package's threads, which are gone.
                 loop.set_default_executor(ThreadPoolExecutor())
             if self._keeper is not None:
@@ -392,7 +392,7 @@ class Process:
                 with contextlib.suppress(DatabaseAway, TimeoutError), away(self.setting.url):
                     async with asyncio.timeout(PATIENCE_SECONDS):
                         await strike_off(lock, self.setting.app, self.setting.executor)
-                await unlocked(lock)
+                await close_lock(lock)
 
     async def _leave_runs(self, drain: float) -> None:
         """Leave every run where it is: nothing of it is recorded as failed, and whoever goes on finds all of it."""
@@ -420,7 +420,7 @@ def _register(dbos: Any) -> None:
     """Register the one workflow of this package, once in a process."""
 
     async def run(form: dict[str, Any], seed: dict[str, Any] | None = None) -> dict[str, Any]:
-        process = Process.current
+        process = WorkerProcess.current
         assert process is not None  # noqa: S101 - it took the run from its queue
         return await process.execute(form, seed)
 

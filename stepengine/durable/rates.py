@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, NamedTuple
 
-from stepengine.durable.database import DatabaseAway, away, lost_errors, plain_connection, quoted
+from stepengine.durable.database import DatabaseAway, away, lost_errors, plain_connection, quote_name
 from stepengine.errors import StepEngineError
 from stepengine.models.base import Provider
 from stepengine.runtime.rates import Obstacle, RateLimit, limit_of
@@ -140,7 +140,7 @@ async def made_tables(own: Any, *, role: str | None = None) -> None:
         await own.execute(TABLES)
         await own.execute(LET_THROUGH)
         for grant in GRANTS if role is not None else ():
-            await own.execute(f"{grant} to {quoted(role or '')}")
+            await own.execute(f"{grant} to {quote_name(role or '')}")
     finally:
         await own.execute(TABLES_UNLOCK)
 
@@ -213,7 +213,7 @@ class SharedRates:
         """
         self._effects = effects
         with away(self._url):
-            own = await self._connected()
+            own = await self._connect()
             (is_there,) = await (await own.execute(THERE)).fetchone()
             if migrate and not is_there:
                 await made_tables(own)
@@ -258,7 +258,7 @@ class SharedRates:
         async with self._asking:
             while True:
                 try:
-                    own = await self._connected()
+                    own = await self._connect()
                     return await (await own.execute(ASK, (account, self._worker, *given))).fetchone()
                 except lost:
                     own, self._own = self._own, None
@@ -269,7 +269,7 @@ class SharedRates:
                 # of all others, and the run has nothing else to do.
                 pause = min(2 * pause, LONGEST_AWAY)
 
-    async def _connected(self) -> Any:
+    async def _connect(self) -> Any:
         """Return the connection, whose lock says for as long as it lives that what this worker has under way counts."""
         if self._own is None or self._own.closed:
             own = await plain_connection(self._url)
@@ -342,10 +342,10 @@ class SharedLimiter:
             async with self._rates.place_lent():
                 return await turn.ticket
         except asyncio.CancelledError:
-            self._left(turn)
+            self._leave_queue(turn)
             raise
 
-    def _left(self, turn: _Turn) -> None:
+    def _leave_queue(self, turn: _Turn) -> None:
         """Let a request go that no longer waits, whether or not it was let through meanwhile."""
         ticket = turn.ticket
         if ticket.done() and not ticket.cancelled() and ticket.exception() is None:
@@ -381,7 +381,7 @@ class SharedLimiter:
                     await self._quiet(LONGEST_LOOK if self._limit.max_concurrency is None else TELL_SECONDS)
                 self._changed.clear()
                 self._owes = False
-                pause = await self._asked()
+                pause = await self._ask_once()
                 if pause is not None:
                     await self._quiet(pause)
         except Exception as error:  # noqa: BLE001 - whoever waits has to be told, whatever it is
@@ -394,7 +394,7 @@ class SharedLimiter:
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
 
-    async def _asked(self) -> float | None:
+    async def _ask_once(self) -> float | None:
         """Ask once, and return how long to wait until it is asked again; ``None`` for at once."""
         limit, now = self._limit, time.monotonic()
         asked = list(self._waiting)[:AT_ONCE]

@@ -20,9 +20,9 @@ from stepengine.data.events import Event
 from stepengine.data.frozen import frozen
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.state import AgentState, ChildResult, RunStatus
-from stepengine.durable.body import requested
+from stepengine.durable.body import request_of_root
 from stepengine.durable.operate import Operator, RunView, Step
-from stepengine.durable.sessions import ENTERED, begun, meant
+from stepengine.durable.sessions import ENTERED, begin_order, run_of_result
 from stepengine.durable.steps import (
     ASK,
     BODY,
@@ -44,7 +44,7 @@ from stepengine.durable.steps import (
 from stepengine.durable.wire import Order, Seed, answers_of, error_of, outcome_form, outcome_of_form
 from stepengine.engine.launching import Launcher
 from stepengine.engine.planning import with_prompt
-from stepengine.engine.run import EngineRun, failing, streamed
+from stepengine.engine.run import EngineRun, failing, stream_run
 from stepengine.errors import AgentError, JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.encoding import describe, restored, touched_world
 from stepengine.journal.fingerprints import Fingerprints
@@ -57,13 +57,22 @@ from stepengine.redaction import Redactor
 from stepengine.runtime.performer import IO, Item, Performer, child_path
 from stepengine.runtime.tree import ChildPlanner, Services
 
-__all__ = ("Archive", "Entry", "Played", "archived", "driven", "followed", "journaled", "seeded")
+__all__ = (
+    "Archive",
+    "EffectRecord",
+    "Played",
+    "driven",
+    "followed",
+    "order_from_journal",
+    "read_archive",
+    "write_journal",
+)
 
 FOLLOW_SECONDS = 0.2
 
 
 @frozen
-class Entry:
+class EffectRecord:
     """
     What is recorded of one effect.
 
@@ -95,7 +104,7 @@ class Archive:
     """
 
     order: Order
-    entries: dict[Address, Entry] = attrs.field(factory=dict)
+    entries: dict[Address, EffectRecord] = attrs.field(factory=dict)
     lookups: dict[str, Mapping[str, Any]] = attrs.field(factory=dict)
     runs: dict[str, RunView] = attrs.field(factory=dict)
     sizes: dict[str, int] = attrs.field(factory=dict)
@@ -118,7 +127,7 @@ class Archive:
                 known |= _take(self, path, await operator.steps(view.id, known))
 
 
-async def archived(operator: Operator, root: str) -> Archive:
+async def read_archive(operator: Operator, root: str) -> Archive:
     """
     Return what the database holds of a run tree.
 
@@ -134,7 +143,7 @@ async def archived(operator: Operator, root: str) -> Archive:
     archive = Archive(order, is_begun=not order.turn)
     if len(given) > 1:
         seed = Seed.of(given[1])
-        archive.entries.update({address: Entry(*found) for address, found in seed.outcomes.items()})
+        archive.entries.update({address: EffectRecord(*found) for address, found in seed.outcomes.items()})
         archive.lookups.update(seed.lookups)
     await archive.refresh(operator)
     return archive
@@ -154,13 +163,13 @@ def _take(archive: Archive, path: str, steps: Sequence[Step]) -> set[int]:
         if kind == LOOKUP:
             archive.lookups[path] = form
         elif kind == ENTERED:
-            archive.order, archive.is_begun = begun(archive.order, form), True
+            archive.order, archive.is_begun = begin_order(archive.order, form), True
         elif kind == END:
             archive.ends[path] = form["at"]
         elif kind == ASK and "questions" in form:
             said = received.get(step.number + 1)
             taken -= set() if said is not None else {step.number}
-            archive.entries[address] = Entry(kind, fp, None if said is None else {**form, "said": said})
+            archive.entries[address] = EffectRecord(kind, fp, None if said is None else {**form, "said": said})
         else:
             _take_effect(archive, address, kind, fp, form)
     return taken
@@ -169,9 +178,9 @@ def _take(archive: Archive, path: str, steps: Sequence[Step]) -> set[int]:
 def _take_effect(archive: Archive, address: Address, kind: str, fp: str, form: Mapping[str, Any]) -> None:
     """Take in that an effect has begun, or its outcome."""
     if kind in BEGINNINGS:
-        archive.entries.setdefault(address, Entry(BEGINNINGS[kind], fp))
+        archive.entries.setdefault(address, EffectRecord(BEGINNINGS[kind], fp))
     elif "seq" in form:
-        archive.entries[address] = Entry(kind, fp, form)
+        archive.entries[address] = EffectRecord(kind, fp, form)
 
 
 BEGINNINGS = {INTENT: INTENT, SPAWN: CHILD, BODY: TOOL, WAIT: WAIT}
@@ -195,7 +204,7 @@ def recorded_outcome(form: Mapping[str, Any]) -> Single:
 # --- out ----------------------------------------------------------------------------------------------------------------
 
 
-async def journaled(launcher: Launcher, archive: Archive, journal: Journal) -> Journal:
+async def write_journal(launcher: Launcher, archive: Archive, journal: Journal) -> Journal:
     """
     Write what is recorded of a run tree into *journal*, and return it.
 
@@ -235,13 +244,13 @@ async def followed(launcher: Launcher, operator: Operator, root: str) -> AsyncGe
         JournalError: when there is no such root run.
         ReplayDivergence: when these agents ask for something else than is recorded.
     """
-    archive = await archived(operator, root)
+    archive = await read_archive(operator, root)
     while not archive.is_begun and not archive.runs[""].is_over:
         await asyncio.sleep(FOLLOW_SECONDS)
         await archive.refresh(operator)
-    answered = await meant(operator, root)
+    answered = await run_of_result(operator, root)
     if answered != root:
-        archive = await archived(operator, answered)
+        archive = await read_archive(operator, answered)
     reading = asyncio.Lock()
 
     async def coming() -> bool:
@@ -253,7 +262,7 @@ async def followed(launcher: Launcher, operator: Operator, root: str) -> AsyncGe
 
     session = JournaledRun.record(MemoryJournal(), dict(archive.order.answers), seed=archive.order.seed)
     played = Played(archive, session, coming)
-    events = streamed(driven(launcher, played))
+    events = stream_run(driven(launcher, played))
     try:
         async for event in events:
             yield event
@@ -269,7 +278,7 @@ def driven(launcher: Launcher, played: Played) -> EngineRun:
     at_that_time = attrs.evolve(launcher, services=attrs.evolve(launcher.services, clock=_Fixed(order.created)))
 
     try:
-        made = at_that_time.plan(requested(launcher, order))
+        made = at_that_time.plan(request_of_root(launcher, order))
         plan, state = played.looked_up(made.plan, made.state)
         plan, state = session.start(plan, state, limits=order.limits, models=launcher.agent_models)
         services = played.wrap(made.services)
@@ -384,10 +393,10 @@ class Played:
         self._used.add(address)
         fp = self._prints.of(describe(item))
         if fp != entry.fp:
-            self.fatal = self._diverged(item, entry)
+            self.fatal = self._divergence_at(item, entry)
             raise self.fatal
 
-    def _diverged(self, item: Item, entry: Entry) -> ReplayDivergence:
+    def _divergence_at(self, item: Item, entry: EffectRecord) -> ReplayDivergence:
         where = shown_address(item.path, item.effect.seq)
         form = describe(item)
         now = "model" if type(form) is CallModel else str(form["type"])  # type: ignore[index]
@@ -493,7 +502,7 @@ class _Player:
             return await self._driven(item, io)
         known = await self._coming(item)
         if known is None:
-            return await self._unanswered(item, io)
+            return await self._stop_before(item, io)
         if type(known) is Value and type(item.effect) in (Spawn, *OF_CHILDREN):
             return await self._about_children(item, io, known)
         for attempt in self._played.attempts(item):
@@ -511,7 +520,7 @@ class _Player:
             return Stop("cancelled")
         return attrs.evolve(known, value=attrs.evolve(known.value, ended=ended))
 
-    async def _unanswered(self, item: Item, io: IO) -> Single:
+    async def _stop_before(self, item: Item, io: IO) -> Single:
         """Return how the run stops before an effect without an outcome; where it waits there, it is suspended."""
         if type(item.effect) in WAITS and not self._played.was_cut(item.path):
             io.stands(item)
@@ -563,7 +572,7 @@ def _has_run(item: Item, known: Single) -> bool:
 # --- in -----------------------------------------------------------------------------------------------------------------
 
 
-def seeded(journal: Journal, redactor: Redactor, *, pool: str) -> tuple[Order, Seed]:
+def order_from_journal(journal: Journal, redactor: Redactor, *, pool: str) -> tuple[Order, Seed]:
     """
     Return what the run of a journal is submitted with, and what it begins with, to go on where the journal ends.
 

@@ -112,7 +112,7 @@ FORGET_EVENTS = """
 """
 
 
-class Database(Protocol):
+class DatabaseAccess(Protocol):
     """What is needed of an ``Operator``."""
 
     app: str
@@ -181,7 +181,7 @@ class Register:
         DatabaseAway: by each call, when the database cannot be reached, or has no such tables.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: DatabaseAccess) -> None:
         self._database = database
 
     @property

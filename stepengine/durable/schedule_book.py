@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from stepengine.durable.database import DatabaseAway, blocking_connection, make_tables
-from stepengine.engine.schedule_book import Ran, Told
+from stepengine.engine.schedule_book import ClaimedTime, KnownSchedule
 from stepengine.errors import JournalError
 
 __all__ = ("DatabaseBook", "made_book")
@@ -89,7 +89,7 @@ class DatabaseBook:
 
     def passed(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
         """Return until when the times of each schedule were decided about; see ``ScheduleBook.passed``."""
-        with self._connected() as own:
+        with self._connect() as own:
             known = {
                 id_: own.execute(PASSED, {"app": self._app, "id": id_, "line": line, "now": _number(now)}).fetchone()
                 for id_, line in sorted(lines.items())
@@ -99,7 +99,7 @@ class DatabaseBook:
     def claim(self, schedule: str, at: datetime, *, run: str, missed: tuple[datetime, ...] = ()) -> bool:
         """Take a time over; return whether nobody had it before. The times before it are decided about with it."""
         given = {"app": self._app, "id": schedule}
-        with self._connected() as own:
+        with self._connect() as own:
             own.execute(HELD, (self._app, schedule))
             claimed = own.execute(CLAIM, {**given, "at": _number(at), "run": run, "missed": len(missed)}).rowcount
             _pass(own, given, at, missed if claimed else ())
@@ -108,31 +108,31 @@ class DatabaseBook:
 
     def pass_over(self, schedule: str, until: datetime, *, missed: tuple[datetime, ...] = ()) -> bool:
         """Skip all times up to *until*; return whether this had not been decided before."""
-        with self._connected() as own:
+        with self._connect() as own:
             return _pass(own, {"app": self._app, "id": schedule}, until, missed)
 
-    def claimed(self) -> tuple[Ran, ...]:
+    def claimed(self) -> tuple[ClaimedTime, ...]:
         """Return the times that were claimed but not reported as submitted."""
-        with self._connected() as own:
+        with self._connect() as own:
             return tuple([_ran(row) for row in own.execute(CLAIMED, (self._app,)).fetchall()])
 
     def mark(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
         """Say what became of a time."""
-        with self._connected() as own:
+        with self._connect() as own:
             own.execute(MARK, (status, error.replace("\0", ""), self._app, schedule, _number(at)))
 
-    def told(self) -> dict[str, Told]:
+    def told(self) -> dict[str, KnownSchedule]:
         """Return what is known of every schedule, also of those that are no more."""
-        with self._connected() as own:
+        with self._connect() as own:
             lasts = {row[0]: _ran(row) for row in own.execute(LAST, (self._app,)).fetchall()}
             known = own.execute(KNOWN, (self._app,)).fetchall()
         return {
-            id_: Told(_moment(passed), missed, None if newest is None else _moment(newest), lasts.get(id_))
+            id_: KnownSchedule(_moment(passed), missed, None if newest is None else _moment(newest), lasts.get(id_))
             for id_, passed, missed, newest in known
         }
 
     @contextmanager
-    def _connected(self) -> Iterator[Any]:
+    def _connect(self) -> Iterator[Any]:
         """Give a connection of its own, and commit what is done with it."""
         try:
             with blocking_connection(self._url) as own:
@@ -148,9 +148,9 @@ def _pass(own: Any, given: Mapping[str, str], until: datetime, missed: tuple[dat
     return bool(moved.rowcount)
 
 
-def _ran(row: tuple[str, int, str, int, str, str]) -> Ran:
+def _ran(row: tuple[str, int, str, int, str, str]) -> ClaimedTime:
     schedule, at, run, missed, status, error = row
-    return Ran(schedule, _moment(at), run, missed, status, error)
+    return ClaimedTime(schedule, _moment(at), run, missed, status, error)
 
 
 def _number(moment: datetime) -> int:

@@ -17,8 +17,8 @@ from stepengine.durable.database import DatabaseAway
 from stepengine.durable.engine import DurableEngine
 from stepengine.durable.operate import Operator
 from stepengine.durable.schedule_book import DatabaseBook
-from stepengine.engine.schedule_book import STARTED, Ran
-from stepengine.engine.scheduler import Due, Scheduler, Standing, Started, standing
+from stepengine.engine.schedule_book import STARTED, ClaimedTime
+from stepengine.engine.scheduler import Due, ScheduledRun, Scheduler, Standing, standing
 from stepengine.engine.schedules import Schedule, metadata_of
 from stepengine.errors import StepEngineError
 from stepengine.runtime.clock import Clock
@@ -60,10 +60,10 @@ class DurableScheduler(Scheduler):
             if ran.schedule in known and ran.run not in self._under_way
         ]
 
-    async def _begin(self, due: Due) -> Started | None:
+    async def _begin(self, due: Due) -> ScheduledRun | None:
         # The database knows the run from its submission on: no index beside journals tells anybody to wake it.
         self._under_way[due.run] = asyncio.create_task(self._submit(due))
-        self._under_way[due.run].add_done_callback(lambda _: self._ended(due.run))
+        self._under_way[due.run].add_done_callback(lambda _: self._forget_run(due.run))
         return None
 
     async def _submit(self, due: Due) -> None:
@@ -96,7 +96,7 @@ async def durable_standings(operator: Operator, schedules: Iterable[Schedule], *
     runs = [known.last.run for known in told.values() if known.last is not None]
     states = await operator.states(runs)
 
-    def as_it_stands(ran: Ran) -> Ran:
+    def as_it_stands(ran: ClaimedTime) -> ClaimedTime:
         return attrs.evolve(ran, status=states.get(ran.run, ran.status)) if ran.status == STARTED else ran
 
     return standing(schedules, told, now, as_it_stands)

@@ -31,7 +31,17 @@ from stepengine.runtime.logs import LOGGER
 from stepengine.sessions import Session, SessionInfo
 from stepengine.sessions.session import check_id
 
-__all__ = ("ENTERED", "SENT", "SessionView", "Sessions", "TurnView", "begun", "left_by_turn", "line_name", "meant")
+__all__ = (
+    "ENTERED",
+    "SENT",
+    "SessionView",
+    "Sessions",
+    "TurnView",
+    "begin_order",
+    "left_by_turn",
+    "line_name",
+    "run_of_result",
+)
 
 ENTERED = "turn"
 """The kind of the step that records what a turn goes on from."""
@@ -100,7 +110,7 @@ SENT = """
 """
 
 
-class Stopped(Protocol):
+class StoppedRun(Protocol):
     """A run that is over, as the database knows it."""
 
     @property
@@ -126,7 +136,7 @@ class Deployment(Protocol):
     async def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Return what a statement selects."""
 
-    async def run(self, run: str, /) -> Stopped:
+    async def run(self, run: str, /) -> StoppedRun:
         """Return one run."""
 
     async def stuck(self, root: str, /) -> Sequence[Any]:
@@ -250,12 +260,12 @@ class Sessions:
             await own.close()
 
     @contextlib.asynccontextmanager
-    async def _locked(self, session: str, *, waits: bool = True) -> AsyncIterator[bool]:
+    async def _lock(self, session: str, *, waits: bool = True) -> AsyncIterator[bool]:
         """Be the only one in all processes who changes whose turn it is in a session; ``False`` where somebody else is."""
         name = f"stepengine-session:{self._operator.app}:{session}"
         while True:
             async with self._mine:
-                if await self._got(name):
+                if await self._get_lock(name):
                     try:
                         yield True
                     finally:
@@ -268,7 +278,7 @@ class Sessions:
             # Asked for again and not waited for: one that is frozen with a session's lock keeps no other session.
             await asyncio.sleep(LOCK_SECONDS)
 
-    async def _got(self, name: str) -> bool:
+    async def _get_lock(self, name: str) -> bool:
         try:
             return await self._execute(LOCK, name)
         except DatabaseAway:
@@ -378,7 +388,7 @@ class Sessions:
         if "\0" in session:
             msg = f"the session id {session!r} holds a NUL, which the database does not store"
             raise InputError(msg, issues=("session_id",))
-        async with self._locked(session):
+        async with self._lock(session):
             if not await operator.rows(KNOWN, order.root):
                 number = 1 + max([turn.number for turn in await self._edges(session)], default=0)
                 await operator.enqueue(
@@ -387,7 +397,7 @@ class Sessions:
                     queue=line_name(order.pool),
                     attributes={"session": session, "turn": number},
                 )
-            await self._moved(session)
+            await self._move_on(session)
         view = await operator.run(order.root)
         if view.attributes.get("rejected"):
             raise AnswerRejected(view.attributes["rejected"])
@@ -405,7 +415,7 @@ class Sessions:
                     LOGGER.warning("whose turn it is in sessions cannot be looked at: %s", error)
                 waiting = []
                 await asyncio.sleep(MOST_PAUSE)
-            moved = [await self._tried(session) for session in waiting]
+            moved = [await self._try_to_move(session) for session in waiting]
             if any(moved):
                 pause = LOOK_SECONDS
             elif waiting:
@@ -414,7 +424,7 @@ class Sessions:
                 pause = IDLE_SECONDS
             await asyncio.sleep(pause)
 
-    async def _tried(self, session: str) -> bool:
+    async def _try_to_move(self, session: str) -> bool:
         """Let a session move on; what is wrong with it does not hold up the others."""
         try:
             return await self.advance(session)
@@ -429,12 +439,12 @@ class Sessions:
         if await self._move(session) is None:
             return False
         # Whoever has the lock moves it on.
-        async with self._locked(session, waits=False) as is_mine:
-            return is_mine and await self._moved(session)
+        async with self._lock(session, waits=False) as is_mine:
+            return is_mine and await self._move_on(session)
 
-    async def _moved(self, session: str) -> bool:
+    async def _move_on(self, session: str) -> bool:
         moved = False
-        while (move := await self._move(session)) is not None and await self._done(move):
+        while (move := await self._move(session)) is not None and await self._do_move(move):
             moved = True
         return moved
 
@@ -476,7 +486,7 @@ class Sessions:
         replies = tuple([Reply(**json.loads(reply)) for reply in view.attributes["replies"]])
         return _Move(turn=turn, asking=turn.answered, replies=replies)
 
-    async def _done(self, move: _Move) -> bool:
+    async def _do_move(self, move: _Move) -> bool:
         """Do what can be done for a turn; the same again changes nothing. Return whether the next one may have its turn."""
         operator, turn = self._operator, move.turn
         client = operator.client
@@ -509,20 +519,20 @@ class Sessions:
     # --- turns that stopped -------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def stopping(self, view: Stopped) -> AsyncIterator[None]:
+    async def stopping(self, view: StoppedRun) -> AsyncIterator[None]:
         """Keep a turn where it is while it is stopped: one that is cancelled must not begin just then."""
         if "turn" not in view.attributes:
             yield
             return
-        async with self._locked(view.attributes["session"]):
+        async with self._lock(view.attributes["session"]):
             yield
 
-    async def hold(self, view: Stopped) -> None:
+    async def hold(self, view: StoppedRun) -> None:
         """Let the session of a turn wait for it although it is cancelled; ``again`` and ``give_up`` end that."""
         if "turn" in view.attributes:
             await self._operator.client.update_workflow_attributes_async(view.id, {"held": True}, merge=True)
 
-    async def give_up(self, view: Stopped) -> bool:
+    async def give_up(self, view: StoppedRun) -> bool:
         """Let the session of a turn that stopped without a result go on without it; return whether it waited for that."""
         is_held = view.state == "CANCELLED" and bool(view.attributes.get("held"))
         stopped = is_held or view.state in ("ERROR", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
@@ -533,7 +543,7 @@ class Sessions:
         return True
 
     @contextlib.asynccontextmanager
-    async def again(self, view: Stopped) -> AsyncIterator[None]:
+    async def again(self, view: StoppedRun) -> AsyncIterator[None]:
         """
         Let a turn that stopped be put back into its place.
 
@@ -544,7 +554,7 @@ class Sessions:
             yield
             return
         session = view.attributes["session"]
-        async with self._locked(session):
+        async with self._lock(session):
             turns = await self.turns(session)
             own = next((turn for turn in turns if turn.run == view.id), None)
             if own is not None and (own.answered is not None or own.rejected):
@@ -588,7 +598,7 @@ def _time(milliseconds: int) -> datetime:
     return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
-async def meant(operator: Deployment, run: str) -> str:
+async def run_of_result(operator: Deployment, run: str) -> str:
     """Return the run whose result and events are those of *run*: itself, or the one that it answered."""
     attributes = (await operator.run(run)).attributes
     answered: str = attributes.get("answered") or run
@@ -620,7 +630,7 @@ def _state_of(form: Mapping[str, Any]) -> object:
     return left["state"] if "state" in left else form["state"]
 
 
-def begun(order: Order, found: Mapping[str, Any]) -> Order:
+def begin_order(order: Order, found: Mapping[str, Any]) -> Order:
     """Return the order of a turn with what it goes on from; a state that it was given stands above that of the session."""
     stored = found["state"]
     return attrs.evolve(

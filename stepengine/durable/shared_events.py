@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from stepengine.data.events import Event, EventsDropped
 from stepengine.durable.database import DatabaseAway
-from stepengine.durable.records import Archive, Played, archived, driven
-from stepengine.durable.sessions import meant
+from stepengine.durable.records import Archive, Played, driven, read_archive
+from stepengine.durable.sessions import run_of_result
 from stepengine.errors import StepEngineError
 from stepengine.journal.following import Follower
 from stepengine.journal.journaled_run import JournaledRun
@@ -191,7 +191,7 @@ class SharedEvents:
 
     async def _follow(self) -> None:
         try:
-            await self._followed()
+            await self._follow_archive()
         except asyncio.CancelledError:
             raise
         except StepEngineError as error:
@@ -205,22 +205,22 @@ class SharedEvents:
         """Return what is recorded, once it is known what the run continues; for a run that was an answer, the record of the answered run."""
         while True:
             try:
-                archive = await archived(self._operator, self.run)
+                archive = await read_archive(self._operator, self.run)
                 while not archive.is_begun and not archive.runs[""].is_over:
                     self._is_caught_up = True
                     self._tell()
                     await asyncio.sleep(LAST_PAUSE)
                     await archive.refresh(self._operator)
-                answered = await meant(self._operator, self.run)
+                answered = await run_of_result(self._operator, self.run)
                 if answered != self.run:
                     self.run, self.tries = answered, 0
-                    archive = await archived(self._operator, answered)
+                    archive = await read_archive(self._operator, answered)
             except DatabaseAway:
                 await asyncio.sleep(LAST_PAUSE)
             else:
                 return archive
 
-    async def _followed(self) -> None:
+    async def _follow_archive(self) -> None:
         archive = self._archive = await self._begun_archive()
         journal = MemoryJournal()
         session = JournaledRun.record(journal, dict(archive.order.answers), seed=archive.order.seed)
@@ -292,7 +292,7 @@ class SharedEvents:
     async def _take(self, follower: Follower, *, is_last: bool) -> bool:
         """Show what the driver wrote down, in its place; return whether there was anything."""
         shown = len(self.events)
-        unplaced = self._found(follower)
+        unplaced = self._find_new(follower)
         self._mine += unplaced
         if self._mine:
             await self._agree()
@@ -307,7 +307,7 @@ class SharedEvents:
             self._tell()
         return bool(unplaced) or len(self.events) > shown
 
-    def _found(self, follower: Follower) -> list[str]:
+    def _find_new(self, follower: Follower) -> list[str]:
         """
         Return the keys of what is new and has a place to get.
 

@@ -45,7 +45,7 @@ from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.data.tools import Yielding
 from stepengine.data.usage import Usage
 from stepengine.durable.database import WORKFLOW, away_errors, queue_name
-from stepengine.durable.messages import Heard, posted_topic
+from stepengine.durable.messages import HeardMessages, posted_topic
 from stepengine.durable.places import Drawn, Places, Records, performed
 from stepengine.durable.sessions import Sessions
 from stepengine.durable.wire import (
@@ -71,7 +71,7 @@ from stepengine.machine.plan import Finished, RunPlan
 from stepengine.redaction import Redactor
 from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.failfast import LOST, given_up
-from stepengine.runtime.limits import Ledger
+from stepengine.runtime.limits import SpendingLedger
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.performer import IO, Item, Performer, child_path, is_repeatable
 from stepengine.runtime.performing import is_deferred
@@ -155,7 +155,7 @@ _Seeded: TypeAlias = "tuple[str, str, Mapping[str, Any] | None]"
 """What the seed knows of an effect: kind, fingerprint, and its outcome if it has one."""
 
 
-class _Place(NamedTuple):
+class _OutcomePlace(NamedTuple):
     """
     Where the outcome of an effect that has begun will stand.
 
@@ -181,7 +181,7 @@ class _Place(NamedTuple):
     seeded: Mapping[str, Any] | None = None
     is_early: bool = False
     is_settled: bool = False
-    race: _Known | None = None
+    race: _RaceRecord | None = None
 
 
 class DurableRun:
@@ -227,7 +227,7 @@ class DurableRun:
     ) -> None:
         self.sessions = sessions
         self.places = Places(records, order.id)
-        self.heard = Heard()
+        self.heard = HeardMessages()
         self.dbos = dbos
         self.order = order
         self.release = release
@@ -363,7 +363,7 @@ class DurableRun:
         # The package compares the name of a step with what is recorded at that number, and a name holds the fingerprint
         # of the effect: so a changed handler is found here, before anything of it is performed (durable:U24).
         except self._diverges as error:
-            self.fatal = self.fatal or self._diverged(error, where)
+            self.fatal = self.fatal or self._divergence_from(error, where)
             raise self.fatal from None
         except self._leaves as error:
             self.park(error)
@@ -381,7 +381,7 @@ class DurableRun:
         if self.tree is not None:
             self.tree.root.stop(Stop("cancelled"))
 
-    def _diverged(self, error: BaseException, where: str) -> ReplayDivergence:
+    def _divergence_from(self, error: BaseException, where: str) -> ReplayDivergence:
         return self.differs(where, [found["name"] for found in NAMES.finditer(str(error)) if found["name"]])
 
     def differs(self, where: str, names: Sequence[str]) -> ReplayDivergence:
@@ -467,10 +467,10 @@ class Steps:
     def __init__(self, inner: Performer, run: DurableRun) -> None:
         self._inner = inner
         self._run = run
-        self._places: dict[tuple[str, int], _Place] = {}
+        self._places: dict[tuple[str, int], _OutcomePlace] = {}
         self._siblings: dict[tuple[str, int], _Siblings] = {}
         self._started: dict[str, _Started] = {}
-        self._races: dict[tuple[str, int], _Known] = {}
+        self._races: dict[tuple[str, int], _RaceRecord] = {}
 
     async def begin(self, batch: Sequence[Item]) -> None:
         """
@@ -489,7 +489,7 @@ class Steps:
             run.is_long()
         places, drawn = [], list[Drawn]()
         for item in batch:
-            places.append((item, await self._begun(item, drawn)))
+            places.append((item, await self._begin(item, drawn)))
         await self._look(drawn, item)
         for item, place in places:
             if place.intent is not None:
@@ -507,7 +507,7 @@ class Steps:
                     self._run.places.marked(place)  # nothing is read from it: that it stands there is all
             drawn.clear()
 
-    async def _begun(self, item: Item, drawn: list[Drawn]) -> _Place:
+    async def _begin(self, item: Item, drawn: list[Drawn]) -> _OutcomePlace:
         """Draw the places of an effect; those that are to be looked into are added to *drawn*."""
         run, effect = self._run, item.effect
         # Form and fingerprint are those of a journal: so a durable run can be exported as one, and is compared by the
@@ -538,7 +538,7 @@ class Steps:
         made = [run.draw(*mark)[1] for mark in marks]
         reservation, place_ = run.draw(name)
         drawn += [*made, place_]
-        return _Place(name, reservation, intent=made[0] if made and type(effect) not in WAITS else None)
+        return _OutcomePlace(name, reservation, intent=made[0] if made and type(effect) not in WAITS else None)
 
     def _waiting_for(self, item: Item) -> dict[str, Any]:
         """Return what is written down of a wait, for whoever looks what a run waits for."""
@@ -548,7 +548,7 @@ class Steps:
         form |= {"topic": wait.topic} if wait.topic else {}
         return form | ({"children": list(wait.children)} if wait.children else {})
 
-    def _in_race(self, item: Item, place: _Place) -> _Place:
+    def _in_race(self, item: Item, place: _OutcomePlace) -> _OutcomePlace:
         """Return the place of a member of a race with what all of it have in common."""
         race = _race_of(item)
         if race is None:
@@ -559,9 +559,9 @@ class Steps:
             key for key in self._races if key[0] == item.path and key[1] < cast("Any", item.gather).effects[0].seq
         ]:
             del self._races[over]
-        return place._replace(race=self._races.setdefault(first, _Known()))
+        return place._replace(race=self._races.setdefault(first, _RaceRecord()))
 
-    def _starting(self, item: Item, name: str, seeded: _Seeded | None, drawn: list[Drawn]) -> _Place:
+    def _starting(self, item: Item, name: str, seeded: _Seeded | None, drawn: list[Drawn]) -> _OutcomePlace:
         """Take note that a child starts, or the body of a tool; one that is driven elsewhere has the place of its end already."""
         # The marker comes before the child is enqueued: the database compares names of steps and nothing else, and a
         # child's row is found by its id alone, so a changed spawn would be given another child's result (durable:U15).
@@ -572,12 +572,12 @@ class Steps:
             drawn.append(run.draw(f"{SPAWN}:{print_}", mark)[1])
             reservation, place = run.draw(f"{CHILD}:{print_}")
             drawn.append(place)
-            return _Place(place.name, reservation, seeded=known)
+            return _OutcomePlace(place.name, reservation, seeded=known)
         if known is None:
             drawn.append(run.draw(f"{BODY}:{print_}", mark)[1])
-        return _Place(name, seeded=known)
+        return _OutcomePlace(name, seeded=known)
 
-    def _of_seed(self, item: Item, name: str, seeded: _Seeded) -> _Place | None:
+    def _of_seed(self, item: Item, name: str, seeded: _Seeded) -> _OutcomePlace | None:
         """Return the place of an effect that the seed knows; ``None`` for one that has to be done, or driven, again."""
         run, (kind, fp, form) = self._run, seeded
         # The seed is a record from elsewhere (an import, another release), and is held to the same comparison as the
@@ -587,11 +587,11 @@ class Steps:
             run.fatal = run.fatal or run.differs(where, [f"{kind}:{fp}", name])
             raise run.fatal
         if form is None:
-            return None if is_repeatable(item) else _Place(name, run.dbos.reserve_step(), is_doubtful=True)
+            return None if is_repeatable(item) else _OutcomePlace(name, run.dbos.reserve_step(), is_doubtful=True)
         # What an inline child or the body of a tool left stands in no journal: it is driven over its own part of the seed.
-        return None if _leaves_more(item, form) else _Place(name, seeded=form, is_settled=True)
+        return None if _leaves_more(item, form) else _OutcomePlace(name, seeded=form, is_settled=True)
 
-    async def _asking(self, item: Item, name: str, where: str) -> _Place:
+    async def _asking(self, item: Item, name: str, where: str) -> _OutcomePlace:
         """Record the questions, and wait from now on for those that nobody has answered in advance."""
         run = self._run
         effect = cast("AskPerson", item.effect)
@@ -610,12 +610,12 @@ class Steps:
 
         found = await run.step(name, asked, where)
         if "questions" not in found:
-            return _Place(name, asked=found)
+            return _OutcomePlace(name, asked=found)
         topic = f"ask:{item.path}:{effect.seq}"
         waiting = asyncio.create_task(run.dbos.recv_async(topic, timeout_seconds=FOR_EVER))
         # The wait draws its numbers when it first runs: now, before anybody else draws any.
         await asyncio.sleep(0)
-        return _Place(name, asked=found, answer=waiting)
+        return _OutcomePlace(name, asked=found, answer=waiting)
 
     # --- performing ---------------------------------------------------------------------------------------------------
 
@@ -628,11 +628,11 @@ class Steps:
         if place.is_settled:
             return self._from_seed(item, cast("Mapping[str, object]", place.seeded))
         if type(item.effect) is AskPerson:
-            return self._answered(item, place)
+            return self._wait_for_answers(item, place)
         if kind in WAITS or kind is EndRuns:
-            return self._waited(item, io, place)
+            return self._wait(item, io, place)
         if kind is TellRun:
-            return self._told(item, place)
+            return self._tell_child(item, place)
         if _is_background(item):
             return self._started_in_background(item, io, place)
         if kind in RUNS:
@@ -640,7 +640,7 @@ class Steps:
         return self._leaf(item, io, place)
 
     async def _from_seed(self, item: Item, form: Mapping[str, object]) -> Single:
-        outcome = _decoded(form, shown_address(item.path, item.effect.seq))
+        outcome = _decode_outcome(form, shown_address(item.path, item.effect.seq))
         self._run.timing.came_by(outcome.at)
         self._run.was_replayed = True
         child: object = outcome.value if type(outcome) is Value else None
@@ -648,9 +648,11 @@ class Steps:
             return outcome
         self._count(item, child.usage, child.cost, 0)
         self._run.started += bool(child.run_id)
-        return attrs.evolve(cast("Value", outcome), value=attrs.evolve(child, output=self._typed(item, child)))
+        return attrs.evolve(
+            cast("Value", outcome), value=attrs.evolve(child, output=self._type_child_output(item, child))
+        )
 
-    async def _leaf(self, item: Item, io: IO, place: _Place) -> Single:
+    async def _leaf(self, item: Item, io: IO, place: _OutcomePlace) -> Single:
         run, seq = self._run, item.effect.seq
         attempts: list[object] = []
 
@@ -686,10 +688,10 @@ class Steps:
             return form | run.heard.taken_by(outcome) | run.placed(item)
 
         with run.acting():
-            return (await self._recorded(item, place, act))[0]
+            return (await self._record_outcome(item, place, act))[0]
 
-    async def _recorded(
-        self, item: Item, place: _Place, act: Callable[[], Coroutine[object, Any, object]]
+    async def _record_outcome(
+        self, item: Item, place: _OutcomePlace, act: Callable[[], Coroutine[object, Any, object]]
     ) -> tuple[Single, Mapping[str, Any]]:
         """Return the outcome of an effect, and the form that it stands in; empty when it only stopped there."""
         run, where = self._run, shown_address(item.path, item.effect.seq)
@@ -709,16 +711,16 @@ class Steps:
             return stopped.outcome, {}
         # Also what was performed just now is read back from its form: a tuple that is a list on replay must be a list
         # live (durable:UF14).
-        outcome = _decoded(form, where)
+        outcome = _decode_outcome(form, where)
         run.timing.came_by(outcome.at)
         return outcome, form
 
-    async def _answered(self, item: Item, place: _Place) -> Single:
+    async def _wait_for_answers(self, item: Item, place: _OutcomePlace) -> Single:
         run, where = self._run, shown_address(item.path, item.effect.seq)
         asked = cast("Mapping[str, Any]", place.asked)
         run.timing.came_by(asked["at"])
         if place.answer is None:
-            return _decoded(asked, where)
+            return _decode_outcome(asked, where)
         run.is_live = run.is_live or not place.answer.done()
         run.asking += 1
         try:
@@ -741,7 +743,7 @@ class Steps:
 
     # --- bodies of tools ----------------------------------------------------------------------------------------------
 
-    async def _body(self, item: Item, io: IO, place: _Place) -> Single:
+    async def _body(self, item: Item, io: IO, place: _OutcomePlace) -> Single:
         """
         Run the body of a tool in this run, and give its result: the recorded one, with what the body leaves now.
 
@@ -766,7 +768,7 @@ class Steps:
         # (changes of the conversation, what it spent) is in no record, and follows from its effects alone.
         known = place.seeded or await run.step(place.name, act, where)
         self._check_same(item, known, now)
-        ended = _decoded(known, where)
+        ended = _decode_outcome(known, where)
         run.timing.came_by(ended.at)
         return _with_body(ended, getattr(outcome, "body", None))
 
@@ -811,7 +813,7 @@ class Steps:
         # which counts as used here until it has ended and says what it used: limits hold without a word between
         # machines (durable:U23).
         ledger = tree.ledger(path)
-        given = _left(ledger, among)
+        given = _remaining_budgets(ledger, among)
         deadline = _deadline(tree, path)
         if deadline is not None:
             given["max_seconds"] = max(0.0, deadline - asyncio.get_running_loop().time())
@@ -834,13 +836,13 @@ class Steps:
             self._siblings = {first: (known := _Siblings(item))}
         return known
 
-    async def _child(self, item: Item, io: IO, place: _Place) -> Single:
+    async def _child(self, item: Item, io: IO, place: _OutcomePlace) -> Single:
         run, seq = self._run, item.effect.seq
         ended: dict[str, object] = {}
 
         async def act() -> dict[str, Any]:
             if place.race is not None and await place.race.is_lost(item):
-                await _cancelled(run, f"{run.order.root}/{child_path(item.path, seq)}", LOST)
+                await _cancel_below(run, f"{run.order.root}/{child_path(item.path, seq)}", LOST)
                 return outcome_form(seq, given_up(item, run.at()), run.redactor) | run.placed(item)
             outcome = _unreachable(item) or await self._performed_elsewhere(item, io, ended)
             run.is_live = True
@@ -851,7 +853,7 @@ class Steps:
             form |= run.heard.taken_by(outcome) | run.placed(item)
             return form | {name: ended[name] for name in ("left", "started", "rules", "body") if name in ended}
 
-        outcome, form = await self._recorded(item, place, act)
+        outcome, form = await self._record_outcome(item, place, act)
         for rule in form.get("rules", ()):
             cast("RunTree", run.tree).desk.remembered.add(freeze_object(rule))
         if "body" in form:
@@ -867,7 +869,7 @@ class Steps:
         self._count(item, child.usage, child.cost, form.get("started", 0))
         left = restored(form["left"]) if "left" in form else None
         return attrs.evolve(
-            cast("Value", outcome), value=attrs.evolve(child, output=self._typed(item, child), left=left)
+            cast("Value", outcome), value=attrs.evolve(child, output=self._type_child_output(item, child), left=left)
         )
 
     async def _performed_elsewhere(self, item: Item, io: IO, ended: dict[str, object]) -> Single:
@@ -876,7 +878,7 @@ class Steps:
 
     # --- what only waits, and children in the background --------------------------------------------------------------
 
-    async def _waited(self, item: Item, io: IO, place: _Place) -> Single:
+    async def _wait(self, item: Item, io: IO, place: _OutcomePlace) -> Single:
         """
         Wait until the time that the run's record gives, for a message, or for children, and record what came.
 
@@ -899,7 +901,7 @@ class Steps:
         # Counted as waiting and not as acting: a worker that leaves does not wait for what may take a year.
         run.asking += 1
         try:
-            outcome, _ = await self._recorded(item, place, act)
+            outcome, _ = await self._record_outcome(item, place, act)
         finally:
             run.asking -= 1
         if type(effect) not in OF_CHILDREN or type(outcome) is not Value:
@@ -917,7 +919,7 @@ class Steps:
             return Stop("cancelled", self._run.at())
         return attrs.evolve(outcome, value=attrs.evolve(outcome.value, ended=ended))
 
-    async def _told(self, item: Item, place: _Place) -> Single:
+    async def _tell_child(self, item: Item, place: _OutcomePlace) -> Single:
         """Send something to a child in the background, wherever it is executed: once, by the address of what says it."""
         run, effect = self._run, cast("TellRun", item.effect)
 
@@ -938,9 +940,9 @@ class Steps:
             return form | run.placed(item)
 
         with run.acting():
-            return (await self._recorded(item, place, act))[0]
+            return (await self._record_outcome(item, place, act))[0]
 
-    async def _started_in_background(self, item: Item, io: IO, place: _Place) -> Single:
+    async def _started_in_background(self, item: Item, io: IO, place: _OutcomePlace) -> Single:
         """Start a child in the background: that it was started is recorded before it is on its queue."""
         run, effect = self._run, cast("Spawn", item.effect)
         path = child_path(item.path, effect.seq)
@@ -959,7 +961,7 @@ class Steps:
         with run.acting():
             # Recorded first and enqueued then, behind `is_recorded`: a child that is at work and of which its parent
             # knows nothing could be ended by nobody.
-            outcome, _ = await self._recorded(item, place, act)
+            outcome, _ = await self._record_outcome(item, place, act)
         if not performed and type(outcome) is Value:
             # It is at work, or was; here it is only waited for.
             again = await self._inner.perform(item._replace(has_begun=True), io)
@@ -1008,7 +1010,7 @@ class Steps:
         # parent's next call is judged by.
         ledger.spend(usage.total_tokens, cost or Decimal(0))
 
-    def _typed(self, item: Item, child: ChildResult) -> Any:
+    def _type_child_output(self, item: Item, child: ChildResult) -> Any:
         """Return a child's output as its agent's own type."""
         if child.output is None or not child.run_id:
             return child.output
@@ -1047,7 +1049,7 @@ class _Siblings:
         self._running -= 1
 
 
-class _Known:
+class _RaceRecord:
     """
     What is recorded of a race, for those of its members that are not: none of them does anything while it may be lost already.
     """
@@ -1087,7 +1089,7 @@ class _Started:
         self.is_recorded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
-class _Ended:
+class _EndedElsewhere:
     """How a child ended in another process, in the shape of what a machine returns."""
 
     def __init__(self, child: ChildResult) -> None:
@@ -1152,7 +1154,7 @@ class _Elsewhere:
         child = attrs.evolve(
             order,
             spawns=(*order.spawns, *run.bodies, asked_by(self._item, plan.definition.id)),
-            parent=inherited(self._item.effect, plan),
+            parent=inherited_state(self._item.effect, plan),
             previous=None,
             slice=self._share,
             rules=tree.desk.remembered.rules,
@@ -1171,7 +1173,7 @@ class _Elsewhere:
             options["attributes"] = {"parent": order.id, "agent": plan.definition.id, "tool": plan.body.tool_name}
         options |= {"priority": order.priority} if order.priority else {}
         # In a context of its own: the child belongs to the run and not to this step, which may be done again.
-        task = asyncio.create_task(self._waited(options, child, state.run_id), context=contextvars.Context())
+        task = asyncio.create_task(self._wait_for_child(options, child, state.run_id), context=contextvars.Context())
         # Three things end this wait: the child, somebody who ends the child, and a sibling that makes it pointless.
         # Whichever it is, the wait goes on until the child is really over, so that its spending is known.
         pull = tree.brake.pulled(path)
@@ -1190,13 +1192,13 @@ class _Elsewhere:
         except asyncio.CancelledError:
             stop = tree.root.stopping
             if stop is not None and stop.kind == "limit":
-                await _cancelled(run, child.id)
+                await _cancel_below(run, child.id)
             raise
         finally:
             tree.elsewhere.pop(path, None)
             task.cancel()
         self._ended.update(form)
-        return cast("Finished", _Ended(child_of(form)) if plan.body is None else _EndedBody(form))
+        return cast("Finished", _EndedElsewhere(child_of(form)) if plan.body is None else _EndedBody(form))
 
     async def _end(self, child: str, stop: Stop, waiting: asyncio.Task[Any]) -> None:
         """Cancel the child, once it is on its queue; where this execution alone ends, leave it, and wait no longer."""
@@ -1205,9 +1207,9 @@ class _Elsewhere:
         queued = asyncio.ensure_future(self._queued.wait())
         await asyncio.wait((waiting, queued), return_when=asyncio.FIRST_COMPLETED)
         queued.cancel()
-        await _cancelled(self._run, child, "" if stop.error is None else str(stop.error))
+        await _cancel_below(self._run, child, "" if stop.error is None else str(stop.error))
 
-    async def _waited(self, options: Mapping[str, Any], child: Order, run_id: str) -> dict[str, object]:
+    async def _wait_for_child(self, options: Mapping[str, Any], child: Order, run_id: str) -> dict[str, object]:
         run, errors = self._run, self._run.errors
         seed = run.seed.below(child.path)
         more = [seed.form()] if seed.outcomes else []
@@ -1235,7 +1237,7 @@ class _Elsewhere:
             raise _Unrecorded(Stop("diverged", run.at(), ReplayDivergence(msg))) from error
 
 
-async def _cancelled(run: DurableRun, child: str, reason: str = "") -> None:
+async def _cancel_below(run: DurableRun, child: str, reason: str = "") -> None:
     """Cancel a child and all below it, outside of any recorded step: nobody waits for their results."""
     # In a context of its own, so that the package does not take it for a step of the run: it may happen in one
     # execution and not in the next.
@@ -1338,10 +1340,10 @@ def _is_of_model(item: Item) -> bool:
     return bool(cast("Spawn", effect).tool_call_id)
 
 
-def _left(ledger: Ledger, among: int) -> dict[str, Any]:
+def _remaining_budgets(ledger: SpendingLedger, among: int) -> dict[str, Any]:
     """Return what is left of the budgets of a run and of those around it, shared *among* some."""
     found: dict[str, list[Any]] = {}
-    around: Ledger | None = ledger
+    around: SpendingLedger | None = ledger
     # The narrowest of the budgets around counts: a child's share may not be larger than what is left to its
     # grandparents.
     while around is not None:
@@ -1366,7 +1368,7 @@ def _deadline(tree: RunTree, path: str) -> float | None:
     return min(ends, default=None)
 
 
-def inherited(effect: Leaf, plan: RunPlan) -> AgentState:
+def inherited_state(effect: Leaf, plan: RunPlan) -> AgentState:
     """Return of a caller's state what its child, or the body of its tool, is started with, and nothing else of it."""
     # Only what is read there: a whole state holds the conversation twice, and each row of the database keeps it.
     if type(effect) is CallBody:
@@ -1394,7 +1396,7 @@ def inherited(effect: Leaf, plan: RunPlan) -> AgentState:
     return AgentState(**known)
 
 
-def _decoded(form: Mapping[str, object], where: str) -> Single:
+def _decode_outcome(form: Mapping[str, object], where: str) -> Single:
     try:
         return outcome_of_form(form)
     # A divergence and no failure of the run: the record is of a newer release or was damaged, and under the code that

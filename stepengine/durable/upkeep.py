@@ -24,7 +24,7 @@ from stepengine.durable.rates import made_tables
 from stepengine.durable.register import made_register
 from stepengine.durable.schedule_book import made_book
 from stepengine.durable.steps import ASK, CHILD, SPAWN, kind_of
-from stepengine.durable.workers import listed, made_list
+from stepengine.durable.workers import list_workers, made_list
 from stepengine.errors import DefinitionError
 from stepengine.runtime.logs import LOGGER
 
@@ -291,7 +291,7 @@ class Upkeep:
         """Return the workers on the list that have no runs, each with its release; whether they live is another matter."""
         return {
             name: {release: 0}
-            for name, release in (await listed(own, self._operator.app)).items()
+            for name, release in (await list_workers(own, self._operator.app)).items()
             if name not in having
         }
 
@@ -334,7 +334,7 @@ class Upkeep:
             DatabaseAway: when the database cannot be reached.
         """
         async with self._connection() as own:
-            got = await self._locked(own, executor, seconds=0 if force else GONE_SECONDS)
+            got = await self._acquire_lock(own, executor, seconds=0 if force else GONE_SECONDS)
             if not got and not force:
                 msg = (
                     f"executor {executor!r} is alive: a process holds its lock, or somebody else is taking over; "
@@ -342,13 +342,13 @@ class Upkeep:
                 )
                 raise ExecutorBusy(msg)
             try:
-                return await self._taken(executor, dry_run=dry_run)
+                return await self._take_over_from(executor, dry_run=dry_run)
             finally:
                 if got:
                     await own.execute(UNLOCK, (lock_name(executor),))
 
     @staticmethod
-    async def _locked(own: object, executor: str, *, seconds: float) -> bool:
+    async def _acquire_lock(own: object, executor: str, *, seconds: float) -> bool:
         """Take the lock of a worker, within so many seconds; return whether it could be had."""
         until = time.monotonic() + seconds
         while True:
@@ -357,7 +357,7 @@ class Upkeep:
                 return bool(got)
             await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
-    async def _taken(self, executor: str, *, dry_run: bool) -> list[TakenOver]:
+    async def _take_over_from(self, executor: str, *, dry_run: bool) -> list[TakenOver]:
         operator = self._operator
         left = await operator.client.list_workflows_async(
             status="PENDING", executor_id=executor, application_name=operator.app, load_input=False, load_output=False

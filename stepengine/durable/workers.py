@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepengine.durable.database import lacks_rights, quoted
+from stepengine.durable.database import lacks_rights, quote_name
 from stepengine.runtime.logs import LOGGER
 
-__all__ = ("enlist", "listed", "made_list", "strike_off")
+__all__ = ("enlist", "list_workers", "made_list", "strike_off")
 
 LOCK = "select pg_advisory_lock(hashtextextended('stepengine-workers', 0))"
 UNLOCK = "select pg_advisory_unlock(hashtextextended('stepengine-workers', 0))"
@@ -51,7 +51,7 @@ async def made_list(own: Any, *, role: str | None = None) -> None:
         for statement in () if await has_list(own) else TABLES:
             await own.execute(statement)
         for grant in GRANTS if role is not None else ():
-            await own.execute(f"{grant} to {quoted(role or '')}")
+            await own.execute(f"{grant} to {quote_name(role or '')}")
     except lacks_rights():
         LOGGER.warning(
             "the list of workers is missing, and this role may not make it: run `stepengine migrate` with one that may"
@@ -78,7 +78,7 @@ async def strike_off(own: Any, app: str, executor: str) -> None:
             LOGGER.debug("the list of workers may not be written by this role")
 
 
-async def listed(own: Any, app: str) -> dict[str, str]:
+async def list_workers(own: Any, app: str) -> dict[str, str]:
     """Return the executors on the list, each with its release."""
     if not await has_list(own):
         return {}

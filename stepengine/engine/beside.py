@@ -65,7 +65,7 @@ def module_with(file: Path, source: bytes) -> ModuleType:
     """
     package = module_at(file).__name__.partition(".")[0]
     name = f"{package}.{file.resolve().stem}_{sha256(source).hexdigest()[:12]}"
-    loader = _Given(name, str(file.resolve()))
+    loader = _GivenLoader(name, str(file.resolve()))
     loader.source = source
     spec = ModuleSpec(name, loader, origin=loader.path)
     spec.has_location = True
@@ -135,7 +135,7 @@ class _Loader(SourceFileLoader):
         )
 
 
-class _Given(_Loader):
+class _GivenLoader(_Loader):
     """Loads what a file could hold, in place of what it holds."""
 
     source: bytes
@@ -187,9 +187,11 @@ class _Moved(ast.NodeTransformer):
 
     def visit_Import(self, node: ast.Import) -> list[ast.stmt]:
         """Change ``import helper``, ``import helper as h`` and ``import lib.helper``."""
-        return [ast.copy_location(made, node) for alias in node.names for made in self._imported(alias, node.lineno)]
+        return [
+            ast.copy_location(made, node) for alias in node.names for made in self._import_moved(alias, node.lineno)
+        ]
 
-    def _imported(self, alias: ast.alias, line: int) -> Iterator[ast.stmt]:
+    def _import_moved(self, alias: ast.alias, line: int) -> Iterator[ast.stmt]:
         if not self._moves(alias.name, line):
             yield ast.Import([alias])
             return

@@ -26,7 +26,7 @@ from stepengine.data.sources import ToolSource
 from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec, Yielding
 from stepengine.engine import packages
 from stepengine.engine.loading import bundled_agent, bundled_agents, bundled_id
-from stepengine.engine.schemas import Compiled, compiled
+from stepengine.engine.schemas import Compiled, compile_schemas
 from stepengine.errors import AgentError, DefinitionError
 from stepengine.machine.finding import with_finder
 from stepengine.machine.spawning import matching_id, stands_for
@@ -230,7 +230,7 @@ class Catalog:
         if not isinstance(agent, str):
             msg = f"an agent is given by its id or as an AgentDefinition, not as {agent!r}"
             raise AgentError(msg)
-        known = self._agents.get(normalised_id(agent)) or self._published(agent)
+        known = self._agents.get(normalised_id(agent)) or self._find_published(agent)
         if known is None:
             ids = ", ".join([repr(d.id) for d in self.definitions])
             hint = "" if for_models else _no_agent(agent, self._agents)
@@ -238,7 +238,7 @@ class Catalog:
             raise AgentError(msg)
         return known
 
-    def _published(self, agent_id: str) -> Agent | None:
+    def _find_published(self, agent_id: str) -> Agent | None:
         """Return the agent that ``publisher/name[@version]`` stands for: that of a package, one of the engine's, a bundled one."""
         name = name_of_published(agent_id)
         if name is None:
@@ -294,7 +294,7 @@ class Catalog:
 
     def _family(self, given: Sequence[AgentDefinition], also: Iterable[AgentDefinition] = ()) -> dict[str, Agent]:
         """Return *given* and what they may spawn, checked; where they name others by id, those are the engine's."""
-        definitions = _collected(given, also, self._agents)
+        definitions = _collect(given, also, self._agents)
         # One mapping for all members, filled when all are made: agents may spawn each other, and each holds the mapping
         # and not its children.
         family: dict[str, Agent] = dict(self._agents)
@@ -316,7 +316,7 @@ class Catalog:
         space = self._spaces.setdefault((member.package.publisher, member.package.name), {})
         known = space.get(member.declared.id)
         if known is None or known.definition is not definition:
-            definitions = _collected([definition], (), {}, within=member)
+            definitions = _collect([definition], (), {}, within=member)
             new = {_local(key, d, member): d for key, d in definitions.items()}
             ids: dict[str, Agent | AgentDefinition] = {**space, **new}
             new = {key: d for key, d in new.items() if key not in space or d is definition}
@@ -349,8 +349,8 @@ class Catalog:
         direct = _direct(definition, {key: ids[key] for key in spawnable}, tools)
         tools |= direct
         uses = _uses(definition, tools, ids)
-        offered = _offered([*listed, *direct], tools)
-        schemas = compiled(definition)
+        offered = _offered_names([*listed, *direct], tools)
+        schemas = compile_schemas(definition)
         # The tool is made for each agent, since its parameters are the agent's own output schema: a provider can hold
         # the model to it then.
         if schemas.output_schema is not None:
@@ -508,7 +508,7 @@ def _uses(
         agents: dict[str, str] = {}
         for used in tools[name].runs.uses:  # type: ignore[union-attr]  # that of a tool that yields
             if isinstance(used, ToolLike):
-                waiting += _added(definition, name, used, tools)
+                waiting += _add_carried_tool(definition, name, used, tools)
                 names.append(used.spec.name)
                 continue
             wanted = used.id if isinstance(used, AgentDefinition) else str(used)
@@ -546,14 +546,14 @@ def _carried_by_provider(tool: object) -> Yielding | None:
     return runs if type(runs) is Yielding and runs.at_provider else None
 
 
-def _offered(names: Sequence[str], tools: Mapping[str, ToolBinding]) -> tuple[str, ...]:
+def _offered_names(names: Sequence[str], tools: Mapping[str, ToolBinding]) -> tuple[str, ...]:
     """Return the names of what a model is offered: *names*, and what tools among these want it to have, too."""
     runs = [tools[name].runs for name in names]
     more = [name for one in runs if type(one) is Yielding for name in one.offers]
     return tuple(dict.fromkeys([*names, *more])) if more else tuple(names)
 
 
-def _added(definition: AgentDefinition, by: str, used: ToolLike, tools: dict[str, ToolBinding]) -> list[str]:
+def _add_carried_tool(definition: AgentDefinition, by: str, used: ToolLike, tools: dict[str, ToolBinding]) -> list[str]:
     """Add a tool that the tool *by* carries to *tools*; return its name where it yields and was not there."""
     name, binding = used.spec.name, used.binding()
     if name not in tools:
@@ -602,11 +602,11 @@ def _direct(
     return made
 
 
-def _collected(
+def _collect(
     given: Iterable[object],
     also: Iterable[AgentDefinition],
     others: Mapping[str, object],
-    within: packages.Member | None = None,
+    within: packages.PackagedAgent | None = None,
 ) -> dict[str, AgentDefinition]:
     """
     Return definitions and those that they may spawn, or carry in their tools, by normalised id.
@@ -617,7 +617,7 @@ def _collected(
     found = _unique(given)
     waiting = list(found.values())
     met = [(_key_of(child), child) for child in also]
-    while waiting or met or (met := [*_named(found, others, within), *_bundled(found, others)]):
+    while waiting or met or (met := [*_resolve_ids(found, others, within), *_find_bundled(found, others)]):
         for key, child in met:
             if key not in found:
                 found[key] = child
@@ -638,20 +638,20 @@ def _key_of(definition: AgentDefinition) -> str:
     return normalised_id(definition.id) if member is None else member.id
 
 
-def _local(key: str, definition: AgentDefinition, beside: packages.Member) -> str:
+def _local(key: str, definition: AgentDefinition, beside: packages.PackagedAgent) -> str:
     """Return *key* as agents of a package name it: those of their own without the publisher."""
     member = packages.member_of(definition)
     return key if member is None or member.package != beside.package else member.declared.id
 
 
-def _is_elsewhere(definition: AgentDefinition, within: packages.Member | None) -> bool:
+def _is_elsewhere(definition: AgentDefinition, within: packages.PackagedAgent | None) -> bool:
     """Return whether an agent is of a package, and not of the one *within* which is looked: what it names is looked up there."""
     member = packages.member_of(definition)
     return member is not None and (within is None or member.package != within.package)
 
 
-def _named(
-    found: Mapping[str, AgentDefinition], others: Mapping[str, object], within: packages.Member | None
+def _resolve_ids(
+    found: Mapping[str, AgentDefinition], others: Mapping[str, object], within: packages.PackagedAgent | None
 ) -> list[tuple[str, AgentDefinition]]:
     """Return the agents of packages that *found* name by id, by these ids; within a package those beside them, too."""
     named: dict[str, AgentDefinition] = {}
@@ -671,7 +671,9 @@ def _named(
     return list(named.items())
 
 
-def _bundled(found: Mapping[str, AgentDefinition], others: Mapping[str, object]) -> list[tuple[str, AgentDefinition]]:
+def _find_bundled(
+    found: Mapping[str, AgentDefinition], others: Mapping[str, object]
+) -> list[tuple[str, AgentDefinition]]:
     """Return the bundled agents that *found* name by ids with a publisher, which nothing else is called."""
     named = {
         name_of_published(c)
@@ -782,7 +784,7 @@ def instructions_note(agent: Agent, sent: Sequence[ToolSpec] | None) -> str:
     """
     children = {key: agent.child(key).definition for key in agent.spawnable} if _may_spawn(agent) else {}
     if sent is None:
-        lines = [f"- {_introduced(key, child)}" for key, child in children.items()]
+        lines = [f"- {_introduce(key, child)}" for key, child in children.items()]
         text = "\n".join(["You may run these agents:", *lines]) if lines else ""
     else:
         text = "\n\n".join([_own_tools(agent, sent), *[_in_full(key, child) for key, child in children.items()]])
@@ -793,7 +795,7 @@ def _may_spawn(agent: Agent) -> bool:
     return any(name in agent.offered for name in SPAWNERS)
 
 
-def _introduced(key: str, child: AgentDefinition[object]) -> str:
+def _introduce(key: str, child: AgentDefinition[object]) -> str:
     """Return an agent's id and what is known of it beside that; one of another package is named with its publisher."""
     known = child.description or (child.display_name if child.display_name != child.id else "")
     named = key if "/" in key else child.id
@@ -816,7 +818,7 @@ def _own_tools(agent: Agent, sent: Sequence[ToolSpec]) -> str:
 
 
 def _in_full(key: str, child: AgentDefinition[object]) -> str:
-    lines = [f"You may run the agent {_introduced(key, child)}"]
+    lines = [f"You may run the agent {_introduce(key, child)}"]
     if child.input_schema is not None and child.input_schema.prompt:
         lines.append(f"Its prompt: {child.input_schema.prompt}")
     params = params_schema(child)

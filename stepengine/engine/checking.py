@@ -20,7 +20,7 @@ from stepengine.system.workspace import Workspace
 from stepengine.tooling.context import ResourceMap
 
 if TYPE_CHECKING:
-    from stepengine.engine.session_turns import Sessions
+    from stepengine.engine.session_turns import EngineSessions
 
 __all__ = ("check_engine", "rates_of", "sessions_in", "watcher_of")
 
@@ -147,10 +147,10 @@ def rates_of(given: RateLimitsLike, models: Models, clock: Clock) -> RateLimits 
     return RateLimits(given, clock)
 
 
-def sessions_in(store: SessionsLike, *, children: bool) -> Sessions | None:
+def sessions_in(store: SessionsLike, *, children: bool) -> EngineSessions | None:
     """Return the sessions of ``Engine(sessions=..., child_sessions=...)``, if it has any."""
     if store is None and not children:
         return None
-    from stepengine.engine.session_turns import Sessions
+    from stepengine.engine.session_turns import EngineSessions
 
-    return Sessions(store, children=children)
+    return EngineSessions(store, children=children)

@@ -29,7 +29,7 @@ from stepengine.engine.options import (
     StartForkOptions,
     StartOptions,
     StartResumeOptions,
-    given,
+    read_options,
 )
 from stepengine.errors import InputError
 from stepengine.models.pricing import cost_of
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from stepengine.data.tools import ToolLike
     from stepengine.data.yields import StepResult
     from stepengine.engine.run import EngineRun
-    from stepengine.engine.session_turns import Sessions
+    from stepengine.engine.session_turns import EngineSessions
     from stepengine.engine.stepping import Stepper, Tape
     from stepengine.journal import JournalLike
     from stepengine.journal.journaled_run import JournaledRun
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from stepengine.models.files import Files
     from stepengine.permissions import Policy, PolicyFile, Rule
     from stepengine.runtime.clock import Clock
-    from stepengine.runtime.handle import RunHandle, Runner
+    from stepengine.runtime.handle import ResultMaker, RunHandle
     from stepengine.runtime.hub import ObserverLike
     from stepengine.runtime.performing import Pricing
     from stepengine.runtime.rates import RateLimitsLike
@@ -212,7 +212,7 @@ class Engine:
         return self._launcher.catalog.definitions
 
     @property
-    def sessions(self) -> Sessions | None:
+    def sessions(self) -> EngineSessions | None:
         """Where conversations are kept between runs; ``None`` where each run is alone."""
         return self._launcher.sessions
 
@@ -263,7 +263,7 @@ class Engine:
             LimitExceeded: at the step limit with ``on_max_steps="raise"``.
         """
         need_loop("run()", "run_sync()")
-        live = self._launcher.asked(agent, prompt, given("run", RunOptions, options))
+        live = self._launcher.asked(agent, prompt, read_options("run", RunOptions, options))
         if self._headless is None:
             tree = live.tree
             has_way_back = live.session is not None or tree.root.plan.info.session_id is not None
@@ -278,11 +278,11 @@ class Engine:
 
         Leaving the iteration early, or closing the generator, cancels the run. Arguments and errors are those of ``run``.
         """
-        from stepengine.engine.run import streamed
+        from stepengine.engine.run import stream_run
 
         refuse_trio("stream()", "run_sync()")
-        live = self._launcher.asked(agent, prompt, given("run", RunOptions, options))
-        events = streamed(live)
+        live = self._launcher.asked(agent, prompt, read_options("run", RunOptions, options))
+        events = stream_run(live)
         if live.session is not None:
             weakref.finalize(events, live.forsake)
         return events
@@ -310,7 +310,7 @@ class Engine:
         from stepengine.engine.handles import in_background
 
         need_loop("start()", "run_sync()")
-        asked = given("start", StartOptions, options)
+        asked = read_options("start", StartOptions, options)
         keeps_open = asked.pop("keep_open", False)
         default = None if self._launcher.sessions is None and asked.get("journal") is None else 0.0
         patience = asked.pop("wait_for_answers", default)
@@ -325,7 +325,7 @@ class Engine:
         live = self._launcher.asked(agent, prompt, first)
         live.tree.desk.patience = patience
 
-        def turn(last: RunResult, text: str) -> tuple[RunTree, Runner]:
+        def turn(last: RunResult, text: str) -> tuple[RunTree, ResultMaker]:
             following = {**asked, "answers": None, "session_id": handle.session_id}
             following["previous"] = None if self._launcher.sessions is not None else last.state
             known = self._launcher.asked(agent, text, following, hub=live.tree.hub)
@@ -350,12 +350,12 @@ class Engine:
             StepEngineError: what kept the step from ending, such as the ``ModelError``.
         """
         from stepengine.engine.launching import ONE_STEP, StepRun
-        from stepengine.engine.planning import Request
+        from stepengine.engine.planning import RunRequest
 
         need_loop("step()", "step_sync()")
         found = self._launcher.catalog.find(state.agent_id if agent is None else agent)
         step = StepRun(found, state)
-        live = self._launcher.ready(Request(agent=step.agent, limits=ONE_STEP), prepare=step.start)
+        live = self._launcher.ready(RunRequest(agent=step.agent, limits=ONE_STEP), prepare=step.start)
         return step.result(await live.run())
 
     @overload
@@ -398,7 +398,7 @@ class Engine:
         need_loop("resume()", "resume_sync()")
         from stepengine.journal import runs
 
-        asked = given("resume", ResumeOptions, options)
+        asked = read_options("resume", ResumeOptions, options)
         launch = partial(self._launch, agent=asked.pop("agent", None), limits=asked.pop("limits", None))
         return await runs.resume(journal, launch, **asked)
 
@@ -422,7 +422,7 @@ class Engine:
         need_loop("replay()", "replay_sync()")
         from stepengine.journal import runs
 
-        asked = given("replay", ReplayOptions, options)
+        asked = read_options("replay", ReplayOptions, options)
         return await runs.replay(journal, partial(self._launch, agent=asked.pop("agent", None)), **asked)
 
     async def extend(self, journal: JournalLike, **options: Unpack[ExtendOptions]) -> RunResult:
@@ -445,7 +445,7 @@ class Engine:
         need_loop("extend()", "extend_sync()")
         from stepengine.journal import runs
 
-        asked = given("extend", ExtendOptions, options)
+        asked = read_options("extend", ExtendOptions, options)
         launch = partial(self._launch, agent=asked.pop("agent", None), limits=asked.pop("limits", None))
         return await runs.extend(journal, launch, **asked)
 
@@ -471,7 +471,7 @@ class Engine:
         need_loop("fork()", "fork_sync()")
         from stepengine.journal import as_journal, runs
 
-        asked = given("fork", ForkOptions, options)
+        asked = read_options("fork", ForkOptions, options)
         source = as_journal(journal)
         other = {"agent": asked.pop("agent", None), "limits": asked.pop("limits", None)}
         return await runs.fork(source, partial(self._launch, **other, forked=source), at=at, **asked)
@@ -498,7 +498,7 @@ class Engine:
         need_loop("rerun()", "rerun_sync()")
         from stepengine.journal.rerunning import rerun
 
-        asked = given("rerun", RerunOptions, options)
+        asked = read_options("rerun", RerunOptions, options)
         other = {"agent": asked.pop("agent", None), "limits": asked.pop("limits", None)}
         return await rerun(journal, partial(self._launch, **other), **asked)
 
@@ -518,7 +518,7 @@ class Engine:
         need_loop("start_resume()", "resume_sync()")
         from stepengine.journal import runs
 
-        asked = given("start_resume", StartResumeOptions, options)
+        asked = read_options("start_resume", StartResumeOptions, options)
         other = {"agent": asked.pop("agent", None), "limits": asked.pop("limits", None)}
         patience = asked.pop("wait_for_answers", 0.0)
         raises = asked.get("on_divergence", "raise") == "raise"
@@ -538,7 +538,7 @@ class Engine:
         need_loop("start_fork()", "fork_sync()")
         from stepengine.journal import as_journal, runs
 
-        asked = given("start_fork", StartForkOptions, options)
+        asked = read_options("start_fork", StartForkOptions, options)
         source = as_journal(journal)
         other = {"agent": asked.pop("agent", None), "limits": asked.pop("limits", None)}
         patience = asked.pop("wait_for_answers", 0.0)
@@ -682,15 +682,15 @@ class Engine:
         Args:
             run: A session's id, or that of a run. Of several handles in a session it is the one that was made first.
         """
-        from stepengine.engine.handles import named
+        from stepengine.engine.handles import find_by_name
 
-        return next(iter(named(self._launcher, run)[0]), None)
+        return next(iter(find_by_name(self._launcher, run)[0]), None)
 
     def is_running(self, run: str) -> bool:
         """Return whether something is under way in the session, or as the run, of that id; what is idle, too."""
-        from stepengine.engine.handles import named
+        from stepengine.engine.handles import find_by_name
 
-        return any(named(self._launcher, run))
+        return any(find_by_name(self._launcher, run))
 
     def active(self) -> tuple[str, ...]:
         """Return what is under way, with and without a handle: the ids of sessions, and of runs without one."""
@@ -700,9 +700,9 @@ class Engine:
 
     async def shutdown(self, run: str) -> bool:
         """End what is under way in the session, or as the run, of that id, and wait for it; return whether there was any."""
-        from stepengine.engine.handles import end, named
+        from stepengine.engine.handles import end, find_by_name
 
-        handles, lives = named(self._launcher, run)
+        handles, lives = find_by_name(self._launcher, run)
         end(handles, lives)
         for live in lives:
             await live.ended()

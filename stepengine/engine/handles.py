@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stepengine.engine.launching import Launcher
     from stepengine.journal.journaled_run import JournaledRun
 
-__all__ = ("BackgroundLaunch", "end", "in_background", "named")
+__all__ = ("BackgroundLaunch", "end", "find_by_name", "in_background")
 
 
 def in_background(launcher: Launcher, live: EngineRun, turns: Turns | None = None) -> RunHandle:
@@ -31,7 +31,7 @@ def in_background(launcher: Launcher, live: EngineRun, turns: Turns | None = Non
     return handle
 
 
-def named(launcher: Launcher, run: str) -> tuple[list[RunHandle], list[EngineRun]]:
+def find_by_name(launcher: Launcher, run: str) -> tuple[list[RunHandle], list[EngineRun]]:
     """Return the handles and the runs under way of a session, or of a run."""
     roots = [(live, live.tree.root) for live in list(launcher.active)]
     lives = [live for live, root in roots if run in (root.plan.info.session_id, root.state.run_id)]

@@ -33,8 +33,8 @@ from stepengine.engine.planning import (
     NOTHING_RECORDED,
     Planner,
     RecordedModels,
-    Request,
-    continued,
+    RunRequest,
+    continue_state,
     info_of,
     new_run_id,
     reopening,
@@ -50,7 +50,7 @@ from stepengine.runtime.tree import RunTree, Services, lent
 from stepengine.system.after_fork import leave, renewed
 
 if TYPE_CHECKING:
-    from stepengine.engine.session_turns import Sessions
+    from stepengine.engine.session_turns import EngineSessions
     from stepengine.journal import Journal, JournalLike
     from stepengine.journal.journaled_run import JournaledRun
     from stepengine.models import Models
@@ -81,16 +81,18 @@ class Planned:
         services: What it is lent.
     """
 
-    request: Request
+    request: RunRequest
     hub: Hub
     plan: RunPlan
     state: AgentState
     services: Services
 
-    def going_on(self, request: Request, created: datetime) -> Planned:
+    def going_on(self, request: RunRequest, created: datetime) -> Planned:
         """Return it with what is known when it begins, at *created*: what it goes on from, and what is still to be said."""
         plan = attrs.evolve(self.plan, prompt=request.prompt, created=created)
-        return attrs.evolve(self, request=request, plan=plan, state=continued(plan, request.agent, request.previous))
+        return attrs.evolve(
+            self, request=request, plan=plan, state=continue_state(plan, request.agent, request.previous)
+        )
 
 
 @attrs.define(eq=False)
@@ -124,7 +126,7 @@ class Launcher:
     watchers: tuple[Watcher, ...]
     logger: Any
     headless: bool = False
-    sessions: Sessions | None = None
+    sessions: EngineSessions | None = None
     seed: str | None = None
     allowed: PolicyFile | None = None
     active: set[EngineRun] = attrs.field(factory=set, init=False)
@@ -175,12 +177,12 @@ class Launcher:
         """
         journal = options.pop("journal", None)
         info = info_of(options)
-        request = Request(agent=self.catalog.find(agent), prompt=prompt, info=info, hub=hub, **options)
+        request = RunRequest(agent=self.catalog.find(agent), prompt=prompt, info=info, hub=hub, **options)
         if self.sessions is None:
             return self.planned(request, journal)
         return self._in_session(self.sessions, request, journal)
 
-    def _in_session(self, sessions: Sessions, request: Request, journal: JournalLike | None) -> EngineRun:
+    def _in_session(self, sessions: EngineSessions, request: RunRequest, journal: JournalLike | None) -> EngineRun:
         """Return a run that learns what it starts from when it was let into its session; what is wrong is told before."""
         from stepengine.engine.session_turns import Turn
         from stepengine.sessions.session import check_id
@@ -205,7 +207,7 @@ class Launcher:
 
     def planned(
         self,
-        request: Request,
+        request: RunRequest,
         journal: JournalLike | None,
         into: EngineRun | None = None,
         made: Planned | None = None,
@@ -222,7 +224,7 @@ class Launcher:
         answers = request.answers
         request = reopening(request)
         if journal is None:
-            return self._prepared(self._now(request, made), into=into)
+            return self._prepare(self._now(request, made), into=into)
         # Here and not at the top: an engine that never records does without the whole floor.
         from stepengine.journal.runs import begin
 
@@ -234,7 +236,7 @@ class Launcher:
         request = attrs.evolve(request, answers=session.answers, hub=request.hub if into is None else into.tree.hub)
         return self.ready_with(session, request, _recorded_models(session, None), into)
 
-    def _now(self, request: Request, made: Planned | None, recorded: RecordedModels = NOTHING_RECORDED) -> Planned:
+    def _now(self, request: RunRequest, made: Planned | None, recorded: RecordedModels = NOTHING_RECORDED) -> Planned:
         """Return the plan of *request*; *made*, if given, is that plan except for the state that it continues."""
         return self.plan(request, recorded) if made is None else made.going_on(request, self.services.clock.now())
 
@@ -253,7 +255,7 @@ class Launcher:
         # The session holds the journal's lock: whatever goes wrong before the run begins must give it back, or nobody
         # could try again until the process ends.
         try:
-            request = Request(
+            request = RunRequest(
                 agent=self.catalog.find(opening.agent_id if agent is None else agent),
                 prompt=opening.prompt,
                 params=opening.params,
@@ -273,7 +275,7 @@ class Launcher:
     def ready_with(
         self,
         session: JournaledRun,
-        request: Request,
+        request: RunRequest,
         recorded: RecordedModels = NOTHING_RECORDED,
         into: EngineRun | None = None,
         made: Planned | None = None,
@@ -283,7 +285,7 @@ class Launcher:
             # An agent whose tools may read the folder of the signing key could sign anything (reliability:JR47).
             if session.source.signing is not None:
                 self.catalog.check_key(request.agent, session.source.signing)
-            live = self._prepared(
+            live = self._prepare(
                 self._now(request, made, recorded),
                 prepare=partial(session.start, limits=request.limits, models=self.agent_models),
                 wrap=session.wrap,
@@ -297,7 +299,7 @@ class Launcher:
         live.tree.hub.resumed = session.mode.resumes
         return live
 
-    def ready(self, request: Request, *, prepare: Prepare | None = None, wrap: Wrap | None = None) -> EngineRun:
+    def ready(self, request: RunRequest, *, prepare: Prepare | None = None, wrap: Wrap | None = None) -> EngineRun:
         """
         Return a run that is ready to start.
 
@@ -307,9 +309,9 @@ class Launcher:
             wrap: Gives the services that the run is really lent: with recorders among the ``middlewares``, inside the
                 meter of limits and outside the gate; with tracers ``outermost``; with another ``clock`` or ``machine``.
         """
-        return self._prepared(self.plan(request), prepare=prepare, wrap=wrap)
+        return self._prepare(self.plan(request), prepare=prepare, wrap=wrap)
 
-    def plan(self, request: Request, recorded: RecordedModels = NOTHING_RECORDED) -> Planned:
+    def plan(self, request: RunRequest, recorded: RecordedModels = NOTHING_RECORDED) -> Planned:
         """
         Return how *request* is planned; *recorded* is what a record tells of models.
 
@@ -346,7 +348,7 @@ class Launcher:
         )
         return Planned(request=request, hub=hub, plan=plan, state=state, services=services)
 
-    def _prepared(
+    def _prepare(
         self,
         made: Planned,
         *,

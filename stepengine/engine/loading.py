@@ -23,7 +23,7 @@ from stepengine.engine.beside import module_at, module_with
 from stepengine.engine.modules import EXPECTED, agents_of, sandboxed_loader
 from stepengine.engine.schedules import Schedule, unique
 from stepengine.errors import DefinitionError
-from stepengine.machine.author import noted, raised_at
+from stepengine.machine.author import note_location, raised_at
 from stepengine.machine.spawning import stands_for
 from stepengine.runtime.logs import log_once
 
@@ -39,12 +39,12 @@ __all__ = (
     "bundled_agent",
     "bundled_agents",
     "bundled_id",
+    "find_packaged",
     "load_agent",
     "load_agents",
     "load_folder",
     "load_schedules",
     "module_of",
-    "packaged",
 )
 
 NEAR = 0.75
@@ -144,7 +144,7 @@ def load_agent(path_or_id: str | Path, *, folders: Iterable[Path] = (), sandboxe
         DefinitionError: naming the file and what it should hold, or where was searched; when another version is installed, or
             two packages have that agent.
     """
-    if (member := packaged(path_or_id)) is not None:
+    if (member := find_packaged(path_or_id)) is not None:
         return member.load()
     is_named = AgentPlace.of_text(path_or_id) is not None
     if sandboxed and not is_named:
@@ -158,7 +158,7 @@ def load_agent(path_or_id: str | Path, *, folders: Iterable[Path] = (), sandboxe
     return place.load()
 
 
-def packaged(path_or_id: str | Path) -> packages.Member | None:
+def find_packaged(path_or_id: str | Path) -> packages.PackagedAgent | None:
     """
     Return the agent of an installed package that is named; ``None`` for all others.
 
@@ -205,7 +205,7 @@ def _place_of_id(agent_id: str, places: tuple[Path, ...]) -> AgentPlace:
     names = [normalised_id(file.stem) for folder in places for file in _files(folder)]
     searched = ", ".join([str(f) for f in places]) or "no folder: there is no ./agents"
     near = did_you_mean(wanted, names, alike=NEAR)
-    having = " and ".join([f"{p.publisher}/{wanted}" for p in packages.installed().packages if wanted in p.agents])
+    having = " and ".join([f"{p.publisher}/{wanted}" for p in packages.find_installed().packages if wanted in p.agents])
     having = f". An installed package has {having}: name it so" if having else ""
     msg = f"no agent has the id {agent_id!r}; searched: {searched}{having}. Give a path such as './agents/reviewer.py', or an id{near}"
     foreign = trust.foreign_at(trust.LOCAL) if trust.LOCAL not in places else None
@@ -404,7 +404,7 @@ def agents_with(file: Path, source: bytes) -> tuple[AgentDefinition, ...]:
     Raises:
         DefinitionError: naming the file, when loading that fails or it holds no agent.
     """
-    return agents_of(_loaded(file, lambda: module_with(file, source)), str(file))
+    return agents_of(_load(file, lambda: module_with(file, source)), str(file))
 
 
 def schedules_of(module: ModuleType, name: str) -> tuple[Schedule, ...]:
@@ -442,14 +442,14 @@ def module_of(file: Path) -> ModuleType:
     if trust.is_sandboxed(file):
         msg = f"{file}: is not imported, since it is set to run in the sandbox alone"
         raise DefinitionError(msg)
-    return _loaded(file, lambda: module_at(file))
+    return _load(file, lambda: module_at(file))
 
 
-def _loaded(file: Path, load: Callable[[], ModuleType]) -> ModuleType:
+def _load(file: Path, load: Callable[[], ModuleType]) -> ModuleType:
     try:
         return load()
     except DefinitionError as error:
-        noted(error)
+        note_location(error)
         raise
     except (Exception, SystemExit) as error:  # a script that ends itself is no agent file, and nothing to end over
         where = raised_at(error)

@@ -86,7 +86,7 @@ class LoopThread:
     def _run(self, make: Callable[[], Coroutine[Any, Any, T]], blocked: frozenset[int]) -> T:
         future: Future[T] = Future()
         tasks: list[asyncio.Task[None]] = []
-        loop = self._started()
+        loop = self._ensure_started()
 
         def begin() -> None:
             if not future.done():
@@ -111,7 +111,7 @@ class LoopThread:
         finally:
             _blocked.reset(token)
 
-    def _started(self) -> asyncio.AbstractEventLoop:
+    def _ensure_started(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None or self._thread is None or not self._thread.is_alive():
                 ready: Future[asyncio.AbstractEventLoop] = Future()

@@ -36,7 +36,7 @@ __all__ = (
     "StartForkOptions",
     "StartOptions",
     "StartResumeOptions",
-    "given",
+    "read_options",
 )
 
 AgentLike: TypeAlias = str | AgentDefinition
@@ -281,7 +281,7 @@ MODEL_HINT = (
 )
 
 
-def given(method: str, kind: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def read_options(method: str, kind: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """
     Return the options of one of the engine's methods; *kind* is the ``TypedDict`` that has them.
 

@@ -38,16 +38,16 @@ __all__ = (
     "FORMAT",
     "GROUP",
     "Declared",
-    "Found",
-    "Member",
+    "InstalledPackages",
     "Package",
+    "PackagedAgent",
     "declaration_of",
     "declared_of",
     "exceeding",
     "find",
+    "find_installed",
     "held_by",
     "id_of",
-    "installed",
     "member_of",
     "read_declaration",
     "stands_in",
@@ -129,7 +129,7 @@ class Package:
         return trust.Wishes(self.name, self.version, self.publisher, asks)
 
 
-class Found(NamedTuple):
+class InstalledPackages(NamedTuple):
     """
     What is installed.
 
@@ -143,7 +143,7 @@ class Found(NamedTuple):
 
 
 @attrs.frozen
-class Member:
+class PackagedAgent:
     """An agent of a package."""
 
     package: Package
@@ -168,7 +168,7 @@ class Member:
         if gate is not None and not gate.agrees(self.package.wishes):
             msg = f"{self} was not loaded: nobody agreed to what its package wants"
             raise DefinitionError(msg)
-        held = _held(self.package)
+        held = _load_agents(self.package)
         known = held.agents.get(self.declared.id)
         if known is None:
             problem = exceeding(self.package, held)
@@ -179,13 +179,13 @@ class Member:
     def beside(self, agent_id: str) -> AgentDefinition | None:
         """Return the agent of the same package with that id, ``None`` where it has none."""
         declared = self.package.agents.get(normalised_id(agent_id))
-        return None if declared is None else Member(self.package, declared).load()
+        return None if declared is None else PackagedAgent(self.package, declared).load()
 
 
 # --- which there are --------------------------------------------------------------------------------------------------
 
 
-def installed() -> Found:
+def find_installed() -> InstalledPackages:
     """Return the packages with agents; nothing of them is imported."""
     from importlib import metadata
 
@@ -201,17 +201,19 @@ def installed() -> Found:
     for name in sorted(twice):
         said = f"the agents of {name!r} cannot be used: it has several entries in {GROUP!r}; one publisher with all agents would be fine"
         problems |= {(p.publisher, name): said for p in packages if p.name == name}
-    return Found(tuple([p for p in packages if p.name not in twice]), problems)
+    return InstalledPackages(tuple([p for p in packages if p.name not in twice]), problems)
 
 
 def versions() -> dict[str, str]:
     """Return ``name==version`` of each agent of an installed package, by ``publisher/name``."""
     return {
-        f"{p.publisher}/{agent_id}": f"{p.name}=={p.version}" for p in installed().packages for agent_id in p.agents
+        f"{p.publisher}/{agent_id}": f"{p.name}=={p.version}"
+        for p in find_installed().packages
+        for agent_id in p.agents
     }
 
 
-def find(wanted: str) -> Member | None:
+def find(wanted: str) -> PackagedAgent | None:
     """
     Return the agent of a package that ``publisher/name`` or ``publisher/name@version`` means; ``None`` where there is none.
 
@@ -222,8 +224,10 @@ def find(wanted: str) -> Member | None:
     publisher, name, version = parts_of_id(wanted)
     if publisher is None or name is None:
         return None
-    found = installed()
-    members = [Member(p, p.agents[name]) for p in found.packages if p.publisher == publisher and name in p.agents]
+    found = find_installed()
+    members = [
+        PackagedAgent(p, p.agents[name]) for p in found.packages if p.publisher == publisher and name in p.agents
+    ]
     if not members:
         if problem := next((said for (theirs, _), said in found.problems.items() if theirs == publisher), None):
             msg = f"{wanted!r}: {problem}"
@@ -243,7 +247,7 @@ def find(wanted: str) -> Member | None:
     return member
 
 
-def _is_version(version: str, member: Member, wanted: str) -> bool:
+def _is_version(version: str, member: PackagedAgent, wanted: str) -> bool:
     from packaging.version import InvalidVersion, Version
 
     try:
@@ -361,12 +365,12 @@ def declaration_of(content: bytes, where: str = FILE) -> dict[str, Any]:
         isinstance(agents, dict) and 0 < len(agents) <= AGENTS,
         f"{where}: agents are an object with 1 to {AGENTS} members",
     )
-    found = [_declared(str(key), value, f"{where}: agents.{str(key)[:ID_CHARS]}") for key, value in agents.items()]
+    found = [_read_declared(str(key), value, f"{where}: agents.{str(key)[:ID_CHARS]}") for key, value in agents.items()]
     lists = {name: _texts(told.get(name, []), f"{where}: {name}") for name in ("reads", "writes", "hosts")}
     return {"agents": {each.id: each for each in found}, **lists}
 
 
-def _declared(agent_id: str, value: object, where: str) -> Declared:
+def _read_declared(agent_id: str, value: object, where: str) -> Declared:
     _expect(
         ID.fullmatch(agent_id) is not None and len(agent_id) <= ID_CHARS,
         f"{where} is not an id such as 'code-reviewer'",
@@ -423,10 +427,10 @@ class Held:
 
 
 _HELD: dict[tuple[str, str, str, Path, bool], Held] = {}
-_MEMBERS: dict[int, tuple[AgentDefinition, Member]] = {}
+_MEMBERS: dict[int, tuple[AgentDefinition, PackagedAgent]] = {}
 
 
-def member_of(definition: AgentDefinition) -> Member | None:
+def member_of(definition: AgentDefinition) -> PackagedAgent | None:
     """Return which agent of a package *definition* is; ``None`` for one that was not loaded from a package."""
     found = _MEMBERS.get(id(definition))
     return None if found is None else found[1]
@@ -445,7 +449,7 @@ def id_of(definition: AgentDefinition) -> str:
     return definition.id if member is None else member.id
 
 
-def _held(package: Package) -> Held:
+def _load_agents(package: Package) -> Held:
     """Return the agents of a package, imported and compared with its metadata once."""
     key = (package.name, package.version, package.value, package.folder, package.name in trust.SANDBOXED.get())
     if key not in _HELD:
@@ -455,7 +459,7 @@ def _held(package: Package) -> Held:
             raise DefinitionError(msg)
         _HELD[key] = held
         for agent_id, agent in held.agents.items():
-            _MEMBERS[id(agent)] = agent, Member(package, package.agents[agent_id])
+            _MEMBERS[id(agent)] = agent, PackagedAgent(package, package.agents[agent_id])
     return _HELD[key]
 
 
@@ -487,7 +491,7 @@ def held_by(value: str) -> Held:
         DefinitionError: when the module cannot be imported, or names no agent.
     """
     module, _, attribute = value.partition(":")
-    held: Any = _imported(module)
+    held: Any = _import_module(module)
     for name in filter(None, attribute.split(".")):
         held = getattr(held, name, None)
     if isinstance(held, ModuleType):
@@ -507,14 +511,14 @@ def _of_module(module: ModuleType) -> Held:
     files = [file for folder in module.__path__ for file in sorted(Path(folder).glob("*.py"))]
     for file in [file for file in files if file.stem.isidentifier() and not file.name.startswith("_")]:
         try:
-            found = _imported(f"{module.__name__}.{file.stem}")
+            found = _import_module(f"{module.__name__}.{file.stem}")
             agents += agents_of(found, file.name) if {"agent", "agents"} & {*vars(found)} else ()
         except DefinitionError as error:
             problems.append(error.message)
     return Held(_unique(agents, module.__name__), tuple(problems))
 
 
-def _imported(module: str) -> ModuleType:
+def _import_module(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:  # a module that ends the process has no agents, and is nothing to end over

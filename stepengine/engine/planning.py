@@ -32,11 +32,11 @@ from stepengine.data.tools import Driving, Spawning, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.engine.catalog import Agent, Catalog, Uses, instructions_note
 from stepengine.errors import AnswerRejected, DataError, HandlerError, InputError, StepEngineError, UnknownModel
-from stepengine.machine.author import blamed, noted
-from stepengine.machine.plan import Body, RunPlan, quick_plan
+from stepengine.machine.author import handler_error, note_location
+from stepengine.machine.plan import RunPlan, ToolBody, quick_plan
 from stepengine.machine.spawning import matching_id, not_allowed
 from stepengine.runtime.hub import Hub
-from stepengine.runtime.logs import LOGGER, Lines
+from stepengine.runtime.logs import LOGGER, LineLogger
 
 if TYPE_CHECKING:
     from stepengine.models import Models
@@ -45,8 +45,8 @@ __all__ = (
     "NOTHING_RECORDED",
     "Planner",
     "RecordedModels",
-    "Request",
-    "continued",
+    "RunRequest",
+    "continue_state",
     "info_of",
     "new_run_id",
     "not_from_state",
@@ -73,7 +73,7 @@ def _divergence(_: object, __: object, given: object) -> None:
 
 
 @frozen(kw_only=True)
-class Request:
+class RunRequest:
     """
     What a caller asks for.
 
@@ -104,7 +104,7 @@ class Request:
     on_divergence: str = attrs.field(default="raise", validator=_divergence)
 
 
-def reopening(request: Request) -> Request:
+def reopening(request: RunRequest) -> RunRequest:
     """
     Return *request* with the answers to the questions that its ``previous`` state waits for beside the other ones.
 
@@ -233,7 +233,7 @@ class Planner:
         self._recorded = recorded
         self._inherited: dict[Agent, _Inherited] = {}
 
-    def root(self, request: Request) -> tuple[RunPlan, AgentState]:
+    def root(self, request: RunRequest) -> tuple[RunPlan, AgentState]:
         """
         Return what a root run is started with; its system prompt is not resolved yet.
 
@@ -260,7 +260,7 @@ class Planner:
             created=self._created,
             info=request.info,
         )
-        return plan, continued(plan, agent, request.previous)
+        return plan, continue_state(plan, agent, request.previous)
 
     def child(self, parent: RunPlan, effect: Spawn | CallBody, path: str) -> tuple[RunPlan, AgentState]:
         """
@@ -272,7 +272,7 @@ class Planner:
         if type(effect) is CallBody:
             return self._body(parent, effect, path)
         assert type(effect) is Spawn  # noqa: S101 - the second of two
-        agent = self._allowed(parent, effect)
+        agent = self._find_allowed(parent, effect)
         # The parent's model before the engine's default: a caller that chose a model for the root means what the root
         # starts as well.
         model = self._asked_model(agent) or parent.model or self._model(self._default_model)
@@ -376,10 +376,10 @@ class Planner:
         binding, agent = parent.tools[effect.tool_name], cast("Agent", parent.planned_from)
         runs = cast("Yielding", binding.runs)
         uses = agent.uses.get(binding.spec.name, NOTHING_USED)
-        more = [*uses.tools, *_found(parent, agent)]
+        more = [*uses.tools, *_tools_from_hooks(parent, agent)]
         arguments = binding.validate(effect.input).arguments if effect.arguments is None else effect.arguments
         around, seconds = parent.body, binding.spec.timeout
-        body = Body(
+        body = ToolBody(
             tool_name=effect.tool_name,
             # The body of a tool that is called by the body of another one counts as part of the outer call: that is the
             # one which stands in the conversation, and which events and questions have to name.
@@ -465,7 +465,7 @@ class Planner:
             return params
         return mended
 
-    def _allowed(self, parent: RunPlan, effect: Spawn) -> Agent:
+    def _find_allowed(self, parent: RunPlan, effect: Spawn) -> Agent:
         given = effect.definition
         # The author of the tool decides what it spawns, and put the definition into it; the list of the agent is about
         # what its model and handler may name.
@@ -513,7 +513,7 @@ def _carried(parent: RunPlan, effect: Spawn) -> AgentDefinition | None:
     return None
 
 
-def _found(parent: RunPlan, agent: Agent) -> list[str]:
+def _tools_from_hooks(parent: RunPlan, agent: Agent) -> list[str]:
     """Return the names of the tools that ``pre_run`` hooks gave a run, such as those of a server: they are its agent's own."""
     if parent.tools is agent.tools:
         return []
@@ -557,18 +557,18 @@ def with_prompt(plan: RunPlan, state: AgentState) -> AgentState:
     try:
         text = prompt.render(ctx)
     except StepEngineError as error:
-        noted(error)
+        note_location(error)
         raise
     except Exception as error:
         what = f"the system prompt {name} of agent {plan.definition.id!r}"
-        raise blamed(what, error) from error
+        raise handler_error(what, error) from error
     if not isinstance(text, str):
         msg = f"the system prompt {name} of agent {plan.definition.id!r} gave a {type(text).__name__}; render() returns a string"
         raise HandlerError(msg, kind="TypeError")
     return attrs.evolve(state, system_prompt=text)
 
 
-class _PromptLogger(Lines):
+class _PromptLogger(LineLogger):
     """The logger of a prompt that is resolved before its run exists: straight to the standard logger."""
 
     def __init__(self, plan: RunPlan) -> None:
@@ -670,7 +670,7 @@ def _body_state(plan: RunPlan, caller: AgentState) -> AgentState:
     )
 
 
-def continued(plan: RunPlan, agent: Agent, previous: AgentState | None) -> AgentState:
+def continue_state(plan: RunPlan, agent: Agent, previous: AgentState | None) -> AgentState:
     """Return the state of a root run, with what it keeps of *previous*."""
     if previous is not None and not isinstance(previous, AgentState):
         msg = f"previous is an AgentState, such as result.state, not a {type(previous).__name__}"
@@ -681,7 +681,7 @@ def continued(plan: RunPlan, agent: Agent, previous: AgentState | None) -> Agent
         agent_id=plan.definition.id,
         message_history=history,
         view=previous.view if previous is not None else history,
-        system_prompt=_told(agent),
+        system_prompt=_constant_system_prompt(agent),
         tool_definitions=agent.specs,
         steps_remaining=plan.limits.max_steps or 0,
         context=previous.context if previous is not None else NO_CONTEXT,
@@ -692,7 +692,7 @@ def continued(plan: RunPlan, agent: Agent, previous: AgentState | None) -> Agent
     )
 
 
-def _told(agent: Agent) -> str:
+def _constant_system_prompt(agent: Agent) -> str:
     """Return an agent's system prompt; ``""`` when it has to be resolved first."""
     prompt = agent.definition.system_prompt
     return prompt if isinstance(prompt, str) else ""
@@ -710,7 +710,7 @@ def _child_state(plan: RunPlan, agent: Agent, parent: AgentState) -> AgentState:
         ancestor_run_ids=(*parent.ancestor_run_ids, parent.run_id),
         message_history=history,
         view=parent.view if inherits else history,
-        system_prompt=parent.system_prompt if same_prompt else _told(agent),
+        system_prompt=parent.system_prompt if same_prompt else _constant_system_prompt(agent),
         tool_definitions=parent.tool_definitions if same_prompt else agent.specs,
         steps_remaining=plan.limits.max_steps or 0,
         context=parent.context if plan.is_inline else NO_CONTEXT,

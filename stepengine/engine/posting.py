@@ -12,7 +12,7 @@ import attrs
 from stepengine.data.codec import bare
 from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem, answered
 from stepengine.data.yields import a_topic
-from stepengine.engine.handles import named
+from stepengine.engine.handles import find_by_name
 from stepengine.errors import AnswerRejected, JournalMissing, StepEngineError, ToolError
 from stepengine.runtime.handle import RunHandle
 from stepengine.runtime.mail import Message, result_message
@@ -60,7 +60,7 @@ async def post(
 
 def _under_way(launcher: Launcher, run: str) -> RunTree | None:
     """Return the tree of the run, or of the session, of that id; ``None`` when none is under way."""
-    return next((live.tree for live in named(launcher, run)[1]), None)
+    return next((live.tree for live in find_by_name(launcher, run)[1]), None)
 
 
 def post_to_journal(journal: JournalLike, message: Message) -> bool:
@@ -80,7 +80,7 @@ def post_to_journal(journal: JournalLike, message: Message) -> bool:
     if message.path and not history.has_run(message.path):
         msg = f"there is no run at the path {message.path!r} in {found.name}; nothing was posted"
         raise StepEngineError(msg)
-    return _sent(found, [letter])
+    return _post_letters(found, [letter])
 
 
 def answer_journal(journal: JournalLike, answers: Mapping[str, AnswerLike]) -> None:
@@ -98,7 +98,7 @@ def answer_journal(journal: JournalLike, answers: Mapping[str, AnswerLike]) -> N
     found: Journal = as_journal(journal)
     questions = {name: question for name, (_, question) in _open(found).open_questions().items()}
     given = fitting_answers(answers, questions)
-    _sent(found, [Letter(kind="answer", topic=name, value=bare(answer)) for name, answer in given.items()])
+    _post_letters(found, [Letter(kind="answer", topic=name, value=bare(answer)) for name, answer in given.items()])
 
 
 def fitting_answers(
@@ -139,7 +139,7 @@ def tell_journal(journal: JournalLike, text: str, *, id: str | None = None) -> b
 
     found: Journal = as_journal(journal)
     _open(found)
-    return _sent(found, [Letter(kind="input", value=text, id=id or secrets.token_hex(16))])
+    return _post_letters(found, [Letter(kind="input", value=text, id=id or secrets.token_hex(16))])
 
 
 def result_to_journal(journal: JournalLike, call_id: str, result: object, *, path: str | None = None) -> bool:
@@ -167,7 +167,7 @@ def result_to_journal(journal: JournalLike, call_id: str, result: object, *, pat
     found: Journal = as_journal(journal)
     message = result_message(_call_of(_open(found), call_id, path), result)
     letter = Letter(kind="result", value=message.value, id=message.id, path=message.path, topic=message.topic)
-    return _sent(found, [letter])
+    return _post_letters(found, [letter])
 
 
 def _call_of(history: History, call_id: str, path: str | None) -> tuple[str, int]:
@@ -196,7 +196,7 @@ def cancel_journal(journal: JournalLike, reason: str = "") -> None:
 
     found: Journal = as_journal(journal)
     _open(found)
-    _sent(found, [Letter(kind="cancel", value=reason)])
+    _post_letters(found, [Letter(kind="cancel", value=reason)])
 
 
 def _open(journal: Journal, path: str = "") -> History:
@@ -211,12 +211,12 @@ def _open(journal: Journal, path: str = "") -> History:
     return history
 
 
-def _sent(journal: Journal, letters: Sequence[Letter]) -> bool:
-    from stepengine.journal.sleeping import arrived
+def _post_letters(journal: Journal, letters: Sequence[Letter]) -> bool:
+    from stepengine.journal.sleeping import make_due
 
     box = journal.mailbox()
     is_new = [box.post(letter) for letter in letters]
     # Also where it was there already: who posted it first may have been killed in between.
     for kind in {letter.kind for letter in letters}:
-        arrived(journal, kind)
+        make_due(journal, kind)
     return all(is_new)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from stepengine.engine.session_turns import Turn
     from stepengine.journal.journaled_run import JournaledRun
 
-__all__ = ("EngineRun", "failing", "streamed", "unbegun", "until_ended", "warn_of")
+__all__ = ("EngineRun", "failing", "stream_run", "unbegun", "until_ended", "warn_of")
 
 CLOSE_SECONDS = 10.0
 T = TypeVar("T")
@@ -119,7 +119,7 @@ class EngineRun:
         self._begun = True
         self._enter()
         try:
-            result = self._result(await self._performed()) if self.turn is None else await self._in_session(self.turn)
+            result = self._result(await self._perform()) if self.turn is None else await self._in_session(self.turn)
             if tree.hub.goes_on:
                 tree.hub.emit(PhaseChanged(phase=RunPhase.IDLE))
             tree.hub.finish(RunFinished(path="", seq=0, result=result))
@@ -138,7 +138,7 @@ class EngineRun:
             raise asyncio.CancelledError
         return result
 
-    async def _performed(self) -> Finished:
+    async def _perform(self) -> Finished:
         finished = await self.tree.run()
         self.began = finished.began
         if self.session is None:
@@ -151,9 +151,9 @@ class EngineRun:
             if not await tree.wait_for(turn.enter):
                 assert tree.root.stopping is not None  # noqa: S101 - that is why it waits no longer
                 tree.services = attrs.evolve(tree.services, machine=unbegun(tree.root.stopping))
-                return attrs.evolve(self._result(await self._performed()), session_saved=False)
+                return attrs.evolve(self._result(await self._perform()), session_saved=False)
             await turn.open(self)
-            result = self._result(await self._performed())
+            result = self._result(await self._perform())
             return await self._to_the_end(turn.close(result, tree.root.plan, began=self.began))
         finally:
             turn.leave()
@@ -210,7 +210,7 @@ class EngineRun:
         )
 
 
-async def streamed(live: EngineRun) -> AsyncGenerator[Event, None]:
+async def stream_run(live: EngineRun) -> AsyncGenerator[Event, None]:
     """Run, and give the events; whoever stops iterating cancels the run and waits for its end."""
     need_loop("stream()", "run_sync()")
     subscription = live.tree.hub.subscribe()

@@ -23,7 +23,7 @@ from stepengine.system.write_ahead import Database, reason
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ("CLAIMED", "STARTED", "Ran", "ScheduleBook", "Told")
+__all__ = ("CLAIMED", "STARTED", "ClaimedTime", "KnownSchedule", "ScheduleBook")
 
 FILE = ".schedules.db"
 KEPT = 1_000
@@ -42,7 +42,7 @@ CREATE INDEX IF NOT EXISTS schedule_times_open ON schedule_times (schedule, at) 
 
 
 @frozen
-class Ran:
+class ClaimedTime:
     """
     A time of a schedule that somebody claimed.
 
@@ -65,7 +65,7 @@ class Ran:
 
 
 @frozen
-class Told:
+class KnownSchedule:
     """
     What is known of a schedule.
 
@@ -79,7 +79,7 @@ class Told:
     passed: datetime
     missed: int = 0
     newest_missed: datetime | None = None
-    last: Ran | None = None
+    last: ClaimedTime | None = None
 
 
 class ScheduleBook:
@@ -148,7 +148,7 @@ class ScheduleBook:
         with self._writing() as database:
             return _pass(database, schedule, until, missed)
 
-    def claimed(self) -> tuple[Ran, ...]:
+    def claimed(self) -> tuple[ClaimedTime, ...]:
         """Return the times that were claimed but have no reported journal."""
         with self._reading() as database:
             rows = database.execute(f"SELECT {ROW} FROM schedule_times WHERE status = 'claimed' ORDER BY at")  # noqa: S608 - constants
@@ -162,7 +162,7 @@ class ScheduleBook:
                 (status, error, schedule, _number(at)),
             )
 
-    def told(self) -> dict[str, Told]:
+    def told(self) -> dict[str, KnownSchedule]:
         """Return what is known of every schedule, also of those that are no more; nothing is made for that."""
         if not self.path.exists():
             return {}
@@ -171,7 +171,7 @@ class ScheduleBook:
             newest = f"SELECT {ROW} FROM schedule_times WHERE schedule = ? ORDER BY at DESC LIMIT 1"  # noqa: S608 - constants
             lasts = {row[0]: database.execute(newest, (row[0],)).fetchone() for row in known}
         return {
-            id_: Told(
+            id_: KnownSchedule(
                 _moment(passed),
                 missed,
                 None if latest is None else _moment(latest),
@@ -182,14 +182,14 @@ class ScheduleBook:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        with self._opened() as known, known.lock, known.writing() as database:
+        with self._open_database() as known, known.lock, known.writing() as database:
             for statement in SCHEMA.split(";"):
                 database.execute(statement)
             yield database
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        with self._opened() as known:
+        with self._open_database() as known:
             with known.reading() as database:
                 found = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'schedule_times_open'").fetchone()
             if found is None:
@@ -200,7 +200,7 @@ class ScheduleBook:
                 yield database
 
     @contextmanager
-    def _opened(self) -> Iterator[Database]:
+    def _open_database(self) -> Iterator[Database]:
         import sqlite3
 
         known: Database | None = None
@@ -229,9 +229,9 @@ def _pass(database: sqlite3.Connection, schedule: str, until: datetime, missed: 
     return bool(moved.rowcount)
 
 
-def _ran(row: tuple[str, int, str, int, str, str]) -> Ran:
+def _ran(row: tuple[str, int, str, int, str, str]) -> ClaimedTime:
     schedule, at, run, missed, status, error = row
-    return Ran(schedule, _moment(at), run, missed, status, error)
+    return ClaimedTime(schedule, _moment(at), run, missed, status, error)
 
 
 def _number(moment: datetime) -> int:

@@ -20,7 +20,7 @@ import attrs
 
 from stepengine.data.frozen import frozen
 from stepengine.data.state import RunResult, RunStatus
-from stepengine.engine.schedule_book import CLAIMED, STARTED, Ran, ScheduleBook, Told
+from stepengine.engine.schedule_book import CLAIMED, STARTED, ClaimedTime, KnownSchedule, ScheduleBook
 from stepengine.engine.schedules import Schedule, metadata_of, newest_between, unique
 from stepengine.engine.waking import LEASE
 from stepengine.errors import (
@@ -44,7 +44,7 @@ from stepengine.runtime.logs import LOGGER
 if TYPE_CHECKING:
     from stepengine.engine.engine import Engine
 
-__all__ = ("Due", "Scheduler", "Standing", "Started", "standings")
+__all__ = ("Due", "ScheduledRun", "Scheduler", "Standing", "standings")
 
 # A clock that is set, and a machine that slept, are noticed within this time.
 LOOK_SECONDS = 60.0
@@ -75,7 +75,7 @@ class Due:
 
 
 @frozen
-class Started:
+class ScheduledRun:
     """
     A run that was started.
 
@@ -105,12 +105,12 @@ class Standing:
 
     schedule: Schedule
     next: datetime | None
-    last: Ran | None = None
+    last: ClaimedTime | None = None
     missed: int = 0
     newest_missed: datetime | None = None
 
 
-class Book(Protocol):
+class AnyScheduleBook(Protocol):
     """What is needed of a ``ScheduleBook``, wherever it is kept."""
 
     def passed(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
@@ -122,13 +122,13 @@ class Book(Protocol):
     def pass_over(self, schedule: str, until: datetime, *, missed: tuple[datetime, ...] = ()) -> bool:
         """Skip all times up to *until*; return whether this had not been decided before."""
 
-    def claimed(self) -> tuple[Ran, ...]:
+    def claimed(self) -> tuple[ClaimedTime, ...]:
         """Return the times that were claimed and whose outcome nobody has reported."""
 
     def mark(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
         """Say what became of a time."""
 
-    def told(self) -> dict[str, Told]:
+    def told(self) -> dict[str, KnownSchedule]:
         """Return what is known of every schedule."""
 
 
@@ -165,7 +165,7 @@ class Scheduler:
         if type(at_once) is not int or at_once < 1:
             msg = f"Scheduler(at_once=...) is how many runs may be under way, from 1 on, not {at_once!r}"
             raise DefinitionError(msg)
-        self.book: Book = ScheduleBook(runs)
+        self.book: AnyScheduleBook = ScheduleBook(runs)
         self.engine = engine
         self._runs = Path(runs)
         self._clock = clock or SystemClock()
@@ -220,7 +220,7 @@ class Scheduler:
             return ()
         return [Due(schedule, times[-1], times[:-1])]
 
-    async def tick(self, now: datetime | None = None) -> list[Started]:
+    async def tick(self, now: datetime | None = None) -> list[ScheduledRun]:
         """
         Start what is due, and return it; nobody waits for the runs to end.
 
@@ -269,12 +269,12 @@ class Scheduler:
             return SqliteJournal(self._runs, run)
         return FileJournal(self._runs / f"{run}.jsonl")
 
-    async def _begin(self, due: Due) -> Started | None:
+    async def _begin(self, due: Due) -> ScheduledRun | None:
         # While it is under way its journal is locked, and a waker that comes too early puts it off.
         await asyncio.to_thread(self._tell_wakers, due, self._clock.now() + LEASE)
         schedule, journal = due.schedule, self._journal(due.run)
         metadata = metadata_of(schedule, due.at, len(due.missed))
-        started: Started | None = None
+        started: ScheduledRun | None = None
         try:
             handle = self.engine.start(
                 schedule.agent, schedule.prompt, params=schedule.params, metadata=metadata, journal=journal
@@ -284,10 +284,10 @@ class Scheduler:
         except Exception as error:  # noqa: BLE001 - whatever one schedule is wrong about, the others go on
             watch = self._unless_another_began(due, journal, "", error)
         else:
-            started = Started(due, journal, handle)
-            watch = self._watched(started)
+            started = ScheduledRun(due, journal, handle)
+            watch = self._watch(started)
         self._under_way[due.run] = asyncio.create_task(watch)
-        self._under_way[due.run].add_done_callback(lambda _: self._ended(due.run))
+        self._under_way[due.run].add_done_callback(lambda _: self._forget_run(due.run))
         return started
 
     def _tell_wakers(self, due: Due, wakes_at: datetime | None) -> None:
@@ -305,11 +305,11 @@ class Scheduler:
                 "run %s of schedule %r: should its process die, nobody is told: %s", due.run, due.schedule.id, error
             )
 
-    def _ended(self, run: str) -> None:
+    def _forget_run(self, run: str) -> None:
         self._under_way.pop(run, None)
         self._changed.set()
 
-    async def _watched(self, started: Started) -> None:
+    async def _watch(self, started: ScheduledRun) -> None:
         due = started.due
         try:
             result: RunResult = await started.handle.result()
@@ -406,7 +406,10 @@ def standings(schedules: Iterable[Schedule], *, runs: str | Path, now: datetime)
 
 
 def standing(
-    schedules: Iterable[Schedule], told: Mapping[str, Told], now: datetime, as_it_stands: Callable[[Ran], Ran]
+    schedules: Iterable[Schedule],
+    told: Mapping[str, KnownSchedule],
+    now: datetime,
+    as_it_stands: Callable[[ClaimedTime], ClaimedTime],
 ) -> list[Standing]:
     """Return how schedules stand by what a book tells of them; *as_it_stands* looks how the run of a time went on."""
     found: list[Standing] = []
@@ -421,7 +424,7 @@ def standing(
     return found
 
 
-def _as_it_stands(ran: Ran, runs: Path) -> Ran:
+def _as_it_stands(ran: ClaimedTime, runs: Path) -> ClaimedTime:
     """Return a time with what its journal says: a run that waited for a person may have gone on since."""
     journal = SqliteJournal(runs, ran.run) if database_of(str(runs)) else FileJournal(runs / f"{ran.run}.jsonl")
     try:

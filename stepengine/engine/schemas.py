@@ -18,7 +18,7 @@ from stepengine.tooling.repair import renamer
 from stepengine.tooling.schemas import JsonSchema
 from stepengine.tooling.spawning import params_schema
 
-__all__ = ("Compiled", "Params", "compiled")
+__all__ = ("Compiled", "Params", "compile_schemas")
 
 
 class Params(NamedTuple):
@@ -53,7 +53,7 @@ class Compiled(NamedTuple):
     output_schema: JsonDict | None = None
 
 
-def compiled(agent: AgentDefinition) -> Compiled:
+def compile_schemas(agent: AgentDefinition) -> Compiled:
     """
     Compile the schemas of *agent*.
 
@@ -156,13 +156,13 @@ def _json_params(agent_id: str, issues: Callable[[Any], list[str]], given: objec
 
 
 def _model_params(agent_id: str, model: Any, given: Any) -> Params:
-    value = given if isinstance(given, model) else _validated(model, thaw(_object(agent_id, given)))
+    value = given if isinstance(given, model) else _validate(model, thaw(_object(agent_id, given)))
     if isinstance(value, list):
         raise _params_refused(agent_id, value)
     return Params(value, None if given is None else freeze(value.model_dump(mode="json")))
 
 
-def _validated(model: Any, value: Any) -> Any:
+def _validate(model: Any, value: Any) -> Any:
     """Return the model, or the list of what is wrong with *value*."""
     from pydantic import ValidationError
 
@@ -188,7 +188,7 @@ def _json_output(agent_id: str, schema: Mapping[str, object], where: str) -> Cal
     issues = _checker(schema, where)
 
     def validate(value: object) -> JsonValue:
-        frozen = _frozen(agent_id, value)
+        frozen = _freeze_output(agent_id, value)
         found = issues(frozen)
         if found:
             raise _missing(agent_id, found)
@@ -199,15 +199,15 @@ def _json_output(agent_id: str, schema: Mapping[str, object], where: str) -> Cal
 
 def _model_output(agent_id: str, model: Any) -> Callable[[Any], JsonValue]:
     def validate(value: Any) -> JsonValue:
-        made = value if isinstance(value, model) else _validated(model, thaw(_frozen(agent_id, value)))
+        made = value if isinstance(value, model) else _validate(model, thaw(_freeze_output(agent_id, value)))
         if isinstance(made, list):
             raise _missing(agent_id, made)
-        return _frozen(agent_id, made.model_dump(mode="json"))
+        return _freeze_output(agent_id, made.model_dump(mode="json"))
 
     return validate
 
 
-def _frozen(agent_id: str, value: object) -> JsonValue:
+def _freeze_output(agent_id: str, value: object) -> JsonValue:
     dump = getattr(value, "model_dump", None)
     try:
         frozen: JsonValue = freeze(dump(mode="json") if dump is not None else value, "output")

@@ -28,7 +28,7 @@ from stepengine.data.questions import AnswerLike, Question
 from stepengine.data.state import AgentState, RunResult, RunStatus, suspended_at
 from stepengine.data.usage import Usage
 from stepengine.data.waiting import Waits, waits_in_words
-from stepengine.engine.planning import Request, not_from_state
+from stepengine.engine.planning import RunRequest, not_from_state
 from stepengine.engine.run import EngineRun
 from stepengine.errors import (
     AgentError,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from stepengine.journal.history import History
     from stepengine.journal.journaled_run import JournaledRun
 
-__all__ = ("Sessions", "Turn")
+__all__ = ("EngineSessions", "Turn")
 
 NUMBERS = [field.name for field in attrs.fields(Usage) if field.type in (int, "int")]
 OPEN = Question("", "")
@@ -59,7 +59,7 @@ OPEN = Question("", "")
 
 
 @frozen(eq=False)
-class Place:
+class PlaceInLine:
     """A place in the line of a session; whoever has the first one is in."""
 
     loop: asyncio.AbstractEventLoop
@@ -75,19 +75,19 @@ class Queue:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._lines: dict[str, deque[Place]] = {}
+        self._lines: dict[str, deque[PlaceInLine]] = {}
         renewed(self)
 
     def renew(self) -> None:
         """Empty the lines: whoever stands in them is in the parent of this forked child."""
         self._lines.clear()
 
-    async def enter(self, session_id: str) -> Place:
+    async def enter(self, session_id: str) -> PlaceInLine:
         """Wait until it is this one's turn; return its place, to be given back by ``leave``."""
         # A line for each session, over all event loops of the process: two messages of one person must not start from
         # the same state, or the second save would overwrite the first answer (reliability:SS01). Futures of threads, as
         # those who wait may be in different loops.
-        mine = Place(asyncio.get_running_loop())
+        mine = PlaceInLine(asyncio.get_running_loop())
         with self._lock:
             line = self._lines.setdefault(session_id, deque())
             line.append(mine)
@@ -103,7 +103,7 @@ class Queue:
             raise
         return mine
 
-    def leave(self, session_id: str, mine: Place) -> None:
+    def leave(self, session_id: str, mine: PlaceInLine) -> None:
         """Let the next one in that still waits; does nothing when the place was lost."""
         with self._lock:
             line = self._lines.get(session_id)
@@ -115,7 +115,7 @@ class Queue:
                 del self._lines[session_id]
 
 
-def _advance(line: deque[Place]) -> None:
+def _advance(line: deque[PlaceInLine]) -> None:
     """Drop who is gone from the head of a line, and let in who stands there then."""
     while line and (line[0].loop.is_closed() or line[0].let_in.cancelled()):
         line.popleft()
@@ -139,7 +139,7 @@ def _nobody_inside() -> None:
     _waiting.clear()
 
 
-class Sessions(AnyStore):
+class EngineSessions(AnyStore):
     """
     The sessions of an engine.
 
@@ -249,7 +249,7 @@ class Within(Journals):
 
 
 @frozen
-class Conversation:
+class EndedChild:
     """How a child of a run in a session ended: its place in the tree, the call that spawned it, and the rest."""
 
     place: tuple[int, ...]
@@ -259,7 +259,7 @@ class Conversation:
     state: AgentState
 
 
-LetIn: TypeAlias = "Callable[[Request, JournalLike | None, EngineRun], object]"
+LetIn: TypeAlias = "Callable[[RunRequest, JournalLike | None, EngineRun], object]"
 Again: TypeAlias = "Callable[..., EngineRun]"
 
 
@@ -283,8 +283,8 @@ class Turn:
 
     def __init__(
         self,
-        sessions: Sessions,
-        request: Request,
+        sessions: EngineSessions,
+        request: RunRequest,
         journal: JournalLike | None,
         *,
         let_in: LetIn,
@@ -299,7 +299,7 @@ class Turn:
         self._let_in = let_in
         self._again = again
         self._now = now
-        self._conversations: list[Conversation] = []
+        self._conversations: list[EndedChild] = []
         self._context = contextvars.copy_context()
         self._before = Session(info=SessionInfo(session_id=self.session_id))
         self._journals: Journals | None = None
@@ -307,7 +307,7 @@ class Turn:
         self._continues = False
         self.around: tuple[Turn, ...] = ()
         self.is_in = False
-        self._in_line: Place
+        self._in_line: PlaceInLine
         self._token: contextvars.Token[tuple[Turn, ...]] | None = None
         self._warnings: list[str] = []
 
@@ -329,7 +329,7 @@ class Turn:
         # A run may have ended in a process that was killed before its session was saved. Its journal knows; the next
         # message finds it there, so that no answer is lost (reliability:SS02).
         await self._save_what_was_not()
-        recording = self._answered()
+        recording = self._record_to_answer()
         if recording is not None:
             self._continues = True
             if self._request.prompt and (self._request.answers or not self._waiting):
@@ -410,7 +410,7 @@ class Turn:
         # Where a question is open the next thing that somebody writes is its answer, as in any conversation.
         return {self._waiting[0].id: said}
 
-    def _answered(self) -> JournaledRun | None:
+    def _record_to_answer(self) -> JournaledRun | None:
         """Return the record of the run that waits, to go on from there with the answer; ``None`` where there is none."""
         from stepengine.journal.journaled_run import JournaledRun
 
@@ -460,7 +460,7 @@ class Turn:
         own, opening = self._request.agent.definition, recording.opening
         return own if opening is not None and opening.agent_id == own.id else None
 
-    def _new(self) -> tuple[Request, JournalLike | None]:
+    def _new(self) -> tuple[RunRequest, JournalLike | None]:
         """Return what a new run starts with, and where it is recorded."""
         request, waiting = self._request, self._waiting
         answers = self._answers()
@@ -485,15 +485,15 @@ class Turn:
         """Return *services* that keep the conversations of children for their sessions, when they are asked for."""
         if not self.sessions.children:
             return services
-        return attrs.evolve(services, machine=self._kept(services.machine, live))
+        return attrs.evolve(services, machine=self._keep_when_finished(services.machine, live))
 
-    def _kept(self, inner: MachineMaker, live: EngineRun) -> MachineMaker:
+    def _keep_when_finished(self, inner: MachineMaker, live: EngineRun) -> MachineMaker:
         def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
             finished = yield from inner(plan, state)
             if plan.path:
                 place = tuple([int(number) for number in plan.path.split(".")])
                 call = live.tree.spawned_by.get(plan.path, "")
-                self._conversations.append(Conversation(place, call, plan.model, finished.status, finished.state))
+                self._conversations.append(EndedChild(place, call, plan.model, finished.status, finished.state))
             return finished
 
         return machine
@@ -610,7 +610,7 @@ class Turn:
         except Exception as error:  # noqa: BLE001  (whatever the store does, the result is not lost)
             self._warn(f"not all of the session {self.session_id!r} was saved: {type(error).__name__}: {error}", error)
 
-    async def _save_child(self, child: Conversation) -> None:
+    async def _save_child(self, child: EndedChild) -> None:
         """Save the conversation of a child as a session that names the session and the call which it began in."""
         state, parent = child.state, child.state.parent_id
         session = await self.sessions.load(self._session_of(state.run_id))

@@ -54,12 +54,12 @@ from stepengine.data.tools import Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.engine.options import AgentLike
 from stepengine.errors import ReplayDivergence, StepEngineError
-from stepengine.journal.divergence import diverged, parked_at
+from stepengine.journal.divergence import divergence_error, parked_at
 from stepengine.journal.encoding import describe
 from stepengine.journal.history import History, parent_of
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.records import ROOT, Address, Intent, Result, shown_address
-from stepengine.journal.replayer import NO_LEEWAY, Leeway, Past, Replayer
+from stepengine.journal.replayer import NO_LEEWAY, Leeway, RecordedPart, Replayer
 from stepengine.journal.store import Journal
 from stepengine.machine.author import Author
 from stepengine.machine.plan import Finished, RunPlan
@@ -278,10 +278,10 @@ class Stepper:
         tree = launcher.again(session, agent=agent).tree
         self._services = tree.services
         self._replayer: Replayer = cast("Replayer", session.replayer)
-        self._past: Past = cast("Past", session.past)
+        self._past: RecordedPart = cast("RecordedPart", session.past)
         self._runs: dict[str, _Running] = {}
         self._kept: dict[str, Belongings] = {}
-        self._guarded(partial(self._start, tree.root.plan, tree.root.state, ""))
+        self._guard(partial(self._start, tree.root.plan, tree.root.state, ""))
 
     def anew(self) -> Stepper:
         """
@@ -391,7 +391,7 @@ class Stepper:
         if self.diverged is not None and self.position < position:
             raise self.diverged
         if self.position < (end := min(position, self.last)):
-            self._guarded(partial(self._take_until, end))
+            self._guard(partial(self._take_until, end))
 
     def _take_until(self, position: int) -> None:
         tape = self._tape
@@ -403,7 +403,7 @@ class Stepper:
             # What was answered was compared before.
             tape.verified = max(tape.verified, self.position)
 
-    def _guarded(self, act: Callable[[], object]) -> None:
+    def _guard(self, act: Callable[[], object]) -> None:
         try:
             act()
         except ReplayDivergence as error:
@@ -416,7 +416,7 @@ class Stepper:
                 raise unused
 
     def _take(self, path: str, seq: int) -> None:
-        run = self._reached(path)
+        run = self._reach(path)
         known = self.history.results[run.path, seq]
         if seq == -1:
             self._take_end(run, known)
@@ -424,7 +424,7 @@ class Stepper:
             return
         item = run.waits.get(seq)
         if item is None:
-            raise self._left(run, (run.path, seq))
+            raise self._error_for_absent(run, (run.path, seq))
         outcome = self._outcome(run, item, known)
         self._count(known)
         run.slots[seq] = outcome
@@ -445,13 +445,13 @@ class Stepper:
         self.position += 1
         self._at = max(self._at, known.at)
 
-    def _left(self, run: _Running, address: Address) -> StepEngineError:
+    def _error_for_absent(self, run: _Running, address: Address) -> StepEngineError:
         """Return the error for a run that has ended, or waits for something else, where it was to take a result."""
         unused = self._past.unused(run.plan.definition.id)
         if unused is None:
             said = "the run does not wait for the result that is recorded here"
             location = parked_at(run.machine)
-            unused = diverged(self.history, address, "unused", asked=said, location=location)
+            unused = divergence_error(self.history, address, "unused", asked=said, location=location)
         return self._session.fail(unused)
 
     def _start(self, plan: RunPlan, state: AgentState, path: str) -> _Running:
@@ -516,7 +516,7 @@ class Stepper:
 
     # --- children -----------------------------------------------------------------------------------------------------
 
-    def _reached(self, path: str) -> _Running:
+    def _reach(self, path: str) -> _Running:
         """Return the run at a path; a child starts when somebody first wants to know of it."""
         # Started late, when its first result is due or somebody looks: a run of thousands of children is stepped
         # through with those alone that are under way.
@@ -524,19 +524,19 @@ class Stepper:
         if known is not None:
             return known
         above, seq = parent_of(path)
-        parent = self._reached(above)
+        parent = self._reach(above)
         item = parent.waits.get(seq)
         if item is None:
-            raise self._left(parent, (above, seq))
+            raise self._error_for_absent(parent, (above, seq))
         plan, state = self._services.planner(parent.plan, item.effect, path)
         if type(item.effect) is Spawn and item.effect.is_background:
             parent.background[path] = None
-        elif type(self._recorded((above, seq))) is Failure:
+        elif type(self._recorded_outcome((above, seq))) is Failure:
             # Another member of its race won: nothing that it asks for then is recorded.
             self._replayer.give_up(path)
         return self._start(plan, state, path)
 
-    def _recorded(self, address: Address) -> Value | Failure | None:
+    def _recorded_outcome(self, address: Address) -> Value | Failure | None:
         known = self.history.results.get(address)
         return None if known is None else self.history.outcome(known)
 
@@ -548,7 +548,7 @@ class Stepper:
         path = child_path(item.path, item.effect.seq)
         if path not in run.background:
             try:
-                self._reached(path)
+                self._reach(path)
             except ReplayDivergence:
                 raise
             except StepEngineError as error:
@@ -561,8 +561,8 @@ class Stepper:
         """Take how a child in the background ended, which stands at its own path."""
         parent = self._runs.get(parent_of(run.path)[0])
         if parent is None or run.path not in parent.background:
-            raise self._left(run, (run.path, -1))
-        ended = self._replayer.confirm(known, Value(self._ended(run).as_child(), known.at), run.end)
+            raise self._error_for_absent(run, (run.path, -1))
+        ended = self._replayer.confirm(known, Value(self._finish(run).as_child(), known.at), run.end)
         assert ended is not None  # noqa: S101 - nothing is performed, so nothing can be new
         parent.background[run.path] = ended.value  # type: ignore[union-attr]  # how a run ended is a value
         self._close(run.path)
@@ -575,7 +575,7 @@ class Stepper:
         for path in outcome.value.done:
             child = run.background.get(path) or run.told.get(path)
             if child is None:
-                raise self._left(run, (item.path, item.effect.seq))
+                raise self._error_for_absent(run, (item.path, item.effect.seq))
             ended[path] = run.told[path] = child
             run.background.pop(path, None)
         return attrs.evolve(outcome, value=attrs.evolve(outcome.value, ended=ended))
@@ -588,11 +588,11 @@ class Stepper:
         if refused is not None:
             if (path, 0) in self.history.intents:
                 # It had begun when another member of its race won, and did no more.
-                self._reached(path)
+                self._reach(path)
                 self._close(path)
             return refused
         try:
-            run = self._reached(path)
+            run = self._reach(path)
         except ReplayDivergence:
             raise
         except StepEngineError as error:
@@ -601,18 +601,18 @@ class Stepper:
             child: ChildResult = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)  # type: ignore[union-attr]
             given = Value(child, known.at)
         else:
-            given = _given_by(self._ended(run), item, known.at)
+            given = _given_by(self._finish(run), item, known.at)
             del self._runs[path]
         confirmed = self._replayer.confirm(known, given, item)
         assert confirmed is not None  # noqa: S101 - nothing is performed, so nothing can be new
         return confirmed
 
-    def _ended(self, run: _Running) -> Finished:
+    def _finish(self, run: _Running) -> Finished:
         """Return how a run ended; one that waits where its record ends is stopped as it was when it was recorded."""
         while run.finished is None:
             for seq, item in run.waits.items():
                 if seq not in run.slots:
-                    run.slots[seq] = self._halted(item)
+                    run.slots[seq] = self._halt(item)
             self._answer(run)
         finished = run.finished
         for path in run.background:
@@ -628,11 +628,11 @@ class Stepper:
         child = run.background[path]
         if child is not None:
             return child
-        ended = self._ended(self._runs[path]).as_child()
+        ended = self._finish(self._runs[path]).as_child()
         del self._runs[path]
         return ended
 
-    def _halted(self, item: Item) -> Stop:
+    def _halt(self, item: Item) -> Stop:
         address = (item.path, item.effect.seq)
         if type(item.effect) is AskPerson:
             return self._replayer.halt(item.path, shown_questions(item))
@@ -641,7 +641,7 @@ class Stepper:
             stop = self._replayer.halt(item.path, (), waits=type(item.effect) in WAITS)
             return attrs.evolve(stop, begun=self._replayer.begun(item))
         path = child_path(*address)
-        ended = self._ended(self._reached(path))
+        ended = self._finish(self._reach(path))
         del self._runs[path]
         if type(item.effect) is CallBody:
             return attrs.evolve(self._replayer.halt(item.path, ended.pending), body=ended.as_body())
@@ -713,7 +713,7 @@ class Stepper:
         """Return the effect whose outcome comes next, when its run was reached."""
         address = self._diverging() or self.address_at(self.position)
         if address is not None and address[0] not in self._runs:
-            self._guarded(partial(self._reached, address[0]))
+            self._guard(partial(self._reach, address[0]))
         return address
 
     def _diverging(self) -> Address | None:
@@ -732,7 +732,9 @@ class Stepper:
             step=len(self._tape.steps.get("", ())),
             address="",
             agent_id=root.plan.definition.id,
-            asked="nothing that is recorded" if root.finished is None else f"nothing more: {_ended(root.finished)}",
+            asked="nothing that is recorded"
+            if root.finished is None
+            else f"nothing more: {_describe_end(root.finished)}",
             effect=None,
             outcome=None,
             state=state,
@@ -756,7 +758,7 @@ class Stepper:
             yield self.moment()
 
 
-def _ended(finished: Finished) -> str:
+def _describe_end(finished: Finished) -> str:
     """Return how a run ended, in a line."""
     error, said = finished.error, f"the run has ended, {finished.status.value}"
     return said if error is None else f"{said} with {type(error).__name__}: {getattr(error, 'message', error)}"
@@ -928,9 +930,9 @@ class _Noted:
         except BaseException as error:
             self._tell(error)
             raise
-        return self._told(said) if type(said) is GeneratorType else self._tell(said)
+        return self._run_and_tell(said) if type(said) is GeneratorType else self._tell(said)
 
-    def _told(self, steps: Generator[object, Any, object]) -> Generator[object, Any, object]:
+    def _run_and_tell(self, steps: Generator[object, Any, object]) -> Generator[object, Any, object]:
         said = yield from steps
         return self._tell(said)
 

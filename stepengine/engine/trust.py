@@ -28,7 +28,7 @@ __all__ = (
     "LOCAL",
     "SANDBOXED",
     "Foreign",
-    "Gate",
+    "TrustGate",
     "Wishes",
     "agree",
     "content_of",
@@ -116,7 +116,7 @@ class Wishes:
         return f"stepengine package agree {self.package}"
 
 
-class Gate(Protocol):
+class TrustGate(Protocol):
     """Who says whether a folder that is not trusted may run, and is told what did not."""
 
     def allows(self, foreign: Foreign) -> bool:
@@ -132,7 +132,7 @@ class Gate(Protocol):
         ...
 
 
-GATE: ContextVar[Gate | None] = ContextVar("stepengine_trust", default=None)
+GATE: ContextVar[TrustGate | None] = ContextVar("stepengine_trust", default=None)
 """The command line's; a program has none and is judged by what runs in it already."""
 
 SANDBOXED: ContextVar[frozenset[str]] = ContextVar("stepengine_sandboxed", default=frozenset())

@@ -156,7 +156,7 @@ class Waker:
         return min(every, max(0.01, (next_at - self._clock.now()).total_seconds()))
 
     def _begin(self, one: Sleeping) -> None:
-        task = asyncio.create_task(self._woken(one), name=f"wakes {one.run}")
+        task = asyncio.create_task(self._wake(one), name=f"wakes {one.run}")
         self._under_way[one.run] = task
         task.add_done_callback(lambda _: self._under_way.pop(one.run, None))
 
@@ -179,13 +179,13 @@ class Waker:
 
     # --- one run ------------------------------------------------------------------------------------------------------
 
-    async def _woken(self, one: Sleeping) -> None:
+    async def _wake(self, one: Sleeping) -> None:
         about = Woken(run=one.run, agent_id=one.agent_id, state="woken", due=one.wakes_at)
         try:
             await self._put_off(one.run, LEASE)
             journal = journal_in(self._place, one.run)
             result = await self._resume(journal, one)
-            self._tell(attrs.evolve(about, result=result, again_at=await self._settled(one, journal, result)))
+            self._tell(attrs.evolve(about, result=result, again_at=await self._settle(one, journal, result)))
         except asyncio.CancelledError:
             # This waker ends, and not the run: the next one resumes it.
             await asyncio.to_thread(self._note_again, one)
@@ -200,7 +200,7 @@ class Waker:
         except Exception as error:  # noqa: BLE001 - an agent file, a hook, whatever: it stops no other run
             self._tell(attrs.evolve(about, state="failed", error=error, again_at=await self._later(one.run)))
 
-    async def _settled(self, one: Sleeping, journal: Journal, result: RunResult) -> datetime | None:
+    async def _settle(self, one: Sleeping, journal: Journal, result: RunResult) -> datetime | None:
         """Note what follows from how a run went on; return when it is tried again where it came no further."""
         if result.status is RunStatus.SUSPENDED:
             stands_still = result.wakes_at is not None and result.wakes_at <= self._clock.now()

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from stepengine.errors import JournalCorrupt, JournalError, StepEngineError
 from stepengine.journal.history import History
 from stepengine.journal.reading import read_lines
-from stepengine.journal.records import TAIL, TAIL_FORM, Head, checked
-from stepengine.journal.signing import Chain, Signature, SigningKey, fingerprint_of, is_of, mark_of
+from stepengine.journal.records import TAIL, TAIL_FORM, Head, checksum_if_right
+from stepengine.journal.signing import Chain, JournalSignature, SigningKey, fingerprint_of, is_of, mark_of
 
-__all__ = ("Look", "chain_of", "changes_in", "head_of", "listed")
+__all__ = ("JournalScan", "chain_of", "changes_in", "head_of", "listed")
 
 SHOWN = 20
 """How many changes are told one by one."""
@@ -41,7 +41,7 @@ def chain_of(key: SigningKey, content: bytes, history: History) -> Chain:
     """
     if not content:
         return Chain(key)
-    look = Look([key.public])
+    look = JournalScan([key.public])
     look.at_all(content)
     if look.problems:
         msg = (
@@ -79,7 +79,7 @@ def listed(problems: Sequence[str]) -> list[str]:
     return [*problems[:SHOWN], *([f"and {more} more"] if more > 0 else [])]
 
 
-class Look:
+class JournalScan:
     """
     One look at all lines of a journal.
 
@@ -120,7 +120,7 @@ class Look:
         previous, link = 0, head is not None and head.link
         for line in content[:end].split(b"\n")[:-1]:
             self.count += 1
-            if checked(line, previous) is None:
+            if checksum_if_right(line, previous) is None:
                 self._unchecked.append(self.count)
             # The checksum that a line states for itself, so that an altered line does not make the next ones wrong.
             tail = TAIL_FORM.search(line, max(0, len(line) - TAIL)) if link else None
@@ -139,9 +139,9 @@ class Look:
             # Of a signature's own line, the checksum alone is not signed by it, or by one after it.
             self.problems += [UNCHECKED.format(number) for number in self._unchecked if number <= self.last]
 
-    def _trusted_signature(self, line: bytes) -> Signature | None:
+    def _trusted_signature(self, line: bytes) -> JournalSignature | None:
         """Return the signature that a line is, by a key that is trusted."""
-        signature = Signature.of(line)
+        signature = JournalSignature.of(line)
         if signature is None:
             return None
         if signature.key not in self._trusted:
@@ -152,7 +152,7 @@ class Look:
             return None
         return signature
 
-    def _go_on(self, signature: Signature) -> None:
+    def _go_on(self, signature: JournalSignature) -> None:
         if signature.found:
             first, to = self.count - min(signature.found, len(self.marks)), self.count - 1
             self._found.append(
@@ -180,7 +180,7 @@ class Look:
 
     # --- what a signature says of what stands before it ---------------------------------------------------------------
 
-    def _judge(self, signature: Signature) -> None:
+    def _judge(self, signature: JournalSignature) -> None:
         """Take note of what is not as *signature* says."""
         self._closes_last = signature.closes
         if signature.records == self.count - 1 and signature.digest == self.hash.hexdigest():
@@ -233,7 +233,7 @@ class _Pair(NamedTuple):
 
 def changes_in(expected: Sequence[str], actual: Sequence[str], first: int) -> list[str]:
     """Return what was done to the records with the marks *expected*, where *actual* are found now, from record *first* on."""
-    pairs = _paired(expected, actual)
+    pairs = _pair_records(expected, actual)
     stayed = [pair for pair in pairs if pair[0] == pair[1]]
     if len(stayed) < len(pairs):
         longest = _longest(pairs)
@@ -257,7 +257,7 @@ def changes_in(expected: Sequence[str], actual: Sequence[str], first: int) -> li
     return told
 
 
-def _paired(expected: Sequence[str], actual: Sequence[str]) -> list[_Pair]:
+def _pair_records(expected: Sequence[str], actual: Sequence[str]) -> list[_Pair]:
     """Return which record is which, in the order in which they stand now."""
     places: dict[str, list[int]] = {}
     for place, mark in reversed(list(enumerate(expected))):

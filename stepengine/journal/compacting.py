@@ -79,10 +79,10 @@ def compactions(history: History) -> Iterator[Compaction]:
     Raises:
         JournalCorrupt: when a record that it needs cannot be read.
     """
-    before: dict[str, _Sent] = {}
+    before: dict[str, _LastShown] = {}
     previous = opening_of(history).previous
     if previous is not None:
-        before[""] = _Sent(previous.view)
+        before[""] = _LastShown(previous.view)
     for address, intent in history.intents.items():
         if address == ROOT:
             continue
@@ -94,14 +94,14 @@ def compactions(history: History) -> Iterator[Compaction]:
                 found = _between(sent, request.messages, address)
                 if found.left_out or found.unrecorded:
                     yield found
-            known = sent if sent is not None and goes_on else _Sent(request.messages, sent.step + 1 if sent else 1)
+            known = sent if sent is not None and goes_on else _LastShown(request.messages, sent.step + 1 if sent else 1)
             before[intent.path] = known.with_reply(history, intent)
         elif sent is not None and intent.type == "CallTool":
             before[intent.path] = sent.with_result(history, intent)
 
 
 @frozen
-class _Sent:
+class _LastShown:
     """
     What a run's model was shown last, and what was said since.
 
@@ -117,7 +117,7 @@ class _Sent:
     said: tuple[AssistantPart, ...] = ()
     results: tuple[ToolMessage, ...] = ()
 
-    def with_reply(self, history: History, intent: Intent) -> _Sent:
+    def with_reply(self, history: History, intent: Intent) -> _LastShown:
         """Return this with what the model said to the request, if it said anything that a run keeps."""
         reply = _value(history, intent)
         if not isinstance(reply, ModelReply) or reply.stop_reason is StopReason.ERROR:
@@ -128,7 +128,7 @@ class _Sent:
             parts.pop()
         return attrs.evolve(self, said=(*self.said, *parts))
 
-    def with_result(self, history: History, intent: Intent) -> _Sent:
+    def with_result(self, history: History, intent: Intent) -> _LastShown:
         """Return this with the result of a call of the reply; a handler's own call is in the conversation only if it says so."""
         form, result = history.form(intent), _value(history, intent)
         if form.get("source") != "model" or not isinstance(result, ToolResult):
@@ -143,7 +143,7 @@ def _value(history: History, intent: Intent) -> Any:
     return outcome.value if isinstance(outcome, Value) else None
 
 
-def _between(sent: _Sent, after: Transcript, address: Address) -> Compaction:
+def _between(sent: _LastShown, after: Transcript, address: Address) -> Compaction:
     """Return which of the messages that the model was shown, or that were said since, *after* lacks."""
     lost = [m for m in sent.view.left_out_of(after) if m.ttl is None and not _waits(m)]
     fresh = after.left_out_of(sent.view)
@@ -153,7 +153,7 @@ def _between(sent: _Sent, after: Transcript, address: Address) -> Compaction:
     replaced = {m.tool_call_id for m in lost if isinstance(m, ToolMessage)}
     said, unrecorded = [], 0
     if sent.said and not any(isinstance(m, AssistantMessage) and _says(m, sent.said) for m in fresh):
-        reply = _numbered(sent)
+        reply = _reply_with_ids(sent)
         said.append(reply)
         known = {m.tool_call_id for m in sent.results} | there.keys()
         unrecorded = sum(call.tool_call_id not in known for call in reply.tool_calls)
@@ -190,7 +190,7 @@ def _says(message: AssistantMessage, parts: Sequence[AssistantPart]) -> bool:
     return all(call in calls for call in asked) and all(text in message.text for text in words)
 
 
-def _numbered(sent: _Sent) -> AssistantMessage:
+def _reply_with_ids(sent: _LastShown) -> AssistantMessage:
     """Return the reply as a message, its calls with the ids that their results have."""
     waiting: dict[str, list[str]] = {}
     for message in sent.results:

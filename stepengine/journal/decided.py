@@ -64,13 +64,13 @@ def decisions(journal: JournalLike) -> list[Decided]:
     return list(_all(history, created_of(history.head)))
 
 
-class _Place(NamedTuple):
+class _DecisionPlace(NamedTuple):
     record: int
     address: str
     time: datetime
 
     @classmethod
-    def of(cls, record: Input | Result, number: int, created: datetime) -> _Place:
+    def of(cls, record: Input | Result, number: int, created: datetime) -> _DecisionPlace:
         """Return where and when a record says something."""
         return cls(number, shown_address(record.path, record.seq), created + timedelta(milliseconds=record.at))
 
@@ -91,14 +91,14 @@ def _of_result(history: History, record: Result, number: int, created: datetime)
     if type(outcome) is Value:
         form = history.form(intent)
         for question, answer in zip(questions_of(form), outcome.value, strict=True):
-            yield _answered(_Place.of(record, number, created), form, question, answer)
+            yield _decided_by_answer(_DecisionPlace.of(record, number, created), form, question, answer)
 
 
 def _of_input(history: History, record: Input, number: int, created: datetime) -> Iterator[Decided]:
     address, said = (record.path, record.seq), record.input
     if said["type"] == "Taken":
         yield Decided(
-            **_Place.of(record, number, created)._asdict(),
+            **_DecisionPlace.of(record, number, created)._asdict(),
             kind="result",
             asked=str(history.intents[address].subject or history.intents[address].type),
             by=said["by"],
@@ -109,10 +109,10 @@ def _of_input(history: History, record: Input, number: int, created: datetime) -
         form = history.form(history.intents[address])
         found = next((each for each in questions_of(form) if each.id == said["question_id"]), None)
         if found is not None:
-            yield _answered(_Place.of(record, number, created), form, found, restored(said["answer"]))
+            yield _decided_by_answer(_DecisionPlace.of(record, number, created), form, found, restored(said["answer"]))
 
 
-def _answered(at: _Place, form: Mapping[str, Any], question: Question, answer: Answer) -> Decided:
+def _decided_by_answer(at: _DecisionPlace, form: Mapping[str, Any], question: Question, answer: Answer) -> Decided:
     return Decided(
         **at._asdict(),
         kind=str(form["purpose"]),

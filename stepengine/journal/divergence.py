@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from stepengine.data.effects import CallModel, line_of
 from stepengine.data.json import ABSENT, differences, parting
 from stepengine.errors import ReplayDivergence
-from stepengine.journal.fingerprints import seen
+from stepengine.journal.fingerprints import fingerprinted_part
 from stepengine.journal.history import History
 from stepengine.journal.records import Address, Intent, file_of, shown_address
 from stepengine.machine.author import Author
@@ -27,7 +27,7 @@ __all__ = (
     "DivergenceKind",
     "Field",
     "defined_at",
-    "diverged",
+    "divergence_error",
     "fields_between",
     "fields_of_effects",
     "guess",
@@ -90,7 +90,7 @@ def defined_at(handler: object) -> str:
     return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
-def diverged(
+def divergence_error(
     history: History,
     address: Address,
     kind: DivergenceKind,
@@ -180,7 +180,7 @@ def fields_of_effects(history: History, intent: Intent, now: Intent, redactor: R
     if recorded["type"] == "CallModel":
         old = {**recorded["request"], "messages": history.messages(intent)}
         return request_fields(redactor.value(old), redactor.value(asked["request"]))
-    return list(fields_between(redactor.value(seen(recorded)), redactor.value(seen(asked))))
+    return list(fields_between(redactor.value(fingerprinted_part(recorded)), redactor.value(fingerprinted_part(asked))))
 
 
 def request_fields(recorded: Mapping[str, object], now: Mapping[str, object]) -> list[Field]:
@@ -189,10 +189,10 @@ def request_fields(recorded: Mapping[str, object], now: Mapping[str, object]) ->
     fields: list[Field] = []
     for name in names:
         fields += fields_between(recorded.get(name, ABSENT), now.get(name, ABSENT), f"/{name}")
-    return fields + list(_messages(_shown(recorded), _shown(now)))
+    return fields + list(_messages(_comparable_messages(recorded), _comparable_messages(now)))
 
 
-def _shown(request: Mapping[str, Any]) -> list[object]:
+def _comparable_messages(request: Mapping[str, Any]) -> list[object]:
     messages = [*request.get("messages", ()), *request.get("tail", ())]
     return [{k: v for k, v in message.items() if k != "tags"} for message in messages]
 

@@ -77,7 +77,7 @@ __all__ = (
     "name_of",
     "outcome_members",
     "outcome_of",
-    "packed",
+    "pack_texts",
     "questions_of",
     "request_members",
     "restored",
@@ -85,7 +85,7 @@ __all__ = (
     "storable",
     "too_long",
     "touched_world",
-    "unpacked",
+    "unpack_texts",
     "without_secret",
 )
 
@@ -152,7 +152,7 @@ def _function(effect: CallFunction) -> Form:
 
 
 def _question(effect: AskPerson) -> Form:
-    form = {"type": "Ask", "questions": [_asked(q) for q in effect.questions], "purpose": effect.purpose}
+    form = {"type": "Ask", "questions": [_encode_question(q) for q in effect.questions], "purpose": effect.purpose}
     return form | _of_call(effect)
 
 
@@ -173,12 +173,12 @@ def _runs(effect: AwaitRuns) -> Form:
     return {"type": "Await", "children": list(effect.children), "need": effect.need, **_within(effect.timeout)}
 
 
-def _told(effect: TellRun) -> Form:
+def _encode_tell(effect: TellRun) -> Form:
     form = {"type": "Tell", "child": effect.child, "value": effect.value}
     return form | ({"topic": effect.topic} if effect.topic else {})
 
 
-def _ended(effect: EndRuns) -> Form:
+def _encode_cancel(effect: EndRuns) -> Form:
     form = {"type": "Cancel", "children": list(effect.children)}
     return form | ({"reason": effect.reason} if effect.reason else {})
 
@@ -196,8 +196,8 @@ DESCRIBE: Mapping[type[Leaf], Callable[[Any], CallModel | Form]] = {
     AwaitTime: _time,
     AwaitMessage: _message,
     AwaitRuns: _runs,
-    TellRun: _told,
-    EndRuns: _ended,
+    TellRun: _encode_tell,
+    EndRuns: _encode_cancel,
     RunInBackground: _no_form,
 }
 """The stored form of each effect but calls of tools, which are many."""
@@ -207,7 +207,7 @@ def _within(timeout: float | None) -> dict[str, float]:
     return {} if timeout is None else {"timeout": timeout}
 
 
-def _asked(question: Question) -> dict[str, Any]:
+def _encode_question(question: Question) -> dict[str, Any]:
     """Return the stored form of a question, without what is made anew whenever it is shown."""
     is_bare = question.remember is None and not question.descriptions
     return bare(question if is_bare else attrs.evolve(question, remember=None, wider=(), descriptions=()))
@@ -475,7 +475,7 @@ class Encoder:
         # One character is found much faster than two, and mostly there is none but those of the blobs.
         is_special = "$" in text and text.count("$") != frame.dollars and text.count('"$') != len(frame.shared)
         if is_special or len(text) > self._inline or self._redactor.suspicious(text):
-            return [self._line(m, record) for m in self._packed(record, f"{text}}}", frame)]
+            return [self._line(m, record) for m in self._pack(record, f"{text}}}", frame)]
         if not frame.is_shared:
             # In a run the first request brings the blobs, and nothing else has any.
             blobs = [self._line(m, record) for m in self._share(frame)]
@@ -494,7 +494,7 @@ class Encoder:
         line = record.line
         if line is not None:
             return [self._line({name: value for name, value in line.items() if name != "crc"}, record)]
-        return [self._line(m, record) for m in self._packed(record, to_text(self._members(record)), NO_FRAME)]
+        return [self._line(m, record) for m in self._pack(record, to_text(self._members(record)), NO_FRAME)]
 
     def line(self, text: str) -> bytes:
         """Return the line of a record whose text is ready: what is signed stands there as it was signed."""
@@ -513,19 +513,19 @@ class Encoder:
 
     # Secrets go first, long texts second: a blob is found by the fingerprint of what is in it, and one of a text with a
     # secret would tell whoever guesses the secret that the guess is right.
-    def _packed(self, record: Record, text: str, frame: _Frame) -> Iterator[Mapping[str, object]]:
+    def _pack(self, record: Record, text: str, frame: _Frame) -> Iterator[Mapping[str, object]]:
         """Give what stands in lines without secrets and long texts."""
         members: dict[str, Any] = json.loads(text)
         for name, _, _ in frame.shared:
             members["effect"]["request"][name] = None
         text = to_text(members)
         if self._redactor.suspicious(text):
-            members = self._cleaned(members, record.kind)
+            members = self._redact(members, record.kind)
             text = to_text(members)
         # The head names no blob: it stands before all of them.
         if type(record) is not Head and (len(text) > self._inline or '"$' in text):
             blobs: dict[str, object] = {}
-            members = packed(members, blobs, self._inline)
+            members = pack_texts(members, blobs, self._inline)
             for fp, data in blobs.items():
                 yield from self._new_blob(fp, data)
         for name, fp, _ in frame.shared:
@@ -533,13 +533,13 @@ class Encoder:
         yield from self._share(frame)
         yield members
 
-    def _cleaned(self, members: dict[str, object], kind: str) -> dict[str, object]:
+    def _redact(self, members: dict[str, object], kind: str) -> dict[str, object]:
         clean: dict[str, object] = self._redactor.value(members)
         if self._redactor.shapes:
             self._redactor.refuse(clean, f"the {kind} record")
         return clean
 
-    def _shared(self, request: ModelRequest) -> list[Shared]:
+    def _shared_members(self, request: ModelRequest) -> list[Shared]:
         """Return what nearly every request holds: the member, its fingerprint, its value."""
         shared: list[Shared] = []
         if request.system_prompt:
@@ -620,7 +620,7 @@ class Encoder:
         frame = self._last_frame
         known = frame.request
         if known is None or not differ_in_messages(known, request):
-            shared = tuple(self._shared(request))
+            shared = tuple(self._shared_members(request))
             blobs = {name: {"$blob": fp} for name, fp, _ in shared}
             members = request_members(request, (), whole=False) | blobs
             before, _, after = PLAIN.json(members).partition('"messages":[]')
@@ -695,7 +695,7 @@ def request_members(request: ModelRequest, messages: Sequence[object], *, whole:
 
 # A long output of a tool stands in its result, in the next request, and in each one that is not a difference to it;
 # named by its fingerprint it stands in the journal once.
-def packed(value: object, blobs: dict[str, object], inline: int = MAX_INLINE) -> Any:
+def pack_texts(value: object, blobs: dict[str, object], inline: int = MAX_INLINE) -> Any:
     """
     Return *value* with texts of more than *inline* characters replaced by ``{"$blob": fp}`` and put into *blobs*.
 
@@ -704,10 +704,10 @@ def packed(value: object, blobs: dict[str, object], inline: int = MAX_INLINE) ->
     if isinstance(value, str):
         return _blob(value, blobs) if len(value) > inline else value
     if isinstance(value, list | tuple):
-        return [packed(v, blobs, inline) for v in value]
+        return [pack_texts(v, blobs, inline) for v in value]
     if not isinstance(value, Mapping):
         return value
-    members = {k: packed(v, blobs, inline) for k, v in value.items()}
+    members = {k: pack_texts(v, blobs, inline) for k, v in value.items()}
     return {"$obj": members} if _is_special(members) else members
 
 
@@ -716,7 +716,7 @@ def too_long(value: object, inline: int) -> str:
     if not may_be_long(value):
         return ""
     blobs: dict[str, object] = {}
-    rest = packed(value, blobs, inline)
+    rest = pack_texts(value, blobs, inline)
     length = max([len(to_text(each).encode()) for each in (rest, *blobs.values())])
     return f"its record would have {length:,} bytes, and one has at most {MAX_LINE:,}" if length > MAX_LINE else ""
 
@@ -749,7 +749,7 @@ def may_be_long(value: Any) -> bool:
         elif isinstance(one, bytes):
             left -= len(one)
         else:
-            waiting += [getattr(one, name) for name in _stored(kind)]
+            waiting += [getattr(one, name) for name in _stored_fields(kind)]
     return left < 0
 
 
@@ -800,7 +800,7 @@ def _is_short_json(value: Any) -> bool:
 
 
 @cache
-def _stored(kind: Any) -> Sequence[str]:
+def _stored_fields(kind: Any) -> Sequence[str]:
     if not attrs.has(kind):
         return ()
     return tuple([field.name for field in attrs.fields(kind) if field.metadata.get("stored", True)])
@@ -832,23 +832,23 @@ def _is_special(members: Mapping[str, object]) -> bool:
 
 # An object of the user's with one member that begins with `$` was wrapped when it was stored, so whatever looks like
 # one of our marks here is one.
-def unpacked(value: object, blobs: Mapping[str, object]) -> Any:
+def unpack_texts(value: object, blobs: Mapping[str, object]) -> Any:
     """
-    Return what ``packed`` made *value* of, which was read from a line.
+    Return what ``pack_texts`` made *value* of, which was read from a line.
 
     Raises:
         KeyError: when a blob is missing.
     """
     if type(value) is list:
-        return [unpacked(v, blobs) for v in value]
+        return [unpack_texts(v, blobs) for v in value]
     if type(value) is not dict:
         return value
     if _is_special(value):
         name, inner = next(iter(value.items()))
         if name == "$blob":
             return blobs[inner]
-        return {k: unpacked(v, blobs) for k, v in inner.items()} if name == "$obj" else value
-    return {k: unpacked(v, blobs) for k, v in value.items()}
+        return {k: unpack_texts(v, blobs) for k, v in inner.items()} if name == "$obj" else value
+    return {k: unpack_texts(v, blobs) for k, v in value.items()}
 
 
 # The old content of a file is kept so that a write can be undone. One that holds a secret is not: with a placeholder in
@@ -919,7 +919,7 @@ class _Bases:
         made: list[object] = [{**where, "start": 0, "stop": shared}] if shared else []
         if shared in (len(known), len(transcript)):
             return made + list(transcript[shared:])
-        return made + list(self._matched(where, known, transcript, shared))
+        return made + list(self._match(where, known, transcript, shared))
 
     # The newest that shares most. A child looks at its parent's requests when it has none: one that inherits the
     # history begins with thousands of messages that stand in the journal already.
@@ -946,7 +946,7 @@ class _Bases:
     # After a cut of the history nothing is shared from the beginning, and still most messages are known: so they are
     # found by their digests, which are kept beside each message anyway. The digest says where to look, and equality
     # decides.
-    def _matched(
+    def _match(
         self, where: Mapping[str, object], known: Transcript, transcript: Transcript, start: int
     ) -> Iterator[object]:
         """Give the part of *transcript* from *start* on, with runs that stand in *known* as slices."""

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from stepengine.errors import JournalError, JournalMissing, JournalWriteFailed
 from stepengine.journal.encoding import MAX_LINE
-from stepengine.journal.following import LAST, ByteTail, Look, Tail
+from stepengine.journal.following import LAST, BytesBehind, ByteTail, Tail
 from stepengine.journal.held import HeldFile, opened_with_room
 from stepengine.journal.history import History
 from stepengine.journal.mailbox import MAIL, FileMailbox, Mailbox, mailbox_of
@@ -145,10 +145,10 @@ class FileJournal(Journal):
             number += 1
             path = self.path.with_name(f"{self.path.stem}.before-{number}{self.path.suffix}")
             with contextlib.suppress(FileExistsError):
-                self._copied(opened_new(path))
+                self._copy_to(opened_new(path))
                 return FileJournal(path, sync=self.sync, unsafe_no_lock=self.unsafe_no_lock).with_rules_of(self)
 
-    def _copied(self, descriptor: int) -> None:
+    def _copy_to(self, descriptor: int) -> None:
         import shutil
 
         with open(descriptor, "wb") as made:
@@ -197,20 +197,20 @@ class FileTail(ByteTail):
             return error.errno
         return status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev
 
-    def _look(self, most: int) -> Look:
+    def _look(self, most: int) -> BytesBehind:
         descriptor = opened(self._journal.path)
         if descriptor is None:
             if self._file is not None:
                 raise self._journal.missing()
-            return Look()
+            return BytesBehind()
         try:
             status = os.fstat(descriptor)
             file = status.st_dev, status.st_ino
             if self._file not in (None, file):
-                return Look(again="replaced")
+                return BytesBehind(again="replaced")
             self._file = file
             if status.st_size < self._place:
-                return Look(again="cut")
+                return BytesBehind(again="cut")
             before = self._place - len(self._last)
             data = os.pread(descriptor, len(self._last) + most, before)
         except OSError as error:
@@ -220,8 +220,8 @@ class FileTail(ByteTail):
         # The last bytes that were read are read once more: a file may have been replaced by one that is longer, under
         # the same name and even with the same inode.
         if not data.startswith(self._last):
-            return Look(again="rewritten")
-        return Look(data[len(self._last) :], before + len(data) >= status.st_size)
+            return BytesBehind(again="rewritten")
+        return BytesBehind(data[len(self._last) :], before + len(data) >= status.st_size)
 
     def _take(self, data: bytes) -> None:
         self._place += len(data)
@@ -257,7 +257,7 @@ class FileWriter(LineWriter):
         try:
             lock_file(self._fd, journal.path, unsafe_no_lock=journal.unsafe_no_lock)
             make_private(journal.path, self._fd)
-            reading = self._repaired(journal)
+            reading = self._repair_tail(journal)
             super().__init__(journal, reading)
             self._reserve, self._folder = Reserve.near(journal.path), journal.path.parent
             status = os.fstat(self._fd)
@@ -268,7 +268,7 @@ class FileWriter(LineWriter):
         self._file, self._inode, self._device = str(journal.path), status.st_ino, status.st_dev
         self._is_new = not self._size
 
-    def _repaired(self, journal: FileJournal) -> Reading:
+    def _repair_tail(self, journal: FileJournal) -> Reading:
         """Return what the file holds, after a torn tail was cut off and a missing newline was added."""
         self._size = os.fstat(self._fd).st_size
         reading = read_file(self._fd, journal.path, journal.name)
@@ -303,7 +303,7 @@ class FileWriter(LineWriter):
         try:
             self._fd = held.take()
         except OSError as error:
-            raise self._failed(said(error)) from error
+            raise self._write_error(said(error)) from error
         try:
             try:
                 written = self._write(self._fd, data)
@@ -325,7 +325,7 @@ class FileWriter(LineWriter):
             why = "the file was moved, deleted or replaced during the run"
         else:
             why = f"somebody else wrote to it: it has {status.st_size} bytes, this run left {self._size}"
-        return self._failed(why)
+        return self._write_error(why)
 
     def _sync_name(self) -> None:
         """Make the name of a new file durable, once; this happens with its first records, where waiting for the disk is expected."""
@@ -334,19 +334,19 @@ class FileWriter(LineWriter):
                 sync_folder(self._path.parent)
             except OSError as error:
                 why = f"its name cannot be made durable ({said(error)})"
-                raise self._failed(why) from error
+                raise self._write_error(why) from error
             self._is_new = False
 
     def _write_into_reserve(self, data: bytes, error: OSError) -> None:
         """Where the disk is full write once more, into the room that was kept for this (reliability:JR09)."""
         self._back()
         if error.errno not in FULL or self._reserve is None or not self._reserve.spend():
-            raise self._failed(said(error)) from error
+            raise self._write_error(said(error)) from error
         try:
             self._write_all(data)
         except OSError as again:
             self._back()
-            raise self._failed(said(again)) from again
+            raise self._write_error(said(again)) from again
         self._reserve.regain()
 
     def _sync_data(self, sync: Callable[[int], None]) -> None:
@@ -355,7 +355,7 @@ class FileWriter(LineWriter):
         except OSError as error:
             # A page that could not be written may be gone: syncing again would only seem to succeed (reliability:JR10).
             why = f"the disk refused to sync ({said(error)}), so its last records may be lost"
-            raise self._failed(why) from error
+            raise self._write_error(why) from error
 
     def _write_all(self, data: bytes) -> None:
         while data:

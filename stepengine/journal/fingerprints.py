@@ -25,7 +25,14 @@ from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.redaction import Redactor
 
-__all__ = ("DEFAULT_SETTINGS", "Fingerprints", "definition_fingerprint", "fingerprint", "offered_tool", "seen")
+__all__ = (
+    "DEFAULT_SETTINGS",
+    "Fingerprints",
+    "definition_fingerprint",
+    "fingerprint",
+    "fingerprinted_part",
+    "offered_tool",
+)
 
 START = bytes(32)
 # Half of a SHA-256: 128 bits, against chance and not against somebody who looks for two inputs of one print. A line is
@@ -106,13 +113,13 @@ class Fingerprints:
         if type(effect) is CallModel:
             return self.of_request(effect.request)
         form: Any = effect
-        # Written out, as every second effect of a run is one; the text is what `seen` and the canonical encoder would
+        # Written out, as every second effect of a run is one; the text is what `fingerprinted_part` and the canonical encoder would
         # make of it.
         if form["type"] == "CallTool":
             text = f'{{"input":{frozen_text(form["input"])},"tool_name":{quoted(form["tool_name"])},"type":"CallTool"}}'
             if not self.redactor.suspicious(text):
                 return _digits(text)
-        return self.value(seen(form))
+        return self.value(fingerprinted_part(form))
 
     def of_request(self, request: ModelRequest, rest: str = "") -> str:
         """Return the fingerprint of a model call; *rest* is what ``rest`` said of it, where it was asked already."""
@@ -192,7 +199,7 @@ class Fingerprints:
     def digest(self, message: Message) -> bytes:
         """Return the digest of a message as a model sees it: without its tags and lifetime."""
         text = written(message, SEEN_OF_MESSAGE)
-        return sha256((self._cleaned(message) if self.redactor.suspicious(text) else text).encode()).digest()
+        return sha256((self._redacted_text(message) if self.redactor.suspicious(text) else text).encode()).digest()
 
     def _link(self, before: bytes, message: Message) -> bytes:
         """Return the chain with one more message; step-scoped ones stand at its end."""
@@ -203,10 +210,10 @@ class Fingerprints:
             plain, text = PLAIN_AND_SEEN[type(message)](message)
             told.append(plain)
         if self.redactor.suspicious(text):
-            text = self._cleaned(message)
+            text = self._redacted_text(message)
         return sha256(before + sha256(text.encode()).digest()).digest()
 
-    def _cleaned(self, message: Message) -> str:
+    def _redacted_text(self, message: Message) -> str:
         data = bare(message)
         return frozen_text(self.redactor.value({name: data[name] for name in data if name not in UNSEEN}))
 
@@ -221,7 +228,7 @@ class Fingerprints:
         return known
 
 
-def seen(form: Mapping[str, Any]) -> Mapping[str, Any]:
+def fingerprinted_part(form: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the part of a stored form that counts for its fingerprint."""
     if form["type"] == "Ask":
         questions = [{n: q[n] for n in SEEN_OF_QUESTION if n in q} for q in form["questions"]]

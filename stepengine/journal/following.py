@@ -18,7 +18,18 @@ from stepengine.journal.history import History
 from stepengine.journal.reading import Reading, read_later
 from stepengine.journal.records import Head, Record
 
-__all__ = ("LAST", "Again", "ByteTail", "ContentTail", "Follower", "Found", "Look", "News", "Tail", "same_before")
+__all__ = (
+    "LAST",
+    "Again",
+    "ByteTail",
+    "BytesBehind",
+    "ContentTail",
+    "Follower",
+    "NewRecords",
+    "News",
+    "Tail",
+    "same_before",
+)
 
 PIECE = 1024 * 1024
 """Bytes that one look takes in, so that whoever comes late to a long journal does other things meanwhile."""
@@ -51,7 +62,7 @@ class News:
     is_complete: bool = False
 
 
-class Found(NamedTuple):
+class NewRecords(NamedTuple):
     """What a store has behind a place; see ``News``."""
 
     records: Sequence[Record] = ()
@@ -73,7 +84,7 @@ class Tail(abc.ABC):
         """Return whether ``found`` may find something; cheap, and true where that cannot be told."""
 
     @abc.abstractmethod
-    def found(self) -> Found:
+    def found(self) -> NewRecords:
         """
         Return what is new, and stand behind it.
 
@@ -89,7 +100,7 @@ class Tail(abc.ABC):
         """Find everything again next time; to be called where ``found`` raised."""
 
 
-class Look(NamedTuple):
+class BytesBehind(NamedTuple):
     """
     Bytes behind a place.
 
@@ -135,16 +146,16 @@ class ByteTail(Tail):
         """Read everything again."""
         self._must_restart = True
 
-    def found(self) -> Found:
+    def found(self) -> NewRecords:
         """Read what is new."""
         # Asked for before the bytes: what comes between the two is seen at the next look.
         seen = self._stamp()
         if not (self._is_behind or self._must_restart or seen is None) and seen == self._seen:
-            return Found()
+            return NewRecords()
         self._seen = seen
-        return self._anew("rewritten") if self._must_restart else self._found()
+        return self._anew("rewritten") if self._must_restart else self._find()
 
-    def _found(self) -> Found:
+    def _find(self) -> NewRecords:
         look = self._look(PIECE)
         if self._reading.open_end and look.data and not look.again:
             # The last line had no end. Whoever goes on writes one first; anything else has taken the line's place.
@@ -156,29 +167,29 @@ class ByteTail(Tail):
         if look.again:
             return self._anew(look.again)
         try:
-            return self._taken(look)
+            return self._take_records(look)
         except JournalCorrupt:
             # What follows from something else than what was given is damage only if it is so from the start.
             if not self._marks:
                 raise
             return self._anew("rewritten")
 
-    def _anew(self, again: Again) -> Found:
+    def _anew(self, again: Again) -> NewRecords:
         before, self._marks = self._marks, bytearray()
         self._reading, self._link, self._is_behind, self._must_restart = Reading([]), False, False, False
         self._forget()
         records: list[Record] = []
         try:
             while True:
-                more = self._taken(self._look(PIECE))
+                more = self._take_records(self._look(PIECE))
                 records += more.records
                 if not more.is_behind:
-                    return Found(records, again if before else "", same_before(before, self._marks))
+                    return NewRecords(records, again if before else "", same_before(before, self._marks))
         except JournalError:
             self._marks = before
             raise
 
-    def _taken(self, look: Look) -> Found:
+    def _take_records(self, look: BytesBehind) -> NewRecords:
         size = PIECE
         while True:
             # Of a piece the last line may go on; one that is damaged is known by what stands behind it.
@@ -196,14 +207,14 @@ class ByteTail(Tail):
         self._take(taken)
         self._reading = reading._replace(records=[])
         self._is_behind = not look.is_all
-        return Found(reading.records, is_behind=self._is_behind)
+        return NewRecords(reading.records, is_behind=self._is_behind)
 
     @abc.abstractmethod
     def _stamp(self) -> object:
         """Return what changes when the journal does; ``None`` where that cannot be told without reading it."""
 
     @abc.abstractmethod
-    def _look(self, most: int) -> Look:
+    def _look(self, most: int) -> BytesBehind:
         """Return about *most* bytes behind the place."""
 
     @abc.abstractmethod
@@ -255,13 +266,13 @@ class ContentTail(ByteTail):
     def _stamp(self) -> object:
         return None
 
-    def _look(self, most: int) -> Look:
+    def _look(self, most: int) -> BytesBehind:
         content = self._journal.content()
         if len(content) < self._place:
-            return Look(again="cut")
+            return BytesBehind(again="cut")
         if not content.startswith(self._last, self._place - len(self._last)):
-            return Look(again="rewritten")
-        return Look(content[self._place :])
+            return BytesBehind(again="rewritten")
+        return BytesBehind(content[self._place :])
 
     def _take(self, data: bytes) -> None:
         self._place += len(data)

@@ -68,9 +68,9 @@ def branch(
     if not allow_repeat:
         check_repeats(history, cut, f"forking at {shown_address(*address)}", undone=restore_files is not None)
     run = f"{str(root['run_id'])[:40]}-{secrets.token_hex(4)}"
-    records = _kept(history, cut, address, run)
+    records = _keep_before(history, cut, address, run)
     if edit is not None:
-        records = _edited(history, records, address, edit)
+        records = _edit_result(history, records, address, edit)
     fresh = MemoryJournal(redact="off", link=source.link).with_rules_of(source) if into is None else as_journal(into)
     target = fresh.bound(run)
     if target.records():
@@ -83,7 +83,7 @@ def branch(
     return target
 
 
-def _kept(history: History, cut: Cut, address: Address, run: str) -> list[Record]:
+def _keep_before(history: History, cut: Cut, address: Address, run: str) -> list[Record]:
     records: list[Record] = []
     for record in history.records:
         match record:
@@ -113,7 +113,7 @@ def _keeps_input(cut: Cut, record: Input) -> bool:
 # --- another outcome ------------------------------------------------------------------------------------------------
 
 
-def _edited(history: History, records: Sequence[Record], address: Address, edit: object) -> list[Record]:
+def _edit_result(history: History, records: Sequence[Record], address: Address, edit: object) -> list[Record]:
     known = history.results.get(address)
     if address == ROOT or known is None:
         msg = "the start of a run has no outcome to edit; start another run with another prompt instead"

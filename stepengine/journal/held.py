@@ -144,7 +144,7 @@ class HeldFile:
             keeps = self._keeps()
             if keeps is None:
                 return
-            self._mapping = _mapped(descriptor) if keeps else None
+            self._mapping = _map_page(descriptor) if keeps else None
         del self._open[self]
         if descriptor is not None and self._mapping is not None:
             self.descriptor = None
@@ -240,7 +240,7 @@ def _libc() -> Any:
     return libc
 
 
-def _mapped(descriptor: int) -> int | None:
+def _map_page(descriptor: int) -> int | None:
     """Map a page of a file, unreadable and not inherited by forks; return its address, ``None`` if that failed."""
     import ctypes
     import mmap
@@ -276,7 +276,7 @@ def _keeps_locks(folder: Path) -> bool:
         fcntl.flock(file, exclusive)
         other = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDWR | os.O_CLOEXEC)
         stack.callback(os.close, other)
-        address = _mapped(file.fileno())
+        address = _map_page(file.fileno())
         if address is None:
             return False
         file.close()

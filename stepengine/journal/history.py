@@ -36,7 +36,7 @@ from stepengine.journal.encoding import (
     questions_of,
     request_members,
     restored,
-    unpacked,
+    unpack_texts,
     without_secret,
 )
 from stepengine.journal.fingerprints import definition_fingerprint
@@ -83,7 +83,7 @@ KEPT_TRANSCRIPTS = 64
 MAX_MESSAGES = 1_000_000
 
 
-class _Part(NamedTuple):
+class _MessageRange(NamedTuple):
     """The messages from *start* to *stop* of the request at *address*."""
 
     address: Address
@@ -257,7 +257,7 @@ class History:
     def _take_input(self, record: Input) -> None:
         if record.line is not None:
             with self._reading(record):
-                record = attrs.evolve(record, input=unpacked(record.input, self.blobs))
+                record = attrs.evolve(record, input=unpack_texts(record.input, self.blobs))
                 check_input(record.input)
         self.inputs.append(record)
         self.last_at = max(self.last_at, record.at)
@@ -381,7 +381,7 @@ class History:
             return cast("Mapping[str, Any]", effect)
         address = (intent.path, intent.seq)
         with self._reading(intent):
-            form: Mapping[str, object] = unpacked(effect, self.blobs)
+            form: Mapping[str, object] = unpack_texts(effect, self.blobs)
             # A checksum finds damage and no intent: whoever made the file may have put anything into it. So each form
             # is looked at before it is believed, once, and when it is first needed.
             if address not in self._sound:
@@ -416,7 +416,7 @@ class History:
             return known
         # Not kept: what of it is still needed stands in the state of the run.
         try:
-            made = outcome_of(self._filled(result))
+            made = outcome_of(self._fill_blobs(result))
             if result.seq == -1 and result.path:
                 check_outcome("Spawn", made)
                 return made
@@ -442,10 +442,10 @@ class History:
                 msg = f"it tells of the end of the child at {path[:80]!r}, which has none"
                 raise ValueError(msg)
 
-    def _filled(self, result: Result) -> Mapping[str, object]:
+    def _fill_blobs(self, result: Result) -> Mapping[str, object]:
         source = result.read_from
         if source is None or isinstance(source, Mapping):
-            return cast("Mapping[str, Any]", unpacked(source, self.blobs))
+            return cast("Mapping[str, Any]", unpack_texts(source, self.blobs))
         return source.filled(result.start, result.end, self.blobs)
 
     def writes(self, result: Result) -> list[FileWrite]:
@@ -456,7 +456,7 @@ class History:
             JournalCorrupt: when that cannot be read, or a blob of it is missing.
         """
         with self._reading(result):
-            forms = list(result.writes) if result.given is not None else unpacked(list(result.writes), self.blobs)
+            forms = list(result.writes) if result.given is not None else unpack_texts(list(result.writes), self.blobs)
             return [FileWrite.of_form(form) for form in forms]
 
     def tools_of(self, path: str) -> frozenset[str]:
@@ -498,21 +498,21 @@ class History:
         found: list[Mapping[str, object]] = []
         opened = 0
         # From the last message to the first, without recursion: one request may lead through all before it.
-        waiting: list[Mapping[str, object] | _Part] = [_Part((intent.path, intent.seq))]
+        waiting: list[Mapping[str, object] | _MessageRange] = [_MessageRange((intent.path, intent.seq))]
         while waiting:
             entry = waiting.pop()
-            if isinstance(entry, _Part):
+            if isinstance(entry, _MessageRange):
                 opened += 1
                 if opened + len(found) > MAX_MESSAGES:
                     msg = f"its request is put together of more than {MAX_MESSAGES} messages"
                     raise self._corrupt(intent, DataError(msg))
-                waiting.extend(self._opened(entry))
+                waiting.extend(self._expand_part(entry))
             else:
                 found.append(entry)
         found.reverse()
         return found
 
-    def _opened(self, part: _Part) -> Iterator[Mapping[str, Any] | _Part]:
+    def _expand_part(self, part: _MessageRange) -> Iterator[Mapping[str, Any] | _MessageRange]:
         """Give what a part of a request is made of: messages, and parts of earlier requests."""
         position = 0
         for item in self._items(part.address):
@@ -524,7 +524,7 @@ class History:
                 source = (item.get("path", part.address[0]), item["seq"]) if sliced else part.address
                 if sliced:
                     self._check_earlier(source, part.address)
-                yield _Part(source, first + offset, last + offset) if sliced else item
+                yield _MessageRange(source, first + offset, last + offset) if sliced else item
             position = end
         if part.stop is not None and position < part.stop:
             msg = f"a later request shares {part.stop} messages with it, and it has {position}"
@@ -583,14 +583,14 @@ class History:
         if base is not None and grew and all(item["type"] != "Slice" for item in items[1:]):
             made = base.extend([restored(m) for m in items[1:]])
         else:
-            known = self._known(intent, items)
+            known = self._messages_if_built(intent, items)
             made = Transcript([restored(m) for m in self.messages(intent)] if known is None else known)
         while len(self._built) >= KEPT_TRANSCRIPTS:
             del self._built[next(iter(self._built))]
         self._built[intent.path, intent.seq] = made
         return made
 
-    def _known(self, intent: Intent, items: Sequence[Mapping[str, Any]]) -> list[Message] | None:
+    def _messages_if_built(self, intent: Intent, items: Sequence[Mapping[str, Any]]) -> list[Message] | None:
         """
         Return the messages of a request that shares with others which are built; ``None`` when one of them is not, or is shorter.
 
@@ -634,7 +634,7 @@ class History:
                 )
             case Input():
                 with self._reading(record):
-                    return attrs.evolve(record, input=unpacked(record.input, self.blobs), line=None)
+                    return attrs.evolve(record, input=unpack_texts(record.input, self.blobs), line=None)
             case _:
                 return attrs.evolve(record, line=None)
 

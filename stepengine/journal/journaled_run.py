@@ -44,9 +44,9 @@ from stepengine.journal.mailbox import Letter, Mailbox
 from stepengine.journal.modes import Adding, Extending, Mode, Recording, Replaying, Rerunning, Resuming, Walking
 from stepengine.journal.ordering import in_address_order
 from stepengine.journal.questions import InDoubt, check_answers, kept_answers, sorted_answers
-from stepengine.journal.recorder import Pace, Recorder, Timing, lookups, recalled
+from stepengine.journal.recorder import Pace, Recorder, Timing, lookups, recall_lookups
 from stepengine.journal.records import ROOT, Address, Input, Intent, Record, Result, shown_address, to_text
-from stepengine.journal.replayer import NO_LEEWAY, Leeway, Past, Replayer, stop_of
+from stepengine.journal.replayer import NO_LEEWAY, Leeway, RecordedPart, Replayer, stop_of
 from stepengine.journal.sleeping import Bed, bed_of, first_unread, sleeping
 from stepengine.journal.store import Commits, Extension, Journal, MemoryJournal, Writer
 from stepengine.machine.plan import Finished, RunPlan
@@ -108,7 +108,7 @@ class JournaledRun:
         self.opening: Opening | None = None
         self.answers, self.decisions = sorted_answers(answers)
         self.in_doubt: InDoubt = "fail"
-        self.past: Past | None = None
+        self.past: RecordedPart | None = None
         self.replayer: Replayer | None = None
         self.fatal: StepEngineError | None = None
         self.warnings: list[str] = []
@@ -249,7 +249,7 @@ class JournaledRun:
 
     @classmethod
     def rerun(
-        cls, journal: Journal, replayer: Callable[[JournaledRun, Past], Replayer], around: Around
+        cls, journal: Journal, replayer: Callable[[JournaledRun, RecordedPart], Replayer], around: Around
     ) -> JournaledRun:
         """
         Return a recorded run that is repeated up to a place, and goes on from there; the journal is only read.
@@ -299,7 +299,7 @@ class JournaledRun:
         return writer
 
     def _remember(self, history: History, leeway: Leeway) -> None:
-        self.past = Past(history, Fingerprints(self.source.redactor), leeway)
+        self.past = RecordedPart(history, Fingerprints(self.source.redactor), leeway)
         self.replayer = Replayer(self, self.past)
         self.opening = opening_of(history)
         if self.mode.goes_on(history):
@@ -386,7 +386,7 @@ class JournaledRun:
         return self._looked_up(plan, state)
 
     def _start_again(
-        self, past: Past, plan: RunPlan, state: AgentState, limits: Limits | None, models: Mapping[str, str]
+        self, past: RecordedPart, plan: RunPlan, state: AgentState, limits: Limits | None, models: Mapping[str, str]
     ) -> tuple[RunPlan, AgentState]:
         history, head = past.history, past.history.head
         assert head is not None  # noqa: S101 - an opening was read from it
@@ -718,7 +718,7 @@ class JournaledRun:
         """Return *plan* and *state* with what was looked up when the run was recorded, and keep what is not recorded."""
         known: Collection[str] = ()
         if self.past is not None:
-            plan, state = recalled(self.past.history, plan, state)
+            plan, state = recall_lookups(self.past.history, plan, state)
             known = self.mode.known_lookups(self.past.history, plan.path)
         # Recorded as inputs, since no effect asked for them: a prompt that is computed, and a window from a price list,
         # may be others tomorrow.
@@ -881,13 +881,13 @@ class JournaledRun:
         if past is not None and self.mode.resumes and past.history.is_complete:
             return
         if stop is None:
-            self.append(Result(*ROOT, self.timing.last, self._ended(Value(finished.as_child(), self.timing.last))))
+            self.append(Result(*ROOT, self.timing.last, self._end_value(Value(finished.as_child(), self.timing.last))))
         elif self.mode.tells_stop(stop, past):
             for message in [one for one in self._cancels.values() if not one.path and stop.kind == "cancelled"]:
                 self._keep_letter(message)
             # Whoever follows the run waits for the next process then, and is not told that it ended.
             kind = "shutdown" if finished.is_left and stop.kind == "cancelled" else stop.kind
-            self.append(_stopped(attrs.evolve(stop, kind=kind), self.timing.last))
+            self.append(_record_of_stop(attrs.evolve(stop, kind=kind), self.timing.last))
         assert self._writer is not None  # noqa: S101 - there is one from start to end
         self._write_kept(self._writer)
         self._writer.commit()
@@ -901,7 +901,7 @@ class JournaledRun:
                 f"something else is asked for than {self.source.name} holds at {listed}; what is recorded there was kept"
             )
 
-    def _ended(self, end: Value) -> Value:
+    def _end_value(self, end: Value) -> Value:
         """Return how the root ended; a replay keeps the recorded form of the same end, as it does for children."""
         past = self.past
         known = past.history.results.get(ROOT) if past is not None and self.mode.repeats(past) else None
@@ -939,6 +939,6 @@ def _nothing(_: ModelRequest) -> None:
     """Stand in for a provider that wants to know nothing."""
 
 
-def _stopped(stop: Stop, at: int) -> Input:
+def _record_of_stop(stop: Stop, at: int) -> Input:
     error: Mapping[str, object] = {"error": bare(stop.error)} if isinstance(stop.error, StepEngineError) else {}
     return Input("", -1, at, {"type": "Stop", "kind": stop.kind, **error})

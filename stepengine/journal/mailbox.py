@@ -50,7 +50,7 @@ from stepengine.journal.places import (
     make_private,
 )
 from stepengine.journal.reading import members_of
-from stepengine.journal.records import LAST_YEAR, UNREADABLE, Head, check_place, checked, to_line, to_text
+from stepengine.journal.records import LAST_YEAR, UNREADABLE, Head, check_place, checksum_if_right, to_line, to_text
 from stepengine.redaction import Redactor
 from stepengine.system.after_fork import Lock
 from stepengine.system.atomic import sync_folder
@@ -66,8 +66,8 @@ __all__ = (
     "Letter",
     "LetterKind",
     "Mailbox",
+    "MailboxOwner",
     "MemoryMailbox",
-    "Owner",
     "StoredLetter",
     "mailbox_of",
 )
@@ -93,7 +93,7 @@ PAUSE = 0.001
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def _frozen(value: Any) -> Any:
+def _freeze_value(value: Any) -> Any:
     try:
         return freeze(value)
     except DataError as error:
@@ -123,7 +123,7 @@ class Letter:
     """
 
     kind: LetterKind
-    value: JsonValue = attrs.field(default=None, converter=_frozen)
+    value: JsonValue = attrs.field(default=None, converter=_freeze_value)
     id: str = attrs.field(factory=partial(secrets.token_hex, 16))
     path: str = ""
     topic: str = ""
@@ -240,7 +240,7 @@ class StoredLetter(NamedTuple):
         Raises:
             JournalCorrupt: for what is not a letter; it begins with *where*, a text or what has one.
         """
-        if len(line) >= MAX_LINE or checked(line, 0) is None:
+        if len(line) >= MAX_LINE or checksum_if_right(line, 0) is None:
             msg = f"{where} is damaged: its checksum is wrong"
             raise JournalCorrupt(msg)
         members: Mapping[str, Any] = members_of(line, where)
@@ -258,7 +258,7 @@ class StoredLetter(NamedTuple):
             raise JournalCorrupt(msg) from error
 
 
-class Owner(Protocol):
+class MailboxOwner(Protocol):
     """A journal, as its mailbox knows it."""
 
     redactor: Redactor
@@ -284,7 +284,7 @@ class Mailbox(abc.ABC):
         journal: Whose mailbox it is.
     """
 
-    def __init__(self, journal: Owner) -> None:
+    def __init__(self, journal: MailboxOwner) -> None:
         self._journal = journal
 
     def __repr__(self) -> str:
@@ -311,7 +311,7 @@ class Mailbox(abc.ABC):
             JournalWriteFailed: when the mailbox is full (10,000 letters or 64 MiB), or cannot be written.
             JournalError: when somebody else could have written the mailbox.
         """
-        return self._add(StoredLetter(self._run(), self._cleaned(letter)))
+        return self._add(StoredLetter(self._run(), self._redact(letter)))
 
     @abc.abstractmethod
     def read(self, after: int = 0) -> tuple[list[Letter], int]:
@@ -345,7 +345,7 @@ class Mailbox(abc.ABC):
             raise self._journal.missing()
         return head.run
 
-    def _cleaned(self, letter: Letter) -> Letter:
+    def _redact(self, letter: Letter) -> Letter:
         """Return a letter as its run may see it."""
         redactor = self._journal.redactor
         # Nothing is taken out of an id or a topic: the letter would be found under another name than its sender knows,
@@ -385,7 +385,7 @@ class Mailbox(abc.ABC):
 class MemoryMailbox(Mailbox):
     """The mailbox of a journal in memory. A place is a number of letters."""
 
-    def __init__(self, journal: Owner) -> None:
+    def __init__(self, journal: MailboxOwner) -> None:
         super().__init__(journal)
         self._letters: list[StoredLetter] = []
         self._known: dict[tuple[str, str], StoredLetter] = {}
@@ -426,7 +426,7 @@ def mailbox_of(path: Path) -> Path:
     return path.with_name(path.name + MAIL)
 
 
-class _Line(NamedTuple):
+class _MailboxLine(NamedTuple):
     """A line of a mailbox's file, in words once somebody needs them."""
 
     path: Path
@@ -454,7 +454,7 @@ class FileMailbox(Mailbox):
     """
 
     def __init__(
-        self, journal: Owner, path: Path, *, sync: Callable[[int], None] | None, unsafe_no_lock: bool = False
+        self, journal: MailboxOwner, path: Path, *, sync: Callable[[int], None] | None, unsafe_no_lock: bool = False
     ) -> None:
         super().__init__(journal)
         self._of = path
@@ -473,9 +473,9 @@ class FileMailbox(Mailbox):
             # The last line may be one that somebody writes now, or was killed over: it is left for the next look, also
             # when its newline is there and its checksum is wrong, since the pages of a file may reach the disk in any
             # order. A wrong line with another one behind it is damage.
-            if not line.endswith(b"\n") or (end == last and checked(line[:-1], 0) is None):
+            if not line.endswith(b"\n") or (end == last and checksum_if_right(line[:-1], 0) is None):
                 break
-            stored = StoredLetter.read(line[:-1], _Line(self._path, start))
+            stored = StoredLetter.read(line[:-1], _MailboxLine(self._path, start))
             if stored is not None and stored.run == run:
                 letters.append(stored.letter)
             start = end
@@ -493,7 +493,7 @@ class FileMailbox(Mailbox):
 
     def _behind(self, after: int) -> tuple[bytes, int]:
         """Return what stands behind a place, and where that begins."""
-        descriptor = self._opened(os.O_RDONLY)
+        descriptor = self._open(os.O_RDONLY)
         if descriptor is None:
             return b"", 0
         try:
@@ -511,7 +511,7 @@ class FileMailbox(Mailbox):
 
     def _add(self, stored: StoredLetter) -> bool:
         try:
-            with self._locked() as descriptor:
+            with self._hold_lock() as descriptor:
                 self._check_run(stored, descriptor)
                 if self._has(descriptor, stored):
                     return False
@@ -547,13 +547,13 @@ class FileMailbox(Mailbox):
             for piece in iter(partial(file.readline, MAX_LINE), b""):
                 end += len(piece)
                 if piece.endswith(b"\n"):
-                    if piece.startswith(key) and checked(piece[:-1], 0) is not None:
+                    if piece.startswith(key) and checksum_if_right(piece[:-1], 0) is not None:
                         self._check_same(stored, StoredLetter.read(piece[:-1], "it"))
                         return True
                     whole, count, last = end, count + 1, piece
         # What a killed sender left at the end is removed before anything is written behind it. Behind a line without
         # its newline the next letter would be the end of that line, and both would be lost.
-        if end == whole and last and checked(last[:-1], 0) is None:
+        if end == whole and last and checksum_if_right(last[:-1], 0) is None:
             whole, count = end - len(last), count - 1
         if whole < end:
             os.ftruncate(descriptor, whole)
@@ -583,16 +583,16 @@ class FileMailbox(Mailbox):
             raise
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[int]:
+    def _hold_lock(self) -> Iterator[int]:
         """Hold the open file, which is made when there is none, for as long as the block lasts."""
         # The file may be removed with its journal between opening and locking it: the lock would be that of a file
         # without a name, and a letter in it reach nobody. So it is looked at again under the lock, and begun anew when
         # it is another one.
         while True:
-            descriptor = self._opened(REOPENED)
+            descriptor = self._open(REOPENED)
             is_new = descriptor is None
             if descriptor is None:
-                descriptor = self._opened(REOPENED | os.O_CREAT | os.O_EXCL)
+                descriptor = self._open(REOPENED | os.O_CREAT | os.O_EXCL)
             if descriptor is None:
                 continue  # somebody else was quicker
             try:
@@ -646,7 +646,7 @@ class FileMailbox(Mailbox):
             except OSError:
                 return lock_file(descriptor, self._path, unsafe_no_lock=self._unsafe_no_lock)
 
-    def _opened(self, flags: int) -> int | None:
+    def _open(self, flags: int) -> int | None:
         """Return the open file; ``None`` when there is none, or when there is one and it was to be made."""
         try:
             return os.open(self._path, flags | NO_LINK | CAREFULLY, OWNER_ONLY)

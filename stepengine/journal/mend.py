@@ -196,13 +196,13 @@ def sealed(journal: JournalLike) -> Sealed:
     """
     source = as_journal(journal)
     lines = [line for line in source.content().split(b"\n") if line.strip()]
-    parsed = [(_parsed(n, line, source.name), line) for n, line in enumerate(lines, 1)]
+    parsed = [(_parse_line(n, line, source.name), line) for n, line in enumerate(lines, 1)]
     records = [
         record_of({k: v for k, v in m.items() if k != "crc"}, f"record {n}") for n, (m, _) in enumerate(parsed, 1)
     ]
-    numbers = set(_edited(records, [line for _, line in parsed]))
-    records = _renamed(records, numbers)
-    records = list(_refreshed(records, numbers, source))
+    numbers = set(_find_edited(records, [line for _, line in parsed]))
+    records = _rename_blobs(records, numbers)
+    records = list(_refresh_fingerprints(records, numbers, source))
     copy = MemoryJournal(redact="off", link=source.link)
     copy.replace(records)
     edits = [Edit(n, _what(records[n - 1]), _now(records[n - 1])) for n in sorted(numbers)]
@@ -235,7 +235,7 @@ def repair(journal: JournalLike, until: int, into: JournalLike) -> Journal:
     return target
 
 
-def _parsed(number: int, line: bytes, name: str) -> Mapping[str, object]:
+def _parse_line(number: int, line: bytes, name: str) -> Mapping[str, object]:
     where = f"record {number} of {name}"
     try:
         line.decode()
@@ -247,7 +247,7 @@ def _parsed(number: int, line: bytes, name: str) -> Mapping[str, object]:
     return members_of(line, where)
 
 
-def _edited(records: list[Record], lines: list[bytes]) -> Iterator[int]:
+def _find_edited(records: list[Record], lines: list[bytes]) -> Iterator[int]:
     """Give the numbers of the lines whose checksum is not theirs, each seen from the checksum that stands before it."""
     head = records[0] if records else None
     link = type(head) is Head and head.link
@@ -259,25 +259,25 @@ def _edited(records: list[Record], lines: list[bytes]) -> Iterator[int]:
         before = int(found[1], 16) if found is not None and link else 0
 
 
-def _renamed(records: list[Record], numbers: set[int]) -> list[Record]:
+def _rename_blobs(records: list[Record], numbers: set[int]) -> list[Record]:
     """Return the records with edited blobs under their new names."""
     names: dict[str, str] = {}
     for number in numbers:
         record = records[number - 1]
         if type(record) is Blob:
             names[record.fp] = fingerprint(record.data)
-    return [_with(r, _exchanged(r.line, names)) for r in records] if names else records
+    return [_with(r, _exchange_names(r.line, names)) for r in records] if names else records
 
 
-def _exchanged(value: object, names: Mapping[str, str]) -> object:
+def _exchange_names(value: object, names: Mapping[str, str]) -> object:
     if isinstance(value, dict):
-        return {k: _exchanged(v, names) for k, v in value.items()}
+        return {k: _exchange_names(v, names) for k, v in value.items()}
     if isinstance(value, list):
-        return [_exchanged(v, names) for v in value]
+        return [_exchange_names(v, names) for v in value]
     return names.get(value, value) if isinstance(value, str) else value
 
 
-def _refreshed(records: list[Record], numbers: set[int], source: Journal) -> Iterator[Record]:
+def _refresh_fingerprints(records: list[Record], numbers: set[int], source: Journal) -> Iterator[Record]:
     """Give the records with the fingerprints of edited effects made anew, and of requests that are made of edited ones."""
     history, prints = History(records, source.name), Fingerprints(source.redactor)
     touched: set[str] = set()

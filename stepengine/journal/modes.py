@@ -21,17 +21,17 @@ from stepengine.journal.records import ROOT, Blob, Head, Intent, Record
 from stepengine.journal.store import Journal, MemoryJournal
 
 if TYPE_CHECKING:
-    from stepengine.journal.replayer import Past
+    from stepengine.journal.replayer import RecordedPart
 
 __all__ = ("Adding", "Extending", "Mode", "Recording", "Replaying", "Rerunning", "Resuming", "Walking")
 
 
-class Opened(Protocol):
+class OpenedRun(Protocol):
     """What a mode knows of the run that is opened in it; see ``JournaledRun``."""
 
     source: Journal
     journal: Journal
-    past: Past | None
+    past: RecordedPart | None
     leftover: StepEngineError | None
 
     def append(self, record: Record) -> None:
@@ -84,7 +84,7 @@ class Mode:
         """Return whether new records are appended to the journal that was given."""
         return self.resumes and not history.is_complete
 
-    def news(self, past: Past | None) -> Callable[[Event], bool] | None:
+    def news(self, past: RecordedPart | None) -> Callable[[Event], bool] | None:
         """Return what says whether an event is news; ``None`` where each is."""
         return None
 
@@ -92,25 +92,25 @@ class Mode:
         """Return the kinds of look-ups for the run at *path* that are in the journal being written."""
         return ()
 
-    def repeats(self, past: Past) -> bool:
+    def repeats(self, past: RecordedPart) -> bool:
         """Return whether nothing was performed, from start to end."""
         return False
 
-    def tells_stop(self, stop: Stop, past: Past | None) -> bool:
+    def tells_stop(self, stop: Stop, past: RecordedPart | None) -> bool:
         """Return whether it is written down that *stop* ended the run; a run that waits says so by its questions."""
         return stop.kind != "suspended" and (past is None or not self.repeats(past))
 
-    def may_leave(self, past: Past) -> bool:
+    def may_leave(self, past: RecordedPart) -> bool:
         """Return whether the run may end without having reached all records."""
         return False
 
-    def write_start(self, run: Opened, head: Head, asked: Intent, *, is_equal: bool) -> None:
+    def write_start(self, run: OpenedRun, head: Head, asked: Intent, *, is_equal: bool) -> None:
         """Write down that a recorded run starts again with what is *asked* now, and whether that is what was recorded."""
         if self.copies:
             run.append(attrs.evolve(head, line=None, signed=""))
             run.append(asked)
 
-    def settle(self, run: Opened, *, failed: bool) -> None:
+    def settle(self, run: OpenedRun, *, failed: bool) -> None:
         """Put the journal of a run that has ended in its final place and order."""
         if run.past is not None and self.repeats(run.past):
             assert isinstance(run.journal, MemoryJournal)  # noqa: S101 - what repeats makes one
@@ -123,7 +123,7 @@ class Recording(Mode):
     name = "record"
     takes_letters = True
 
-    def settle(self, run: Opened, *, failed: bool) -> None:
+    def settle(self, run: OpenedRun, *, failed: bool) -> None:
         """Put a recording that is to be stable in the order of its addresses."""
         if run.source.stable:
             run.close()
@@ -140,12 +140,12 @@ class Resuming(Mode):
         """Return whether the record has an end: then there is nothing to resume."""
         return history.is_complete
 
-    def tells_stop(self, stop: Stop, past: Past | None) -> bool:
+    def tells_stop(self, stop: Stop, past: RecordedPart | None) -> bool:
         """Return whether it does not wait, or follows a stop: else the journal would be that of the stopped run."""
         last = None if past is None else past.history.stop
         return stop.kind != "suspended" or (last is not None and last.input["kind"] != "suspended")
 
-    def news(self, past: Past | None) -> Callable[[Event], bool] | None:
+    def news(self, past: RecordedPart | None) -> Callable[[Event], bool] | None:
         """Return the test that drops recorded events, so that they are not shown again."""
         return None if past is None else partial(_is_news, past.history)
 
@@ -171,11 +171,11 @@ class Replaying(Mode):
         """Return that it is."""
         return True
 
-    def repeats(self, past: Past) -> bool:
+    def repeats(self, past: RecordedPart) -> bool:
         """Return that it does."""
         return True
 
-    def write_start(self, run: Opened, head: Head, asked: Intent, *, is_equal: bool) -> None:
+    def write_start(self, run: OpenedRun, head: Head, asked: Intent, *, is_equal: bool) -> None:
         """Take over the recorded start."""
         assert run.past is not None  # noqa: S101 - it is what is repeated
         history = run.past.history
@@ -191,7 +191,7 @@ class _Replacing(Mode):
 
     copies = replaces = True
 
-    def settle(self, run: Opened, *, failed: bool) -> None:
+    def settle(self, run: OpenedRun, *, failed: bool) -> None:
         """Replace the journal, unless the run failed or left something."""
         if not failed and run.leftover is None:
             run.replace_source()
@@ -209,7 +209,7 @@ class Adding(_Replacing):
 
     name = "new"
 
-    def may_leave(self, past: Past) -> bool:
+    def may_leave(self, past: RecordedPart) -> bool:
         """Return whether nothing came that is not recorded."""
         return not past.grew
 
@@ -222,7 +222,7 @@ class Rerunning(Mode):
     keeps_writes = False
     waits = False
 
-    def repeats(self, past: Past) -> bool:
+    def repeats(self, past: RecordedPart) -> bool:
         """Return whether it went as recorded."""
         return not past.cut
 

@@ -232,7 +232,7 @@ def lock_file(descriptor: int, path: Path, *, unsafe_no_lock: bool = False) -> N
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise _locked(path, _owner(descriptor)) from error
+        raise _locked_error(path, _owner(descriptor)) from error
     except OSError as error:
         _no_locks(path, error.strerror or str(error), unsafe_no_lock=unsafe_no_lock)
 
@@ -284,12 +284,12 @@ def _no_locks(path: Path, why: str, *, unsafe_no_lock: bool) -> None:
         raise JournalError(msg)
 
 
-def _locked(path: Path, owner: int | None) -> JournalLocked:
+def _locked_error(path: Path, owner: int | None) -> JournalLocked:
     if owner == os.getpid():
         who = f"another run of this process ({owner})"
     else:
         who = f"process {owner} on {socket.gethostname()}" if owner else "another process"
-    since = f", which started at {started}" if owner and (started := _started(owner)) else ""
+    since = f", which started at {started}" if owner and (started := _start_of_process(owner)) else ""
     msg = f"{path} is written by {who}{since}; one run has one owner. For several processes see stepengine.durable"
     return JournalLocked(msg, pid=owner, host=socket.gethostname())
 
@@ -306,7 +306,7 @@ def _owner(descriptor: int) -> int | None:
     return int(found[1]) if found and int(found[1]) > 0 else None
 
 
-def _started(pid: int) -> str:
+def _start_of_process(pid: int) -> str:
     """Return when a process started, in UTC; ``""`` when nobody knows."""
     from datetime import UTC, datetime
 

@@ -78,7 +78,7 @@ def check_answers(history: History, answers: Mapping[str, AnswerLike]) -> None:
             continue
         question = waiting.get(key) or by_text.get(key)
         if question is None:
-            msg = f"{key[:SHOWN_CHARS]!r} {_why(history, key)}; open are: {_listed(waiting)}"
+            msg = f"{key[:SHOWN_CHARS]!r} {_why(history, key)}; open are: {_list_waiting(waiting)}"
             raise AnswerRejected(msg)
         _check_answer(question, answer)
 
@@ -91,7 +91,7 @@ def _why(history: History, key: str) -> str:
     return "is not a question of this run"
 
 
-def _listed(waiting: Mapping[str, Question]) -> str:
+def _list_waiting(waiting: Mapping[str, Question]) -> str:
     return ", ".join([f"{q.id!r} ({q.text[:SHOWN_CHARS]})" for q in waiting.values()]) or "none"
 
 
@@ -256,7 +256,7 @@ STORED = {"CallModel": "ModelReply", "CallTool": "ToolResult"}
 
 
 def _value(history: History, intent: Intent, value: Any) -> object:
-    if isinstance(value, Mapping) and value.get("type") == STORED.get(intent.type):
+    if intent.type in STORED and isinstance(value, Mapping) and value.get("type") == STORED[intent.type]:
         value = restored(thaw(value))
     match intent.type:
         case "CallModel":

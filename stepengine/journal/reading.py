@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from stepengine.errors import JournalCorrupt, JournalError
-from stepengine.journal.encoding import unpacked
+from stepengine.journal.encoding import unpack_texts
 from stepengine.journal.places import opened
 from stepengine.journal.records import (
     TAIL,
@@ -28,7 +28,7 @@ from stepengine.journal.records import (
     Intent,
     Record,
     Result,
-    checked,
+    checksum_if_right,
     file_of,
     record_of,
     to_text,
@@ -36,11 +36,11 @@ from stepengine.journal.records import (
 
 __all__ = (
     "FileSource",
-    "Place",
+    "JournalBytes",
     "Reading",
-    "Source",
+    "RecordPlace",
     "first_of",
-    "glimpsed",
+    "glimpse_record",
     "members_of",
     "read_file",
     "read_later",
@@ -77,7 +77,7 @@ SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _DECODER: Any = json.JSONDecoder(parse_constant=_no_number)
 
 
-class Source:
+class JournalBytes:
     """
     The bytes of a journal in memory.
 
@@ -105,7 +105,7 @@ class Source:
         Raises:
             JournalCorrupt: when that is not a record.
         """
-        return self._parsed(self.read(start, end), start)
+        return self._parse_line(self.read(start, end), start)
 
     def filled(self, start: int, end: int, blobs: Mapping[str, object]) -> Mapping[str, Any]:
         """
@@ -116,20 +116,20 @@ class Source:
             KeyError: when a blob is missing.
         """
         line = self.read(start, end)
-        members = self._parsed(line, start)
+        members = self._parse_line(line, start)
         if line.find(b"$") < 0 and line.find(b"\\") < 0:
             return members  # one character is found much faster than two
-        return unpacked(members, blobs) if b'"$' in line or ESCAPED_DOLLAR in line else members
+        return unpack_texts(members, blobs) if b'"$' in line or ESCAPED_DOLLAR in line else members
 
-    def _parsed(self, line: bytes, start: int) -> Mapping[str, object]:
-        place = Place(self, start)
+    def _parse_line(self, line: bytes, start: int) -> Mapping[str, object]:
+        place = RecordPlace(self, start)
         members = members_of(line, place)
         if not _is_plain(members):
             record_of(members, place)
         return members
 
 
-class LaterSource(Source):
+class LaterSource(JournalBytes):
     """
     The bytes of a journal from somewhere on.
 
@@ -154,7 +154,7 @@ class LaterSource(Source):
         return self._lines + super().newlines(end - self._start)
 
 
-class FileSource(Source):
+class FileSource(JournalBytes):
     """
     The bytes of a journal in a file, which stay there.
 
@@ -193,10 +193,10 @@ class FileSource(Source):
         return sum([os.pread(self._descriptor, min(AHEAD, end - at), at).count(b"\n") for at in pieces])
 
 
-class Place(NamedTuple):
+class RecordPlace(NamedTuple):
     """Where a record stands in a journal, in words once somebody needs them."""
 
-    source: Source
+    source: JournalBytes
     start: int
 
     def __str__(self) -> str:
@@ -220,7 +220,7 @@ def members_of(line: bytes, where: object) -> Mapping[str, object]:
     try:
         # What begins like this is UTF-8, and need not be looked at to find that out.
         is_ours = line.startswith(b'{"')
-        members = _decoded(line.decode()) if is_ours else json.loads(line, parse_constant=_no_number)
+        members = _decode_value(line.decode()) if is_ours else json.loads(line, parse_constant=_no_number)
         if line.find(b"\\") >= 0 and SURROGATE.search(line):
             to_text(members).encode()
     except (ValueError, RecursionError) as error:
@@ -232,7 +232,7 @@ def members_of(line: bytes, where: object) -> Mapping[str, object]:
     return members
 
 
-def _decoded(text: str) -> object:
+def _decode_value(text: str) -> object:
     """Return what JSON text without spaces around it says; ``decode`` would look for these, which takes its time."""
     try:
         value, end = _DECODER.scan_once(text, 0)
@@ -241,7 +241,7 @@ def _decoded(text: str) -> object:
     return value if end == len(text) else _DECODER.decode(text)
 
 
-def glimpsed(line: bytes, source: Source, start: int) -> Intent | Result | None:
+def glimpse_record(line: bytes, source: JournalBytes, start: int) -> Intent | Result | None:
     """
     Return the record of a line that looks as we write intents and results, without reading it whole.
 
@@ -257,8 +257,10 @@ def glimpsed(line: bytes, source: Source, start: int) -> Intent | Result | None:
             together = None if beside[1] is None else int(beside[1])
             of_program = int(beside[2] or 0)
         path, seq, fp, kind, subject = found.groups()
-        named = None if subject is None else _shared(subject)
-        intent = Intent(_shared(path), int(seq), None, fp.decode(), together, source, _shared(kind), named, of_program)
+        named = None if subject is None else _interned_text(subject)
+        intent = Intent(
+            _interned_text(path), int(seq), None, fp.decode(), together, source, _interned_text(kind), named, of_program
+        )
         intent.start, intent.end = start, start + len(line)
         return intent
     found = RESULT_FORM.match(line)
@@ -267,13 +269,13 @@ def glimpsed(line: bytes, source: Source, start: int) -> Intent | Result | None:
     path, seq, at, first = found.groups()
     attempts = None if first == b"attempts" else ()
     writes = None if first in (b"attempts", b"writes") else ()  # they stand after the attempts
-    result = Result(_shared(path), int(seq), int(at), None, attempts, source, writes)
+    result = Result(_interned_text(path), int(seq), int(at), None, attempts, source, writes)
     result.start, result.end = start, start + len(line)
     return result
 
 
 @lru_cache(maxsize=1024)
-def _shared(text: bytes) -> str:
+def _interned_text(text: bytes) -> str:
     """Return a path or a name as text, many records sharing one."""
     return text.decode()
 
@@ -310,7 +312,7 @@ def read_lines(data: bytes, name: str) -> Reading:
         JournalCorrupt: for a damaged record that is not the last one; it names record and offset.
         JournalVersion: when a newer version wrote it.
     """
-    return _read(BytesIO(data), Source(data, name))
+    return _read(BytesIO(data), JournalBytes(data, name))
 
 
 def read_later(data: bytes, name: str, before: Reading, lines: int, *, link: bool) -> Reading:
@@ -344,11 +346,11 @@ def first_of(line: bytes, name: str) -> Head | None:
         JournalVersion: when a newer version wrote it.
     """
     body = line.removesuffix(b"\n")
-    if checked(body, 0) is None:
+    if checksum_if_right(body, 0) is None:
         if not line.endswith(b"\n"):
             return None
-        raise _damaged((), 0, Source(line, name), is_moved=False)
-    where = Place(Source(line, name), 0)
+        raise _damage_error((), 0, JournalBytes(line, name), is_moved=False)
+    where = RecordPlace(JournalBytes(line, name), 0)
     record = record_of(members_of(body, where), where)
     if type(record) is not Head:
         msg = f"{where} is not a head; perhaps this is not a journal"
@@ -378,20 +380,20 @@ def read_file(descriptor: int, path: Path, name: str) -> Reading:
         return _read(file, source)
 
 
-def _read(lines: BinaryIO, source: Source, offset: int = 0, previous: int = 0, *, link: bool = False) -> Reading:
+def _read(lines: BinaryIO, source: JournalBytes, offset: int = 0, previous: int = 0, *, link: bool = False) -> Reading:
     records: list[Record] = []
     for line in lines:
         end = offset + len(line)
         body = line[:-1] if line.endswith(b"\n") else line
-        crc = checked(body, previous)
+        crc = checksum_if_right(body, previous)
         if crc is None:
             if next(lines, None) is None:
                 return Reading(records, offset, end - offset, crc=previous)
-            is_moved = bool(link and previous and checked(body, 0) is not None)
-            raise _damaged(records, offset, source, is_moved=is_moved)
-        record: Record | None = glimpsed(body, source, offset)
+            is_moved = bool(link and previous and checksum_if_right(body, 0) is not None)
+            raise _damage_error(records, offset, source, is_moved=is_moved)
+        record: Record | None = glimpse_record(body, source, offset)
         if record is None:
-            where = Place(source, offset)
+            where = RecordPlace(source, offset)
             record = record_of(members_of(body, where), where)
             if type(record) is Head:
                 link = record.link
@@ -403,11 +405,11 @@ def _read(lines: BinaryIO, source: Source, offset: int = 0, previous: int = 0, *
     return Reading(records, offset, crc=previous)
 
 
-def _damaged(records: Sequence[Record], offset: int, source: Source, *, is_moved: bool) -> JournalCorrupt:
+def _damage_error(records: Sequence[Record], offset: int, source: JournalBytes, *, is_moved: bool) -> JournalCorrupt:
     why = "its checksum does not follow from the record before it" if is_moved else "its checksum is wrong"
     file = file_of(source.name)
     msg = (
-        f"{Place(source, offset)} is damaged: {why}. Nothing was run. If it was edited by hand: `stepengine seal {file}` shows what was "
+        f"{RecordPlace(source, offset)} is damaged: {why}. Nothing was run. If it was edited by hand: `stepengine seal {file}` shows what was "
         "edited and makes it valid. "
     )
     if records:

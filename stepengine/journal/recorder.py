@@ -57,13 +57,13 @@ __all__ = (
     "Recorder",
     "Timing",
     "lookups",
-    "recalled",
+    "recall_lookups",
 )
 
 
 # A prompt that is written down in the code comes from the code, so that a change of it is found at the first request;
 # one that is computed comes from the record, since it may come out differently each time.
-def recalled(history: History, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
+def recall_lookups(history: History, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
     """Return *plan* and *state* of a run with what was looked up for it when it was recorded, as far as it was."""
     if plan.body is not None:
         return plan, state
@@ -265,7 +265,7 @@ class Recorder:
         try:
             return self._run.durable()
         except StepEngineError as error:
-            raise self._failed(error, owed) from error.__cause__
+            raise self._note_unwritten(error, owed) from error.__cause__
 
     async def _begin_after(self, waiting: asyncio.Future[None], owed: Kept, batch: Sequence[Item]) -> None:
         await self._before_more(waiting, owed)
@@ -276,7 +276,7 @@ class Recorder:
         try:
             await waiting
         except StepEngineError as error:
-            raise self._failed(error, owed) from error.__cause__
+            raise self._note_unwritten(error, owed) from error.__cause__
 
     def _copies_begun(self, address: Address) -> bool:
         """Return whether the intent of an effect that had begun was just written into a copy of its journal."""
@@ -306,7 +306,7 @@ class Recorder:
         """Answer an effect from the record, or perform and record it."""
         run, replayer = self._run, self._replayer
         if run.fatal is not None:
-            return self._stopped(run.fatal)
+            return self._stop_diverged(run.fatal)
         starts = type(item.effect) in STARTS
         if starts or replayer is None:
             return self._start(item, io) if starts else self._live(item, io, [])
@@ -314,19 +314,19 @@ class Recorder:
         known = replayer.result(address)
         if known is not None:
             again = type(item.effect) not in OF_CHILDREN and replayer.is_performed(item)
-            return self._again(known, item, io) if again else self._answered(known, item, io)
+            return self._again(known, item, io) if again else self._answer_from_record(known, item, io)
         if replayer.halts(item):
-            return self._halted(item, io)
+            return self._halt(item, io)
         if item.gather is not None and replayer.has_lost(item):
-            return self._kept(item, given_up(item, 0), [])
+            return self._commit(item, given_up(item, 0), [])
         return self._doubtful(item, io) if replayer.was_begun(address) else self._live(item, io, [])
 
     # --- from the record ----------------------------------------------------------------------------------------------
 
-    async def _stopped(self, error: StepEngineError) -> Single:
+    async def _stop_diverged(self, error: StepEngineError) -> Single:
         return Stop("diverged", self._run.timing.last, error)
 
-    async def _answered(self, known: Result, item: Item, io: IO) -> Single:
+    async def _answer_from_record(self, known: Result, item: Item, io: IO) -> Single:
         assert self._replayer is not None  # noqa: S101 - it found the result
         run = self._run
         if run.pace is not None:
@@ -348,7 +348,7 @@ class Recorder:
         assert self._replayer is not None  # noqa: S101 - it found the result
         outcome = await self._inner.perform(item, io)
         if type(outcome) is not Stop:
-            outcome = self._settled(item, cast("Value | Failure", outcome), known.at)
+            outcome = self._as_read_back(item, cast("Value | Failure", outcome), known.at)
         return self._replayer.compare(known, outcome, item)
 
     async def _when_ended(self, outcome: Single, item: Item, io: IO) -> Single:
@@ -363,7 +363,7 @@ class Recorder:
     # A replay ends where its record ends, and as that one did. Only a run that was suspended there still waits for
     # something: that is told to the tree, so that its result names the questions and times again. A run that was
     # cancelled or cut off waits for nothing.
-    async def _halted(self, item: Item, io: IO) -> Single:
+    async def _halt(self, item: Item, io: IO) -> Single:
         assert self._replayer is not None  # noqa: S101 - it said that nothing is live
         questions = shown_questions(item) if type(item.effect) is AskPerson else ()
         stop = self._replayer.halt(item.path, questions, waits=type(item.effect) in WAITS)
@@ -385,12 +385,12 @@ class Recorder:
             if refused is not None:
                 return refused
             if known is None and replayer.halts(item):
-                return await self._halted(item, io)
+                return await self._halt(item, io)
         outcome = await self._inner.perform(item if known is None else item._replace(has_begun=True), io)
         if self._run.fatal is not None:
             return Stop("diverged", self._run.timing.last, self._run.fatal)
         if known is None or replayer is None:
-            return await self._kept(item, outcome, [])
+            return await self._commit(item, outcome, [])
         return replayer.answer(known, item)
 
     async def _start_run(self, item: Item, io: IO) -> Single:
@@ -422,7 +422,7 @@ class Recorder:
             return _halted_with(Stop("diverged", run.timing.last, run.fatal), _child(outcome))
         if known is not None:
             if self._cleans and type(outcome) is Value and type(item.effect) is CallBody:
-                outcome = self._settled(item, outcome, known.at)
+                outcome = self._as_read_back(item, outcome, known.at)
             confirmed = replayer.confirm(known, outcome, item)
             if confirmed is not None:
                 return confirmed
@@ -433,7 +433,7 @@ class Recorder:
         if type(outcome) is Value and outcome.body is not None and outcome.body.computed:
             address = (item.path, item.effect.seq)
             self._append(computed_record(address, self._run.timing.of(*address, outcome.at), outcome.body.computed))
-        return await self._kept(item, outcome, [])
+        return await self._commit(item, outcome, [])
 
     async def _instead_of_run(self, item: Item, io: IO, replayer: Replayer) -> Single | None:
         """Return the outcome of a child, or of the body of a tool, that does not start according to the record; else ``None``."""
@@ -442,8 +442,8 @@ class Recorder:
         if refused is not None:
             return refused
         if item.gather is not None and replayer.has_lost(item):
-            return None if replayer.has_begun(address) else await self._kept(item, given_up(item, 0), [])
-        return await self._halted(item, io) if replayer.halts_before_run(address, item) else None
+            return None if replayer.has_begun(address) else await self._commit(item, given_up(item, 0), [])
+        return await self._halt(item, io) if replayer.halts_before_run(address, item) else None
 
     def _ended_with(self, item: Item, outcome: Single) -> Single:
         """Return how a run that started another stops where its record stops."""
@@ -456,7 +456,7 @@ class Recorder:
     def _noting(self, item: Item, io: IO) -> IO:
         """Return the ``IO`` of an effect but a model call that is performed live, which notes what else is recorded of it."""
         # Whether a result comes before its body has returned is a matter of time, and a stable recording tells of none.
-        return Waiting(io, self._keep_waiting) if is_deferred(item) and not self._run.source.stable else io
+        return DeferredIO(io, self._keep_waiting) if is_deferred(item) and not self._run.source.stable else io
 
     async def _keep_waiting(self, item: Item) -> None:
         """Keep, durably, that the body of a call has returned: its result may come to another process."""
@@ -499,12 +499,14 @@ class Recorder:
         if type(item.effect) in WAITS:
             return await self._live(item._replace(has_begun=True), io, [], again=True)
         if is_repeatable(item):
-            return await self._live(item, io, self._lost(item) if type(item.effect) is CallModel else [], again=True)
+            return await self._live(
+                item, io, self._lost_attempt(item) if type(item.effect) is CallModel else [], again=True
+            )
         decided = decision_about(item, run.in_doubt, run.decisions, run.past.history)
         if decided is None:
             return await self._live(item, io, [], again=True)
         self._keep_taken(item, decided)
-        return await self._kept(item, decided, [])
+        return await self._commit(item, decided, [])
 
     def _copy_begun(self, item: Item, history: History) -> None:
         """Copy what is known of an effect into a rewritten journal, since it may have no result this time either."""
@@ -515,7 +517,7 @@ class Recorder:
         if begun is not None:
             self._keep_begun(item, begun, self._run.timing.last)
 
-    def _lost(self, item: Item) -> list[object]:
+    def _lost_attempt(self, item: Item) -> list[object]:
         """Return the attempt of a process that ended before the reply was recorded, with what is known of its usage."""
         assert self._replayer is not None  # noqa: S101 - it said that the call was begun
         lost = {"error": bare(UnknownOutcome("the process ended before the reply was recorded"))}
@@ -538,7 +540,7 @@ class Recorder:
             await self._until(waiting, owed)
         return kept
 
-    async def _kept(self, item: Item, outcome: Single, attempts: Sequence[object]) -> Single:
+    async def _commit(self, item: Item, outcome: Single, attempts: Sequence[object]) -> Single:
         """Return an outcome that is durable; several that finish together share one commit."""
         kept, owed, waiting = self._keep(item, outcome, attempts)
         if waiting is not None:
@@ -546,7 +548,7 @@ class Recorder:
         return kept
 
     # Encoded before anybody sees it: what cannot be stored must fail here, at the effect that gave it, and not when the
-    # run is read back. What the machine gets is what a replay will get (`_settled`).
+    # run is read back. What the machine gets is what a replay will get (`_as_read_back`).
     def _keep(
         self, item: Item, outcome: Single, attempts: Sequence[Any], io: IO | None = None, *, again: bool = False
     ) -> tuple[Single, Kept, asyncio.Future[None] | None]:
@@ -564,13 +566,13 @@ class Recorder:
             if outcome.begun is not None:
                 self._keep_begun(item, outcome.begun, at)
             return attrs.evolve(outcome, at=at), (), None
-        settled = self._settled(item, outcome, at)  # type: ignore[arg-type]
+        settled = self._as_read_back(item, outcome, at)  # type: ignore[arg-type]
         is_bare = type(settled) is Value and not settled.inputs and settled.value is not None
         given = settled.value if is_bare else settled  # type: ignore[union-attr]
         try:
             run.append(Result(path, seq, at, given, tuple(attempts), None, writes))
         except StepEngineError as error:
-            raise self._failed(error, [(item, settled)]) from error.__cause__
+            raise self._note_unwritten(error, [(item, settled)]) from error.__cause__
         if not run.waits:
             return settled, (), None
         owed = self._owed
@@ -604,10 +606,10 @@ class Recorder:
                     # Cancelling took the future along. The commit goes on, and the next one ends no sooner.
                     waiting = self._run.durable()
         except StepEngineError as error:
-            raise self._failed(error, owed) from error.__cause__
+            raise self._note_unwritten(error, owed) from error.__cause__
         return None
 
-    def _failed(self, error: StepEngineError, owed: Kept) -> StepEngineError:
+    def _note_unwritten(self, error: StepEngineError, owed: Kept) -> StepEngineError:
         """Say in the error what happened although no record of it could be kept (reliability:JR09), and let nothing go on."""
         for item, outcome in owed:
             _note_outcome(error, item, outcome)
@@ -616,7 +618,7 @@ class Recorder:
     # Live and replay must see the same value, or a handler would take another way the second time. So what storing
     # changes (secrets that are taken out, errors of classes that only this process knows) is changed before the machine
     # sees it, too. The first `return` is for nearly every outcome: there nothing is changed.
-    def _settled(self, item: Item, outcome: Value | Failure, at: int) -> Value | Failure:
+    def _as_read_back(self, item: Item, outcome: Value | Failure, at: int) -> Value | Failure:
         """Return an outcome as it will be read back, so that recording and replay see the same (replay:K14)."""
         if type(outcome) is Value and outcome.at == at and not self._cleans:
             # The run's clock started with this process, as it does in nearly every run.
@@ -750,7 +752,7 @@ class Attempts:
         return self._io.drive(plan, state, path)
 
 
-class Waiting:
+class DeferredIO:
     """The ``IO`` of one call of a deferred tool: says when its body has returned, passes everything on."""
 
     __slots__ = ("_io", "attempt", "begun", "drive", "emit", "ends", "stands", "waits")

@@ -54,7 +54,7 @@ __all__ = (
     "check_members",
     "check_outcome",
     "check_place",
-    "checked",
+    "checksum_if_right",
     "computed_record",
     "file_of",
     "for_line",
@@ -602,7 +602,7 @@ def to_line(members: Mapping[str, object] | str, previous: int) -> tuple[bytes, 
     return body + b',"crc":"%08x"}\n' % crc, crc
 
 
-def checked(line: bytes, previous: int) -> int | None:
+def checksum_if_right(line: bytes, previous: int) -> int | None:
     """Return the checksum of a line without its newline, or ``None`` when it is missing or wrong."""
     # A copy of a short line takes less time than a view of it.
     crc = zlib.crc32(line[:-TAIL] if len(line) < SHORT else memoryview(line)[:-TAIL], previous)
@@ -634,7 +634,7 @@ def record_of(members: Mapping[str, object], where: object) -> Record:
         raise JournalCorrupt(msg) from error
 
 
-def _typed(members: Mapping[str, object], name: str, kind: type) -> Any:
+def _member_of_type(members: Mapping[str, object], name: str, kind: type) -> Any:
     value = members[name]
     if type(value) is not kind:
         msg = f"the member {name!r} should be of type {kind.__name__}"
@@ -643,7 +643,7 @@ def _typed(members: Mapping[str, object], name: str, kind: type) -> Any:
 
 
 def _head(members: Mapping[str, Any]) -> Head:
-    form = _typed(members, "format", str)
+    form = _member_of_type(members, "format", str)
     name, _, major = form.partition("/")
     if name != NAME or not major.isdecimal():
         msg = f"the format {form!r} is not one of ours"
@@ -652,7 +652,7 @@ def _head(members: Mapping[str, Any]) -> Head:
         engine = members.get("engine")
         msg = f"this journal has the format {form}, written by stepengine {engine}; this version reads {FORMAT}: upgrade to read it"
         raise JournalVersion(msg)
-    texts = {n: _typed(members, n, str) for n in ("engine", "agent", "definition", "run", "seed", "created")}
+    texts = {n: _member_of_type(members, n, str) for n in ("engine", "agent", "definition", "run", "seed", "created")}
     check_head(texts["created"], members.get("parent"), members.get("hooks", []), members.get("packages", {}))
     return Head(
         **texts,
@@ -667,7 +667,7 @@ def _head(members: Mapping[str, Any]) -> Head:
 
 
 def _key(members: Mapping[str, object]) -> str:
-    key: str = _typed(members, "signed", str)
+    key: str = _member_of_type(members, "signed", str)
     if KEY.fullmatch(key) is None:
         msg = f"{key[:80]!r} is no public key"
         raise ValueError(msg)
@@ -675,28 +675,28 @@ def _key(members: Mapping[str, object]) -> str:
 
 
 def _address(members: Mapping[str, object]) -> Address:
-    path, seq = _typed(members, "path", str), _typed(members, "seq", int)
+    path, seq = _member_of_type(members, "path", str), _member_of_type(members, "seq", int)
     check_place(path, seq)
     return path, seq
 
 
 def _at(members: Mapping[str, object]) -> int:
-    at: int = _typed(members, "at", int)
+    at: int = _member_of_type(members, "at", int)
     check_place("", 0, at)
     return at
 
 
 def _intent(members: Mapping[str, Any]) -> Intent:
-    effect, fp = _typed(members, "effect", dict), _typed(members, "fp", str)
+    effect, fp = _member_of_type(members, "effect", dict), _member_of_type(members, "fp", str)
     gather = members.get("gather")
     if gather is not None:
-        check_place("", _typed(members, "gather", int))
-    kind, line = _typed(effect, "type", str), _program_line(members) if "program_line" in members else 0
+        check_place("", _member_of_type(members, "gather", int))
+    kind, line = _member_of_type(effect, "type", str), _program_line(members) if "program_line" in members else 0
     return Intent(*_address(members), effect, fp, gather, members, kind, program_line=line)
 
 
 def _program_line(members: Mapping[str, object]) -> int:
-    line: int = _typed(members, "program_line", int)
+    line: int = _member_of_type(members, "program_line", int)
     if not 0 < line < MAX_SEQ:
         msg = f"program_line {line} should be from 1 on and below {MAX_SEQ}"
         raise ValueError(msg)
@@ -707,18 +707,18 @@ def _result(members: Mapping[str, object]) -> Result:
     if ("value" in members) == ("error" in members):
         msg = "it has either a value or an error"
         raise ValueError(msg)
-    attempts = _typed(members, "attempts", list) if "attempts" in members else ()
+    attempts = _member_of_type(members, "attempts", list) if "attempts" in members else ()
     check_attempts(attempts)
-    writes = _typed(members, "writes", list) if "writes" in members else ()
+    writes = _member_of_type(members, "writes", list) if "writes" in members else ()
     return Result(*_address(members), _at(members), None, attempts, members, writes)
 
 
 def _input(members: Mapping[str, object]) -> Input:
-    return Input(*_address(members), _at(members), _typed(members, "input", dict), members)
+    return Input(*_address(members), _at(members), _member_of_type(members, "input", dict), members)
 
 
 def _blob(members: Mapping[str, object]) -> Blob:
-    return Blob(_typed(members, "fp", str), members["data"], members)
+    return Blob(_member_of_type(members, "fp", str), members["data"], members)
 
 
 _MAKERS: Mapping[str, Callable[[Mapping[str, Any]], Record]] = {

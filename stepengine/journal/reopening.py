@@ -38,7 +38,7 @@ def permissions_ahead(history: History, *, after: Address | None = None) -> list
         cut.at((after[0], after[1] + 1))
     elif history.is_complete:
         return []
-    found = [question.id for intent in _asked(history, cut) for question in questions_of(history.form(intent))]
+    found = [question.id for intent in _open_questions(history, cut) for question in questions_of(history.form(intent))]
     return list(dict.fromkeys(found))
 
 
@@ -59,7 +59,7 @@ def take_back(journal: Journal) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _asked(history: History, cut: Cut) -> Iterator[Intent]:
+def _open_questions(history: History, cut: Cut) -> Iterator[Intent]:
     for address, intent in history.intents.items():
         is_permission = intent.type == "Ask" and history.form(intent)["purpose"] == PERMISSION
         if not is_permission or not cut.keeps_result(address) or _is_over(history, address[0], cut):
@@ -107,7 +107,7 @@ def _is_over(history: History, path: str, cut: Cut) -> bool:
 def _without(history: History) -> Iterator[Record]:
     """Give the records without answers to later calls; a yes for good to a call that has begun counts for that call alone."""
     cut = Cut(history)
-    asked = {(intent.path, intent.seq): intent for intent in _asked(history, cut)}
+    asked = {(intent.path, intent.seq): intent for intent in _open_questions(history, cut)}
     ids = {question.id for intent in asked.values() for question in questions_of(history.form(intent))}
     for record in history.records:
         if type(record) is Input and _answers_one_of(record, ids):

@@ -1,7 +1,7 @@
 """
 ``Replayer``: answers the effects of a run from its past, and says where the past ends.
 
-``Past`` is what a run must repeat: its records by address, and what of them was used. A journal may be cut at an address
+``RecordedPart`` is what a run must repeat: its records by address, and what of them was used. A journal may be cut at an address
 ``p#n``: everything of ``p`` from n on is gone with the runs it spawned; on the way up, each ancestor loses the result of the
 Spawn that leads to ``p`` and everything after it. What began together with that Spawn keeps what it has.
 """
@@ -28,7 +28,7 @@ from stepengine.journal.divergence import (
     DivergenceKind,
     Field,
     defined_at,
-    diverged,
+    divergence_error,
     fields_between,
     fields_of_effects,
     guess,
@@ -58,7 +58,7 @@ __all__ = (
     "NO_LEEWAY",
     "Cut",
     "Leeway",
-    "Past",
+    "RecordedPart",
     "Replayer",
     "address_of",
     "check_repeats",
@@ -278,7 +278,7 @@ class Leeway:
 NO_LEEWAY = Leeway()
 
 
-class Past:
+class RecordedPart:
     """
     The recorded part of a run.
 
@@ -486,7 +486,7 @@ class Past:
         known = self.history.intents[ROOT]
         fields = fields_of_effects(self.history, known, asked, self.prints.redactor)
         said = "the run is started with something else"
-        return diverged(self.history, ROOT, "changed", asked=said, fields=fields)
+        return divergence_error(self.history, ROOT, "changed", asked=said, fields=fields)
 
     def beyond(self, asked: Intent, item: Item, machine: object) -> ReplayDivergence:
         """Return the error for an effect that was not recorded, in a run that is recorded to its end."""
@@ -538,8 +538,9 @@ class Past:
         # Two counts tell it for nearly every replay; the first that is missing is searched only where something is. A
         # run that was cut, or may leave something, has a reason to.
         #
-        # It is returned and not raised, since whether it matters is the mode's to say (`ends`): a replay raises it,
-        # `resume` has nothing left over, and a step through a run keeps it as a remark.
+        # What is left over shows that the code does less than it did when the run was recorded, which no other check
+        # would notice. It is returned and not raised, since who asks decides what it means (`Replayer.ends`): a replay
+        # raises it unless its mode may leave something, and a rerun notes it as the place where the runs part.
         if len(self._used) == len(self.history.intents) or self.cut or self.leeway.may_leave:
             return None
         address, left = next((a, i) for a, i in self.history.intents.items() if a not in self._used)
@@ -547,7 +548,7 @@ class Past:
         left_calls_model = left.type == "CallModel"
         # The generator is gone: where it was written is all that is left of it.
         where = self._handler if not address[0] else ""
-        return diverged(
+        return divergence_error(
             self.history,
             address,
             "unused",
@@ -571,7 +572,7 @@ class Past:
         # machine knows it: so it is handed along to here.
         item, machine = where
         hint = self._other_sandbox(item) or hint
-        return diverged(
+        return divergence_error(
             self.history,
             address,
             kind,
@@ -618,7 +619,7 @@ class Replayer:
         past: What was recorded.
     """
 
-    def __init__(self, run: JournaledRun, past: Past) -> None:
+    def __init__(self, run: JournaledRun, past: RecordedPart) -> None:
         self._run = run
         self._past = past
         self._leeway = past.leeway

@@ -30,7 +30,7 @@ from stepengine.journal.history import created_of
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.questions import outcome_for
 from stepengine.journal.records import Address, Head, Intent, Result, shown_address
-from stepengine.journal.replayer import Past, Replayer, address_of
+from stepengine.journal.replayer import RecordedPart, Replayer, address_of
 from stepengine.journal.store import Journal
 from stepengine.runtime.performer import IO, Item, Performer, is_repeatable
 from stepengine.runtime.sizes import estimated_tokens
@@ -242,7 +242,7 @@ async def rerun(
     finally:
         run.close()
     _check_way(result.error, source, rules, count)
-    made = _filed(run.journal, count, into)
+    made = _journal_of_rerun(run.journal, count, into)
     return Rerun(attrs.evolve(result, journal=made), **attrs.asdict(count, recurse=False), journal=made)
 
 
@@ -266,7 +266,7 @@ def _check_way(error: BaseException | None, source: Journal, rules: _Rules, coun
         raise JournalError(msg) from error
 
 
-def _filed(journal: Journal, count: _Count, into: JournalLike | None) -> Journal:
+def _journal_of_rerun(journal: Journal, count: _Count, into: JournalLike | None) -> Journal:
     """Return the journal of a rerun under a name of its own, with its origin in its head."""
     records = journal.records()
     run = ""
@@ -296,7 +296,7 @@ class Rerunner(Replayer):
         count: What is told of it.
     """
 
-    def __init__(self, run: JournaledRun, past: Past, rules: _Rules, count: _Count) -> None:
+    def __init__(self, run: JournaledRun, past: RecordedPart, rules: _Rules, count: _Count) -> None:
         super().__init__(run, past)
         self._rules = rules
         self._count = count
@@ -391,7 +391,7 @@ class Rerunner(Replayer):
         if rules.tools == "working-copy" or (rules.tools == "idempotent" and is_repeatable(item)):
             return False
         error = past.not_recorded(asked, item, self._run.machines.get(item.path))
-        count.refused = count.refused or _called(past.history.form(asked), asked)
+        count.refused = count.refused or _call_of_intent(past.history.form(asked), asked)
         raise self._run.fail(error)
 
     def _give(self, address: Address, asked: Intent, outcome: Value | Failure, known: Result | None = None) -> None:
@@ -406,15 +406,15 @@ class Rerunner(Replayer):
         if self._rules.simulate is None:
             return None
         history = self._past.history
-        call = _called(history.form(asked), asked)
+        call = _call_of_intent(history.form(asked), asked)
         try:
-            said = self._rules.simulate(call, tuple(self._recorded(asked.type, call.name)))
+            said = self._rules.simulate(call, tuple(self._recorded_calls(asked.type, call.name)))
             return None if said is None else outcome_for(history, asked, said, 0)
         except Exception as error:
             msg = f"simulate= failed for {call.name} {call.address}: {type(error).__name__}: {error}"
             raise self._run.fail(JournalError(msg)) from error
 
-    def _recorded(self, kind: str, name: str) -> Sequence[Called]:
+    def _recorded_calls(self, kind: str, name: str) -> Sequence[Called]:
         """Return the recorded calls of a tool or function, with their results."""
         if self._by_name is None:
             self._by_name = {}
@@ -423,7 +423,7 @@ class Rerunner(Replayer):
                 if intent.type in ("CallTool", "Perform") and address in history.results:
                     outcome = history.outcome(history.results[address])
                     result = outcome.value if type(outcome) is Value else outcome.error  # type: ignore[union-attr]
-                    called = attrs.evolve(_called(history.form(intent), intent), result=result)
+                    called = attrs.evolve(_call_of_intent(history.form(intent), intent), result=result)
                     self._by_name.setdefault((intent.type, called.name), []).append(called)
         return self._by_name.get((kind, name), ())
 
@@ -497,7 +497,7 @@ class Rerunner(Replayer):
             self._count.difference, self._count.broke_at = error, error.address
 
 
-def _called(form: Mapping[str, Any], intent: Intent) -> Called:
+def _call_of_intent(form: Mapping[str, Any], intent: Intent) -> Called:
     where = shown_address(intent.path, intent.seq)
     if intent.type == "CallTool":
         return Called(form["tool_name"], form["input"], where)
@@ -532,11 +532,11 @@ class _Counting:
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Count an effect and pass it on; a model call only when there is money for it."""
         if type(item.effect) is CallModel:
-            return self._asked(item, item.effect, io)
+            return self._ask_and_count(item, item.effect, io)
         self._count.performed += type(item.effect) in (CallTool, CallFunction)
         return self._inner.perform(item, io)
 
-    async def _asked(self, item: Item, effect: CallModel, io: IO) -> Single:
+    async def _ask_and_count(self, item: Item, effect: CallModel, io: IO) -> Single:
         request = effect.request
         most = Usage(input_tokens=estimated_tokens(request), output_tokens=request.settings.max_tokens or 0)
         room = self._price(request.model, most) if self._purse.dollars is not None else None

@@ -137,11 +137,11 @@ def run_tree(journal: Journal) -> Tree:
     tree = _heading(str(root["agent_id"]), status_of(history), spending)
     calls = sum(intent.type == "CallModel" for intent in history.intents.values())
     tree |= {"effects": len(history.intents) - 1, "model_calls": calls}
-    tree |= _filled(prompt=root.get("prompt"), params=plain(root.get("params"))) | _Path(history, "").told()
+    tree |= _drop_empty(prompt=root.get("prompt"), params=plain(root.get("params"))) | _Path(history, "").told()
     if ended is not None:
         tree |= _ending(ended)
     elif not history.is_complete:
-        tree |= _filled(questions=[_question(q) for _, q in history.open_questions().values()])
+        tree |= _drop_empty(questions=[_question(q) for _, q in history.open_questions().values()])
     return tree
 
 
@@ -155,7 +155,7 @@ def result_tree(result: RunResult) -> Tree:
     error = None if result.error is None else _error(result.error)
     output = plain(result.output)
     questions = [_question(q) for q in result.pending_questions]
-    return tree | _filled(output=output if output != result.text else None, error=error, questions=questions)
+    return tree | _drop_empty(output=output if output != result.text else None, error=error, questions=questions)
 
 
 def _heading(agent: str, status: str, spending: Spending) -> Tree:
@@ -254,7 +254,7 @@ class _Path:
 
     def told(self) -> Tree:
         """Return the effects as a member of the run's tree; no member when there are none."""
-        return _filled(steps=_with_programs_once(list(self._entries())))
+        return _drop_empty(steps=_with_programs_once(list(self._entries())))
 
     def _entries(self) -> Iterator[Tree]:
         seq = 0
@@ -266,7 +266,7 @@ class _Path:
                 tree["program_line"] = intent.program_line
             tree |= self._model(intent, form) if form["type"] == "CallModel" else self._other(form, seq)
             if result is not None:
-                tree |= _filled(retries=[_retry(a) for a in result.attempts], outcome=self._outcome(result))
+                tree |= _drop_empty(retries=[_retry(a) for a in result.attempts], outcome=self._outcome(result))
             yield tree
             seq += 1
 
@@ -274,28 +274,28 @@ class _Path:
         if form["type"] == "Ask":
             questions = [_question(restored(q)) for q in form["questions"]]
             purpose = form["purpose"] if form["purpose"] != "question" else None
-            return {"kind": "ask", "questions": questions} | _filled(purpose=purpose)
+            return {"kind": "ask", "questions": questions} | _drop_empty(purpose=purpose)
         if form["type"] in WAITS:
             return {"kind": WAITS[form["type"]], "name": about_of(form)}
         kind, name = VERBS[form["type"]]
         tree: Tree = {"kind": kind, "name": form[name]}
         if kind == "tool":
             source = form["source"] if form["source"] != "model" else None
-            tree |= _filled(call=self._call(form["tool_call_id"]), source=source)
+            tree |= _drop_empty(call=self._call(form["tool_call_id"]), source=source)
             program, given = program_of(form), plain(form["input"])
             if program is not None:
                 tree["program"] = {"text": given.pop("code"), "lines": program.count("\n") + 1}
             tree |= {"input": given}
             return tree | _Path(self._history, child_path(self._path, seq)).told() if "yields" in form else tree
         if kind == "perform":
-            return tree | _filled(args=plain(form["args"]), kwargs=plain(form["kwargs"]))
-        tree |= _filled(
+            return tree | _drop_empty(args=plain(form["args"]), kwargs=plain(form["kwargs"]))
+        tree |= _drop_empty(
             call=self._call(form.get("tool_call_id", "")), prompt=form["prompt"], params=plain(form["params"])
         )
         path = child_path(self._path, seq)
         if form.get("background"):
             ended = self._history.results.get((path, -1))
-            tree |= {"background": True} | _filled(ended=None if ended is None else self._outcome(ended))
+            tree |= {"background": True} | _drop_empty(ended=None if ended is None else self._outcome(ended))
         return tree | _Path(self._history, path).told()
 
     def _model(self, intent: Intent, form: Mapping[str, Any]) -> Tree:
@@ -305,12 +305,12 @@ class _Path:
         kept = sum([i["stop"] - i["start"] for i in items if i["type"] == "Slice"])
         new = [i for i in items if i["type"] != "Slice"]
         tree: Tree = {"kind": "model", "name": request["model"], "step": self._step}
-        tree |= _filled(purpose=form["purpose"] if form["purpose"] != "step" else None)
+        tree |= _drop_empty(purpose=form["purpose"] if form["purpose"] != "step" else None)
         tree |= {"messages": kept + len(new), "added": len(new)}
         tools = [spec["name"] for spec in request.get("tools", ())]
         if tools != self._tools:
             self._tools = tree["tools"] = tools
-        tree |= _filled(
+        tree |= _drop_empty(
             tool_choice=plain(request.get("tool_choice")),
             settings=_settings(request.get("settings")),
         )
@@ -320,7 +320,7 @@ class _Path:
             tree["system"] = system
         tail = [_message(restored(m), self._call) for m in request.get("tail", ())]
         said = [m for each in new if self._is_news(m := _message(restored(each), self._call), of_role="user")]
-        return tree | _filled(said=[*said, *[m for m in tail if self._is_news(m)]])
+        return tree | _drop_empty(said=[*said, *[m for m in tail if self._is_news(m)]])
 
     def _is_news(self, message: Tree, of_role: str = "") -> bool:
         """Return whether a message was not told before: replies and results were, unless a hook changed them."""
@@ -342,12 +342,12 @@ class _Path:
             parts = [_part_in_tree(p, self._call) for p in value.content]
             self._seen.add(_mark("assistant", parts))
             usual = StopReason.TOOL_USE if value.tool_calls else None
-            return {"parts": parts} | _filled(stop=value.stop_reason.value if value.stop_reason != usual else None)
+            return {"parts": parts} | _drop_empty(stop=value.stop_reason.value if value.stop_reason != usual else None)
         if isinstance(value, ToolResult):
             parts = [_part_in_tree(p) for p in value.content]
             self._seen.add(_mark("tool", parts))
             effects = [f"{e.kind} {e.target}".rstrip() for e in value.side_effects]
-            return _filled(status=value.status if value.status != "ok" else None, side_effects=effects) | {
+            return _drop_empty(status=value.status if value.status != "ok" else None, side_effects=effects) | {
                 "parts": parts
             }
         if isinstance(value, ChildResult):
@@ -384,9 +384,9 @@ def _settings(stored: object) -> object:
 def _ending(ended: ChildResult) -> Tree:
     """Return output or text of a run that ended, its error and its open questions."""
     output = plain(ended.output)
-    said = {"text": ended.text} if ended.text and output is None else _filled(output=output)
+    said = {"text": ended.text} if ended.text and output is None else _drop_empty(output=output)
     error = None if ended.error is None else _error(ended.error)
-    return said | _filled(error=error, questions=[_question(q) for q in ended.questions])
+    return said | _drop_empty(error=error, questions=[_question(q) for q in ended.questions])
 
 
 def about_of(form: Mapping[str, Any]) -> str:
@@ -413,17 +413,17 @@ def _error(error: BaseException) -> Tree:
 
 
 def _question(question: Question) -> Tree:
-    return {"id": question.id, "text": question.text} | _filled(options=list(question.options))
+    return {"id": question.id, "text": question.text} | _drop_empty(options=list(question.options))
 
 
 def _message(message: Message, call: Any = str) -> Tree:
     tree: Tree = {"role": message.role, "parts": [_part_in_tree(p, call) for p in message.content]}
     if isinstance(message, ToolMessage):
         status = message.status if message.status != "ok" else None
-        return tree | _filled(name=message.tool_name, id=call(message.tool_call_id), status=status)
+        return tree | _drop_empty(name=message.tool_name, id=call(message.tool_call_id), status=status)
     if isinstance(message, AssistantMessage):
         return tree
-    return tree | _filled(tags=[tag for tag in message.tags if tag != "USER_PROMPT"])
+    return tree | _drop_empty(tags=[tag for tag in message.tags if tag != "USER_PROMPT"])
 
 
 def _part_in_tree(part: Part, call: Any = str) -> Tree:
@@ -432,12 +432,12 @@ def _part_in_tree(part: Part, call: Any = str) -> Tree:
             return {"text": part.text}
         case ThinkingPart():
             signed = (part.provider_data or JsonDict()).get("signature")
-            return {"thinking": part.text} | _filled(signature=_hash(str(signed).encode()) if signed else None)
+            return {"thinking": part.text} | _drop_empty(signature=_hash(str(signed).encode()) if signed else None)
         case RefusalPart():
             return {"refusal": part.text}
         case ToolCallPart():
             given = {"input": thaw(part.input)} if part.input_error is None else {"unreadable": part.raw_input or ""}
-            return {"tool": part.tool_name} | _filled(call=call(part.tool_call_id)) | given
+            return {"tool": part.tool_name} | _drop_empty(call=call(part.tool_call_id)) | given
         case JsonPart() | ToolReferencePart():
             return {"json": thaw(part.value)} if isinstance(part, JsonPart) else {"finds": part.tool_name}
         case ImagePart() | DocumentPart():
@@ -450,8 +450,8 @@ def _part_in_tree(part: Part, call: Any = str) -> Tree:
 
 def _from_the_provider(part: OpaquePart | CitationPart) -> Tree:
     if isinstance(part, CitationPart):
-        return {"cites": part.url or part.source} | _filled(title=part.title, quote=part.quote, said=part.said)
-    told = _filled(did=part.tool, shows=part.text)
+        return {"cites": part.url or part.source} | _drop_empty(title=part.title, quote=part.quote, said=part.said)
+    told = _drop_empty(did=part.tool, shows=part.text)
     return {"opaque": f"{part.provider} {_hash(canonical(part.data).encode())}"} | told
 
 
@@ -467,7 +467,7 @@ def _hash(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()[:HASH_DIGITS]}"
 
 
-def _filled(**members: object) -> Tree:
+def _drop_empty(**members: object) -> Tree:
     """Return the members that say something."""
     return {name: value for name, value in members.items() if value not in EMPTY}
 
@@ -494,8 +494,8 @@ def clean_tree(tree: object, *, portable: bool = False, whole: bool = False) -> 
     clean = redactor_for("all", os.environ, machine=machine_data() if portable else None).value(tree)
     if portable:
         # The folder that pytest puts between its temporary folder and a test's is another one in each of its runs.
-        clean = _mapped(clean, lambda text: PYTEST_FOLDER.sub("<tmp>", text))
-    return clean if whole else _cut_programs(_mapped(clean, _cut), clean)
+        clean = _map_texts(clean, lambda text: PYTEST_FOLDER.sub("<tmp>", text))
+    return clean if whole else _cut_programs(_map_texts(clean, _cut), clean)
 
 
 def _cut_programs(cut: Any, whole: Any) -> Any:
@@ -517,12 +517,12 @@ def _cut_programs(cut: Any, whole: Any) -> Any:
     return cut
 
 
-def _mapped(value: object, change: Callable[[str], str]) -> object:
+def _map_texts(value: object, change: Callable[[str], str]) -> object:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
-        return {change(k): _mapped(v, change) for k, v in value.items()}
-    return [_mapped(v, change) for v in value] if isinstance(value, list) else value
+        return {change(k): _map_texts(v, change) for k, v in value.items()}
+    return [_map_texts(v, change) for v in value] if isinstance(value, list) else value
 
 
 def _cut(text: str) -> str:
@@ -544,24 +544,24 @@ def render(tree: Mapping[str, object]) -> str:
 
 def render_effects(tree: Mapping[str, object], addresses: Collection[str]) -> str:
     """Return the effects of a run's tree that have one of *addresses*, without what was sent to models before them."""
-    lines = [_line(line) for effect in _found(tree, addresses) for line in _effect(effect)]
+    lines = [_line(line) for effect in _find_effects(tree, addresses) for line in _effect(effect)]
     return "".join([f"{line}\n" for line in lines])
 
 
-def _found(tree: Mapping[str, object], addresses: Collection[str]) -> Iterator[Mapping[str, object]]:
+def _find_effects(tree: Mapping[str, object], addresses: Collection[str]) -> Iterator[Mapping[str, object]]:
     for effect in _list(tree, "steps"):
         if effect["address"] in addresses:
             yield {name: member for name, member in effect.items() if name not in ("system", "said")}
         else:
-            yield from _found(effect, addresses)
+            yield from _find_effects(effect, addresses)
 
 
 def _line(line: str) -> str:
     # Texts are split into lines already: a line end that is left stands in a name.
-    return _ended(visible(line.replace("\n", "\\n")).replace("\t", "\\t"))
+    return _mark_trailing_spaces(visible(line.replace("\n", "\\n")).replace("\t", "\\t"))
 
 
-def _ended(line: str) -> str:
+def _mark_trailing_spaces(line: str) -> str:
     """Return a line with the spaces at its end made visible."""
     bare = line.rstrip(" ")
     return bare + BLANK * (len(line) - len(bare))
@@ -574,14 +574,14 @@ def _run(tree: Mapping[str, Any]) -> Iterator[str]:
         words.append(f"tokens {spent.get('in')} in / {spent.get('out')} out")
     if tree.get("cost_usd") is not None:
         words.append(f"cost ${tree['cost_usd']}")
-    yield _joined(words)
-    yield from _named("prompt", tree.get("prompt"))
-    yield from _named("params", tree.get("params"))
+    yield _join_words(words)
+    yield from _show_member("prompt", tree.get("prompt"))
+    yield from _show_member("params", tree.get("params"))
     for message in _list(tree, "messages"):
-        yield from _said(message)
+        yield from _show_message(message)
     for child in _list(tree, "children"):
-        yield _joined([f"child {child.get('agent', '')}", child.get("status")])
-        yield from _indented("  ", _end(child))
+        yield _join_words([f"child {child.get('agent', '')}", child.get("status")])
+        yield from _indent("  ", _end(child))
     for effect in _list(tree, "steps"):
         yield from _effect(effect)
     yield from _end(tree)
@@ -589,13 +589,13 @@ def _run(tree: Mapping[str, Any]) -> Iterator[str]:
 
 def _end(tree: Mapping[str, Any]) -> Iterator[str]:
     if "output" in tree:
-        yield from _named("output", tree["output"], quoted=True)
-    yield from _named("text", tree.get("text"))
+        yield from _show_member("output", tree["output"], quoted=True)
+    yield from _show_member("text", tree.get("text"))
     error = tree.get("error")
     if isinstance(error, Mapping):
-        yield from _named(f"error {error.get('type')}", error.get("message"))
+        yield from _show_member(f"error {error.get('type')}", error.get("message"))
     for question in _list(tree, "questions"):
-        yield from _asked("waits for an answer to ", question)
+        yield from _show_question("waits for an answer to ", question)
 
 
 def _effect(effect: Mapping[str, object]) -> Iterator[str]:
@@ -614,8 +614,8 @@ def _effect(effect: Mapping[str, object]) -> Iterator[str]:
         words += [f"tools {', '.join(map(str, _list(effect, 'tools'))) or 'none'}" if "tools" in effect else ""]
     retries = _list(effect, "retries")
     words += [f"retries {len(retries)}: {', '.join(map(str, retries))}" if retries else ""]
-    yield _joined(words)
-    yield from _indented("     ", _asks(effect))
+    yield _join_words(words)
+    yield from _indent("     ", _asks(effect))
     yield from _came(effect)
 
 
@@ -626,11 +626,11 @@ def _asks(effect: Mapping[str, object]) -> Iterator[str]:
         yield from _program(program, _list(effect, "steps"))
         return
     for name in ("tool_choice", "settings", "system", "prompt", "params", "args", "kwargs"):
-        yield from _named(name, effect.get(name))
+        yield from _show_member(name, effect.get(name))
     for message in _list(effect, "said"):
-        yield from _said(message)
+        yield from _show_message(message)
     for question in _list(effect, "questions"):
-        yield from _asked("", question)
+        yield from _show_question("", question)
     for inner in _list(effect, "steps"):
         yield from _effect(inner)
 
@@ -652,18 +652,18 @@ def _program(program: Mapping[str, object], effects: Sequence[Mapping[str, Any]]
     waits = {line for line, asked in at.items() if any("outcome" not in effect for effect in asked)}
     digits = len(str(len(lines)))
     yield "program"
-    for number, line in _kept(lines, at.keys() if program.get("cut") else None):
+    for number, line in _select_lines(lines, at.keys() if program.get("cut") else None):
         if number:
             yield f"  {'>' if number in waits else ' '} {number:>{digits}}  {line}".rstrip(" ")
         else:
             yield f"    {'':{digits}}  {line}"
         for effect in at.get(number, ()) if number else ():
-            yield from _indented(" " * (6 + digits), _inner(effect))
+            yield from _indent(" " * (6 + digits), _inner(effect))
     for effect in at.get(0, ()):
         yield from _inner(effect)
 
 
-def _kept(lines: Sequence[str], around: Collection[int] | None) -> Iterator[tuple[int, str]]:
+def _select_lines(lines: Sequence[str], around: Collection[int] | None) -> Iterator[tuple[int, str]]:
     """Give lines with their numbers: all, or the first ones and those *around* some; number 0 says how many were left out."""
     near = {at + n for at in around or () for n in range(-NEAR_LINES, NEAR_LINES + 1) if at}
     left = 0
@@ -702,13 +702,13 @@ def _brief(effect: Mapping[str, Any]) -> str | None:
     if any(name in effect for name in ("steps", "retries", "prompt", "params", "program")):
         return None
     asked = [
-        _joined([q.get("id"), _json(q.get("text")), *map(_json, _list(q, "options"))])
+        _join_words([q.get("id"), _json(q.get("text")), *map(_json, _list(q, "options"))])
         for q in _list(effect, "questions")
         if isinstance(q, Mapping)
     ]
     given = [_json(effect["input"])] if "input" in effect else []
     words = [effect.get("address"), f"{effect.get('kind')} {effect.get('name', '')}".rstrip(), effect.get("purpose")]
-    said = _joined([*words, *given, *asked])
+    said = _join_words([*words, *given, *asked])
     return said if len(said) <= MAX_INLINE and "\n" not in said else None
 
 
@@ -749,16 +749,16 @@ def _outcome(outcome: object) -> Iterator[str]:
         yield f"stop {outcome['stop']}"
 
 
-def _said(message: object) -> Iterator[str]:
+def _show_message(message: object) -> Iterator[str]:
     if not isinstance(message, Mapping):
         yield from _value(message)
         return
     words = [message.get(name) for name in ("role", "name", "id", "status")]
     tags = ", ".join(map(str, _list(message, "tags")))
-    yield _joined([*words, tags and f"tags {tags}"])
+    yield _join_words([*words, tags and f"tags {tags}"])
     for part in _list(message, "parts"):
         text = part.get("text") if isinstance(part, Mapping) and len(part) == 1 else None
-        yield from _indented("  ", _text(text) if isinstance(text, str) else _part(part))
+        yield from _indent("  ", _text(text) if isinstance(text, str) else _part(part))
 
 
 def _part(part: object) -> Iterator[str]:
@@ -767,50 +767,50 @@ def _part(part: object) -> Iterator[str]:
         return
     for name in ("text", "thinking", "refusal"):
         if name in part:
-            yield _joined([name, part.get("signature") and f"signature {part['signature']}"])
-            yield from _indented("  ", _text(str(part[name])))
+            yield _join_words([name, part.get("signature") and f"signature {part['signature']}"])
+            yield from _indent("  ", _text(str(part[name])))
     if "tool" in part:
         program = part.get("program")
-        yield _joined([f"call {part['tool']}", part.get("call"), program and f"program of {program}"])
-        yield from _indented("  ", _members(part.get("input")))
-        yield from _indented("  ", _named("unreadable", part.get("unreadable")))
+        yield _join_words([f"call {part['tool']}", part.get("call"), program and f"program of {program}"])
+        yield from _indent("  ", _members(part.get("input")))
+        yield from _indent("  ", _show_member("unreadable", part.get("unreadable")))
     if "json" in part:
         yield from _value(part["json"])
     if "media" in part:
         yield str(part["media"])
-    yield from _provided(part)
+    yield from _show_provided(part)
 
 
-def _provided(part: Mapping[str, object]) -> Iterator[str]:
+def _show_provided(part: Mapping[str, object]) -> Iterator[str]:
     """Give what a provider's own tool did, and where a text comes from."""
     if "opaque" in part:
-        yield _joined([f"opaque {part['opaque']}", part.get("did")])
+        yield _join_words([f"opaque {part['opaque']}", part.get("did")])
         if part.get("shows"):
-            yield from _indented("  ", _text(str(part["shows"])))
+            yield from _indent("  ", _text(str(part["shows"])))
     if "cites" in part:
-        yield _joined([f"cites {part['cites']}".rstrip(), part.get("title")])
+        yield _join_words([f"cites {part['cites']}".rstrip(), part.get("title")])
         for name in ("quote", "said"):
-            yield from _indented("  ", _named(name, part.get(name)))
+            yield from _indent("  ", _show_member(name, part.get(name)))
 
 
-def _asked(before: str, question: Any) -> Iterator[str]:
+def _show_question(before: str, question: Any) -> Iterator[str]:
     if not isinstance(question, Mapping):
         yield from _value(question)
         return
     options = ", ".join([_json(o) for o in _list(question, "options")])
-    yield _joined([f"{before}{question.get('id')}", options and f"options {options}"])
-    yield from _indented("  ", _text(str(question.get("text", ""))))
+    yield _join_words([f"{before}{question.get('id')}", options and f"options {options}"])
+    yield from _indent("  ", _text(str(question.get("text", ""))))
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-def _named(name: str, value: object, *, quoted: bool = False) -> Iterator[str]:
+def _show_member(name: str, value: object, *, quoted: bool = False) -> Iterator[str]:
     """Give *name* and its value below it; nothing for a value that is not there."""
     if value in (None, "") and not quoted:
         return
     yield name
-    yield from _indented("  ", _text(value) if isinstance(value, str) and not quoted else _value(value))
+    yield from _indent("  ", _text(value) if isinstance(value, str) and not quoted else _value(value))
 
 
 def _members(value: object) -> Iterator[str]:
@@ -821,7 +821,7 @@ def _members(value: object) -> Iterator[str]:
     for name, member in value.items():
         if isinstance(member, str) and ("\n" in member or len(member) > MAX_INLINE):
             yield f"{name}: |"
-            yield from _indented("  ", _text(member))
+            yield from _indent("  ", _text(member))
             continue
         first, *rest = _value(member)
         yield f"{name}: {first}"
@@ -832,7 +832,7 @@ def _value(value: object) -> Iterator[str]:
     """Give a JSON value on one line, or on several when it is long; a text of several lines as it is."""
     if isinstance(value, str) and "\n" in value:
         yield "|"
-        yield from _indented("  ", _text(value))
+        yield from _indent("  ", _text(value))
         return
     short = _json(value)
     if len(short) <= MAX_INLINE or not isinstance(value, Mapping | list | tuple):
@@ -843,18 +843,18 @@ def _value(value: object) -> Iterator[str]:
 
 def _text(text: str) -> Iterator[str]:
     """Give the lines of a text, with the spaces at their ends made visible."""
-    yield from map(_ended, text.split("\n"))
+    yield from map(_mark_trailing_spaces, text.split("\n"))
 
 
 def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _indented(by: str, lines: Iterator[str]) -> Iterator[str]:
+def _indent(by: str, lines: Iterator[str]) -> Iterator[str]:
     yield from [f"{by}{line}" if line else "" for line in lines]
 
 
-def _joined(words: list[Any]) -> str:
+def _join_words(words: list[Any]) -> str:
     return "  ".join([str(word) for word in words if word])
 
 

@@ -29,7 +29,7 @@ from stepengine.system.open_files import said
 __all__ = (
     "KIND",
     "Chain",
-    "Signature",
+    "JournalSignature",
     "SigningKey",
     "fingerprint_of",
     "is_of",
@@ -87,7 +87,7 @@ class SigningKey:
         self.seconds = seconds
         data = _private(self.path)
         _keep_secret(data)
-        self._key = _loaded(self.path, data)
+        self._key = _load_key(self.path, data)
         raw = self._key.public_key().public_bytes_raw()
         for form in (self._key.private_bytes_raw().hex(), base64.b64encode(self._key.private_bytes_raw()).decode()):
             GIVEN.tell(form, NAME)
@@ -132,7 +132,7 @@ def _keep_secret(data: bytes) -> None:
             GIVEN.tell(line, NAME)
 
 
-def _loaded(path: Path, data: bytes) -> Any:
+def _load_key(path: Path, data: bytes) -> Any:
     make = f"make one with `ssh-keygen -t ed25519 -N '' -f {path}`"
     try:
         from cryptography.exceptions import UnsupportedAlgorithm
@@ -170,7 +170,7 @@ def mark_of(line: bytes) -> str:
 
 
 @frozen
-class Signature:
+class JournalSignature:
     """
     What the line of a signature says, whoever wrote it.
 
@@ -197,7 +197,7 @@ class Signature:
     sig: bytes
 
     @classmethod
-    def of(cls, line: bytes) -> Signature | None:
+    def of(cls, line: bytes) -> JournalSignature | None:
         """Return what a line without its newline says as a signature; ``None`` for any other record."""
         found = FORM.fullmatch(line)
         if found is None:
@@ -220,7 +220,7 @@ class Signature:
         )
 
 
-def is_of(signature: Signature) -> bool:
+def is_of(signature: JournalSignature) -> bool:
     """
     Return whether a signature was made by the key that it names.
 

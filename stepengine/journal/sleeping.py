@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 __all__ = (
     "Bed",
-    "arrived",
     "bed_of",
     "first_unread",
     "index_of",
     "is_due",
     "is_place",
     "journal_in",
+    "make_due",
     "sleeper",
     "sleepers",
     "sleeping",
@@ -171,7 +171,7 @@ def _received_next(history: History, waits: Sequence[Waits]) -> set[str]:
     return {one["id"] for one in history.unread_messages() if (one["path"], one["topic"]) in topics}
 
 
-def arrived(journal: Journal, kind: LetterKind = "message") -> None:
+def make_due(journal: Journal, kind: LetterKind = "message") -> None:
     """Make the run of a journal due if it waits for the letter that was put into its mailbox."""
     bed = bed_of(journal)
     # Where there is no index of a folder yet, whoever makes it looks into the mailboxes.

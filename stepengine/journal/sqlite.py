@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stepengine.errors import JournalError, JournalMissing, JournalWriteFailed
-from stepengine.journal.following import ByteTail, Look, Tail
+from stepengine.journal.following import BytesBehind, ByteTail, Tail
 from stepengine.journal.held import HeldFile, opened_with_room
 from stepengine.journal.history import History
 from stepengine.journal.mailbox import Mailbox
@@ -227,32 +227,32 @@ class RowTail(ByteTail):
                 stamps.append(error.errno)
         return tuple(stamps)
 
-    def _look(self, most: int) -> Look:
+    def _look(self, most: int) -> BytesBehind:
         path = self._journal.path
         try:
             status = os.stat(path)  # noqa: PTH116
         except FileNotFoundError:
             if self._file is not None:
                 raise self._journal.missing() from None
-            return Look()
+            return BytesBehind()
         except OSError as error:
             raise unusable(path, error) from error
         if self._file not in (None, (status.st_dev, status.st_ino)):
-            return Look(again="replaced")
+            return BytesBehind(again="replaced")
         self._file = status.st_dev, status.st_ino
         with _to_read(path) as database:
-            return self._read(database, most) if _has_table(database) else Look()
+            return self._read(database, most) if _has_table(database) else BytesBehind()
 
-    def _read(self, database: sqlite3.Connection, most: int) -> Look:
+    def _read(self, database: sqlite3.Connection, most: int) -> BytesBehind:
         rows = database.execute(
             "SELECT number, line FROM lines WHERE run = ? AND number >= ? ORDER BY number", (self._run, self._number)
         )
         if self._number >= 0:
             found = rows.fetchone()
             if found is None or found[0] != self._number:
-                return Look(again="cut" if found is None else "rewritten")
+                return BytesBehind(again="cut" if found is None else "rewritten")
             if found[1] != self._row:
-                return Look(again="rewritten")
+                return BytesBehind(again="rewritten")
         self._looked, size = deque(), 0
         if self._within:
             self._looked.append((self._number, self._row))
@@ -264,7 +264,7 @@ class RowTail(ByteTail):
                 break
             self._looked.append((number, line if type(line) is bytes else b"\n"))
             size += len(self._looked[-1][1])
-        return Look(b"".join([line for _, line in self._looked])[self._within :], is_all)
+        return BytesBehind(b"".join([line for _, line in self._looked])[self._within :], is_all)
 
     def _take(self, data: bytes) -> None:
         left = len(data)
@@ -297,10 +297,10 @@ class SqliteWriter(LineWriter):
         self._lock_path = _lock_path(journal.path, status, run)
         # A lock of the operating system beside the database, one for each run: SQLite locks the whole file, and a lock
         # in a table would outlive its process (replay:J2).
-        self._lock = HeldFile(self._lock_path, _locked(self._lock_path, journal.path))
+        self._lock = HeldFile(self._lock_path, _open_locked(self._lock_path, journal.path))
         self._database = Database.at(journal.path, status, seconds=BUSY_SECONDS)
         try:
-            content, self._count = _found(self._database, run)
+            content, self._count = _read_stored(self._database, run)
             super().__init__(journal, read_lines(content, journal.name))
             self._reserve, self._folder = Reserve.near(journal.path), journal.path.parent
         except (OSError, sqlite3.Error) as error:
@@ -404,7 +404,7 @@ class SqliteWriter(LineWriter):
 
     def failure(self, error: Exception) -> JournalWriteFailed:
         """Return the error of this run for what the database said."""
-        return self._failed(reason(error, self._database.seconds))
+        return self._write_error(reason(error, self._database.seconds))
 
     def store_apart(self, lines: list[bytes]) -> None:
         """Store lines by a transaction of their own, or lose them."""
@@ -453,7 +453,7 @@ def _store_apart(batches: Batches) -> None:
         one.store_apart(lines)
 
 
-def _found(database: Database, run: str) -> tuple[bytes, int]:
+def _read_stored(database: Database, run: str) -> tuple[bytes, int]:
     """Return what is stored of a run, and the number of its next line; the table is made when there is none."""
     with database.reading() as connection:
         if _has_table(connection):
@@ -469,7 +469,7 @@ def _lock_path(database: Path, status: os.stat_result, run: str) -> Path:
     return database.with_name(f".{status.st_dev:x}-{status.st_ino:x}.{run}.lock")
 
 
-def _locked(path: Path, database: Path) -> int:
+def _open_locked(path: Path, database: Path) -> int:
     """Return the open and locked file at *path*; a lock that its owner has just given up is not taken for ours."""
     while True:
         descriptor = opened_with_room(path)

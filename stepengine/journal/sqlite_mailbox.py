@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepengine.errors import JournalCorrupt, JournalWriteFailed
-from stepengine.journal.mailbox import MAX_BYTES, MAX_LETTERS, MAX_LINE, Letter, Mailbox, Owner, StoredLetter
+from stepengine.journal.mailbox import MAX_BYTES, MAX_LETTERS, MAX_LINE, Letter, Mailbox, MailboxOwner, StoredLetter
 from stepengine.journal.places import check_place
 from stepengine.system.write_ahead import Database, reason
 
@@ -44,7 +44,7 @@ class SqliteMailbox(Mailbox):
         seconds: How long to wait for a process that holds the file and commits nothing.
     """
 
-    def __init__(self, journal: Owner, path: Path, run: Callable[[], str], *, seconds: float) -> None:
+    def __init__(self, journal: MailboxOwner, path: Path, run: Callable[[], str], *, seconds: float) -> None:
         super().__init__(journal)
         self._path = path
         self._name = run

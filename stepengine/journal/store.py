@@ -36,7 +36,7 @@ from stepengine.errors import (
 )
 from stepengine.journal.altered import chain_of
 from stepengine.journal.encoding import MAX_INLINE, PLAIN_CALL, Encoder, differ_in_messages, is_short, may_be_long
-from stepengine.journal.following import Again, ContentTail, Found, Tail
+from stepengine.journal.following import Again, ContentTail, NewRecords, Tail
 from stepengine.journal.history import History
 from stepengine.journal.mailbox import Mailbox, MemoryMailbox
 from stepengine.journal.places import ROOM, TO_RECORD, Reserve
@@ -518,19 +518,19 @@ class _MemoryTail(Tail):
         now = self._journal._kept.records()  # noqa: SLF001
         return self._must_restart or now is not self._records or len(now) != len(self._given)
 
-    def found(self) -> Found:
+    def found(self) -> NewRecords:
         """Return the records that were added."""
         now, given = self._journal._kept.records(), self._given  # noqa: SLF001
         if now is self._records and len(now) >= len(given) and not self._must_restart:
             more = now[len(given) :]
             given += more
-            return Found(more)
+            return NewRecords(more)
         is_other, self._must_restart = now is not self._records, False
         self._records, self._given = now, list(now)
         pairs = enumerate(zip(given, now, strict=False))
         kept = next((n for n, (was, one) in pairs if was is not one), min(len(given), len(now)))
         why: Again = "replaced" if is_other else "rewritten"
-        return Found(list(now), why if given else "", kept)
+        return NewRecords(list(now), why if given else "", kept)
 
     def restart(self) -> None:
         """Return all records next time."""
@@ -576,7 +576,7 @@ _this_process = os.getpid()
 
 
 @renews
-def _forked() -> None:
+def _renew_in_child() -> None:
     global _this_process  # noqa: PLW0603 - it is a fact of the process
     _this_process = os.getpid()
     Commits.renew()
@@ -642,7 +642,7 @@ class LineWriter(Writer):
             lines = self._encoder.lines(record)
         except (JournalError, DataError) as error:
             # What comes next would be chained to a line that does not exist.
-            self._broken = self._failed(str(error))
+            self._broken = self._write_error(str(error))
             raise
         self._lines.extend(lines)
         if chain is not None:
@@ -667,7 +667,7 @@ class LineWriter(Writer):
         if not reserve.renew(self._folder):
             why = f"the disk is full; an effect begins only where {ROOM // 1024} KiB are left for what comes of it"
             # What is under way may still be recorded: the writer is not broken.
-            raise self._failed(why)
+            raise self._write_error(why)
 
     def commit(self) -> None:
         """
@@ -740,11 +740,11 @@ class LineWriter(Writer):
     def _check(self) -> None:
         if self._pid != _this_process:
             why = f"the run belongs to process {self._pid}, and this one ({_this_process}) was forked from it"
-            raise self._failed(why)
+            raise self._write_error(why)
         if self._broken is not None:
             raise self._broken
 
-    def _failed(self, why: str) -> JournalWriteFailed:
+    def _write_error(self, why: str) -> JournalWriteFailed:
         msg = f"{self._journal.name} cannot be written: {why}. What was committed before is whole; resume from it"
         return JournalWriteFailed(msg)
 
@@ -844,7 +844,7 @@ class Commits:
     def _begin(self) -> None:
         """Begin one commit for all who wait by now."""
         batch, self._waiting = self._waiting, []
-        tell = partial(self._ended, batch)
+        tell = partial(self._finish_batch, batch)
         try:
             if self._is_closed:
                 self._writer.commit()  # what was left is stored: there is nothing to wait for, only to be told
@@ -854,7 +854,7 @@ class Commits:
         except (RuntimeError, JournalError) as error:  # the system gives no thread, or what was left is lost
             tell(None, error)
 
-    def _ended(self, batch: Sequence[asyncio.Future[None]], _: None, error: BaseException | None) -> None:
+    def _finish_batch(self, batch: Sequence[asyncio.Future[None]], _: None, error: BaseException | None) -> None:
         for future in batch:
             if not future.done():
                 future.set_result(None) if error is None else future.set_exception(error)

@@ -26,8 +26,8 @@ from stepengine.journal.replayer import Cut, place_of
 from stepengine.system import calls
 from stepengine.system.atomic import lock_for, replace_file, target_info
 from stepengine.system.calls import FILE, Fd
-from stepengine.system.path_policy import Policy
-from stepengine.system.root import Missing, Opened, Root
+from stepengine.system.path_policy import PathPolicy
+from stepengine.system.root import Missing, OpenedFolder, Root
 from stepengine.system.text import read_capped
 from stepengine.system.workspace import Workspace
 from stepengine.system.writes import LARGE, FileWrite, OldFile, hash_of
@@ -126,7 +126,7 @@ def undo(
         OSError: when the disk fails in the middle; undo again to go on.
     """
     source = as_journal(journal)
-    policy = Policy(
+    policy = PathPolicy(
         allow_secrets=tuple(allow_secrets),
         allow_protected=tuple(allow_protected),
         cross_mounts=cross_mounts,
@@ -153,7 +153,7 @@ class Undoing:
     partial: bool = False
     dry_run: bool = False
     moved: bool = False
-    policy: Policy = Policy()
+    policy: PathPolicy = PathPolicy()
 
 
 def undo_writes(
@@ -169,7 +169,7 @@ def undo_writes(
             file.look()
         stuck = tuple([(file.path, file.problem) for file in files if file.problem])
         if stuck and not options.partial:
-            raise _refused(stuck)
+            raise _refusal(stuck)
         whole = [file for file in files if not file.problem]
         for file in [] if options.dry_run else whole:
             file.bring_back()
@@ -198,7 +198,7 @@ def _remove_folders(files: Iterable[_File]) -> Iterator[str]:
             yield from root.remove_empty([folder])
 
 
-def _refused(stuck: Sequence[tuple[str, str]]) -> UndoRefused:
+def _refusal(stuck: Sequence[tuple[str, str]]) -> UndoRefused:
     listed = "; ".join([f"{path}: {why}" for path, why in stuck[:LISTED]])
     more = f"; and {len(stuck) - LISTED} more" if len(stuck) > LISTED else ""
     msg = f"nothing was undone, because of {len(stuck)} of the files: {listed}{more}. partial=True (--partial) undoes the rest"
@@ -310,7 +310,7 @@ class _File:
             return
         try:
             with self.root.parent(self.path, create=False) as (folder, name), lock_for(folder, name):
-                self._judge(*self._found(folder, name))
+                self._judge(*self._look_at(folder, name))
         except Missing:
             self._judge(None, None)
         except ToolError as error:
@@ -333,7 +333,7 @@ class _File:
         else:
             self.fate = "created" if now is None else "restored"
 
-    def _found(self, folder: Fd, name: str) -> tuple[os.stat_result | None, str | None]:
+    def _look_at(self, folder: Fd, name: str) -> tuple[os.stat_result | None, str | None]:
         """Return what stands under the name, and the hash of its content; ``""`` for one too large to be looked at."""
         assert self.root is not None  # noqa: S101 - without one it has a problem
         info = target_info(folder, name, self.path)
@@ -341,7 +341,7 @@ class _File:
             return None, None
         fd = calls.open_at(name, FILE, folder)
         try:
-            self.root.check_file(Opened(fd, self.root.parts(self.path), calls.fstat(fd)), self.path)
+            self.root.check_file(OpenedFolder(fd, self.root.parts(self.path), calls.fstat(fd)), self.path)
             data = read_capped(fd)
         finally:
             calls.close(fd)
@@ -360,7 +360,7 @@ class _File:
         fate = self.fate
         try:
             with self.root.parent(self.path, create=fate == "created") as (folder, name), lock_for(folder, name):
-                info, now = self._found(folder, name)
+                info, now = self._look_at(folder, name)
                 self._judge(info, now)
                 if not self.problem and self.fate == fate:
                     self._put(folder, name, info)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stepengine.data.frozen import frozen
 from stepengine.errors import JournalError, StepEngineError
-from stepengine.journal.altered import Look, head_of, listed
+from stepengine.journal.altered import JournalScan, head_of, listed
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.history import History
 from stepengine.journal.reading import read_lines
@@ -89,7 +89,7 @@ def verify(
     if not source.is_there():
         raise source.missing()
     content = source.content()
-    look = Look(trusted)
+    look = JournalScan(trusted)
     look.at_all(content)
     problems = look.problems + _unreadable(content, source.name, look)
     if not look.last:
@@ -158,7 +158,7 @@ def _blob(text: str) -> bytes:
         return b""
 
 
-def _unreadable(content: bytes, name: str, look: Look) -> list[str]:
+def _unreadable(content: bytes, name: str, look: JournalScan) -> list[str]:
     """Return why nobody can read the journal, if nothing else says so: a signature vouches for bytes, not for their meaning."""
     if look.problems or look.count != look.last:
         return []

@@ -169,7 +169,7 @@ class WakeIndex:
 
     def put_off(self, run_name: str, until: datetime) -> None:
         """Make a run that could not be woken due at another time, so that it does not hold up others."""
-        given = (_stored(until), run_name)
+        given = (_microseconds(until), run_name)
         self._write(lambda database: database.execute("UPDATE sleeping SET due = ? WHERE run = ?", given).rowcount)
 
     def post_arrived(self, run_name: str, kind: LetterKind = "message") -> bool:
@@ -192,7 +192,7 @@ class WakeIndex:
 
     def due(self, now: datetime, limit: int = 100) -> list[Sleeping]:
         """Return the runs to wake at *now*, at most so many, by time; the cost depends on what is due, not on what sleeps."""
-        given = (_stored(now), limit)
+        given = (_microseconds(now), limit)
         return self._read(lambda database: [_sleeping(row) for row in database.execute(DUE, given)])
 
     def next_at(self) -> datetime | None:
@@ -208,7 +208,7 @@ class WakeIndex:
     def renew(self) -> None:
         """Rebuild the index from the journals, as whoever begins to wake runs does once."""
         with self._using:
-            self._done(lambda database: self._anew(database, _ANY, "that was asked for"))
+            self._do(lambda database: self._anew(database, _ANY, "that was asked for"))
 
     # --- the file -----------------------------------------------------------------------------------------------------
 
@@ -218,7 +218,7 @@ class WakeIndex:
                 return act(connection)
 
         with self._using:
-            return self._done(write)
+            return self._do(write)
 
     def _read(self, act: Callable[[sqlite3.Connection], Made]) -> Made:
         def read(database: Database) -> Made:
@@ -226,15 +226,15 @@ class WakeIndex:
                 return act(connection)
 
         with self._using:
-            return self._done(read)
+            return self._do(read)
 
-    def _done(self, act: Callable[[Database], Made]) -> Made:
+    def _do(self, act: Callable[[Database], Made]) -> Made:
         """Return the result of *act* on an index that is whole, and that is still in its place afterwards."""
         import sqlite3
 
         for _ in range(TRIES):
             try:
-                database = self._opened()
+                database = self._open()
                 self._make_ready(database)
                 made = act(database)
                 if self._is_still():
@@ -250,7 +250,7 @@ class WakeIndex:
         msg = f"the index of waking {self._path} was removed or damaged again and again while it was used"
         raise JournalWriteFailed(msg)
 
-    def _opened(self) -> Database:
+    def _open(self) -> Database:
         if self._database is not None:
             return self._database
         status = made_database(self._path)
@@ -303,7 +303,7 @@ class WakeIndex:
         logger.warning("the index of waking %s cannot be used, and is made anew: %s", self._path, error)
         if not self._is_own:
             try:
-                database = self._opened()
+                database = self._open()
                 with database.lock, database.writing() as connection:
                     _make(connection)
             except (OSError, sqlite3.Error) as again:
@@ -362,12 +362,12 @@ def _make(database: sqlite3.Connection) -> None:
 def _put(database: sqlite3.Connection, runs: Iterable[Sleeping], otherwise: str = "REPLACE") -> None:
     rows = []
     for one in runs:
-        wakes_at = None if one.wakes_at is None else _stored(one.wakes_at)
+        wakes_at = None if one.wakes_at is None else _microseconds(one.wakes_at)
         rows.append((one.run, wakes_at, wakes_at, " ".join(sorted(one.kinds)), one.agent_id))
     database.executemany(f"INSERT OR {otherwise} INTO sleeping VALUES (?, ?, ?, ?, ?)", rows)  # noqa: S608 - a word of ours
 
 
-def _stored(when: datetime) -> int:
+def _microseconds(when: datetime) -> int:
     """Return a time in microseconds, as the index has it."""
     if when.tzinfo is None:
         msg = f"a time has its zone, which {when} has not"

@@ -82,7 +82,7 @@ SOMEBODY = AgentDefinition("followed")
 
 
 @attrs.define
-class _Run:
+class _KnownRun:
     """
     What is known of one run of the tree.
 
@@ -110,7 +110,7 @@ class _Run:
 
 
 @attrs.define
-class _Open:
+class _OpenEffect:
     """An effect that has no result yet, when it began, and whether that was shown."""
 
     item: Item
@@ -135,8 +135,8 @@ class Projection:
         self.is_over = self._is_stopped = False
         self._run_id = ""
         self._head: Head | None = None
-        self._runs: dict[str, _Run] = {}
-        self._open: dict[Address, _Open] = {}
+        self._runs: dict[str, _KnownRun] = {}
+        self._open: dict[Address, _OpenEffect] = {}
         self._background: dict[str, Item] = {}
 
     def take(self, history: History, records: Sequence[Record]) -> Iterator[Event]:
@@ -176,16 +176,16 @@ class Projection:
     def _root(self, form: Mapping[str, Any]) -> Iterator[Event]:
         self._run_id = str(form["run_id"])
         self.epoch = hashlib.blake2b(self._run_id.encode(), digest_size=4).hexdigest()
-        yield from self._opened("", form)
-        yield from self._shown("")
+        yield from self._open_run("", form)
+        yield from self._show_start("")
 
-    def _opened(self, path: str, form: Mapping[str, Any]) -> Iterator[Event]:
+    def _open_run(self, path: str, form: Mapping[str, Any]) -> Iterator[Event]:
         """Take note of a run that is about to begin; the body of a tool is not shown as one."""
         above = self._runs[path.rpartition(".")[0]] if path else None
         own_id = f"{self._run_id}-{path.replace('.', '-')}" if path else self._run_id
         created = above.plan.created if above is not None else created_of(self._head)  # type: ignore[arg-type]
         plan = RunPlan(definition=SOMEBODY, run_id=own_id, path=path, created=created)
-        run = self._runs[path] = _Run("", plan, last=0 if above is None else above.last)
+        run = self._runs[path] = _KnownRun("", plan, last=0 if above is None else above.last)
         if form["type"] == "Spawn":
             run.agent_id = str(form["agent_id"])
             run.started = RunStarted(
@@ -193,7 +193,7 @@ class Projection:
             )
         yield from ()
 
-    def _shown(self, path: str) -> Iterator[Event]:
+    def _show_start(self, path: str) -> Iterator[Event]:
         """Show that a run began, once something of it is recorded: one that a limit refused never did."""
         run = self._runs[path]
         started, run.started = run.started, None
@@ -229,7 +229,7 @@ class Projection:
             status=status,
         )
 
-    def _spent(self, path: str, usage: Usage, cost: Decimal | None) -> None:
+    def _add_spending(self, path: str, usage: Usage, cost: Decimal | None) -> None:
         while True:
             run = self._runs[path]
             run.spent = Spending(usage=run.spent.usage + usage, cost=add_cost(run.spent.cost, cost))
@@ -245,7 +245,7 @@ class Projection:
             yield from self._root(form)
             return
         yield from self._going_on(path, seq)
-        yield from self._shown(path)
+        yield from self._show_start(path)
         run = self._runs[path]
         begins = form["type"] == "CallModel" and form["purpose"] == "step" and not _goes_on(form["request"])
         if begins or not _is_models(form):
@@ -255,17 +255,17 @@ class Projection:
             run.is_open, run.ended_turn = True, False
             yield StepStarted(path=path, seq=seq, step=run.step, steps_remaining=NOT_KNOWN)
         item = Item(path, EFFECTS[form["type"]](intent, form), run.plan)
-        opened = self._open[path, seq] = _Open(item, form, run.last)
+        opened = self._open[path, seq] = _OpenEffect(item, form, run.last)
         if form["type"] == "Sleep" or form.get("timeout") is not None:
             opened.is_shown = False  # until when it waits stands in a record of its own, which comes next
         else:
-            yield from self._started(opened)
+            yield from self._show_effect(opened)
         if intent.begins_run:
-            yield from self._opened(child_path(path, seq), form)
+            yield from self._open_run(child_path(path, seq), form)
             if intent.is_background:
                 self._background[child_path(path, seq)] = item
 
-    def _started(self, opened: _Open) -> Iterator[Event]:
+    def _show_effect(self, opened: _OpenEffect) -> Iterator[Event]:
         opened.is_shown = True
         effect, form = opened.item.effect, opened.form
         shown = effect.questions if type(effect) is AskPerson and effect.purpose == "permission" else ()
@@ -293,27 +293,27 @@ class Projection:
         opened, run = self._open.pop((path, seq)), self._runs[path]
         run.last = max(run.last, result.at)
         if not opened.is_shown:
-            yield from self._started(opened)
+            yield from self._show_effect(opened)
         if type(opened.item.effect) is Spawn and not opened.item.effect.is_background:
             yield from self._child_ended(child_path(path, seq), opened.item, outcome)
             return
         for event in finished(opened.item, outcome, max(0, result.at - opened.began)):
             yield attrs.evolve(event, name=str(opened.form["name"])) if type(event) is PerformFinished else event
         if type(opened.item.effect) is AskPerson and opened.item.effect.purpose == "permission":
-            yield from _decided(opened.item.effect, path, getattr(outcome, "value", ()))
+            yield from _decision_events(opened.item.effect, path, getattr(outcome, "value", ()))
         if type(opened.item.effect) is CallModel:
-            yield from self._replied(run, result, opened.form["purpose"], getattr(outcome, "value", None))
+            yield from self._show_reply(run, result, opened.form["purpose"], getattr(outcome, "value", None))
 
-    def _replied(self, run: _Run, result: Result, purpose: str, reply: ModelReply | None) -> Iterator[Event]:
+    def _show_reply(self, run: _KnownRun, result: Result, purpose: str, reply: ModelReply | None) -> Iterator[Event]:
         for attempt in result.attempts:
             if attempt.get("usage") is not None:
-                self._spent(result.path, restored(attempt["usage"]), None)
+                self._add_spending(result.path, restored(attempt["usage"]), None)
         if reply is None:
             return
-        self._spent(result.path, reply.usage or Usage(), reply.cost)
+        self._add_spending(result.path, reply.usage or Usage(), reply.cost)
         run.ended_turn = not reply.tool_calls
         if purpose in SPOKEN:
-            yield from _said(result.path, result.seq, reply)
+            yield from _reply_events(result.path, result.seq, reply)
         if purpose == "step" and run.ended_turn and reply.stop_reason not in UNFINISHED:
             yield from self._step_ended(result.path, result.seq + 1)
 
@@ -321,10 +321,10 @@ class Projection:
         child = outcome.value if type(outcome) is Value else None
         if type(child) is ChildResult:
             if child.run_id:
-                yield from self._shown(path)
+                yield from self._show_start(path)
             yield from self._step_ended(path, 0, child.status)
             if child.status is RunStatus.FAILED and child.error is not None:
-                yield _failed(path, child.error)
+                yield _failed_event(path, child.error)
         yield from ended(item, outcome)
 
     def _root_ended(self, outcome: Value | Failure) -> Iterator[Event]:
@@ -334,13 +334,13 @@ class Projection:
             child = ChildResult(agent_id=self._runs[""].agent_id, status=RunStatus.FAILED, error=error)
         yield from self._step_ended("", 0, child.status)
         if child.status is RunStatus.FAILED and child.error is not None:
-            yield _failed("", child.error)
+            yield _failed_event("", child.error)
         self.is_over = True
-        yield self._finished(
+        yield self._finished_event(
             status=child.status, output=child.output, text=child.text, error=child.error, spending=child.spending
         )
 
-    def _finished(self, **told: Any) -> RunFinished:
+    def _finished_event(self, **told: Any) -> RunFinished:
         state = AgentState(run_id=self._run_id, agent_id=self._runs[""].agent_id)
         return RunFinished(result=RunResult(state=state, **told))
 
@@ -355,13 +355,13 @@ class Projection:
                 opened = self._open[address]
                 effect: Any = opened.item.effect
                 opened.item = opened.item._replace(effect=attrs.evolve(effect, wakes=int(said["until"])))
-                yield from self._started(opened)
+                yield from self._show_effect(opened)
             case "Stop":
-                yield from self._stopped(said)
+                yield from self._show_stop(said)
             case _:
                 pass
 
-    def _stopped(self, said: Mapping[str, Any]) -> Iterator[Event]:
+    def _show_stop(self, said: Mapping[str, Any]) -> Iterator[Event]:
         if said["kind"] == "suspended":
             return  # what it waits for is shown, and a run that waits has not ended
         if said["kind"] == "shutdown":
@@ -377,9 +377,9 @@ class Projection:
             run.was_left = run.is_open
             yield from self._step_ended(path, 0, status)
         if status is RunStatus.FAILED and error is not None:
-            yield _failed("", error)
+            yield _failed_event("", error)
         self._is_stopped = self.is_over = True
-        yield self._finished(status=status, error=error, spending=self._runs[""].spent)
+        yield self._finished_event(status=status, error=error, spending=self._runs[""].spent)
 
     @property
     def is_waiting(self) -> bool:
@@ -404,7 +404,7 @@ def _is_models(form: Mapping[str, Any]) -> bool:
     return form["type"] == "CallModel" or bool(form.get("tool_call_id"))
 
 
-def _decided(effect: AskPerson, path: str, answers: Sequence[Answer]) -> Iterator[Event]:
+def _decision_events(effect: AskPerson, path: str, answers: Sequence[Answer]) -> Iterator[Event]:
     for question, answer in zip(effect.questions, answers, strict=False):
         yield PermissionDecided(
             path=path,
@@ -418,11 +418,11 @@ def _decided(effect: AskPerson, path: str, answers: Sequence[Answer]) -> Iterato
         )
 
 
-def _failed(path: str, error: BaseException) -> RunFailed:
+def _failed_event(path: str, error: BaseException) -> RunFailed:
     return RunFailed(path=path, error=str(error), kind=type(error).__name__)
 
 
-def _said(path: str, seq: int, reply: ModelReply) -> Iterator[Event]:
+def _reply_events(path: str, seq: int, reply: ModelReply) -> Iterator[Event]:
     message = AssistantMessage(reply.content)
     if message.thinking:
         yield ThinkingCompleted(path=path, seq=seq, text="".join(message.thinking))
@@ -559,7 +559,7 @@ class Watch:
             had, self._projection = max(self._had, self._projection.index), Projection()
             self._had = sum(1 for _ in self._projection.take(self.follower.history, records[: news.kept]))
             records = records[news.kept :]
-            told += _dropped(had - self._had)
+            told += _dropped_event(had - self._had)
         events = list(self._projection.take(self.follower.history, records))
         epoch = self._projection.epoch
         if self._epoch and epoch:
@@ -570,10 +570,10 @@ class Watch:
         told += [event for event in events if event.index >= self._had]
         if was_behind and not self.is_behind:
             # Of what the reader has, some stands in the journal no more: a machine that lost power keeps what was synced.
-            told += _dropped(self._had - self._projection.index)
+            told += _dropped_event(self._had - self._projection.index)
         self._had = 0 if not self.is_behind else self._had
         return told
 
 
-def _dropped(count: int) -> list[Event]:
+def _dropped_event(count: int) -> list[Event]:
     return [EventsDropped(count=count, reason="journal")] if count > 0 else []

@@ -110,7 +110,7 @@ class AgentFile:
         if len(source) > MAX_SOURCE:
             msg = f"{place.file} is larger than {MAX_SOURCE} bytes"
             raise DataError(msg)
-        found = _Source(source, agent, place.file.resolve())
+        found = _AgentSource(source, agent, place.file.resolve())
         # A text that stands for two things is one part: both change with it.
         places: dict[int, Part] = {}
         for part in found.parts():
@@ -169,7 +169,7 @@ class AgentFile:
         return "".join([line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines])
 
 
-class _Source:
+class _AgentSource:
     """
     The syntax of an agent's file.
 
@@ -205,7 +205,7 @@ class _Source:
         found = [
             node
             for node in ast.walk(self._tree)
-            if isinstance(node, ast.Call) and _called(node.func) == AgentDefinition.__name__
+            if isinstance(node, ast.Call) and _name_of_callee(node.func) == AgentDefinition.__name__
         ]
         return sorted(found, key=lambda node: (not self._is_own(node), node.lineno))
 
@@ -236,7 +236,7 @@ class _Source:
         for node in classes[-1].body if classes else []:
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
                 default = node.value
-                if isinstance(default, ast.Call) and _called(default.func) == "Field":
+                if isinstance(default, ast.Call) and _name_of_callee(default.func) == "Field":
                     default = _argument(default, "default", 0) or default
                 yield from self._scalar(f"{before}.{node.target.id}", default)
 
@@ -277,7 +277,7 @@ class _Source:
             tool.spec.name for agent in self._family.values() for tool in agent.tools if isinstance(tool, ToolLike)
         }
         for node in ast.walk(self._tree):
-            if isinstance(node, ast.Call) and _called(node.func) == "Tool":
+            if isinstance(node, ast.Call) and _name_of_callee(node.func) == "Tool":
                 name, text = self._literal(_argument(node, "name", 0)), self._literal(_argument(node, "description", 1))
                 if name is not None and name.value in known and text is not None and isinstance(text.value, str):
                     yield self._part(f"tools.{name.value}", text)
@@ -288,7 +288,7 @@ class _Source:
             return node
         if not isinstance(node, ast.Name):
             return None
-        given = [value for name, value in _assigned(self._tree) if name == node.id]
+        given = [value for name, value in _find_assignments(self._tree) if name == node.id]
         return given[0] if len(given) == 1 and isinstance(given[0], ast.Constant) else None
 
     def _part(self, name: str, node: ast.expr) -> Part:
@@ -309,7 +309,7 @@ def _family(agent: AgentDefinition) -> Iterator[tuple[str, AgentDefinition]]:
     yield from found.items()
 
 
-def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+def _find_assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
     for node in tree.body:
         targets = (
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
@@ -319,7 +319,7 @@ def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
             yield from [(target.id, value) for target in targets if isinstance(target, ast.Name)]
 
 
-def _called(function: ast.expr) -> str:
+def _name_of_callee(function: ast.expr) -> str:
     while isinstance(function, ast.Subscript):
         function = function.value
     return (
@@ -345,13 +345,13 @@ def _function_of(tool: object) -> tuple[str, Path]:
 def _put(source: bytes, part: Part, value: object) -> bytes:
     before, after = source[: part._start], source[part._end :]  # noqa: SLF001
     indent = " " * (len(before) - len(before[: before.rfind(b"\n") + 1]) if part._is_docstring else 0)  # noqa: SLF001
-    made = _docstring(str(value), indent) if part._is_docstring else _written(value)  # noqa: SLF001
+    made = _docstring(str(value), indent) if part._is_docstring else _write_literal(value)  # noqa: SLF001
     if b"\r\n" in source:
         made = made.replace("\n", "\r\n")
     return before + made.encode() + after
 
 
-def _written(value: object) -> str:
+def _write_literal(value: object) -> str:
     """Return a literal for *value*: of several lines in three quotes, where that says the same."""
     if not isinstance(value, str):
         return repr(value)
@@ -370,13 +370,13 @@ def _docstring(value: str, indent: str) -> str:
     text = inspect.cleandoc(value)
     if "\n" not in text:
         made = f"{QUOTES}{text}{QUOTES}"
-        return made if _says(made) == text else _written(text)
+        return made if _says(made) == text else _write_literal(text)
     lines = [
         f"{indent}{line}" if line else "" for line in text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"').split("\n")
     ]
     body = "\n".join(lines)
     made = f"{QUOTES}\n{body}\n{indent}{QUOTES}"
-    return made if inspect.cleandoc(str(_says(made))) == text else _written(text)
+    return made if inspect.cleandoc(str(_says(made))) == text else _write_literal(text)
 
 
 def _says(literal: str) -> object:

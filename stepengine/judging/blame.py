@@ -28,7 +28,7 @@ from stepengine.judging.checks import Check
 from stepengine.judging.rerun import Models, at_once, course_from, model_calls, sample, shown_dollars
 from stepengine.judging.statistics import wilson
 
-__all__ = ("Blame", "Blamed", "Step", "blame", "change_point", "expected_calls")
+__all__ = ("Blame", "Blamed", "RetriedStep", "blame", "change_point", "expected_calls")
 
 FORMAT = "stepengine.blame/1"
 MOST_STEPS = 12
@@ -38,7 +38,7 @@ LIKELY = 1.92
 
 
 @frozen
-class Step:
+class RetriedStep:
     """
     A model step, asked anew.
 
@@ -93,9 +93,9 @@ class Blamed:
         last: The last that is likely.
     """
 
-    step: Step
-    first: Step
-    last: Step
+    step: RetriedStep
+    first: RetriedStep
+    last: RetriedStep
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -121,7 +121,7 @@ class Blame:
 
     check: str
     k: int
-    steps: tuple[Step, ...]
+    steps: tuple[RetriedStep, ...]
     blamed: Blamed | None
     why: str
     spent: Decimal | None
@@ -168,19 +168,19 @@ def change_point(counts: Sequence[tuple[int, int]]) -> tuple[int, int, int] | No
     """
     likely: dict[int, float] = {}
     for place in range(1, len(counts)):
-        before, after = _summed(counts[:place]), _summed(counts[place:])
+        before, after = _sum_counts(counts[:place]), _sum_counts(counts[place:])
         if before[1] and after[1] and before[0] / before[1] > after[0] / after[1]:
             likely[place] = _likelihood(*before) + _likelihood(*after)
     if not likely:
         return None
     best = max(likely, key=lambda place: likely[place])
-    if wilson(*_summed(counts[:best]))[0] <= wilson(*_summed(counts[best:]))[1]:
+    if wilson(*_sum_counts(counts[:best]))[0] <= wilson(*_sum_counts(counts[best:]))[1]:
         return None
     near = [place for place, value in likely.items() if value >= likely[best] - LIKELY]
     return best, min(near), max(near)
 
 
-def _summed(counts: Iterable[tuple[int, int]]) -> tuple[int, int]:
+def _sum_counts(counts: Iterable[tuple[int, int]]) -> tuple[int, int]:
     passed = known = 0
     for ok, of in counts:
         passed, known = passed + ok, known + of
@@ -195,7 +195,7 @@ def _likelihood(passed: int, known: int) -> float:
 def expected_calls(journal: Journal, k: int, steps: tuple[int, int] | None = None) -> tuple[int, Decimal | None]:
     """Return about how many model calls blaming will take, and what they cost as recorded; ``None`` when that is unknown."""
     history = journal.history()
-    chosen = _chosen(model_calls(history), steps)
+    chosen = _select_steps(model_calls(history), steps)
     # What follows a step is added up for each of them anew: of many steps some tell enough.
     looked_at = chosen[:: max(1, -(-len(chosen) // MOST_STEPS))]
     courses = [course_from(history, address) for address in looked_at]
@@ -208,7 +208,7 @@ def expected_calls(journal: Journal, k: int, steps: tuple[int, int] | None = Non
     return calls, None if cost is None else cost * Decimal(str(round(share, 4)))
 
 
-def _chosen(addresses: Sequence[str], steps: tuple[int, int] | None) -> list[str]:
+def _select_steps(addresses: Sequence[str], steps: tuple[int, int] | None) -> list[str]:
     if steps is None:
         return [*addresses]
     first, last = steps
@@ -256,12 +256,12 @@ async def blame(
     if check.of(recorded).passed:
         return Blame(check.text, k, (), None, "this run passes, so that no step is to blame", money.known)
     history = journal.history()
-    chosen = _chosen(model_calls(history), steps)
+    chosen = _select_steps(model_calls(history), steps)
     if not chosen:
         return Blame(check.text, k, (), None, "this run asked no model, so that no step is to blame", money.known)
     first = 1 if steps is None else steps[0]
-    search = _Search(
-        [Step(index, step, a) for index, (step, a) in enumerate(zip(_root_steps(history, chosen), chosen, strict=True), first)],
+    search = _BlameSearch(
+        [RetriedStep(index, step, a) for index, (step, a) in enumerate(zip(_root_steps(history, chosen), chosen, strict=True), first)],
         partial(sample, engine, journal, purse=money, models=models, agent=agent, reuse=False,
                 **{"tools": "idempotent", **options}),
         check, k,
@@ -283,7 +283,7 @@ def _root_steps(history: History, addresses: Iterable[str]) -> Iterator[int]:
         yield bisect_right(calls, int(path.partition(".")[0]) if path else seq)
 
 
-def _why(tried: Sequence[Step], blamed: Blamed | None, tools: str) -> str:
+def _why(tried: Sequence[RetriedStep], blamed: Blamed | None, tools: str) -> str:
     if blamed is not None:
         step = blamed.step
         if blamed.first == blamed.last:
@@ -300,11 +300,11 @@ def _why(tried: Sequence[Step], blamed: Blamed | None, tools: str) -> str:
         )
         waits = "most runs wait for an answer that is not recorded, or were not paid for"
         return f"not measurable: {f'most runs call {tool} as nobody recorded it; {hint}' if tool else waits}"
-    passed, known = _summed([(step.ok, step.known) for step in tried])
+    passed, known = _sum_counts([(step.ok, step.known) for step in tried])
     return f"no step is to blame: {passed} of {known} runs pass, wherever they begin"
 
 
-class _Search:
+class _BlameSearch:
     """
     Asks the steps anew that have to be.
 
@@ -316,7 +316,7 @@ class _Search:
     """
 
     def __init__(
-        self, steps: Sequence[Step], again: Callable[..., Awaitable[Rerun | None]], check: Check, k: int
+        self, steps: Sequence[RetriedStep], again: Callable[..., Awaitable[Rerun | None]], check: Check, k: int
     ) -> None:
         self.steps = [*steps]
         self.tried: set[int] = set()

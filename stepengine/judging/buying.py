@@ -29,7 +29,7 @@ from stepengine.redaction import redactor_for
 from stepengine.runtime.performing import Pricing
 from stepengine.runtime.sizes import estimated_tokens
 
-__all__ = ("Book", "Buyer")
+__all__ = ("Buyer", "ReplyBook")
 
 MAX_BOOK = 1024 * 1024 * 1024
 UNBOUNDED = 64_000
@@ -37,14 +37,14 @@ UNBOUNDED = 64_000
 
 
 @attrs.define
-class _Page:
+class _Purchases:
     """What was bought under one name: replies by what was asked, in order, and what was paid."""
 
     replies: dict[str, list[ModelReply]] = attrs.field(factory=dict)
     paid: Decimal = Decimal(0)
 
 
-class Book:
+class ReplyBook:
     """
     All replies that were bought for one budget, in a file that only grows.
 
@@ -63,7 +63,7 @@ class Book:
     def __init__(self, file: Path, budget: Decimal) -> None:
         self.budget = budget
         self._prints = Fingerprints(redactor_for("known", os.environ))
-        self._pages: dict[str, _Page] = {}
+        self._pages: dict[str, _Purchases] = {}
         self._open: dict[int, Decimal] = {}
         self._number = 0
         self._is_alone = False
@@ -123,7 +123,7 @@ class Book:
             LimitExceeded: when nothing is left.
             ModelError: as the call does.
         """
-        number = await self._admitted(most)
+        number = await self._admit(most)
         reply, paid = None, most or Decimal(0)
         try:
             reply = await call()
@@ -135,7 +135,7 @@ class Book:
             self._settle(number, name, key, reply, paid)
         return reply
 
-    async def _admitted(self, most: Decimal | None) -> int:
+    async def _admit(self, most: Decimal | None) -> int:
         """Wait until a call may be made, and return its number."""
         while True:
             left = self.budget - self.spent - sum(self._open.values())
@@ -167,13 +167,13 @@ class Book:
         self._waiting.clear()
 
     def _note(self, name: str, key: str, reply: ModelReply | None, paid: Decimal) -> None:
-        page = self._pages.setdefault(name, _Page())
+        page = self._pages.setdefault(name, _Purchases())
         page.paid += paid
         if reply is not None:
             page.replies.setdefault(key, []).append(reply)
 
-    def _page(self, name: str) -> _Page:
-        return self._pages.get(name) or _Page()
+    def _page(self, name: str) -> _Purchases:
+        return self._pages.get(name) or _Purchases()
 
     # --- its file -----------------------------------------------------------------------------------------------------
 
@@ -233,7 +233,7 @@ class Buyer(Provider):
 
     def __init__(
         self,
-        book: Book,
+        book: ReplyBook,
         name: str,
         models: Models,
         pricing: Pricing,
@@ -276,9 +276,9 @@ class Buyer(Provider):
                 self.served += 1
                 self._book.keep(self._name, key, known[0])
                 return known.popleft()
-        return await self._bought(request, key)
+        return await self._buy(request, key)
 
-    async def _bought(self, request: ModelRequest, key: str) -> ModelReply:
+    async def _buy(self, request: ModelRequest, key: str) -> ModelReply:
         model = request.model
         output = request.settings.max_tokens or self._models.info(model).max_output or UNBOUNDED
         most = self._price(model, Usage(input_tokens=estimated_tokens(request), output_tokens=output))
@@ -289,7 +289,11 @@ class Buyer(Provider):
             # What plays a model says itself what a reply costs.
             most = None if self._is_free else most
             reply = await self._book.buy(
-                self._name, key, lambda: self._asked(request), most=most, price=lambda usage: self._price(model, usage)
+                self._name,
+                key,
+                lambda: self._ask_model(request),
+                most=most,
+                price=lambda usage: self._price(model, usage),
             )
         except LimitExceeded as error:
             self.refused = error
@@ -297,7 +301,7 @@ class Buyer(Provider):
         self.bought += 1
         return reply
 
-    async def _asked(self, request: ModelRequest) -> ModelReply:
+    async def _ask_model(self, request: ModelRequest) -> ModelReply:
         reply = await self._models.provider_for(request.model).complete(request)
         if reply.cost is not None or reply.usage is None:
             return reply

@@ -22,7 +22,7 @@ from stepengine.journal import Journal
 from stepengine.journal.programs import asked_in, program_of
 from stepengine.runtime.performer import child_path
 
-__all__ = ("Check", "Checked", "function_at", "member_of", "value_of")
+__all__ = ("Check", "CheckedRun", "function_at", "member_of", "value_of")
 
 PLACE = re.compile(r"[A-Za-z0-9_./-]{1,200}:[A-Za-z_][A-Za-z0-9_]{0,100}")
 MAX_FILE = 4 * 1024 * 1024
@@ -53,7 +53,7 @@ HELPERS: Mapping[str, Any] = {
 
 
 @frozen
-class Checked:
+class CheckedRun:
     """Whether a run passes, and why not."""
 
     passed: bool
@@ -104,7 +104,7 @@ class Check:
 
         return cls(text, judge)
 
-    def of(self, result: RunResult) -> Checked:
+    def of(self, result: RunResult) -> CheckedRun:
         """
         Return whether *result* passes.
 
@@ -112,11 +112,11 @@ class Check:
             DataError: when the check itself fails.
         """
         try:
-            return Checked(True) if self.judge(result) else Checked(False, f"{self.text} does not hold")
+            return CheckedRun(True) if self.judge(result) else CheckedRun(False, f"{self.text} does not hold")
         except AssertionError as error:
             # pytest, where it has loaded the module, adds what it knows of the values.
             said = str(error).partition("\n")[0]
-            return Checked(False, said or f"{self.text} does not hold")
+            return CheckedRun(False, said or f"{self.text} does not hold")
         except Exception as error:
             msg = f"the check {self.text} failed: {type(error).__name__}: {error}"
             raise DataError(msg) from error

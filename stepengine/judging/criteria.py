@@ -387,7 +387,7 @@ async def verdict_of(check: CheckFunction, run: JudgedRun) -> Verdict:
     return made
 
 
-def _made(name: str, function: CheckFunction, *of: object, is_judge: bool = False) -> Criterion:
+def _make_criterion(name: str, function: CheckFunction, *of: object, is_judge: bool = False) -> Criterion:
     return Criterion(name, function, repr((name, *of)), is_judge)
 
 
@@ -395,7 +395,7 @@ def _holds(holds: bool, reason: str) -> Verdict:  # noqa: FBT001 - what it is ab
     return Verdict(float(holds), holds, "" if holds else reason)
 
 
-def _shown(value: object) -> str:
+def _shorten(value: object) -> str:
     text = value if isinstance(value, str) else repr(value)
     return visible(text if len(text) <= MAX_SAID else f"{text[:MAX_SAID]}...", strict=True)
 
@@ -407,9 +407,9 @@ def equals(expected: object) -> Criterion:
     """Return a check that the output is *expected*."""
 
     def check(run: JudgedRun) -> Verdict:
-        return _holds(run.output == expected, f"the output is {_shown(run.output)}, not {_shown(expected)}")
+        return _holds(run.output == expected, f"the output is {_shorten(run.output)}, not {_shorten(expected)}")
 
-    return _made("equals", check, expected)
+    return _make_criterion("equals", check, expected)
 
 
 def contains(*words: str) -> Criterion:
@@ -417,9 +417,9 @@ def contains(*words: str) -> Criterion:
 
     def check(run: JudgedRun) -> Verdict:
         missing = [word for word in words if word.casefold() not in run.text.casefold()]
-        return _holds(not missing, f"the text does not hold {', '.join(map(repr, missing))}: {_shown(run.text)}")
+        return _holds(not missing, f"the text does not hold {', '.join(map(repr, missing))}: {_shorten(run.text)}")
 
-    return _made("contains", check, words)
+    return _make_criterion("contains", check, words)
 
 
 def matches(pattern: str) -> Criterion:
@@ -443,10 +443,10 @@ def matches(pattern: str) -> Criterion:
         try:
             search.validate_python(run.text)
         except ValidationError:
-            return _holds(False, f"the text does not match {pattern!r}: {_shown(run.text)}")
+            return _holds(False, f"the text does not match {pattern!r}: {_shorten(run.text)}")
         return Verdict(1.0, passed=True)
 
-    return _made("matches", check, pattern)
+    return _make_criterion("matches", check, pattern)
 
 
 def fits(schema: Any) -> Criterion:
@@ -465,7 +465,7 @@ def fits(schema: Any) -> Criterion:
         issues = compiled.issues(run.output, "output")
         return _holds(not issues, "; ".join(issues[:3]))
 
-    return _made("fits", check, canonical(raw))
+    return _make_criterion("fits", check, canonical(raw))
 
 
 # --- what was done ----------------------------------------------------------------------------------------------------
@@ -484,10 +484,10 @@ def called(tool: str, input: Mapping[str, object] | None = None) -> Criterion:
     def check(run: JudgedRun) -> Verdict:
         calls = [call for call in run.tool_calls if call.tool == tool]
         found = any(all(k in call.input and v == call.input[k] for k, v in expected.items()) for call in calls)
-        inputs = ", ".join([_shown(canonical(call.input)) for call in calls[:3]])
+        inputs = ", ".join([_shorten(canonical(call.input)) for call in calls[:3]])
         return _holds(found, f"{tool} was called with {inputs} only" if calls else f"{tool} was not called")
 
-    return _made(f"called_{tool}", check, sorted(expected.items(), key=lambda item: item[0]))
+    return _make_criterion(f"called_{tool}", check, sorted(expected.items(), key=lambda item: item[0]))
 
 
 def never_called(*tools: str) -> Criterion:
@@ -497,7 +497,7 @@ def never_called(*tools: str) -> Criterion:
         made = sorted({call.tool for call in run.tool_calls} & {*tools})
         return _holds(not made, f"it called {', '.join(made)}")
 
-    return _made("never_called", check, tools)
+    return _make_criterion("never_called", check, tools)
 
 
 def max_cost(dollars: Decimal | float | str) -> Criterion:
@@ -508,7 +508,7 @@ def max_cost(dollars: Decimal | float | str) -> Criterion:
         said = "what it cost is unknown" if run.cost is None else f"it cost ${run.cost}, more than ${most}"
         return _holds(run.cost is not None and run.cost <= most, said)
 
-    return _made("max_cost", check, str(most))
+    return _make_criterion("max_cost", check, str(most))
 
 
 def max_steps(steps: int) -> Criterion:
@@ -517,7 +517,7 @@ def max_steps(steps: int) -> Criterion:
     def check(run: JudgedRun) -> Verdict:
         return _holds(run.steps <= steps, f"it took {run.steps} steps, more than {steps}")
 
-    return _made("max_steps", check, steps)
+    return _make_criterion("max_steps", check, steps)
 
 
 def only_changes(*patterns: str) -> Criterion:
@@ -530,9 +530,9 @@ def only_changes(*patterns: str) -> Criterion:
 
     def check(run: JudgedRun) -> Verdict:
         others = [path for path in run.files.changed if not any(fnmatchcase(path, p) for p in patterns)]
-        return _holds(not others, f"it changed {', '.join(map(_shown, others[:5]))}")
+        return _holds(not others, f"it changed {', '.join(map(_shorten, others[:5]))}")
 
-    return _made("only_changes", check, patterns)
+    return _make_criterion("only_changes", check, patterns)
 
 
 def command(argv: Sequence[str], *, seconds: float = COMMAND_SECONDS, code: int = 0) -> Criterion:
@@ -560,7 +560,7 @@ def command(argv: Sequence[str], *, seconds: float = COMMAND_SECONDS, code: int 
 
         return await asyncio.to_thread(_run, words, run.files.folder, seconds, code)
 
-    return _made("command", check, words, seconds, code)
+    return _make_criterion("command", check, words, seconds, code)
 
 
 def _run(words: Sequence[str], folder: Path, seconds: float, code: int) -> Verdict:
@@ -589,7 +589,7 @@ def _run(words: Sequence[str], folder: Path, seconds: float, code: int) -> Verdi
     program = Path(words[0]).name
     if ended is None:
         return _holds(False, f"{program} took longer than {seconds:g} seconds")
-    return _holds(ended == code, f"{program} ended with {ended}: {_shown(lines[-1])}")
+    return _holds(ended == code, f"{program} ended with {ended}: {_shorten(lines[-1])}")
 
 
 # --- judges -----------------------------------------------------------------------------------------------------------
@@ -630,12 +630,12 @@ def judge(agent: object, rubric: str) -> Criterion:
         answer = run.text or canonical(run.output)
         files = ", ".join(run.files.changed) or "none"
         said = await run.ask(agent, ASKED.format(rubric=rubric, task=run.case.prompt, answer=answer, files=files))
-        return _judged(said)
+        return _read_verdict(said)
 
-    return _made("judge", check, getattr(agent, "id", str(agent)), rubric, is_judge=True)
+    return _make_criterion("judge", check, getattr(agent, "id", str(agent)), rubric, is_judge=True)
 
 
-def _judged(said: object) -> Verdict:
+def _read_verdict(said: object) -> Verdict:
     """Return what a judge said; the object may stand in a fence or among words."""
     import json
 
@@ -648,6 +648,6 @@ def _judged(said: object) -> Verdict:
             found = None
     score = found.get("score") if isinstance(found, Mapping) else None
     if not isinstance(found, Mapping) or not isinstance(score, int | float) or not 0 <= score <= 1:
-        msg = f'the judge said {_shown(said)}; it has to say {{"score": 0 to 1, "reason": "..."}}'
+        msg = f'the judge said {_shorten(said)}; it has to say {{"score": 0 to 1, "reason": "..."}}'
         raise DataError(msg)
     return Verdict(float(score), reason=str(found.get("reason", "")), label=str(found.get("label", "")))

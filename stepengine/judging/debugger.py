@@ -2,7 +2,7 @@
 ``Debugger``: stands at any position of a recorded run, with the handler's own variables, and goes both ways.
 
 A generator goes forward only, so going back is walking again from some earlier place. Which one is the business of a
-``Walk``: ``PausedWalk`` keeps steppers that were left behind, ``ForkedWalk`` keeps processes that wait at spaced positions.
+``AnyWalk``: ``PausedWalk`` keeps steppers that were left behind, ``ForkedWalk`` keeps processes that wait at spaced positions.
 Nothing here prints; whoever shows something takes its texts from ``SafeTexts``.
 """
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from stepengine.engine import Engine
     from stepengine.engine.options import AgentLike
 
-__all__ = ("Debugger", "ForkedWalk", "PausedWalk", "Walk", "Woken", "can_fork", "debug", "no_network", "waited")
+__all__ = ("AnyWalk", "Debugger", "ForkedWalk", "PausedWalk", "Rewound", "can_fork", "debug", "no_network", "waited")
 
 MAX_EXPRESSION = 10_000
 SECONDS = 2.0
@@ -73,7 +73,7 @@ HARMLESS = (
 # --- walks ----------------------------------------------------------------------------------------------------------
 
 
-class Walk(Protocol):
+class AnyWalk(Protocol):
     """Brings a stepper to any position."""
 
     stepper: Stepper
@@ -161,7 +161,7 @@ class PausedWalk:
         self._paused.clear()
 
 
-class Woken(BaseException):
+class Rewound(BaseException):
     """
     This process goes on from an earlier place: what the one before it was doing is over.
 
@@ -234,19 +234,19 @@ class ForkedWalk:
             gc.collect()
         gc.freeze()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, self._terminated)
+        signal.signal(signal.SIGTERM, self._end_all)
         parent, message = os.getppid(), None
         while True:
-            if self._forked():
+            if self._fork():
                 if message is not None:
-                    raise Woken(message)
+                    raise Rewound(message)
                 return None
-            told = self._slept(parent)
+            told = self._sleep(parent)
             if "end" in told:
                 return self._over(told["end"])
             message = told
 
-    def _forked(self) -> bool:
+    def _fork(self) -> bool:
         """Fork; return whether this is the new process, which is awake."""
         if os.fork():
             return False
@@ -256,7 +256,7 @@ class ForkedWalk:
         self._write({**{name: said for name, said in self._read().items() if name not in told}, "active": os.getpid()})
         return True
 
-    def _slept(self, parent: int) -> Mapping[str, Any]:
+    def _sleep(self, parent: int) -> Mapping[str, Any]:
         """Sleep until somebody has a message for this process, or nobody is left who could; return it."""
         while True:
             woken = signal.sigtimedwait({signal.SIGUSR1}, NAP)
@@ -276,7 +276,7 @@ class ForkedWalk:
                     code = os.waitstatus_to_exitcode(ended[1])
                     self._end(code if code >= 0 else 128 - code)
 
-    def _terminated(self, *_: object) -> None:
+    def _end_all(self, *_: object) -> None:
         """End all of them: somebody wants the first one to end."""
         known = self._read()
         with contextlib.suppress(ProcessLookupError):
@@ -324,7 +324,7 @@ class ForkedWalk:
         return pid, stands
 
     def to(self, position: int, **kept: Any) -> None:
-        """Walk on, holding places on the way; to go elsewhere, leave with a message: whoever is woken raises ``Woken``."""
+        """Walk on, holding places on the way; to go elsewhere, leave with a message: whoever is woken raises ``Rewound``."""
         stepper = self.stepper
         if position < stepper.position or stepper.diverged is not None:
             self.leave(min(position, stepper.position), **kept)
@@ -591,7 +591,7 @@ def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]
 
 
 @frozen
-class _Wanted:
+class _UntilCondition:
     """What ``until`` looks for."""
 
     holds: Callable[[Stepper], bool]
@@ -633,7 +633,7 @@ class Debugger:
         looked_at: At how many positions the last ``until`` looked.
     """
 
-    def __init__(self, engine: Engine, walk: Walk, agent: AgentLike | None = None) -> None:
+    def __init__(self, engine: Engine, walk: AnyWalk, agent: AgentLike | None = None) -> None:
         self.texts = SafeTexts()
         self.problem = ""
         self.looked_at = 0
@@ -845,12 +845,12 @@ class Debugger:
         Raises:
             InputError: when *what* is not an expression.
         """
-        wanted, start = self._wanted(what), self.position
-        found = self._found(wanted, 0 if backwards else start + 1, start - 1 if backwards else self.last, backwards)
+        wanted, start = self._parse_condition(what), self.position
+        found = self._search(wanted, 0 if backwards else start + 1, start - 1 if backwards else self.last, backwards)
         self._walk.to(found if found is not None else (0 if backwards else self.last))
         return found is not None
 
-    def _found(self, wanted: _Wanted, first: int, last: int, backwards: bool) -> int | None:  # noqa: FBT001
+    def _search(self, wanted: _UntilCondition, first: int, last: int, backwards: bool) -> int | None:  # noqa: FBT001
         self.problem, self.looked_at = "", 0
         found: int | None = None
         for position in range(first, last + 1):
@@ -868,12 +868,12 @@ class Debugger:
 
     def look(self, what: str, first: int, last: int, *, backwards: bool = False) -> dict[str, Any]:
         """Return what looking from one position on to another found, as JSON; it stands somewhere there then."""
-        found = self._found(self._wanted(what), first, last, backwards)
+        found = self._search(self._parse_condition(what), first, last, backwards)
         return {"found": found, "problem": self.problem, "looked_at": self.looked_at}
 
     def check(self, what: str) -> None:
         """Raise ``InputError`` unless *what* is something that ``until`` can look for."""
-        self._wanted(what)
+        self._parse_condition(what)
 
     def with_engine(self, engine: Engine) -> Debugger:
         """Return a debugger at the same place that forks with another engine."""
@@ -887,7 +887,7 @@ class Debugger:
         address = self.stepper.address_at(position)
         return address is None or address[0] == ""
 
-    def holds(self, wanted: _Wanted) -> bool:
+    def holds(self, wanted: _UntilCondition) -> bool:
         """Return whether the position is one that is looked for."""
         try:
             return bool(wanted.holds(self.stepper))
@@ -897,23 +897,23 @@ class Debugger:
             self.problem = self.problem or f"{type(error).__name__}: {self.texts.clean(_said_by(error), 200)}"
             return False
 
-    def _wanted(self, what: str) -> _Wanted:
+    def _parse_condition(self, what: str) -> _UntilCondition:
         what = what.strip()
         line = LINE.fullmatch(what)
         if line is not None:
             file, number = line["file"] or "", int(line["line"])
-            return _Wanted(
+            return _UntilCondition(
                 lambda stepper: any(
                     frame.line == number and (frame.file.endswith(file) if file else frame.kind != "package")
                     for frame in stepper.frames()
                 )
             )
         if what.startswith("@"):
-            return _Wanted(lambda stepper: getattr(stepper.effect(), "tool_name", None) == what[1:])
+            return _UntilCondition(lambda stepper: getattr(stepper.effect(), "tool_name", None) == what[1:])
         if what == "error":
-            return _Wanted(_is_error)
+            return _UntilCondition(_is_error)
         code = compiled(what)
-        return _Wanted(lambda stepper: eval(code, names_of(_handler(stepper))), what)  # noqa: S307 - the user's own
+        return _UntilCondition(lambda stepper: eval(code, names_of(_handler(stepper))), what)  # noqa: S307 - the user's own
 
     # --- looking at values --------------------------------------------------------------------------------------------
 
@@ -1029,7 +1029,7 @@ class Debugger:
         options: dict[str, Any] = {"agent": self._agent, "limits": limits}
         with self._engine.override(models=models) if models is not None else contextlib.nullcontext():
             if served:
-                edited = self._edited(address, edit)
+                edited = self._copy_with_edit(address, edit)
                 return (await self._engine.rerun(edited, into=into, **options)).result
             if address in self.stepper.history.results:
                 return await self._engine.fork(
@@ -1040,9 +1040,9 @@ class Debugger:
                     allow_repeat=allow_repeat,
                     **options,
                 )
-            return await self._answered(address, edit, into, options)
+            return await self._answer_on_copy(address, edit, into, options)
 
-    def _edited(self, address: Address, edit: object) -> Journal:
+    def _copy_with_edit(self, address: Address, edit: object) -> Journal:
         """Return the whole journal with another outcome at one place."""
         history = self.stepper.history
         known = history.results.get(address)
@@ -1055,7 +1055,7 @@ class Debugger:
         copy.replace([changed if record is known else record for record in history.records])
         return copy
 
-    async def _answered(self, address: Address, answer: Any, into: JournalLike | None, options: Any) -> RunResult:
+    async def _answer_on_copy(self, address: Address, answer: Any, into: JournalLike | None, options: Any) -> RunResult:
         """Go on from a question that is open, on a copy."""
         questions = [q.id for where, q in self.stepper.history.open_questions().values() if where == address]
         if not questions or answer is None:

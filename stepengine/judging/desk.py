@@ -30,7 +30,7 @@ from stepengine.engine.stepping import Tape
 from stepengine.errors import StepEngineError
 from stepengine.journal import FileJournal
 from stepengine.judging.debugger import can_fork
-from stepengine.judging.edits import Look, Watched
+from stepengine.judging.edits import MomentView, Watched
 from stepengine.tooling.decorator import tool
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class _Desk:
             {**told, "now": self._shown(found), "before": self._shown(self._beside(found, before) if saved else None)}
         )
 
-    def _beside(self, found: Look, before: Look | None) -> Look | None:
+    def _beside(self, found: MomentView, before: MomentView | None) -> MomentView | None:
         """Return what was where a look stands, under the code before it: what was elsewhere would be no change."""
         if found.place is None or before is None or before.place is None:
             return None
@@ -206,7 +206,7 @@ class _Desk:
     def _next(self) -> dict[str, Any]:
         return attrs.asdict(self._watched.next())
 
-    def _shown(self, found: Look | None) -> dict[str, Any] | None:
+    def _shown(self, found: MomentView | None) -> dict[str, Any] | None:
         if found is None:
             return None
         told = attrs.asdict(found, recurse=False, filter=lambda one, _: one.name != "summary")

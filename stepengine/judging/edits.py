@@ -55,16 +55,16 @@ if TYPE_CHECKING:
 __all__ = (
     "LOOK_SECONDS",
     "Load",
-    "Look",
+    "MomentView",
     "Next",
     "Walker",
     "Watched",
+    "error_text",
     "files_since",
     "look",
     "modules_since",
     "next_of",
     "places_of",
-    "said_of",
     "see_sources_alone",
 )
 
@@ -87,7 +87,7 @@ LIBRARIES = tuple(
 
 
 @frozen(kw_only=True)
-class Look:
+class MomentView:
     """
     What a run looks like at a place under the present code.
 
@@ -141,7 +141,7 @@ class Next:
 # --- looking --------------------------------------------------------------------------------------------------------
 
 
-def look(load: Load, tape: Tape, at: str = "", *, seconds: float = LOOK_SECONDS, prints: bool = False) -> Look:
+def look(load: Load, tape: Tape, at: str = "", *, seconds: float = LOOK_SECONDS, prints: bool = False) -> MomentView:
     """
     Walk a recorded run to a place, and on to its end, in a process of its own; see ``Walker``.
 
@@ -191,7 +191,7 @@ class Walker:
         self.close()
         gc.unfreeze()
 
-    def look(self, at: str = "", *, seconds: float = LOOK_SECONDS, whole: bool = False) -> Look:
+    def look(self, at: str = "", *, seconds: float = LOOK_SECONDS, whole: bool = False) -> MomentView:
         """
         Return what the run looks like at a place; the first look of a process goes on to the end of the run, too.
 
@@ -205,9 +205,11 @@ class Walker:
         """
         told = self._asked({"do": "look", "at": at, "whole": whole}, seconds)
         if isinstance(told, str):
-            return Look(problem=told)
+            return MomentView(problem=told)
         lines = tuple(map(tuple, told["lines"]))
-        return Look(**{**told, **{name: tuple(told[name]) for name in ("changed", "files", "ends")}, "lines": lines})
+        return MomentView(
+            **{**told, **{name: tuple(told[name]) for name in ("changed", "files", "ends")}, "lines": lines}
+        )
 
     def next(self, *, seconds: float = LOOK_SECONDS) -> Next:
         """Return what a model would be asked next. The process has done another run then, and goes nowhere any more."""
@@ -288,7 +290,9 @@ class _Walking:
                     said = json.dumps(self._told(what)).encode()
                     signal.setitimer(signal.ITIMER_REAL, 0)
                     if len(said) >= MOST:
-                        said = json.dumps(_form(Look(problem=f"what is there has more than {MOST:,} bytes"))).encode()
+                        said = json.dumps(
+                            _form(MomentView(problem=f"what is there has more than {MOST:,} bytes"))
+                        ).encode()
                     end.sendall(said + b"\n")
         finally:
             os._exit(0)
@@ -302,10 +306,10 @@ class _Walking:
         except _NoPlace as error:
             return {"no_place": str(error)}
         except BaseException as error:  # noqa: BLE001 - whatever the author's code raises, a sentence comes of it
-            said = SafeTexts().clean(said_of(error), CHARS)
+            said = SafeTexts().clean(error_text(error), CHARS)
             if what["do"] == "next":
                 return attrs.asdict(Next(why=said))
-            found = Look(problem=said, files=tuple(_files_of(error)))
+            found = MomentView(problem=said, files=tuple(_files_of(error)))
         return _form(attrs.evolve(found, files=tuple(sorted({*found.files, *files_since(self._known)}))))
 
     async def _next(self) -> Next:
@@ -313,20 +317,20 @@ class _Walking:
         async with engine:
             return await next_of(engine, self._tape.journal, agent)
 
-    def _first(self, at: str, *, whole: bool) -> Look:
+    def _first(self, at: str, *, whole: bool) -> MomentView:
         """Go to a place, and on to the end, so that it is known how the run goes under this code."""
         engine, agent = self._load()
         try:
             stepper = engine.stepper(self._tape, agent=agent, leeway=Leeway(keeps_replies=True))
         except ReplayDivergence as error:  # it begins in another way, so that there is no place to stand at
-            return _with_course(Look(is_before=True), error)
+            return _with_course(MomentView(is_before=True), error)
         debugger = Debugger(engine, PausedWalk(stepper), agent)
         position = _position(debugger, at)
-        found: Look | None = None
+        found: MomentView | None = None
         differs: ReplayDivergence | None = None
         try:
             stepper.go(position)
-            found = _seen(debugger, is_before=False, whole=whole)
+            found = _look(debugger, is_before=False, whole=whole)
             stepper.go(stepper.last)
         except ReplayDivergence as error:
             differs = error
@@ -335,11 +339,11 @@ class _Walking:
         ends = _ends(debugger) if differs is None else ()
         if found is None:
             debugger.to(stepper.position - 1)
-            found = _seen(debugger, is_before=True, whole=whole)
+            found = _look(debugger, is_before=True, whole=whole)
         self._debugger, self._course = debugger, (differs, changed, ends)
         return self._with_all(found)
 
-    def _again(self, at: str, *, whole: bool) -> Look:
+    def _again(self, at: str, *, whole: bool) -> MomentView:
         """Go to another place."""
         debugger = self._debugger
         assert debugger is not None  # noqa: S101 - a first look was made
@@ -348,14 +352,14 @@ class _Walking:
             debugger.to(_position(debugger, at))
         except ReplayDivergence:
             is_before = True
-        return self._with_all(_seen(debugger, is_before=is_before, whole=whole))
+        return self._with_all(_look(debugger, is_before=is_before, whole=whole))
 
-    def _with_all(self, found: Look) -> Look:
+    def _with_all(self, found: MomentView) -> MomentView:
         differs, changed, ends = self._course
         return attrs.evolve(_with_course(found, differs), changed=changed, ends=ends)
 
 
-def _form(found: Look) -> dict[str, Any]:
+def _form(found: MomentView) -> dict[str, Any]:
     return attrs.asdict(found, recurse=False)
 
 
@@ -386,7 +390,7 @@ class _NoPlace(Exception):
     """The run has no such place."""
 
 
-def _with_course(found: Look, differs: ReplayDivergence | None) -> Look:
+def _with_course(found: MomentView, differs: ReplayDivergence | None) -> MomentView:
     if differs is None:
         return found
     # What follows tells how a run is brought to its end, which nobody wants who is in the middle of an edit.
@@ -405,11 +409,11 @@ def _ends(debugger: Debugger) -> tuple[str, ...]:
     return tuple(told) if len(set(told)) > 1 else ()
 
 
-def _seen(debugger: Debugger, *, is_before: bool, whole: bool) -> Look:
+def _look(debugger: Debugger, *, is_before: bool, whole: bool) -> MomentView:
     place, moment = debugger.told(), debugger.moment()
     frame = next((frame for frame in moment.frames if frame.kind != "package"), None)
     lines = () if frame is None else lines_around(frame, AROUND)
-    return Look(
+    return MomentView(
         place=place,
         summary=summary_of(moment, debugger.texts),
         lines=tuple([(number, debugger.texts.clean(text)) for number, text in lines]),
@@ -418,7 +422,7 @@ def _seen(debugger: Debugger, *, is_before: bool, whole: bool) -> Look:
     )
 
 
-def said_of(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return what loading or walking raised, with its place in the author's files."""
     if isinstance(error, StepEngineError):
         return error.message
@@ -645,7 +649,7 @@ class Watched:
         self, load: Load, tape: Tape, at: str = "", *, files: Callable[[], Iterable[str]] = tuple, prints: bool = False
     ) -> None:
         self.at = at
-        self.good: Look | None = None
+        self.good: MomentView | None = None
         self.seconds = 0.0
         self._seen_at = ""
         self._load = load
@@ -664,7 +668,7 @@ class Watched:
             time.sleep(SETTLED)
         return changed
 
-    def look(self, *, whole: bool = False) -> tuple[Look, list[str] | None]:
+    def look(self, *, whole: bool = False) -> tuple[MomentView, list[str] | None]:
         """
         Look at the place under the code as it is now.
 
@@ -694,7 +698,7 @@ class Watched:
             self.good, self._seen_at = found, self.at
         return found, said
 
-    def go(self, at: str, *, whole: bool = False) -> tuple[Look, Look | None]:
+    def go(self, at: str, *, whole: bool = False) -> tuple[MomentView, MomentView | None]:
         """
         Go to another place under the code that was walked last.
 
@@ -714,7 +718,7 @@ class Watched:
             self.good = found
         return found, old
 
-    def old(self, at: str) -> Look | None:
+    def old(self, at: str) -> MomentView | None:
         """Return what was at a place under the code before that which was walked last; ``None`` where there is no such code."""
         return None if self._before is None else self._before.look(at)
 
@@ -738,7 +742,7 @@ class Watched:
             self._before.close()
         self._before, self._now = self._now, walker
 
-    def _differences(self, found: Look) -> list[str] | None:
+    def _differences(self, found: MomentView) -> list[str] | None:
         good = self.good
         if good is None or good.summary is None or found.summary is None:
             return None

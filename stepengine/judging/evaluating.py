@@ -69,7 +69,7 @@ from stepengine.judging.criteria import (
 )
 from stepengine.judging.rerun import at_once, in_program_order
 
-__all__ = ("Bench", "Evaluation", "Mode", "Outcome", "Sample", "Score", "evaluate")
+__all__ = ("EngineMaker", "Evaluation", "EvaluationMode", "Outcome", "Sample", "Score", "evaluate")
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MAX_FILES = 20_000
@@ -299,11 +299,11 @@ def side_of(name: str, agent: AgentDefinition) -> Side:
     """Return a side with the digests by which its samples are known again."""
     tools: dict[str, str] = {}
     models: list[str] = []
-    told = [*_told(agent, tools, models, set())]
+    told = [*_texts_of_agent(agent, tools, models, set())]
     return Side(name, agent, _digest(told), dict(sorted(tools.items())), tuple(dict.fromkeys(models)))
 
 
-def _told(agent: AgentDefinition, tools: dict[str, str], models: list[str], seen: set[str]) -> Iterator[str]:
+def _texts_of_agent(agent: AgentDefinition, tools: dict[str, str], models: list[str], seen: set[str]) -> Iterator[str]:
     """Give what a definition and those of its children say, as texts; the sources of functions are looked into."""
     if agent.id in seen:
         return
@@ -317,7 +317,7 @@ def _told(agent: AgentDefinition, tools: dict[str, str], models: list[str], seen
     for child in agent.spawnable_agents:
         yield f"child {getattr(child, 'id', child)}"
         if isinstance(child, AgentDefinition):
-            yield from _told(child, tools, models, seen)
+            yield from _texts_of_agent(child, tools, models, seen)
     for field in attrs.fields(AgentDefinition):
         value = getattr(agent, field.name, None)
         if field.name not in ("tools", "spawnable_agents"):
@@ -396,7 +396,7 @@ def _copy(source: Path, target: Path) -> None:
 # --- money ------------------------------------------------------------------------------------------------------------
 
 
-class Ledger:
+class EvaluationBudget:
     """
     What all runs may cost together; room is set aside for each before it begins.
 
@@ -440,7 +440,7 @@ class Ledger:
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-class Bench(Protocol):
+class EngineMaker(Protocol):
     """Makes engines."""
 
     def __call__(self, agent: AgentDefinition, root: Path, *, performs: bool) -> Engine:
@@ -448,7 +448,7 @@ class Bench(Protocol):
 
 
 @frozen
-class Mode:
+class EvaluationMode:
     """
     What is run and what is read.
 
@@ -466,7 +466,7 @@ class Mode:
 async def evaluate(
     evaluation: Evaluation,
     folder: Path,
-    bench: Bench,
+    bench: EngineMaker,
     *,
     agents: Mapping[str, AgentDefinition],
     root: Path,
@@ -476,7 +476,7 @@ async def evaluate(
     seed: int = 0,
     concurrency: int = 4,
     budget: Decimal | None = None,
-    mode: Mode | None = None,
+    mode: EvaluationMode | None = None,
     done: Callable[[Sample], object] = lambda _: None,
 ) -> Outcome:
     """
@@ -509,12 +509,22 @@ async def evaluate(
         msg = "\n  ".join([f"the evaluation {evaluation.name!r} cannot be run:", *problems])
         raise DataError(msg)
     sides = tuple([side_of(name, agent) for name, agent in agents.items()])
-    run = _Run(evaluation, folder, bench, root, load, models, Ledger(budget, concurrency), mode or Mode(), done)
+    run = _EvaluationRun(
+        evaluation,
+        folder,
+        bench,
+        root,
+        load,
+        models,
+        EvaluationBudget(budget, concurrency),
+        mode or EvaluationMode(),
+        done,
+    )
     order = random.Random(seed)  # noqa: S311 - an order, no secret
-    slots: list[_Slot] = []
+    slots: list[_SampleSlot] = []
     for number in range(1, n + 1):
         for case in order.sample(evaluation.cases, len(evaluation.cases)):
-            slots += [_Slot(case, side, number, Path()).below(folder) for side in order.sample(sides, len(sides))]
+            slots += [_SampleSlot(case, side, number, Path()).below(folder) for side in order.sample(sides, len(sides))]
     stopped = ""
     try:
         await at_once([partial(run.add, slot) for slot in slots], concurrency)
@@ -536,7 +546,7 @@ async def evaluate(
 
 
 @frozen
-class _Slot:
+class _SampleSlot:
     """What a sample is of: its case, its side, its number, and where its journal is."""
 
     case: Case
@@ -552,7 +562,7 @@ class _Slot:
     def is_recorded(self) -> bool:
         return self.place.is_file()
 
-    def below(self, folder: Path) -> _Slot:
+    def below(self, folder: Path) -> _SampleSlot:
         """Return the same in another folder of results."""
         return attrs.evolve(self, place=folder / "cases" / self.case.id / self.side.name / f"{self.number}.jsonl")
 
@@ -562,7 +572,7 @@ class _Slot:
         for path in self.place.parent.glob(f"{self.number}.*"):
             path.unlink(missing_ok=True)
 
-    def take(self, other: _Slot) -> None:
+    def take(self, other: _SampleSlot) -> None:
         """Take journals and notes of *other*."""
         if other.place != self.place:
             self.make_room()
@@ -581,26 +591,26 @@ class _Made:
 
 
 @attrs.define
-class _Run:
+class _EvaluationRun:
     """An evaluation under way."""
 
     evaluation: Evaluation
     folder: Path
-    bench: Bench
+    bench: EngineMaker
     root: Path
     load: Callable[[Any], AgentDefinition]
     models: Callable[[Case], Any]
-    ledger: Ledger
-    mode: Mode
+    ledger: EvaluationBudget
+    mode: EvaluationMode
     done: Callable[[Sample], object]
     made: dict[tuple[str, str, int], Sample] = attrs.field(factory=dict)
     readers: dict[str, Engine] = attrs.field(factory=dict)
 
-    async def add(self, slot: _Slot) -> None:
+    async def add(self, slot: _SampleSlot) -> None:
         """Make one sample, unless there is no money for it."""
         made = await self._earlier(slot)
         if made is not None:
-            sample = await self._judged(slot, made)
+            sample = await self._judge(slot, made)
         elif self.mode.recheck:
             return
         else:
@@ -624,7 +634,7 @@ class _Run:
 
     # --- a new run ----------------------------------------------------------------------------------------------------
 
-    async def _live(self, slot: _Slot) -> Sample | None:
+    async def _live(self, slot: _SampleSlot) -> Sample | None:
         limits, reserved, models = self.evaluation.limits, None, self.models(slot.case)
         if self.ledger.budget is not None:
             reserved = self.ledger.reserve(limits)
@@ -637,23 +647,23 @@ class _Run:
         async def run(engine: Engine) -> tuple[RunResult, str]:
             result: RunResult | None = None
             try:
-                result = await _asked(engine, slot, limits)
+                result = await _run_case(engine, slot, limits)
             finally:
                 self.ledger.settle(reserved, None if result is None else result.cost)
             return result, "new"
 
-        async with self._copied(slot.case) as copy:
-            made = await self._made(slot, copy, run, models)
+        async with self._copy_files(slot.case) as copy:
+            made = await self._make(slot, copy, run, models)
             if isinstance(made.result.error, UnknownModel | MissingKey):
                 raise made.result.error  # it would be so in every run
             if self._is_unpaid(made.result, reserved):
                 slot.make_room()
                 return None
             # The files are still there for checks that need them.
-            return await self._judged(slot, made)
+            return await self._judge(slot, made)
 
-    async def _made(
-        self, slot: _Slot, copy: Copy, run: Callable[[Engine], Awaitable[tuple[RunResult, str]]], models: Any
+    async def _make(
+        self, slot: _SampleSlot, copy: Copy, run: Callable[[Engine], Awaitable[tuple[RunResult, str]]], models: Any
     ) -> _Made:
         """Do what *run* does with an engine of its own, and note what it left."""
         began = time.monotonic()
@@ -667,7 +677,7 @@ class _Run:
         return _Made(result, note, reused, models)
 
     @asynccontextmanager
-    async def _copied(self, case: Case) -> AsyncIterator[Copy]:
+    async def _copy_files(self, case: Case) -> AsyncIterator[Copy]:
         # In the loop's own thread: one that is cancelled would go on copying when everything was removed.
         copy = Copy.made(self.evaluation.files_of(case), self.root)
         try:
@@ -696,7 +706,7 @@ class _Run:
 
     # --- an earlier run -----------------------------------------------------------------------------------------------
 
-    async def _earlier(self, slot: _Slot) -> _Made | None:
+    async def _earlier(self, slot: _SampleSlot) -> _Made | None:
         """Return a run that is recorded, where it is what a run would be now; else ``None``."""
         if self.mode.earlier is None:
             return None
@@ -707,7 +717,7 @@ class _Run:
         if self.mode.recheck:
             result = await self.reader(slot.side).replay(FileJournal(old.place), agent=slot.side.agent)
             return _Made(result, note, "journal")
-        before = self._listed(slot.case)
+        before = self._list_files(slot.case)
         if note.key != self.key_of(slot.case, before):
             return None
         try:
@@ -715,7 +725,7 @@ class _Run:
         except JournalError:
             return None
 
-    async def _read_again(self, slot: _Slot, old: _Slot, note: _Note) -> _Made | None:
+    async def _read_again(self, slot: _SampleSlot, old: _SampleSlot, note: _Note) -> _Made | None:
         """Return an earlier run of the same case: as it is, continued from what changed, or ``None`` for neither."""
         journal = FileJournal(old.place)
         history = journal.history()
@@ -737,7 +747,7 @@ class _Run:
             return None
         return await self._gone_on(slot, journal, changed)
 
-    async def _gone_on(self, slot: _Slot, journal: Journal, changed: str) -> _Made:
+    async def _gone_on(self, slot: _SampleSlot, journal: Journal, changed: str) -> _Made:
         """Return a run that goes on from the first call of a *changed* tool, or from the first request that differs."""
         slot.make_room()
         into, agent, limits = FileJournal(slot.place), slot.side.agent, self.evaluation.limits
@@ -754,10 +764,10 @@ class _Run:
             self.ledger.settle(None, made.cost)
             return made.result, f"from {made.broke_at}"
 
-        async with self._copied(slot.case) as copy:
-            return await self._made(slot, copy, run, self.models(slot.case))
+        async with self._copy_files(slot.case) as copy:
+            return await self._make(slot, copy, run, self.models(slot.case))
 
-    def _listed(self, case: Case) -> Mapping[str, str]:
+    def _list_files(self, case: Case) -> Mapping[str, str]:
         copy = Copy.made(self.evaluation.files_of(case), self.root)
         copy.remove()
         return copy.before
@@ -772,7 +782,7 @@ class _Run:
 
     # --- checks -------------------------------------------------------------------------------------------------------
 
-    async def _judged(self, slot: _Slot, made: _Made) -> Sample:
+    async def _judge(self, slot: _SampleSlot, made: _Made) -> Sample:
         """Return the sample of a run that has ended, with what its checks say."""
         result, note = made.result, made.note
         cut = _cut_off(FileJournal(slot.place).history())
@@ -864,7 +874,7 @@ def _said_of_cut(value: object) -> str:
     return value.text if is_cut or value.text == "CancelledError" else ""
 
 
-async def _asked(engine: Engine, slot: _Slot, limits: Limits | None) -> RunResult:
+async def _run_case(engine: Engine, slot: _SampleSlot, limits: Limits | None) -> RunResult:
     """Run a case to its end; questions are answered as the case says."""
     case, agent, journal = slot.case, slot.side.agent, FileJournal(slot.place, sync="write")
     ahead = case.answers if isinstance(case.answers, Mapping) else None
@@ -899,7 +909,7 @@ class _Judges:
         load: Callable[[Any], AgentDefinition],
         bench: Callable[[AgentDefinition], Engine] | None,
         models: Any,
-        ledger: Ledger,
+        ledger: EvaluationBudget,
     ) -> None:
         self._place, self._load, self._bench, self._models, self._ledger = place, load, bench, models, ledger
         self._name = ""
@@ -912,7 +922,7 @@ class _Judges:
         """Return what *agent* says to *prompt*."""
         place = self._place.with_name(f"{self._place.stem}.{self._name}.jsonl")
         definition = agent if isinstance(agent, AgentDefinition) else self._load(agent)
-        known = await _known(definition, prompt, place)
+        known = await _recall_judgement(definition, prompt, place)
         if known is not None:
             return known
         if self._bench is None:
@@ -939,7 +949,7 @@ class _Judges:
         return plain(result.output)
 
 
-async def _known(agent: AgentDefinition, prompt: str, place: Path) -> object:
+async def _recall_judgement(agent: AgentDefinition, prompt: str, place: Path) -> object:
     """Return what a judge said to the same prompt; ``None`` when it was asked something else, or in another way."""
     journal = FileJournal(place)
     try:

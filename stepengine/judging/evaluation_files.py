@@ -56,13 +56,13 @@ def load_evaluation(file: Path) -> Evaluation:
         msg = f"{file}: 'evaluation' is {found!r}; it is an Evaluation(...)"
         raise DataError(msg)
     if file.suffix in (".yaml", ".yml"):
-        return _Reader(str(file)).evaluation(value_of(file))
+        return _EvaluationReader(str(file)).evaluation(value_of(file))
     msg = f"{str(file)!r} is neither a .py nor a .yaml file"
     raise DataError(msg)
 
 
 @attrs.define
-class _Reader:
+class _EvaluationReader:
     """Reads an evaluation out of plain values, and notes all that is wrong."""
 
     name: str
@@ -77,7 +77,7 @@ class _Reader:
         given["checks"] = self._checks(given, "the evaluation")
         given["limits"] = self._limits(given.get("limits"))
         given.setdefault("name", Path(self.name).stem)
-        made: Evaluation | None = self._made(Evaluation, given, "the evaluation")
+        made: Evaluation | None = self._make(Evaluation, given, "the evaluation")
         if self.problems or made is None:
             msg = "\n  ".join([f"{self.name} cannot be used:", *self.problems])
             raise DataError(msg)
@@ -88,10 +88,10 @@ class _Reader:
             self.problems.append(f"a case is an object with an id, not {told!r}")
             return None
         where = f"case {told.get('id')!r}"
-        made: Case | None = self._made(Case, {**told, "checks": self._checks(told, where)}, where)
+        made: Case | None = self._make(Case, {**told, "checks": self._checks(told, where)}, where)
         return made
 
-    def _made(self, kind: type[Any], given: Mapping[str, object], where: str) -> Any:
+    def _make(self, kind: type[Any], given: Mapping[str, object], where: str) -> Any:
         known = [field.name for field in attrs.fields(kind)]
         unknown = [str(name) for name in given if name not in known]
         self.problems += [f"{where}: there is no {name!r}; there is {', '.join(known)}" for name in unknown]
@@ -105,7 +105,7 @@ class _Reader:
         return (
             None
             if told is None
-            else self._made(Limits, told if isinstance(told, Mapping) else {"limits": told}, "limits")
+            else self._make(Limits, told if isinstance(told, Mapping) else {"limits": told}, "limits")
         )
 
     def _list(self, told: Mapping[str, object], name: str) -> list[Any]:

@@ -34,7 +34,7 @@ from stepengine.journal.show import ended_of
 from stepengine.judging.rerun import Course, Models, at_once, course_from, sample, shown_dollars
 from stepengine.judging.statistics import Estimate, Ratio, log_ratio, mean_of, paired, rate
 
-__all__ = ("Expected", "Found", "Gate", "Impact", "Sample", "expected_of", "first_difference", "impact")
+__all__ = ("Expected", "Impact", "ImpactGate", "RepeatedJournal", "Sample", "expected_of", "first_difference", "impact")
 
 FORMAT = "stepengine.impact/1"
 SAME, ASKED, HANDLER, UNREADABLE = "same", "asked", "handler changed", "unreadable"
@@ -44,7 +44,7 @@ FAILED = (RunStatus.FAILED.value,)
 
 
 @frozen
-class Found:
+class RepeatedJournal:
     """
     One journal, repeated by the present code.
 
@@ -72,33 +72,35 @@ class Found:
         return self.kind in (ASKED, HANDLER) and self.broke_at != END
 
 
-async def first_difference(engine: Engine, file: str, journal: Journal, agent: AgentDefinition | None = None) -> Found:
+async def first_difference(
+    engine: Engine, file: str, journal: Journal, agent: AgentDefinition | None = None
+) -> RepeatedJournal:
     """Return where the present code first does something else than *journal* says; nothing is performed."""
     try:
         result = await engine.replay(journal, agent=agent, on_divergence="stop")
         history = journal.history()
         if isinstance(result.error, ReplayDivergence):
-            return _found(file, journal, history, result.error)
+            return _find_divergence(file, journal, history, result.error)
         made = None if result.journal is None else ended_of(result.journal.history())
         recorded = ended_of(history)
     except StepEngineError as error:
-        return Found(file, UNREADABLE, message=error.message)
+        return RepeatedJournal(file, UNREADABLE, message=error.message)
     if recorded is None or made is None:
-        return Found(file, SAME, journal)
+        return RepeatedJournal(file, SAME, journal)
     before, after = [{**comparable(end), "status": end.status.value} for end in (recorded, made)]
     fields = tuple(fields_between(before, after))
     if not fields:
-        return Found(file, SAME, journal)
+        return RepeatedJournal(file, SAME, journal)
     said = "every effect is as recorded, but the run ends in another way"
-    return Found(file, HANDLER, journal, END, result.state.step_index, fields, said)
+    return RepeatedJournal(file, HANDLER, journal, END, result.state.step_index, fields, said)
 
 
-def _found(file: str, journal: Journal, history: History, error: ReplayDivergence) -> Found:
+def _find_divergence(file: str, journal: Journal, history: History, error: ReplayDivergence) -> RepeatedJournal:
     known = history.intents.get(address_of(error.address))
     by_request = error.kind == "changed" and known is not None and known.type == "CallModel"
     fields = tuple([Field(*field) for field in error.diff])
     said = error.message.partition("\n")[0]
-    return Found(file, ASKED if by_request else HANDLER, journal, error.address, error.step, fields, said)
+    return RepeatedJournal(file, ASKED if by_request else HANDLER, journal, error.address, error.step, fields, said)
 
 
 @frozen
@@ -117,7 +119,7 @@ class Expected:
     high: Decimal | None
 
 
-def expected_of(found: Sequence[Found], n: int) -> Expected:
+def expected_of(found: Sequence[RepeatedJournal], n: int) -> Expected:
     """Return what *n* samples of each journal will take."""
     calls, cost = 0, Decimal(0)
     is_known = True
@@ -162,7 +164,7 @@ class Sample:
 class Judged:
     """A journal with its samples, and those of the old agent, if that was asked, too."""
 
-    found: Found
+    found: RepeatedJournal
     recorded: Course | None = None
     samples: tuple[Sample, ...] = ()
     baseline: tuple[Sample, ...] = ()
@@ -233,13 +235,13 @@ class Impact:
 
     def values(self) -> dict[str, float | None]:
         """Return what a gate may look at."""
-        changed, left, failed = [self.rate_of(what) for what in (_changed, _left, _failed)]
+        changed, left, failed = [self.rate_of(what) for what in (_has_changed, _has_left, _has_failed)]
         ratios = {what: self.ratio_of(what).ratio for what in ("cost", "steps", "tokens")}
         return {"changed": changed.mean, "left": left.mean, "failed": failed.mean, **ratios}
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON; money is text, and what is unknown is ``None``."""
-        changed, cost = self.rate_of(_changed), self.ratio_of("cost")
+        changed, cost = self.rate_of(_has_changed), self.ratio_of("cost")
         return {
             "format": FORMAT,
             "agent": self.agent,
@@ -251,8 +253,8 @@ class Impact:
                 "changed": _float(changed.mean),
                 "low": changed.low,
                 "high": changed.high,
-                "left": _float(self.rate_of(_left).mean),
-                "failed": _float(self.rate_of(_failed).mean),
+                "left": _float(self.rate_of(_has_left).mean),
+                "failed": _float(self.rate_of(_has_failed).mean),
                 "cost_ratio": cost.ratio,
                 "cost_low": cost.low,
                 "cost_high": cost.high,
@@ -267,7 +269,7 @@ class Impact:
         left = [one for one in asked if any(each.has_left for each in one.samples)]
         if asked and 2 * len(left) > len(asked):
             yield "mostly unknown: most of the runs that were asked again left the record; use --tools idempotent, or eval"
-        yield f"{_counted(len(self.journals), 'journal')}: {self._classes()}"
+        yield f"{_format_count(len(self.journals), 'journal')}: {self._classes()}"
         if asked:
             yield from self._findings(left)
         yield f"spent {shown_dollars(self.spent)}" + (f"; stopped: {self.stopped}" if self.stopped else "")
@@ -279,19 +281,22 @@ class Impact:
         return ", ".join([f"{number} {what}" for what, number in {"unchanged": 0, **counts}.items()])
 
     def _findings(self, left: Sequence[Judged]) -> Iterator[str]:
-        changed, number = self.rate_of(_changed), len([one for one in self.journals if one.found.kind != UNREADABLE])
+        changed, number = (
+            self.rate_of(_has_changed),
+            len([one for one in self.journals if one.found.kind != UNREADABLE]),
+        )
         if self.has_baseline and math.isnan(changed.mean):
             yield "whether the choice of tools changed is unknown: no run was asked of both agents"
         elif self.has_baseline:
-            yield f"the choice of tools changed {_signed(changed)} more often than the old agent's own noise"
+            yield f"the choice of tools changed {_format_signed(changed)} more often than the old agent's own noise"
         else:
-            runs = sum((one.share(_changed) or 0) >= 0.5 for one in self.journals)  # noqa: PLR2004 - most of the samples
+            runs = sum((one.share(_has_changed) or 0) >= 0.5 for one in self.journals)  # noqa: PLR2004 - most of the samples
             yield f"{runs} of {number} chose another tool in most samples ({_percent(changed)})"
         calls = [each.rerun.refused for one in left for each in one.samples if each.rerun.refused is not None]
         if calls:
             called = f"{calls[0].name} {json.dumps(plain(calls[0].input), ensure_ascii=False)}"
             yield f"{len(left)} left the record: {called}"
-        failed = self.rate_of(_failed)
+        failed = self.rate_of(_has_failed)
         yield f"{'failed more often' if self.has_baseline else 'failed'}: {_percent(failed)}"
         than = "the old agent asked again" if self.has_baseline else "as recorded"
         ratios = [f"{what} {_change(self.ratio_of(what))}" for what in ("cost", "steps", "tokens")]
@@ -303,19 +308,19 @@ class Impact:
             yield "model noise is not taken out (--baseline compares with the old agent, asked again)"
 
 
-def _changed(each: Sample) -> bool:
+def _has_changed(each: Sample) -> bool:
     return each.changed
 
 
-def _left(each: Sample) -> bool:
+def _has_left(each: Sample) -> bool:
     return each.has_left
 
 
-def _failed(each: Sample) -> bool:
+def _has_failed(each: Sample) -> bool:
     return each.has_failed
 
 
-def _class_of(found: Found) -> str:
+def _class_of(found: RepeatedJournal) -> str:
     if found.kind == SAME:
         return "unchanged"
     if found.kind == UNREADABLE:
@@ -325,7 +330,7 @@ def _class_of(found: Found) -> str:
     return f"asked again from step {found.step}" if found.kind == ASKED else "with another handler"
 
 
-def _counted(number: int, what: str) -> str:
+def _format_count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
@@ -337,7 +342,7 @@ def _percent(made: Estimate) -> str:
     return f"{made.mean:.0%}, {made.low * 100:.0f}-{made.high:.0%}"
 
 
-def _signed(made: Estimate) -> str:
+def _format_signed(made: Estimate) -> str:
     if made.low is None or made.high is None:
         return f"{made.mean:+.0%} (too few runs for an interval)"
     return f"{made.mean:+.0%} ({made.low * 100:+.0f} to {made.high:+.0%})"
@@ -395,7 +400,7 @@ def _sample_json(each: Sample) -> dict[str, object]:
 
 async def impact(
     engine: Engine,
-    found: Sequence[Found],
+    found: Sequence[RepeatedJournal],
     *,
     agent: AgentDefinition | None = None,
     old: AgentDefinition | None = None,
@@ -427,8 +432,8 @@ async def impact(
     money = purse or Purse()
     ask = partial(sample, engine, purse=money, models=models, **options)
     asked = [one for one in found if one.is_asked]
-    new = [partial(_sampled, ask, one, agent=agent) for one in asked for _ in range(n)]
-    before = [partial(_sampled, ask, one, agent=old, is_old=True) for one in asked for _ in range(n)] if old else []
+    new = [partial(_take_sample, ask, one, agent=agent) for one in asked for _ in range(n)]
+    before = [partial(_take_sample, ask, one, agent=old, is_old=True) for one in asked for _ in range(n)] if old else []
     # A sample and its baseline are made one after the other, so that a budget that ends early leaves pairs.
     made = await at_once(
         [work for pair in (zip(new, before, strict=True) if old else zip(new, strict=True)) for work in pair]
@@ -448,8 +453,8 @@ async def impact(
     return Impact(agent.id if agent else next(iter(agents), ""), n, tools, tuple(judged), money.known, stopped)
 
 
-async def _sampled(
-    ask: Callable[..., Any], one: Found, *, agent: AgentDefinition | None, is_old: bool = False
+async def _take_sample(
+    ask: Callable[..., Any], one: RepeatedJournal, *, agent: AgentDefinition | None, is_old: bool = False
 ) -> Sample | None:
     assert one.journal is not None  # noqa: S101 - a run that is asked was read
     if is_old and address_of(one.broke_at) not in one.journal.history().intents:
@@ -482,7 +487,7 @@ NAMES = ("changed", "left", "failed", "cost", "steps", "tokens")
 
 
 @frozen
-class Gate:
+class ImpactGate:
     """A condition on a report, such as ``changed > 0.1``: a share of samples, or for cost, steps and tokens a ratio."""
 
     name: str
@@ -490,7 +495,7 @@ class Gate:
     bound: float
 
     @classmethod
-    def parsed(cls, text: str) -> Gate:
+    def parsed(cls, text: str) -> ImpactGate:
         """
         Return what *text* says.
 

@@ -30,10 +30,20 @@ from stepengine.errors import DataError, DefinitionError, LimitExceeded, StepEng
 from stepengine.journal import FileJournal
 from stepengine.judging.altering import AgentFile
 from stepengine.judging.blame import blame
-from stepengine.judging.buying import Book, Buyer
+from stepengine.judging.buying import Buyer, ReplyBook
 from stepengine.judging.checks import Check
 from stepengine.judging.criteria import PASSES, Case, Criterion, FilesGone, JudgedRun, Verdict
-from stepengine.judging.evaluating import ERROR, Bench, Copy, Evaluation, Mode, Outcome, Sample, evaluate, side_of
+from stepengine.judging.evaluating import (
+    ERROR,
+    Copy,
+    EngineMaker,
+    Evaluation,
+    EvaluationMode,
+    Outcome,
+    Sample,
+    evaluate,
+    side_of,
+)
 from stepengine.judging.scoring import PASS, Pair, Scores, scores_of
 from stepengine.judging.statistics import FEWEST_CASES
 from stepengine.models import Models
@@ -146,8 +156,8 @@ class Trials:
     file: AgentFile
     evaluation: Evaluation
     folder: Path
-    book: Book
-    bench: Bench
+    book: ReplyBook
+    bench: EngineMaker
     root: Path
     load: Callable[[Any], AgentDefinition]
     models: Callable[[Case], Models]
@@ -178,9 +188,9 @@ class Trials:
             self.done(version_of(changes), case, made)
             return made
         except DefinitionError as error:
-            return _unmeasured(f"the version cannot be loaded: {error.message}")
+            return _unmeasured_entry(f"the version cannot be loaded: {error.message}")
         except LimitExceeded as error:
-            return {**_unmeasured(error.message), "stopped": error.message}
+            return {**_unmeasured_entry(error.message), "stopped": error.message}
         except StepEngineError as error:
             self.error = error
             raise
@@ -218,7 +228,7 @@ class Trials:
         agents: dict[str, Any] = {SIDE: agent}
         outcome = await evaluate(
             attrs.evolve(self.evaluation, cases=[case], agents=agents), folder, self.bench, agents=agents, root=self.root,
-            load=self.load, models=lambda _: buyer, n=number, concurrency=1, mode=Mode(earlier=folder),
+            load=self.load, models=lambda _: buyer, n=number, concurrency=1, mode=EvaluationMode(earlier=folder),
         )  # fmt: skip
         if outcome.stopped:
             raise asyncio.CancelledError
@@ -361,7 +371,7 @@ def _page(changes: Mapping[str, Any], case: Case, number: int) -> str:
     return f"{version_of(changes)}/{case.id}/{number}"
 
 
-def _unmeasured(problem: str) -> dict[str, Any]:
+def _unmeasured_entry(problem: str) -> dict[str, Any]:
     return {
         "score": None, "problem": problem, "said": [], "did": "", "steps": 0, "spent": "0", "cost": None, "served": 0,
         "journal": "", "stopped": "",

@@ -24,7 +24,7 @@ from stepengine.journal.history import History
 from stepengine.judging.rerun import in_program_order
 from stepengine.runtime.sizes import estimated_tokens
 
-__all__ = ("FORMAT", "Call", "Priced", "calls_of", "family_of", "priced", "recorded_cost")
+__all__ = ("FORMAT", "Priced", "RecordedCall", "calls_of", "family_of", "priced", "recorded_cost")
 
 FORMAT = "stepengine.price/1"
 FACTORS = (0.8, 1.35)
@@ -35,7 +35,7 @@ OF_OPENAI = frozenset({"chatgpt", "gpt", "o"})
 
 
 @frozen
-class Call:
+class RecordedCall:
     """
     A recorded model call.
 
@@ -81,7 +81,7 @@ def _text(dollars: Decimal | None) -> str | None:
     return None if dollars is None else str(dollars)
 
 
-def calls_of(journal: Journal) -> list[Call]:
+def calls_of(journal: Journal) -> list[RecordedCall]:
     """
     Return the model calls of a run that were answered.
 
@@ -91,21 +91,21 @@ def calls_of(journal: Journal) -> list[Call]:
     return [*_calls(journal.history())]
 
 
-def _calls(history: History) -> Iterator[Call]:
+def _calls(history: History) -> Iterator[RecordedCall]:
     before: dict[str, ModelRequest] = {}
     for address, intent in in_program_order(history):
         result = history.results.get(address) if intent.type == "CallModel" else None
         if result is None:
             continue
         request = history.request(intent)
-        shared = _shared(before.get(address[0]), request)
+        shared = _shareable_part(before.get(address[0]), request)
         before[address[0]] = request
         reply = getattr(history.outcome(result), "value", None)
         if isinstance(reply, ModelReply):
-            yield Call(request.model, reply.usage, reply.cost, shared)
+            yield RecordedCall(request.model, reply.usage, reply.cost, shared)
 
 
-def _shared(before: ModelRequest | None, request: ModelRequest) -> float:
+def _shareable_part(before: ModelRequest | None, request: ModelRequest) -> float:
     """Return which share of a prompt a cache could have held: what the one before begins with, if nothing else differs."""
     if before is None or (before.system_prompt, before.tools) != (request.system_prompt, request.tools):
         return 0.0
@@ -124,7 +124,7 @@ def family_of(model: str) -> str:
     return "gpt" if name in OF_OPENAI else name
 
 
-def recorded_cost(calls: Sequence[Call]) -> Decimal | None:
+def recorded_cost(calls: Sequence[RecordedCall]) -> Decimal | None:
     """Return what calls cost together; ``None`` when one of them is unknown."""
     total: Decimal | None = Decimal(0)
     for call in calls:
@@ -133,7 +133,7 @@ def recorded_cost(calls: Sequence[Call]) -> Decimal | None:
 
 
 def priced(
-    calls: Sequence[Call], model: str, price: Callable[[str, Usage, datetime], Decimal | None], now: datetime
+    calls: Sequence[RecordedCall], model: str, price: Callable[[str, Usage, datetime], Decimal | None], now: datetime
 ) -> Priced:
     """
     Return what *calls* would cost with another model.
@@ -160,7 +160,7 @@ def priced(
     return Priced(model, low, high, recorded_cost(calls), unknown)
 
 
-def _variants(call: Call, model: str) -> Iterator[Usage]:
+def _variants(call: RecordedCall, model: str) -> Iterator[Usage]:
     """Give what a call may use with another model: another tokenizer, other luck with its cache, no thoughts."""
     usage = call.usage or Usage()
     factors = NO_FACTOR if family_of(call.model) == family_of(model) else FACTORS

@@ -57,7 +57,7 @@ def summary_lines(scores: Scores) -> Iterator[str]:
             f"{row.mean.cases:5}  {row.samples:7}  {row.errors:8}"
         )
     for pair in scores.pairs:
-        yield f"{f'{pair.side} - {pair.base}':{width}}  {pair.check:{checks}}  {_told(pair, _asked(scores))}"
+        yield f"{f'{pair.side} - {pair.base}':{width}}  {pair.check:{checks}}  {_describe_difference(pair, _count_tests(scores))}"
     for each in scores.ratios:
         if each.ratio.ratio is not None:
             ends = (
@@ -97,11 +97,11 @@ def failed_lines(scores: Scores, folder: Path, agent: Callable[[Sample], str] = 
         yield f"and {len(failed) - SHOWN} more"
 
 
-def _asked(scores: Scores) -> int:
+def _count_tests(scores: Scores) -> int:
     return sum(pair.difference.p is not None for pair in scores.pairs)
 
 
-def _told(pair: Pair, asked: int) -> str:
+def _describe_difference(pair: Pair, asked: int) -> str:
     """Return a difference with its interval and the p value that belongs to it, then the one for *asked* looks at once."""
     made = pair.difference
     ends = "" if made.low is None or made.high is None else f" ({made.low:+.2f} to {made.high:+.2f})"
@@ -127,7 +127,7 @@ def _many(number: int, what: str) -> str:
 
 
 @frozen
-class _Link:
+class _ReportLink:
     """A text that leads to a file of the same folder."""
 
     text: str
@@ -224,7 +224,7 @@ def _tables(scores: Scores) -> Iterator[Table]:
         [_cells(row) for row in scores.rows],
     )
     if scores.pairs:
-        rows = [(f"{p.side} - {p.base}", p.check, _told(p, _asked(scores))) for p in scores.pairs]
+        rows = [(f"{p.side} - {p.base}", p.check, _describe_difference(p, _count_tests(scores))) for p in scores.pairs]
         yield "Differences, case by case", ("sides", "check", "difference"), rows
     ratios = [
         (f"{r.side} / {r.base}", r.of, f"{r.ratio.ratio:.2f}", _between(r.ratio.low, r.ratio.high), r.ratio.pairs)
@@ -260,7 +260,7 @@ def _samples(scores: Scores, pages: Mapping[str, str]) -> Iterator[Table]:
                 cost,
                 s.steps,
                 s.reused,
-                _Link(s.journal, pages.get(s.journal, "")),
+                _ReportLink(s.journal, pages.get(s.journal, "")),
             )
         )
     yield "Samples", ("case", "side", "n", "status", "passed", "why not", "cost", "steps", "from", "journal"), rows
@@ -273,7 +273,7 @@ def _table(caption: str, names: Sequence[str], rows: Sequence[Sequence[object]],
 
 
 def _cell(value: object, put: Callable[[object], str]) -> str:
-    if isinstance(value, _Link):
+    if isinstance(value, _ReportLink):
         # The dot keeps a name with a colon from being read as a scheme.
         shown = f'<a href="./{html.escape(quote(value.file))}">{put(value.text)}</a>' if value.file else put(value.text)
         return f"<td>{shown}</td>"

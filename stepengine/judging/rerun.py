@@ -113,7 +113,7 @@ def course_from(history: History, at: str) -> Course:
     for intent, reply in replies:
         usage, known = usage + (reply.usage or Usage()), add_cost(known, reply.cost)
         if decision is None and intent.path == address[0]:
-            decision = tuple(_decided(history, intent, reply))
+            decision = tuple(_decided_calls(history, intent, reply))
     ended = ended_of(history)
     return Course(
         decision=decision,
@@ -126,7 +126,7 @@ def course_from(history: History, at: str) -> Course:
     )
 
 
-def _decided(history: History, asked: Intent, reply: ModelReply) -> Iterator[tuple[str, Any]]:
+def _decided_calls(history: History, asked: Intent, reply: ModelReply) -> Iterator[tuple[str, Any]]:
     """Give the calls of a reply, and in the place of that of a program the calls, agents and questions that this asked for."""
     programs = list(_programs_after(history, asked))
     for call in reply.tool_calls:

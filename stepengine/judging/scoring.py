@@ -302,13 +302,13 @@ class GateOfScores:
             case [left], [bound] if _number(bound) is not None:
                 return made(left=_name(left, text), bound=_number(bound) or 0.0)
             case [left, "-", right], [bound] if _number(bound) is not None:
-                return made(left=_sided(left, text), right=_sided(right, text), bound=_number(bound) or 0.0)
+                return made(left=_check_side(left, text), right=_check_side(right, text), bound=_number(bound) or 0.0)
             case [left], [right]:
-                return made(left=_sided(left, text), right=_sided(right, text), bound=1.0, is_ratio=True)
+                return made(left=_check_side(left, text), right=_check_side(right, text), bound=1.0, is_ratio=True)
             case [left], [first, "*", second] if (_number(first) is None) != (_number(second) is None):
                 factor, right = (first, second) if _number(second) is None else (second, first)
                 times = _number(factor) or 0.0
-                return made(left=_sided(left, text), right=_sided(right, text), bound=times, is_ratio=True)
+                return made(left=_check_side(left, text), right=_check_side(right, text), bound=times, is_ratio=True)
         raise _no_gate(text)
 
     def named(self, names: Names) -> list[SideCheck]:
@@ -393,7 +393,7 @@ def _name(word: str, text: str) -> str:
     return word
 
 
-def _sided(word: str, text: str) -> str:
+def _check_side(word: str, text: str) -> str:
     if "." not in _name(word, text):
         msg = f"{text!r} is not a gate: {word!r} names no side; write SIDE.{word}"
         raise DataError(msg)

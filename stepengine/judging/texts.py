@@ -40,7 +40,7 @@ UNSHOWN = "<a value that cannot be shown>"
 PAIR = 2
 
 
-class _Open(NamedTuple):
+class _OpenedValue(NamedTuple):
     """A value that holds others: how it begins and ends, and its members, each with what stands before it."""
 
     begin: str
@@ -101,15 +101,15 @@ class SafeTexts:
 
     def _line(self, value: object, depth: int, room: int) -> str:
         try:
-            return self._shown(value, depth, room)
+            return self._show(value, depth, room)
         except Exception:  # noqa: BLE001 - however odd a value is, what stands beside it is shown
             return UNSHOWN
 
-    def _shown(self, value: object, depth: int, room: int) -> str:
+    def _show(self, value: object, depth: int, room: int) -> str:
         leaf = self._leaf(value)
         if leaf is not None:
             return leaf
-        opened = _opened(value)
+        opened = _open_value(value)
         if opened is None:
             return self._foreign(value)
         if depth == 0:
@@ -128,7 +128,7 @@ class SafeTexts:
     def _spread(self, value: object, name: str, depth: int, width: int) -> Iterator[str]:
         line = self._member(name, value, depth, width)
         is_short = depth == 0 or len(line) <= width // 2 or line.endswith(("<redacted>", UNSHOWN))
-        opened = None if is_short or self._leaf(value) is not None else _opened(value)
+        opened = None if is_short or self._leaf(value) is not None else _open_value(value)
         if opened is None:
             yield line
             return
@@ -220,10 +220,12 @@ LEAVES: tuple[tuple[Any, Any], ...] = (
 """What holds no others, and how it is shown; asked in this order, of the value itself and never of a subclass's methods."""
 
 
-def _opened(value: Any) -> _Open | None:
+def _open_value(value: Any) -> _OpenedValue | None:
     """Return how a value is looked into; ``None`` where that would run somebody's code."""
     if _is(value, dict):
-        return _Open("{", "}", ((f"{_plain(key)}: ", member) for key, member in dict.items(value)), dict.__len__(value))
+        return _OpenedValue(
+            "{", "}", ((f"{_plain(key)}: ", member) for key, member in dict.items(value)), dict.__len__(value)
+        )
     for known, begin, end in SEQUENCES:
         if _is(value, known):
             name = "" if type(value) is known or begin[0] in "[(" else type(value).__name__
@@ -231,8 +233,10 @@ def _opened(value: Any) -> _Open | None:
             if isinstance(names, tuple) and len(names) == tuple.__len__(value):
                 pairs = zip(names, tuple.__iter__(value), strict=True)
                 members = ((f"{field}=", member) for field, member in pairs)
-                return _Open(f"{type(value).__name__}(", ")", members, len(names))
-            return _Open(f"{name}{begin}", end, (("", each) for each in known.__iter__(value)), known.__len__(value))
+                return _OpenedValue(f"{type(value).__name__}(", ")", members, len(names))
+            return _OpenedValue(
+                f"{name}{begin}", end, (("", each) for each in known.__iter__(value)), known.__len__(value)
+            )
     return _fields(value)
 
 
@@ -254,7 +258,7 @@ def _plain(key: Any) -> str:
     return repr(key) if key is None or type(key) in (bool, float) else f"<{type(key).__name__}>"
 
 
-def _fields(value: Any) -> _Open | None:
+def _fields(value: Any) -> _OpenedValue | None:
     """Return the fields of an attrs class, a dataclass or a pydantic model; those that are not to be shown are left out."""
     kind = type(value)
     if "__attrs_attrs__" in kind.__dict__:
@@ -266,7 +270,7 @@ def _fields(value: Any) -> _Open | None:
     else:
         return None
     pairs = ((f"{name}=", object.__getattribute__(value, name)) for name in names if _has(value, name))
-    return _Open(f"{kind.__name__}(", ")", pairs, len(names))
+    return _OpenedValue(f"{kind.__name__}(", ")", pairs, len(names))
 
 
 def _has(value: object, name: str) -> bool:

@@ -19,12 +19,12 @@ from stepengine.data.programs import RunsProgram
 from stepengine.data.state import AgentState
 from stepengine.data.yields import YIELD_FROM, Sentinel
 from stepengine.errors import BadYield, HandlerError, LimitReached, StepEngineError
-from stepengine.machine.protocol import By, accepted
+from stepengine.machine.protocol import By, names_of_yieldables
 from stepengine.machine.signals import is_callers
 
-__all__ = ("Author", "Returned", "blamed", "describe_yield", "noted", "raised_at", "site")
+__all__ = ("Author", "Returned", "describe_yield", "handler_error", "note_location", "raised_at", "site")
 
-ACCEPTED = accepted()
+ACCEPTED = names_of_yieldables()
 MAX_CLOSES = 3
 SHOWN = 80
 MEMBERS = 6
@@ -48,10 +48,10 @@ class Returned(NamedTuple):
 
 def site(steps: object) -> str:
     """Return ``file:line`` where a parked generator waits, in the innermost of its author's frames; ``""`` if none."""
-    return innermost_own(_parked(steps))
+    return innermost_own(_parked_places(steps))
 
 
-def _parked(steps: object) -> Iterator[tuple[str, int]]:
+def _parked_places(steps: object) -> Iterator[tuple[str, int]]:
     while steps is not None:
         frame = getattr(steps, "gi_frame", None)
         if frame is not None:
@@ -69,10 +69,10 @@ def _inside(frame: FrameType) -> Iterator[tuple[str, int]]:
 
 def raised_at(error: BaseException) -> str:
     """Return ``file:line`` where *error* was raised, in the innermost frame of the author's own code; ``""`` if none."""
-    return innermost_own(_passed(error))
+    return innermost_own(_traceback_places(error))
 
 
-def _passed(error: BaseException) -> Iterator[tuple[str, int]]:
+def _traceback_places(error: BaseException) -> Iterator[tuple[str, int]]:
     trace = error.__traceback__
     while trace is not None:
         yield trace.tb_frame.f_code.co_filename, trace.tb_lineno
@@ -97,13 +97,13 @@ def _hint(value: Any) -> str:
             value.close()
         return " Handlers are not async: use `yield from Perform(fn, ...)`."
     if kind is dict:
-        return f" Write {_meant(value)}."
+        return f" Write {_suggest_yieldable(value)}."
     if issubclass(kind, type):
         return f" This is the class; yield an instance, such as {value.__name__}(...)."
     return ""
 
 
-def _meant(value: dict[Any, Any]) -> str:
+def _suggest_yieldable(value: dict[Any, Any]) -> str:
     """Return what to write in place of a dict such as handlers of other engines yield."""
     kind = value.get("type")
     if type(kind) is str and kind in OTHER_KINDS:
@@ -141,17 +141,17 @@ def _short_member(value: object) -> str:
     return ("[...]" if value else "[]") if kind is list else _short(value)
 
 
-def blamed(what: str, error: BaseException) -> HandlerError:
+def handler_error(what: str, error: BaseException) -> HandlerError:
     """Return the error that says that *what*, author code, raised *error*, and where."""
     where = raised_at(error)
     kind = type(error).__name__
-    msg = f"{what} raised {kind}: {_explained(error)}" + (f" ({where})" if where else "")
+    msg = f"{what} raised {kind}: {_explain_error(error)}" + (f" ({where})" if where else "")
     return HandlerError(msg, kind=kind, location=where)
 
 
-def _explained(error: BaseException) -> str:
+def _explain_error(error: BaseException) -> str:
     """Return the message of *error*; if a value was not unpacked or awaited, with what to write instead."""
-    said = _said(error)
+    said = _error_text(error)
     if not isinstance(error, TypeError | AttributeError):
         return said
     hint = _hint_about(error, said)
@@ -174,14 +174,14 @@ def _hint_about(error: BaseException, said: str) -> str:
     return ""
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:  # noqa: BLE001
         return "<an error that cannot be shown>"
 
 
-def noted(error: StepEngineError) -> StepEngineError:
+def note_location(error: StepEngineError) -> StepEngineError:
     """Return *error* with the author's line that it came from, if it came from one, as its ``where`` and as a note."""
     where = raised_at(error)
     error.where = error.where or where
@@ -238,7 +238,7 @@ class Author:
             raise self._blame(raised) from _cause(raised)
 
     def _blame(self, error: BaseException) -> StepEngineError:
-        return noted(error) if isinstance(error, StepEngineError) else blamed(self.what, error)
+        return note_location(error) if isinstance(error, StepEngineError) else handler_error(self.what, error)
 
     def close(self) -> tuple[str, ...]:
         """Close the generator, so that its ``finally`` blocks run; return what went wrong with that, if anything."""
@@ -251,7 +251,7 @@ class Author:
                 if is_callers(error):
                     raise
                 if self.steps.gi_frame is None:
-                    raised = f"{blamed(self.what, error).message} while it was closed"
+                    raised = f"{handler_error(self.what, error).message} while it was closed"
                     break
                 yielded.append(site(self.steps))
             else:

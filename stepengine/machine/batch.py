@@ -21,10 +21,19 @@ from stepengine.data.tools import FIND_TOOLS
 from stepengine.data.yields import Parallel
 from stepengine.errors import LimitExceeded, LimitReached, StepEngineError
 from stepengine.machine import hooks
-from stepengine.machine.calls import Call, Member, Raced, ask_effect, carry_out, follow_up, named, unavailable
+from stepengine.machine.calls import (
+    EffectMember,
+    Raced,
+    ToolMember,
+    ask_effect,
+    carry_out,
+    follow_up,
+    result_of_call,
+    unavailable,
+)
 from stepengine.machine.finding import shown_first
 from stepengine.machine.protocol import Flow
-from stepengine.machine.signals import Stopped, merged
+from stepengine.machine.signals import Stopped, merge_stops
 from stepengine.machine.state import RunState
 
 __all__ = ("RUN_FREELY", "called_by_model", "calls_among", "run_batch")
@@ -47,15 +56,15 @@ UNATTENDED = (
 )
 
 
-def called_by_model(run: RunState, calls: Sequence[ToolCallPart], offered: Collection[str]) -> list[Call]:
+def called_by_model(run: RunState, calls: Sequence[ToolCallPart], offered: Collection[str]) -> list[ToolMember]:
     """Return the calls of a reply; a call of a tool that was not offered already has its error result."""
     made = []
     for asked in calls:
         # By what was offered in this request, and not by what the engine knows: a model that remembers a name from an
         # earlier step, or guesses one, would call what its agent was not given. Nor is a similar name ever taken for it
         # (reliability:MP48): `delete_file` is one letter from something harmless.
-        name = asked.tool_name if asked.tool_name in offered else _meant(run, asked.tool_name, offered)
-        call = Call(run, asked, "model", None if name is None else run.bindings[name])
+        name = asked.tool_name if asked.tool_name in offered else _resolve_tool_name(run, asked.tool_name, offered)
+        call = ToolMember(run, asked, "model", None if name is None else run.bindings[name])
         if name is None:
             # With hundreds of tools, of which the model was shown a few and finds the others by a search, a list of all
             # names in an error would be longer than the conversation.
@@ -70,13 +79,13 @@ def called_by_model(run: RunState, calls: Sequence[ToolCallPart], offered: Colle
     return made
 
 
-def _meant(run: RunState, name: str, offered: Collection[str]) -> str | None:
+def _resolve_tool_name(run: RunState, name: str, offered: Collection[str]) -> str | None:
     """Return the offered tool that a model means: the tool of an agent may also be called by the agent's id (generator-contract:L28)."""
     other = name.replace("-", "_")
     return other if other in offered and run.bindings[other].runs.how == "spawns" else None
 
 
-def run_batch(run: RunState, members: Sequence[Member], asked: Parallel[object] | None = None) -> Flow[None]:
+def run_batch(run: RunState, members: Sequence[EffectMember], asked: Parallel[object] | None = None) -> Flow[None]:
     """
     Give every member its result; members that were *asked* for as a ``Parallel`` run together, whatever their tools say.
 
@@ -92,22 +101,22 @@ def run_batch(run: RunState, members: Sequence[Member], asked: Parallel[object] 
     # into one reply, so there the tools decide.
     if asked is not None:
         return _in_passes(run, members, calls_among(members), asked)
-    calls: Sequence[Call] = members  # type: ignore[assignment]
+    calls: Sequence[ToolMember] = members  # type: ignore[assignment]
     return _in_passes(run, calls, calls) if len(calls) > 1 and _is_parallel(calls) else _in_turn(run, calls)
 
 
-def calls_among(members: Sequence[Member]) -> list[Call]:
+def calls_among(members: Sequence[EffectMember]) -> list[ToolMember]:
     """Return the calls of tools among members, those in races included."""
-    calls: list[Call] = []
+    calls: list[ToolMember] = []
     for member in members:
-        if type(member) is Call:
+        if type(member) is ToolMember:
             calls.append(member)
         elif type(member) is Raced:
             calls += calls_among(member.members)
     return calls
 
 
-def _is_parallel(calls: Sequence[Call]) -> bool:
+def _is_parallel(calls: Sequence[ToolMember]) -> bool:
     # All or nothing. To run the safe ones of a mixed reply at once and the others in turn was possible, too, but which
     # of a reader and a writer comes first would then depend on their kinds, and the model, which wrote an order, could
     # not rely on it. Calls without a spec have their error already and stand in nobody's way.
@@ -115,7 +124,7 @@ def _is_parallel(calls: Sequence[Call]) -> bool:
     return all(spec.parallel_safe and not spec.ends_turn and how in RUN_FREELY for how, spec in known)
 
 
-def _in_turn(run: RunState, calls: Sequence[Call]) -> Flow[None]:
+def _in_turn(run: RunState, calls: Sequence[ToolMember]) -> Flow[None]:
     """Run calls one after another: each is judged, carried out if it may run or else only shown, and passed to the hooks."""
     # `before` is the limit that was spent already when the batch began, such as the steps of a final answer: only one
     # that is spent within this batch skips the calls behind it.
@@ -127,7 +136,7 @@ def _in_turn(run: RunState, calls: Sequence[Call]) -> Flow[None]:
                 # file that was just written). In a batch that runs together nothing has happened in between, so there
                 # all are judged first, and one suspension asks all questions.
                 if _may_run(call, why) and points.pre_tool:
-                    yield from _asked(run, (yield from _judged(call)), together=False)
+                    yield from _ask_permissions(run, (yield from _run_pre_tool_hooks(call)), together=False)
                 if call.result is not None:
                     yield from call.show()
                 else:
@@ -152,7 +161,7 @@ def _in_turn(run: RunState, calls: Sequence[Call]) -> Flow[None]:
     run.budget.check(before)
 
 
-def _may_run(call: Call, why: str) -> bool:
+def _may_run(call: ToolMember, why: str) -> bool:
     """Return whether a call is valid and has no result yet; *why*, if not empty, says why the rest of the batch is not carried out."""
     if call.result is not None:
         return False
@@ -162,7 +171,7 @@ def _may_run(call: Call, why: str) -> bool:
     return _is_valid(call)
 
 
-def _raise_to_author(call: Call, error: StepEngineError) -> None:
+def _raise_to_author(call: ToolMember, error: StepEngineError) -> None:
     """Raise the error that made a call of the author's fail; a model learns of it from the result."""
     # A handler's wrong call is a bug, and raised at the line that made it (generator-contract:G32); a model's is data,
     # and the model corrects itself by the result.
@@ -170,7 +179,7 @@ def _raise_to_author(call: Call, error: StepEngineError) -> None:
         raise error
 
 
-def _close(calls: Sequence[Call], stop: Stop) -> None:
+def _close(calls: Sequence[ToolMember], stop: Stop) -> None:
     """Give the calls that have no result yet one that says why."""
     # Only those without a result: what ended before the stop keeps what it has.
     for call in calls:
@@ -178,12 +187,12 @@ def _close(calls: Sequence[Call], stop: Stop) -> None:
             call.close(stop)
 
 
-def _log(calls: Sequence[Call]) -> None:
+def _log(calls: Sequence[ToolMember]) -> None:
     for call in calls:
         call.log()
 
 
-def _why_over(call: Call, before: LimitExceeded | None) -> str:
+def _why_over(call: ToolMember, before: LimitExceeded | None) -> str:
     """Return why no call after this one is carried out; ``""`` when they are."""
     # A limit that was spent earlier is no reason to skip, and neither is one of steps or tokens: these bind model
     # calls, and the calls of a reply that was paid for are carried out. Only a model that is denied again and again is
@@ -197,7 +206,7 @@ def _why_over(call: Call, before: LimitExceeded | None) -> str:
 
 
 def _in_passes(
-    run: RunState, members: Sequence[Member], calls: Sequence[Call], asked: Parallel[object] | None = None
+    run: RunState, members: Sequence[EffectMember], calls: Sequence[ToolMember], asked: Parallel[object] | None = None
 ) -> Flow[None]:
     """Run a batch in four passes; whatever stops it, finished members keep their results."""
     before = run.budget.reached
@@ -215,7 +224,7 @@ def _in_passes(
 
 
 def _together(
-    run: RunState, members: Sequence[Member], calls: Sequence[Call], asked: Parallel[object] | None
+    run: RunState, members: Sequence[EffectMember], calls: Sequence[ToolMember], asked: Parallel[object] | None
 ) -> Flow[None]:
     # The passes, in this order: judge all calls; ask people about all of them at once; give numbers to all effects; run
     # them; hand the outcomes out; let the hooks look. Each pass ends for all members before the next begins, because a
@@ -236,7 +245,7 @@ def _together(
     # (reliability:SP02). Where some ran, what they found must not be lost, and the refusal stays in its entry.
     if outcomes and all(map(_has_no_room, outcomes)):
         run.unwrap(outcomes[0])
-    stops = _distributed(members, outcomes)
+    stops = _distribute_outcomes(members, outcomes)
     # One after another, after all have ended: following up may ask for further effects, whose numbers have to come in
     # the order of the calls.
     for call in valid:
@@ -246,21 +255,21 @@ def _together(
     # Stops are merged and raised once, after all outcomes were handed out: of two members that wait for a person both
     # questions stand in the result, and members that had ended keep what they have.
     if stops:
-        raise Stopped(merged(stops))
+        raise Stopped(merge_stops(stops))
     # Who won a race is said last, when every call of every member has its final result: a hook behind `post_tool` may
     # still have replaced the winner's. A batch that was stopped has no winner; it is decided when the run goes on.
     _conclude(members)
 
 
-def _judged_together(run: RunState, calls: Sequence[Call]) -> Flow[None]:
+def _judged_together(run: RunState, calls: Sequence[ToolMember]) -> Flow[None]:
     """Judge calls, and ask about all of those that need a person's answer at once."""
-    asking: list[_Asking] = []
+    asking: list[_AskedCall] = []
     for call in calls:
-        asking += yield from _judged(call)
-    yield from _asked(run, asking, together=True)
+        asking += yield from _run_pre_tool_hooks(call)
+    yield from _ask_permissions(run, asking, together=True)
 
 
-def _all_begun(members: Sequence[Member]) -> Flow[tuple[Sequence[Leaf], tuple[tuple[int, int], ...]]]:
+def _all_begun(members: Sequence[EffectMember]) -> Flow[tuple[Sequence[Leaf], tuple[tuple[int, int], ...]]]:
     """Return the effects of all members, and which of them are races."""
     effects: list[Leaf] = []
     races: list[tuple[int, int]] = []
@@ -268,13 +277,13 @@ def _all_begun(members: Sequence[Member]) -> Flow[tuple[Sequence[Leaf], tuple[tu
         # A race is told to the driver as a range of effects: members with results before anything began have none, and
         # a race of which nobody is left has no range.
         first = len(effects)
-        effects += yield from _begun(member)
+        effects += yield from _begin_member(member)
         if type(member) is Raced and len(effects) > first:
             races.append((first, len(effects)))
     return effects, tuple(races)
 
 
-def _conclude(members: Sequence[Member]) -> None:
+def _conclude(members: Sequence[EffectMember]) -> None:
     # Only races have something to conclude. Every other member made its result when it took its outcomes.
     for member in members:
         if type(member) is Raced:
@@ -286,11 +295,11 @@ def _has_no_room(outcome: Single) -> bool:
     return type(outcome) is Failure and isinstance(outcome.error, LimitExceeded) and outcome.error.kind == "children"
 
 
-def _begun(member: Member) -> Flow[Sequence[Leaf]]:
+def _begin_member(member: EffectMember) -> Flow[Sequence[Leaf]]:
     """Return the effects of a member; control tools have none and are done here."""
     if type(member) is Raced:
         return (yield from _begin_race(member))
-    if type(member) is not Call:
+    if type(member) is not ToolMember:
         return member.effects()
     if member.result is not None:
         yield from member.show()
@@ -307,13 +316,13 @@ def _begin_race(race: Raced) -> Flow[Sequence[Leaf]]:
     """Return the effects of the members of a race; none if one of them ended before the others could begin, for then it has won."""
     if not race.has_ended():
         for member in race.members:
-            yield from _begun(member)
+            yield from _begin_member(member)
             if race.has_ended():
                 break
     return race.effects()
 
 
-def _distributed(members: Sequence[Member], outcomes: Sequence[Single]) -> list[Stop]:
+def _distribute_outcomes(members: Sequence[EffectMember], outcomes: Sequence[Single]) -> list[Stop]:
     """Give the members the outcomes of their effects and return the stops among them."""
     stops: list[Stop] = []
     position = 0
@@ -330,14 +339,14 @@ def _distributed(members: Sequence[Member], outcomes: Sequence[Single]) -> list[
 # --- judging ----------------------------------------------------------------------------------------------------------
 
 
-class _Asking(NamedTuple):
+class _AskedCall(NamedTuple):
     """A call, and what a person has to be asked before it may run."""
 
-    call: Call
+    call: ToolMember
     question: Question
 
 
-def _is_valid(call: Call) -> bool:
+def _is_valid(call: ToolMember) -> bool:
     """Validate a call; a mistake in a handler's own call is raised, one in a model's call becomes an error result."""
     try:
         call.validate()
@@ -349,7 +358,7 @@ def _is_valid(call: Call) -> bool:
     return True
 
 
-def _judged(call: Call) -> Flow[Sequence[_Asking]]:
+def _run_pre_tool_hooks(call: ToolMember) -> Flow[Sequence[_AskedCall]]:
     """Ask the ``pre_tool`` hooks about a valid call; return what a person must decide."""
     decision = yield from hooks.judge_call(call.run, call.judged_call, call.source, call.revalidate)
     # No hook said anything, and a call that nobody judges is allowed: permissions are a policy that somebody installs.
@@ -358,15 +367,15 @@ def _judged(call: Call) -> Flow[Sequence[_Asking]]:
     # A tool whose author says that it needs no permission is not asked about because a default says "ask"; a deny holds
     # for it all the same.
     if decision.kind == "ask" and call.spec is not None and call.spec.requires_permission:
-        return (_Asking(call, _permission_question(call, decision)),)
+        return (_AskedCall(call, _permission_question(call, decision)),)
     # Told also where nobody was asked: whoever reads the events later wants to know by which rule a call ran.
-    yield from _decided(call, "deny" if decision.kind == "deny" else "allow", decision.rule_id)
+    yield from _notify_decision(call, "deny" if decision.kind == "deny" else "allow", decision.rule_id)
     if decision.kind == "deny":
         _deny(call, decision.message)
     return ()
 
 
-def _deny(call: Call, message: str) -> None:
+def _deny(call: ToolMember, message: str) -> None:
     """Give a call the result that it is denied; a model that keeps trying is told to stop, and in the end its run is stopped."""
     # By the tool's own name: a model may call an agent by two spellings, and would be told to stop twice as late.
     name = call.own_name
@@ -377,7 +386,7 @@ def _deny(call: Call, message: str) -> None:
     call.finish(ToolResult.error(text, status="denied"))
 
 
-def _permission_question(call: Call, decision: Decision) -> Question:
+def _permission_question(call: ToolMember, decision: Decision) -> Question:
     name = call.own_name
     text = decision.message or f"May {name} run?"
     # Without an id: it is made of the number of the effect, which is given only when the question is really asked.
@@ -392,7 +401,7 @@ def _permission_question(call: Call, decision: Decision) -> Question:
     )
 
 
-def _asked(run: RunState, asking: Sequence[_Asking], *, together: bool) -> Flow[None]:
+def _ask_permissions(run: RunState, asking: Sequence[_AskedCall], *, together: bool) -> Flow[None]:
     """Ask for permissions, *together* all of a batch at once, so that a batch with several suspends once."""
     # A person's answer may change the input, and what a hook makes of that may have to be asked about again: so in
     # rounds, until nothing is left.
@@ -400,7 +409,7 @@ def _asked(run: RunState, asking: Sequence[_Asking], *, together: bool) -> Flow[
         asking = yield from _ask_round(run, asking, together=together)
 
 
-def _ask_round(run: RunState, asking: Sequence[_Asking], *, together: bool) -> Flow[Sequence[_Asking]]:
+def _ask_round(run: RunState, asking: Sequence[_AskedCall], *, together: bool) -> Flow[Sequence[_AskedCall]]:
     """Ask all questions in one go, equal ones only once, and return what has to be asked about the calls that people changed."""
     # A model that calls one tool five times with one input means one thing, and to ask a person five times teaches them
     # to agree without reading (reliability:PM38).
@@ -411,7 +420,7 @@ def _ask_round(run: RunState, asking: Sequence[_Asking], *, together: bool) -> F
     ]
     outcomes = (yield from run.gather(effects)) if together else [(yield effects[0])]
     stops: list[Stop] = []
-    again: list[_Asking] = []
+    again: list[_AskedCall] = []
     for same, effect, outcome in zip(alike, effects, outcomes, strict=True):
         for call, _ in same:
             if type(outcome) is Stop:
@@ -420,16 +429,16 @@ def _ask_round(run: RunState, asking: Sequence[_Asking], *, together: bool) -> F
             elif type(outcome) is Failure:
                 _deny(call, f"Nobody could be asked: {outcome.error}")
             else:
-                again += yield from _permitted(call, effect, outcome.value)  # type: ignore[union-attr]
+                again += yield from _apply_answer(call, effect, outcome.value)  # type: ignore[union-attr]
         stops += [outcome] if type(outcome) is Stop else []
     if stops:
-        raise Stopped(merged(stops))
+        raise Stopped(merge_stops(stops))
     return again
 
 
-def _alike(asking: Sequence[_Asking]) -> list[list[_Asking]]:
+def _alike(asking: Sequence[_AskedCall]) -> list[list[_AskedCall]]:
     """Group the calls that ask the same question, which is then asked once."""
-    found: dict[str, list[_Asking]] = {}
+    found: dict[str, list[_AskedCall]] = {}
     for one in asking:
         question = one.question
         # By all that a person would see. Where two calls differ in anything that is shown, they are two questions.
@@ -438,15 +447,15 @@ def _alike(asking: Sequence[_Asking]) -> list[list[_Asking]]:
     return list(found.values())
 
 
-def _permitted(call: Call, effect: AskPerson, answers: Sequence[Answer]) -> Flow[Sequence[_Asking]]:
+def _apply_answer(call: ToolMember, effect: AskPerson, answers: Sequence[Answer]) -> Flow[Sequence[_AskedCall]]:
     """Do with a call what a person decided; return what has to be asked about an input that the person changed."""
     answer = answers[0]
     if answer.agrees and answer.edited_input is not None:
-        return (yield from _edited(call, answer))
+        return (yield from _take_edited_input(call, answer))
     # A yes that an earlier "always" gave is told with the rule that it came from, so that a person can take it back.
     remembered = covering_rule(effect.questions[0], answer.covers) if answer.by == REMEMBERED else None
     rule_id = None if remembered is None else str(remembered["id"])
-    yield from _decided(call, "allow" if answer.agrees else "deny", rule_id, answer)
+    yield from _notify_decision(call, "allow" if answer.agrees else "deny", rule_id, answer)
     if answer.by == NOBODY:
         _deny(call, UNATTENDED.format(call.asked.tool_name))
     elif answer.by == REFUSED:  # by the tool, as it would have been after a yes: nobody's no is counted
@@ -458,7 +467,7 @@ def _permitted(call: Call, effect: AskPerson, answers: Sequence[Answer]) -> Flow
     return ()
 
 
-def _edited(call: Call, answer: Answer) -> Flow[Sequence[_Asking]]:
+def _take_edited_input(call: ToolMember, answer: Answer) -> Flow[Sequence[_AskedCall]]:
     """Take over the input to which a person changed a call; it is judged like the first one, and a deny still wins."""
     assert answer.edited_input is not None  # noqa: S101
     call.edit(answer.edited_input)
@@ -475,16 +484,16 @@ def _edited(call: Call, answer: Answer) -> Flow[Sequence[_Asking]]:
             # A hook made something else of what was approved, and what was approved is what runs.
             asks = decision is not None and decision.kind == "ask"
             question = _permission_question(call, decision if decision is not None and asks else Decision.ask())
-            return (_Asking(call, question),)
+            return (_AskedCall(call, question),)
         message = decision.message if decision is not None and decision.kind == "deny" else UNSTEADY
         allowed = allowed and call.input == approved
-    yield from _decided(call, "allow" if allowed else "deny", None, answer)
+    yield from _notify_decision(call, "allow" if allowed else "deny", None, answer)
     if not allowed:
         _deny(call, message)
     return ()
 
 
-def _decided(call: Call, decision: str, rule_id: str | None, answer: Answer = UNSAID) -> Flow[None]:
+def _notify_decision(call: ToolMember, decision: str, rule_id: str | None, answer: Answer = UNSAID) -> Flow[None]:
     if not call.run.plan.watched():
         return
     event = ev.PermissionDecided(
@@ -501,8 +510,8 @@ def _decided(call: Call, decision: str, rule_id: str | None, answer: Answer = UN
     yield Notify(event)
 
 
-def _after(call: Call) -> Flow[None]:
+def _after(call: ToolMember) -> Flow[None]:
     """Let the ``post_tool`` hooks look at a call that ran."""
     if call.run.plan.hooks.post_tool and call.result is not None and not call.is_closed:
         result = yield from hooks.post_tool(call.run, call.judged_call, call.source, call.result)
-        call.replace(named(result, call.asked))
+        call.replace(result_of_call(result, call.asked))

@@ -8,7 +8,7 @@ from stepengine.data.limits import Limits
 from stepengine.errors import LimitExceeded, LimitReached, StepEngineError
 from stepengine.machine.protocol import REFUSALS
 
-__all__ = ("Budget", "is_spent", "raised")
+__all__ = ("Budget", "is_spent", "raisable_error")
 
 
 def is_spent(error: BaseException) -> TypeGuard[LimitExceeded]:
@@ -16,7 +16,7 @@ def is_spent(error: BaseException) -> TypeGuard[LimitExceeded]:
     return isinstance(error, LimitExceeded) and error.kind not in REFUSALS
 
 
-def raised(error: StepEngineError) -> StepEngineError | LimitReached:
+def raisable_error(error: StepEngineError) -> StepEngineError | LimitReached:
     """Return what to raise for the error of a failed effect: a spent budget arrives as a signal."""
     return LimitReached(error) if is_spent(error) else error
 

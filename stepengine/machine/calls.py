@@ -51,29 +51,29 @@ from stepengine.errors import (
     ToolNotAvailable,
 )
 from stepengine.machine.author import Author, Returned, describe_yield
-from stepengine.machine.budget import is_spent, raised
+from stepengine.machine.budget import is_spent, raisable_error
 from stepengine.machine.control import run_control
 from stepengine.machine.protocol import CALLS, Flow
-from stepengine.machine.signals import Stopped, merged
-from stepengine.machine.spawning import children_of, not_allowed, resolved
+from stepengine.machine.signals import Stopped, merge_stops
+from stepengine.machine.spawning import children_of, not_allowed, resolve_agent_id
 from stepengine.machine.state import RunState
 
 __all__ = (
-    "Asked",
-    "Call",
     "Candidates",
-    "Child",
+    "ChildMember",
     "Completed",
-    "Member",
+    "EffectMember",
     "Performed",
+    "QuestionMember",
     "Raced",
+    "ToolMember",
     "ask_effect",
     "carry_out",
     "end_background",
     "follow_up",
     "hook_call",
     "member_of",
-    "named",
+    "result_of_call",
     "unavailable",
     "unavailable_here",
 )
@@ -90,7 +90,7 @@ MAX_FOLLOWED = 100
 """How much one call of a tool may need of its run."""
 
 
-class Member(ABC):
+class EffectMember(ABC):
     """
     One thing that a run asks for.
 
@@ -123,7 +123,7 @@ class Member(ABC):
         """Turn the outcomes of its effects, in their order, into the result; return the stop when one of them was stopped."""
 
 
-def carry_out(member: Member) -> Flow[Any]:
+def carry_out(member: EffectMember) -> Flow[Any]:
     """
     Carry out a member that stands alone; return its result.
 
@@ -135,12 +135,12 @@ def carry_out(member: Member) -> Flow[Any]:
     # Calls that the driver performs are shown by it, as they begin. Those that have no effect of their own to be shown
     # by (control tools, children, questions) show themselves here; the table says which, so that nobody has to know it
     # twice.
-    if type(member) is Call and CALLS[member.how].is_shown:  # type: ignore[index]
+    if type(member) is ToolMember and CALLS[member.how].is_shown:  # type: ignore[index]
         return _driven(member) if member.how == "drives" else _carried_out_shown(member)
     return _carried_out(member)
 
 
-def _carried_out(member: Member) -> Flow[Any]:
+def _carried_out(member: EffectMember) -> Flow[Any]:
     run, effects = member.run, member.effects()
     # One effect is asked for as it is and not as a Gather of one: a Gather makes tasks and a window in the driver, and
     # stands in the record as `gather`. Only who may have several (candidates, children in the background) always says
@@ -156,13 +156,13 @@ def _carried_out(member: Member) -> Flow[Any]:
     # Raised here, and nowhere that members stand together: the error of one of several must not take the results of the
     # others away, so there it stays inside its own result.
     if member.failure is not None:
-        raise raised(member.failure)
-    if type(member) is Call and member.is_followed:
+        raise raisable_error(member.failure)
+    if type(member) is ToolMember and member.is_followed:
         yield from follow_up(member)
     return member.result
 
 
-def follow_up(call: Call) -> Flow[None]:
+def follow_up(call: ToolMember) -> Flow[None]:
     """
     Go on with a call whose tool needs something of the run before it has its result: an answer, a model's reply, I/O.
 
@@ -174,7 +174,7 @@ def follow_up(call: Call) -> Flow[None]:
     yield from _gone_through(call, runs.follow(call.input, given))  # type: ignore[misc,arg-type]
 
 
-def _driven(call: Call) -> Flow[ToolResult]:
+def _driven(call: ToolMember) -> Flow[ToolResult]:
     """Carry out a call whose steps are the run's own."""
     call.effects()
     runs = cast("Driving", cast("ToolBinding", call.binding).runs)
@@ -182,14 +182,14 @@ def _driven(call: Call) -> Flow[ToolResult]:
     return cast("ToolResult", call.result)
 
 
-def _gone_through(call: Call, steps: Any) -> Flow[None]:
+def _gone_through(call: ToolMember, steps: Any) -> Flow[None]:
     """Carry out what the steps of a call yield, in the run that makes it; errors as ``follow_up``."""
     yield Notify(call.started())
     # Driven like a handler, by the same class: its frames stand in the traceback, it is closed on every way out, and
     # what it yields wrongly is told with its line.
     author = Author(f"the tool {call.asked.tool_name!r}", steps, by="tool")
     try:
-        result = yield from _followed(call, author)
+        result = yield from _drive_to_result(call, author)
     except Stopped as stopped:
         call.close(stopped.stop)
         raise
@@ -207,7 +207,7 @@ def _gone_through(call: Call, steps: Any) -> Flow[None]:
     yield Notify(call.finished())
 
 
-def _followed(call: Call, author: Author) -> Flow[ToolResult]:
+def _drive_to_result(call: ToolMember, author: Author) -> Flow[ToolResult]:
     run, asked = call.run, author.send(None)
     for _ in range(MAX_FOLLOWED):
         if type(asked) is Returned:
@@ -219,7 +219,7 @@ def _followed(call: Call, author: Author) -> Flow[ToolResult]:
             if type(asked) not in MEMBERS:
                 raise describe_yield(author.what, asked, author.location, OF_STEPS)
             member = member_of(run, asked)
-            if type(member) is Started:
+            if type(member) is StartMember:
                 member.begin_by(call)
             value = yield from carry_out(member)
         # Thrown in at its own yield, as into a handler, so a tool may do something else when nobody answers.
@@ -231,7 +231,7 @@ def _followed(call: Call, author: Author) -> Flow[ToolResult]:
     raise HandlerError(msg, kind="RuntimeError", location=author.location)
 
 
-def _carried_out_shown(call: Call) -> Flow[Any]:
+def _carried_out_shown(call: ToolMember) -> Flow[Any]:
     """Carry out a call whose start and end nobody else shows."""
     yield Notify(call.started())
     try:
@@ -245,7 +245,7 @@ def _carried_out_shown(call: Call) -> Flow[Any]:
 # --- what handlers and hooks ask for ----------------------------------------------------------------------------------
 
 
-class Child(Member):
+class ChildMember(EffectMember):
     """A child run that a handler asks for; if it stands alone, only the error for a depth that is used up stays inside its result."""
 
     __slots__ = ("_asked", "_by", "_is_background", "_of")
@@ -288,7 +288,7 @@ class Child(Member):
         wanted = self._asked.agent_id
         # Only where there is a publisher. A plain id that is not found stays as it was written, since the error about
         # it is made by who plans the child, with the names that are known there.
-        return (resolved(self.run, wanted) or wanted) if "/" in wanted else wanted
+        return (resolve_agent_id(self.run, wanted) or wanted) if "/" in wanted else wanted
 
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
         """Take the child's result, and count it."""
@@ -317,7 +317,7 @@ def _child_of(outcome: Single, agent_id: str) -> Any:
     return outcome.value  # type: ignore[union-attr]
 
 
-class Performed(Member):
+class Performed(EffectMember):
     """A function of the author's that is called outside of the machine."""
 
     __slots__ = ("_asked",)
@@ -349,7 +349,7 @@ class Performed(Member):
         return outcome.value
 
 
-class Asked(Performed):
+class QuestionMember(Performed):
     """A question that a handler asks; it fails as a ``Perform`` does."""
 
     __slots__ = ()
@@ -409,7 +409,7 @@ def _question_id(name: str, path: str) -> str:
     return f"{path}:{name}" if name and path else name
 
 
-class Completed(Member):
+class Completed(EffectMember):
     """One model call beside the conversation."""
 
     __slots__ = ("_asked",)
@@ -445,7 +445,7 @@ class Completed(Member):
         (self.result,) = replies
 
 
-class Candidates(Member):
+class Candidates(EffectMember):
     """Several replies to one request; those that fail are left out, unless all do."""
 
     __slots__ = ("_count", "_request")
@@ -482,7 +482,7 @@ def _take_replies(member: Completed | Candidates, outcomes: Sequence[Single]) ->
             replies.append(outcome.value)
     stops = [outcome for outcome in outcomes if type(outcome) is Stop]
     if stops:
-        return merged(stops)
+        return merge_stops(stops)
     if replies:
         member.keep(replies)
     else:
@@ -494,7 +494,7 @@ def _take_replies(member: Completed | Candidates, outcomes: Sequence[Single]) ->
 # --- what only waits, and children in the background ------------------------------------------------------------------
 
 
-class Waiting(Member):
+class WaitMember(EffectMember):
     """What only waits: one effect, whose outcome is what the handler gets; it fails as a ``Perform`` does."""
 
     __slots__ = ("_asked",)
@@ -532,7 +532,7 @@ class Waiting(Member):
         return None if timeout is None else self.run.now + round(timeout * 1_000)
 
 
-class Slept(Waiting):
+class Slept(WaitMember):
     """A time that has to come."""
 
     __slots__ = ()
@@ -554,7 +554,7 @@ class Slept(Waiting):
         return self.run.plan.created + timedelta(milliseconds=outcome.at)
 
 
-class Message(Waiting):
+class MessageWait(WaitMember):
     """The next message on a topic."""
 
     __slots__ = ()
@@ -572,7 +572,7 @@ class Message(Waiting):
         return None if outcome.value is None else outcome.value.value
 
 
-class Started(Member):
+class StartMember(EffectMember):
     """
     Children that are started in the background.
 
@@ -588,7 +588,7 @@ class Started(Member):
         self._asked = asked
         self.tool_call_id = ""
 
-    def begin_by(self, call: Call) -> None:
+    def begin_by(self, call: ToolMember) -> None:
         """
         Take note that the steps of a tool start them.
 
@@ -600,7 +600,7 @@ class Started(Member):
         for one in self._asked.calls:
             # A name could be any agent of the engine, so what this run may spawn is asked. A definition is an object
             # that only the tool's author can have, and needs no leave.
-            if isinstance(one.agent, str) and allowed is not None and resolved(run, one.agent) is None:
+            if isinstance(one.agent, str) and allowed is not None and resolve_agent_id(run, one.agent) is None:
                 raise not_allowed(run.agent.id, one.agent, allowed)
         if call.source == "model" or any(one.agent is agent for one in self._asked.calls for agent in carried):
             self.tool_call_id = call.asked.tool_call_id
@@ -609,7 +609,7 @@ class Started(Member):
         """Return one ``Spawn`` for each."""
         calls = self._asked.calls
         more: Any = {"of": len(calls), "is_background": True, "by": self.tool_call_id}
-        children = [Child(self.run, call, **more) for call in calls]
+        children = [ChildMember(self.run, call, **more) for call in calls]
         self.handed_out = [spawn for child in children for spawn in child.effects()]
         return self.handed_out
 
@@ -629,12 +629,12 @@ class Started(Member):
                 # ended with the run.
                 self.run.own_background().start(ref, on_return=self._asked.on_return)
         if stops:
-            return merged(stops)
+            return merge_stops(stops)
         self.result = refs[0] if len(self._asked.calls) == 1 and refs else tuple(refs)
         return None
 
 
-class Told(Waiting):
+class ChildrenWait(WaitMember):
     """What is told of children in the background: what a ``Wait`` gives."""
 
     __slots__ = ()
@@ -651,18 +651,18 @@ class Told(Waiting):
     def value_of(self, outcome: Value) -> Any:
         """Return how the ended ones ended, and count each of them the first time."""
         awaited, refs = outcome.value, {ref.path: ref for ref in self._asked.refs}
-        done = tuple([_taken(self.run, path, awaited.ended[path]) for path in awaited.done])
+        done = tuple([_count_child_once(self.run, path, awaited.ended[path]) for path in awaited.done])
         return Waited(done, tuple([refs[path] for path in awaited.open]))
 
 
-def _taken(run: RunState, path: str, child: ChildResult) -> ChildResult:
+def _count_child_once(run: RunState, path: str, child: ChildResult) -> ChildResult:
     # Several waits may tell of one child, and a replayed one does so again; what it spent counts the first time only.
     if run.background.tell(path):
         run.spent.count_child(child)
     return child
 
 
-class Said(Waiting):
+class TellMember(WaitMember):
     """Something that a child in the background is told."""
 
     __slots__ = ()
@@ -678,7 +678,7 @@ class Said(Waiting):
         return outcome.value
 
 
-class Cancelled(Waiting):
+class Cancelled(WaitMember):
     """A child in the background that is ended."""
 
     __slots__ = ()
@@ -691,7 +691,7 @@ class Cancelled(Waiting):
     def value_of(self, outcome: Value) -> Any:
         """Return how it ended."""
         (path,) = self.handed_out[0].children  # type: ignore[union-attr]
-        return _taken(self.run, path, outcome.value.ended[path])
+        return _count_child_once(self.run, path, outcome.value.ended[path])
 
 
 def end_background(run: RunState) -> Flow[None]:
@@ -711,36 +711,36 @@ def end_background(run: RunState) -> Flow[None]:
         # and a replay has to find the same.
         awaited = run.unwrap((yield effect))  # type: ignore[arg-type]  # of one effect comes one outcome
         for path in awaited.done:
-            _taken(run, path, awaited.ended[path])
+            _count_child_once(run, path, awaited.ended[path])
 
 
 Alone: TypeAlias = "y.AgentCall | y.Ask | y.Complete | y.Perform[Any] | y.Sleep | y.Receive[Any] | y.Start[Any] | y.Wait[Any] | y.Tell | y.Cancel"
 """What a handler or hook asks for and is a member by itself; calls of tools are planned first."""
 
 MEMBERS: Mapping[type, type[Any]] = {
-    y.Ask: Asked,
+    y.Ask: QuestionMember,
     y.Complete: Completed,
     y.Perform: Performed,
     y.Sleep: Slept,
-    y.Receive: Message,
-    y.Start: Started,
-    y.Wait: Told,
-    y.Tell: Said,
+    y.Receive: MessageWait,
+    y.Start: StartMember,
+    y.Wait: ChildrenWait,
+    y.Tell: TellMember,
     y.Cancel: Cancelled,
 }
 OF_STEPS = ", ".join([kind.__name__ for kind in MEMBERS])
 """What the steps of a tool may yield that are the run's own."""
 
 
-def member_of(run: RunState, asked: Alone, *, of: int = 0) -> Member:
+def member_of(run: RunState, asked: Alone, *, of: int = 0) -> EffectMember:
     """Return the member for what stands alone, or (*of*) is one of so many children in a ``Parallel``."""
     if type(asked) is y.AgentCall:
-        return Child(run, asked, of=of)
-    member: Member = MEMBERS[type(asked)](run, asked)
+        return ChildMember(run, asked, of=of)
+    member: EffectMember = MEMBERS[type(asked)](run, asked)
     return member
 
 
-class Raced(Member):
+class Raced(EffectMember):
     """
     Several members of which the first to end is enough.
 
@@ -750,7 +750,7 @@ class Raced(Member):
 
     __slots__ = ("_won", "members")
 
-    def __init__(self, run: RunState, members: Sequence[Member]) -> None:
+    def __init__(self, run: RunState, members: Sequence[EffectMember]) -> None:
         super().__init__(run)
         self.members = members
         self._won = 0
@@ -797,7 +797,7 @@ class Raced(Member):
         # Being given up is how a loser ends. Where the first outcome in time is itself one, nobody has won: the run was
         # stopped in the middle, and the race is run to its end when it goes on.
         if stops and was_given_up(outcomes[won]):
-            return merged(stops)
+            return merge_stops(stops)
         self._won = ends[won]
         return None
 
@@ -812,7 +812,7 @@ class Raced(Member):
 # --- calls of tools ---------------------------------------------------------------------------------------------------
 
 
-class Call(Member):
+class ToolMember(EffectMember):
     """
     One call of a tool and what has become of it so far.
 
@@ -875,7 +875,7 @@ class Call(Member):
     @property
     def judged_call(self) -> ToolCallPart:
         """The call as it would run: under the tool's own name, with its validated input."""
-        call = _renamed(self.asked, self.own_name)
+        call = _rename_call(self.asked, self.own_name)
         return call if self.input is call.input else attrs.evolve(call, input=self.input)
 
     @property
@@ -942,7 +942,7 @@ class Call(Member):
         # What a hook makes of a call is validated before rules judge it, for a rule looks at validated values only. If
         # it does not fit, the call stays what it was, and the hook is the one that is refused.
         before = self.asked
-        self.asked = _renamed(changed, before.tool_name)
+        self.asked = _rename_call(changed, before.tool_name)
         try:
             self.validate()
         except StepEngineError:
@@ -1032,7 +1032,7 @@ class Call(Member):
             value = outcome.value  # type: ignore[union-attr]
             result = runs.shown(value) if type(runs) is Asking else value
         # Before the call is settled: what the body changed must be there when the result appears, so that the very next
-        # call or hook finds it. A `Failure` brings none, as it never got to the body; of a stop they were taken above.
+        # call or hook finds it. A `Failure` has changed nothing, as it never got to the body.
         if type(outcome) is Value and outcome.body is not None:
             self.run.take_body(outcome.body, self.asked.tool_name)
         self.settle(result, outcome.at)
@@ -1051,7 +1051,7 @@ class Call(Member):
                 run.spent.count_child(ran[-1])
         stops = [outcome for outcome in outcomes if type(outcome) is Stop]
         if stops:
-            stop = merged(stops)
+            stop = merge_stops(stops)
             self.close(stop)
             return stop
         if self.source != "model":
@@ -1086,7 +1086,7 @@ class Call(Member):
         # it negative.
         took = at - self._started
         self._duration = took if took > 0 else 0  # noqa: FURB136 - a call less
-        self.result = named(result, self.asked)
+        self.result = result_of_call(result, self.asked)
         if result.credits_used:
             self.run.spent.count_credits(result.credits_used)
         if result.usage is not None:
@@ -1098,7 +1098,7 @@ class Call(Member):
     def finish(self, result: ToolResult) -> None:
         """Set the result, with the call's own name and id."""
         # No duration and no change: this sets results of calls that never ran.
-        self.result = named(result, self.asked)
+        self.result = result_of_call(result, self.asked)
 
     def replace(self, result: ToolResult) -> None:
         """Replace the result, for example by what hooks made of it."""
@@ -1185,11 +1185,11 @@ def _with_example(error: ToolInputError, spec: ToolSpec) -> ToolInputError:
     return ToolInputError(msg, tool_name=error.tool_name, issues=error.issues)
 
 
-def _renamed(call: ToolCallPart, name: str) -> ToolCallPart:
+def _rename_call(call: ToolCallPart, name: str) -> ToolCallPart:
     return call if call.tool_name == name else attrs.evolve(call, tool_name=name)
 
 
-def named(result: ToolResult, call: ToolCallPart) -> ToolResult:
+def result_of_call(result: ToolResult, call: ToolCallPart) -> ToolResult:
     """Return *result* as the result of *call*."""
     # Mostly the performer has put them in already; then the same object goes on, and nothing is made.
     if result.tool_name == call.tool_name and result.tool_call_id == call.tool_call_id:
@@ -1251,7 +1251,7 @@ def hook_call(run: RunState, asked: y.ToolCall) -> Flow[ToolResult]:
         ordinary = tuple([name for name, b in run.bindings.items() if b.runs.how == "ordinary"])
         near = get_close_matches(asked.tool, ordinary, n=1, cutoff=NEAR)
         raise unavailable(run, asked.tool, ordinary, f" Did you mean {near[0]!r}?" if near else "")
-    call = Call(run, ToolCallPart(run.call_ids.new(), asked.tool, asked.input), "hook", binding)
+    call = ToolMember(run, ToolCallPart(run.call_ids.new(), asked.tool, asked.input), "hook", binding)
     # Past hooks and rules, as whoever installed the hook is trusted as its host is (reliability:PM39); judged by hooks
     # it would also call itself.
     call.validate()

@@ -10,7 +10,7 @@ from stepengine.data.messages import AssistantMessage, ToolResult, UserMessage
 from stepengine.data.tools import Action, ToolSpec
 from stepengine.data.wire import from_dicts
 from stepengine.errors import AgentError
-from stepengine.machine.finding import found, with_finder
+from stepengine.machine.finding import find_hidden_tools, with_finder
 from stepengine.machine.plan import RunPlan
 from stepengine.machine.state import RunState
 
@@ -33,7 +33,7 @@ def run_control(run: RunState, action: Action, value: JsonDict) -> ToolResult:
     return _ACTIONS[action](run, value)
 
 
-def _told(message: str) -> ToolResult:
+def _message_result(message: str) -> ToolResult:
     """Return what a control tool answers: words for models, and ``{"message": ...}`` as data for handlers."""
     return ToolResult.text(message, structured=JsonDict({"message": message}))
 
@@ -46,10 +46,10 @@ def _set_output(run: RunState, value: JsonDict) -> ToolResult:
     if not run.output.is_checked:
         run.output.set(candidates[-1])
         run.note_output()
-        return _told("Output set.")
+        return _message_result("Output set.")
     if run.output.offer(*candidates):
         run.note_output()
-        return _told("Output set.")
+        return _message_result("Output set.")
     listed = "; ".join(run.output.issues)
     return ToolResult.error(f"Invalid output, the earlier one stays: {listed}. Given: {compact(value)}")
 
@@ -69,21 +69,21 @@ def _warn_of_mode(run: RunState) -> None:
 def _set_messages(run: RunState, value: JsonDict) -> ToolResult:
     history = from_dicts(value["messages"])
     run.apply(Change(messages=history), "set_messages")
-    return _told(f"History replaced by {len(history)} messages.")
+    return _message_result(f"History replaced by {len(history)} messages.")
 
 
 def _add_message(run: RunState, value: JsonDict) -> ToolResult:
     kind = UserMessage if value["role"] == "user" else AssistantMessage
     run.history.add([kind(value["content"], value.get("tags", ()), ttl=value.get("ttl"))])
-    return _told("Message added.")
+    return _message_result("Message added.")
 
 
 def _end_turn(_: RunState, value: JsonDict) -> ToolResult:
-    return _told(value.get("message") or "Turn ended.")
+    return _message_result(value.get("message") or "Turn ended.")
 
 
 def _task_completed(_: RunState, __: JsonDict) -> ToolResult:
-    return _told("Task completed.")
+    return _message_result("Task completed.")
 
 
 def _write_todos(run: RunState, value: JsonDict) -> ToolResult:
@@ -92,11 +92,11 @@ def _write_todos(run: RunState, value: JsonDict) -> ToolResult:
         # What the body of a tool writes down is shown when its caller has it.
         run.side_events.todos(value["todos"])
     done = sum(bool(todo["completed"]) for todo in value["todos"])
-    return _told(f"{done} of {len(value['todos'])} done.")
+    return _message_result(f"{done} of {len(value['todos'])} done.")
 
 
 def _think_deeply(_: RunState, __: JsonDict) -> ToolResult:
-    return _told("Thought noted.")
+    return _message_result("Thought noted.")
 
 
 def _lookup_agent_info(run: RunState, value: JsonDict) -> ToolResult:
@@ -111,7 +111,7 @@ def _lookup_agent_info(run: RunState, value: JsonDict) -> ToolResult:
 
 
 def _find_tools(run: RunState, value: JsonDict) -> ToolResult:
-    return found(run.offered, value["query"])
+    return find_hidden_tools(run.offered, value["query"])
 
 
 _ACTIONS: Mapping[Action, Callable[[RunState, JsonDict], ToolResult]] = {

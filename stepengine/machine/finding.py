@@ -16,7 +16,7 @@ from stepengine.data.messages import ToolReferencePart, ToolResult
 from stepengine.data.tools import FIND_TOOLS, Control, ToolBinding, ToolSpec
 from stepengine.errors import DefinitionError
 
-__all__ = ("found", "shown_first", "with_finder")
+__all__ = ("find_hidden_tools", "shown_first", "with_finder")
 
 MOST = 5
 """How many tools one search gives."""
@@ -53,11 +53,11 @@ def with_finder(offered: Mapping[str, ToolSpec], bindings: Mapping[str, ToolBind
 
 
 def _finder(spec: ToolSpec, hidden: tuple[str, ...]) -> ToolSpec:
-    return attrs.evolve(spec, description=_described(spec.description, hidden))
+    return attrs.evolve(spec, description=_describe_search_tool(spec.description, hidden))
 
 
 @lru_cache(64)
-def _described(description: str, hidden: tuple[str, ...]) -> str:
+def _describe_search_tool(description: str, hidden: tuple[str, ...]) -> str:
     more = f", and {len(hidden) - NAMED} more" if len(hidden) > NAMED else ""
     return f"{description}\nThe tools: {', '.join(hidden[:NAMED])}{more}"
 
@@ -67,7 +67,7 @@ def shown_first(offered: Iterable[str], known: Mapping[str, ToolBinding]) -> lis
     return [name for name in offered if name not in known or not known[name].spec.defer_loading]
 
 
-def found(offered: Mapping[str, ToolSpec], query: str) -> ToolResult:
+def find_hidden_tools(offered: Mapping[str, ToolSpec], query: str) -> ToolResult:
     """Return the hidden tools that share most words with *query*: rare words count for more, and words in the name double."""
     hidden = [spec for spec in offered.values() if spec.defer_loading]
     asked = _plain(query[:MOST_CHARS])

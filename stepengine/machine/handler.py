@@ -32,23 +32,23 @@ from stepengine.data.outcomes import Failure, Stop, Value
 from stepengine.data.state import ChildResult
 from stepengine.data.tools import Control, Spawning, ToolBinding
 from stepengine.errors import BadYield, LimitExceeded, LimitReached, StepEngineError, ToolInputError
-from stepengine.machine.author import Author, Returned, describe_yield, noted
+from stepengine.machine.author import Author, Returned, describe_yield, note_location
 from stepengine.machine.batch import RUN_FREELY, calls_among, run_batch
 from stepengine.machine.blocks import Block, Broken, Text, split_blocks
 from stepengine.machine.calls import (
     Alone,
-    Call,
     Candidates,
-    Member,
+    EffectMember,
     Raced,
+    ToolMember,
     carry_out,
     member_of,
     unavailable,
     unavailable_here,
 )
 from stepengine.machine.ceilings import more_steps
-from stepengine.machine.plan import Body
-from stepengine.machine.protocol import Flow, accepted, rows_for
+from stepengine.machine.plan import ToolBody
+from stepengine.machine.protocol import Flow, names_of_yieldables, rows_for
 from stepengine.machine.signals import EndRun, Stopped
 from stepengine.machine.state import RunState
 from stepengine.machine.step import (
@@ -70,7 +70,7 @@ SPAWNS = frozenset({y.ToolCall, y.AgentCall, y.Parallel})
 """What may ask for children."""
 YIELDS = rows_for("handler")
 OF_TOOLS = rows_for("tool")
-ACCEPTED_OF_TOOLS = accepted("tool")
+ACCEPTED_OF_TOOLS = names_of_yieldables("tool")
 OF_CONVERSATION = ("set_messages", "add_message", "end_turn", "task_completed")
 """Control tools that touch the conversation of a run, which the body of a tool has not."""
 
@@ -91,7 +91,7 @@ def run_alone(run: RunState) -> Flow[None]:
             yield from run_turn(run)
     except StepEngineError as error:
         run.budget.take_actions(1)
-        raise noted(error) from error.__cause__
+        raise note_location(error) from error.__cause__
 
 
 def converse(run: RunState, author: Author) -> Flow[Any]:
@@ -116,7 +116,7 @@ def converse(run: RunState, author: Author) -> Flow[Any]:
                 if type(asked) in SPAWNS and _may_have_spawned(run, asked):
                     _tell_of_unread(run, author, asked, answer)
                 asked = author.send(answer)
-        return _meant(run, author, asked.value)
+        return _output_from_return(run, author, asked.value)
     except EndRun:
         return None
     # On every way out, before the end of the run is told: whoever has the result may rely on the handler's `finally`
@@ -125,7 +125,7 @@ def converse(run: RunState, author: Author) -> Flow[Any]:
         run.side_events.closed_with(author.close())
 
 
-def _meant(run: RunState, author: Author, value: Any) -> Any:
+def _output_from_return(run: RunState, author: Author, value: Any) -> Any:
     if type(value) is y.StepResult:
         if run.plan.body is not None:
             msg = f"{author.what} returned a StepResult, which is no result of a tool; {y.YIELD_FROM}"
@@ -183,7 +183,7 @@ def _compute(run: RunState, asked: Compute) -> Answer:
     """Have work done, or take it from the record of a call that has its result."""
     # What a sandbox worked out is recorded, unlike a turn of a handler: a replay then needs no sandbox, and one of
     # another version cannot come to something else.
-    known = cast("Body", run.plan.body).recalled(len(run.computed))
+    known = cast("ToolBody", run.plan.body).recalled(len(run.computed))
     if type(known) is Stop:
         run.receive(known, asked)
         raise Stopped(known)
@@ -259,7 +259,7 @@ def _alone(run: RunState, _: Author, asked: Alone) -> Answer:
     return _result(run, value=value)
 
 
-def _own_call(run: RunState, author: Author, asked: y.ToolCall) -> Call:
+def _own_call(run: RunState, author: Author, asked: y.ToolCall) -> ToolMember:
     """Return a handler's own call, or that of the body of a tool, or raise what is wrong with it."""
     binding = run.bindings.get(asked.tool)
     # A call of a tool that the model does not know may not enter the history, since a provider refuses one with calls
@@ -274,7 +274,7 @@ def _own_call(run: RunState, author: Author, asked: y.ToolCall) -> Call:
             )
             raise BadYield(msg, location=author.location)
         source: Source = "handler" if body is None else "tool"
-        return Call(run, quick_call(run.call_ids.new(), asked.tool, asked.input), source, binding)
+        return ToolMember(run, quick_call(run.call_ids.new(), asked.tool, asked.input), source, binding)
     raise unavailable_here(run, asked.tool)
 
 
@@ -300,7 +300,7 @@ def _tool_call(run: RunState, author: Author, asked: y.ToolCall) -> Answer:
     return _result(run, (call.result,))
 
 
-def _commit_own(run: RunState, asked: Sequence[y.ToolCall], calls: Sequence[Call]) -> None:
+def _commit_own(run: RunState, asked: Sequence[y.ToolCall], calls: Sequence[ToolMember]) -> None:
     """
     Append calls and their results together.
 
@@ -341,13 +341,13 @@ def _leaves(asked: Sequence[Any]) -> Sequence[Any]:
     return [leaf for one in asked for leaf in (_leaves(one.members) if type(one) is y.Race else (one,))]
 
 
-def _members(run: RunState, author: Author, asked: Sequence[Any], leaves: Sequence[Any]) -> list[Member]:
+def _members(run: RunState, author: Author, asked: Sequence[Any], leaves: Sequence[Any]) -> list[EffectMember]:
     children = [*map(type, leaves)].count(y.AgentCall)
     return [_member(run, author, one, children=children) for one in asked]
 
 
 def _batch(
-    run: RunState, leaves: Sequence[Any], members: Sequence[Member], asked: y.Parallel[Any]
+    run: RunState, leaves: Sequence[Any], members: Sequence[EffectMember], asked: y.Parallel[Any]
 ) -> Flow[tuple[ToolResult, ...]]:
     """Carry out members of all kinds together; return the results of the calls among them."""
     calls = calls_among(members)
@@ -367,7 +367,7 @@ def _batch(
     return tuple([call.result for call in calls if call.result is not None])
 
 
-def _member(run: RunState, author: Author, asked: Any, *, children: int) -> Member:
+def _member(run: RunState, author: Author, asked: Any, *, children: int) -> EffectMember:
     if type(asked) is y.Race:
         return Raced(run, [_member(run, author, one, children=children) for one in asked.members])
     if not isinstance(asked, y.ToolCall):
@@ -408,7 +408,7 @@ def _step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
     pieces = split_blocks(asked.text)
     run.budget.take_actions(max(1, sum(isinstance(p, Block) for p in pieces)))
     results: list[ToolResult] = []
-    ended_by: Call | None = None
+    ended_by: ToolMember | None = None
     fault = False
     # One after another, each with its own message: the model that reads this history later has to find calls and
     # results in the order in which they happened.
@@ -419,7 +419,7 @@ def _step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
                 yield Notify(ev.TextCompleted(path=run.plan.path, seq=run.seq, text=text))
             case Broken(name, problem):
                 fault = True
-                results.append((yield from _broken(run, name, problem)))
+                results.append((yield from _report_broken_block(run, name, problem)))
             case Block(name, value):
                 call = _block_call(run, ToolCallPart(run.call_ids.new(), name, value), ended_by)
                 yield from _run_block(run, call)
@@ -435,18 +435,18 @@ def _step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
     return _result(run, tuple(results))
 
 
-def _broken(run: RunState, name: str, problem: str) -> Flow[ToolResult]:
+def _report_broken_block(run: RunState, name: str, problem: str) -> Flow[ToolResult]:
     text = f"This tool-call block was not executed: {problem}"
     yield Notify(ev.HandlerNotice(path=run.plan.path, seq=run.seq, kind="broken_block", message=text))
     return ToolResult.error(text, tool_name=name)
 
 
-def _block_call(run: RunState, asked: ToolCallPart, ended_by: Call | None) -> Call:
+def _block_call(run: RunState, asked: ToolCallPart, ended_by: ToolMember | None) -> ToolMember:
     binding = run.bindings.get(asked.tool_name)
     # A text may come from a model, so its calls are judged as a model's are: what was not offered is not there.
     if binding is not None and asked.tool_name not in run.offered and binding.runs.how != "control":
         binding = None
-    call = Call(run, asked, "model", binding)
+    call = ToolMember(run, asked, "model", binding)
     if binding is None:
         call.fail(unavailable(run, asked.tool_name, tuple(run.offered)))
     elif ended_by is not None:
@@ -454,7 +454,7 @@ def _block_call(run: RunState, asked: ToolCallPart, ended_by: Call | None) -> Ca
     return call
 
 
-def _run_block(run: RunState, call: Call) -> Flow[None]:
+def _run_block(run: RunState, call: ToolMember) -> Flow[None]:
     try:
         yield from run_batch(run, (call,))
     finally:

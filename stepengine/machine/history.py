@@ -30,7 +30,7 @@ from stepengine.data.messages import (
 from stepengine.data.state import AgentState, suspended_at
 from stepengine.data.transcript import Transcript
 
-__all__ = ("CallIds", "History", "Sides", "left_by")
+__all__ = ("CallIds", "RunHistory", "Sides", "left_by")
 
 LOOKED_AT = 50
 EXPIRED = "[This result is no longer shown; call the tool again if you need it.]"
@@ -43,7 +43,7 @@ class Sides(NamedTuple):
     view: Transcript
 
 
-class History:
+class RunHistory:
     """
     Record and view of one run; read from outside, changed by its methods only.
 
@@ -243,10 +243,10 @@ class History:
         self.record, self.view = self._without(over)
 
     def _without(self, over: Collection[str]) -> Sides:
-        record = _kept(self.record, [m for m in self.record if _time_of(m) not in over])
+        record = _transcript_of(self.record, [m for m in self.record if _time_of(m) not in over])
         if self.view is self.record:
             return Sides(record, record)
-        return Sides(record, _kept(self.view, [m for m in self.view if _time_of(m) not in over]))
+        return Sides(record, _transcript_of(self.view, [m for m in self.view if _time_of(m) not in over]))
 
     def _find_results(self) -> None:
         self._shown_results = {name: deque() for name in self._keeps}
@@ -290,9 +290,9 @@ class History:
         said = self._said_before(call_id)
         if said is None:
             return Sides(left.message_history, left.view)
-        record = _kept(left.message_history, [m for m in left.message_history if m != said])
+        record = _transcript_of(left.message_history, [m for m in left.message_history if m != said])
         same = left.view is left.message_history
-        return Sides(record, record if same else _kept(left.view, [m for m in left.view if m != said]))
+        return Sides(record, record if same else _transcript_of(left.view, [m for m in left.view if m != said]))
 
     def _said_before(self, call_id: str) -> AssistantMessage | None:
         said: list[AssistantPart] = []
@@ -317,7 +317,7 @@ class CallIds:
 
     __slots__ = ("_history", "_prefix", "next")
 
-    def __init__(self, history: History, prefix: str, next: int) -> None:
+    def __init__(self, history: RunHistory, prefix: str, next: int) -> None:
         self._history = history
         self._prefix = prefix
         self.next = next
@@ -357,7 +357,7 @@ def left_by(state: AgentState, opening: Sequence[Message]) -> AgentState:
 
 
 def _less(messages: Transcript, gone: Sequence[Message]) -> Transcript:
-    return _kept(messages, [m for m in messages if not any(m is g for g in gone)])
+    return _transcript_of(messages, [m for m in messages if not any(m is g for g in gone)])
 
 
 def _is_thought(part: ThinkingPart) -> bool:
@@ -370,7 +370,7 @@ def _is_one_call(message: AssistantMessage) -> bool:
     return len(message.content) == 1 and type(message.content[0]) is ToolCallPart
 
 
-def _kept(messages: Transcript, kept: list[Message]) -> Transcript:
+def _transcript_of(messages: Transcript, kept: list[Message]) -> Transcript:
     return messages if len(kept) == len(messages) else Transcript(kept)
 
 

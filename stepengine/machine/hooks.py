@@ -21,9 +21,9 @@ from stepengine.data.outcomes import Stop
 from stepengine.data.questions import Decision
 from stepengine.data.yields import Race, StepResult, ToolCall
 from stepengine.errors import HandlerError, LimitReached, StepEngineError
-from stepengine.machine.author import Author, Returned, blamed, describe_yield
-from stepengine.machine.calls import Member, Raced, carry_out, hook_call, member_of
-from stepengine.machine.protocol import Flow, accepted, rows_for
+from stepengine.machine.author import Author, Returned, describe_yield, handler_error
+from stepengine.machine.calls import EffectMember, Raced, carry_out, hook_call, member_of
+from stepengine.machine.protocol import Flow, names_of_yieldables, rows_for
 from stepengine.machine.signals import Abort, Stopped, is_callers
 from stepengine.machine.state import RunState
 
@@ -39,7 +39,7 @@ __all__ = (
 )
 
 Hook = Callable[..., Any]
-ACCEPTED = accepted("hook")
+ACCEPTED = names_of_yieldables("hook")
 YIELDS = rows_for("hook")
 RACED = "Perform, Sleep, Receive, Wait or Race in a Race (all from stepengine)"
 MAX_REFUSALS = 10
@@ -68,7 +68,7 @@ def _call(run: RunState, point: str, hook: Hook, args: Sequence[object], allowed
     except BaseException as error:
         if isinstance(error, StepEngineError) or is_callers(error):
             raise
-        raise blamed(_what(run, point, hook), error) from error
+        raise handler_error(_what(run, point, hook), error) from error
     # A hook may be a plain function, which is most of them, or a generator that asks for I/O. Only the second needs
     # somebody who drives it.
     if type(value) is GeneratorType:
@@ -140,7 +140,7 @@ def _race(run: RunState, author: Author, asked: Race[Any]) -> Flow[Any]:
     return race.result
 
 
-def _racer(run: RunState, author: Author, asked: Any) -> Member:
+def _racer(run: RunState, author: Author, asked: Any) -> EffectMember:
     if type(asked) is Race:
         return Raced(run, [_racer(run, author, one) for one in asked.members])
     if type(asked) is ToolCall or type(asked) not in YIELDS:
@@ -167,21 +167,21 @@ def _attempt(run: RunState, point: str, hook: Hook, args: Sequence[object], allo
         if not was_stopped:
             raise
         error = _wrong(run, point, hook, "wanted something done, but the run was stopped", "Stopped")
-        yield from _dropped(run, point, hook, error)
+        yield from _drop_failed_hook(run, point, hook, error)
     except (StepEngineError, LimitReached) as error:
-        yield from _dropped(run, point, hook, error)
+        yield from _drop_failed_hook(run, point, hook, error)
     else:
         if isinstance(said, Change):
             _apply(run, point, hook, said)
         return said
 
 
-def _dropped(run: RunState, point: str, hook: Hook, error: BaseException) -> Flow[None]:
+def _drop_failed_hook(run: RunState, point: str, hook: Hook, error: BaseException) -> Flow[None]:
     run.side_events.warn(str(error))
-    yield from _failed(run, point, hook, error)
+    yield from _notify_failure(run, point, hook, error)
 
 
-def _failed(run: RunState, point: str, hook: Hook, error: BaseException) -> Flow[None]:
+def _notify_failure(run: RunState, point: str, hook: Hook, error: BaseException) -> Flow[None]:
     event = ev.HookFailed(path=run.plan.path, seq=run.seq, point=point, hook=_name(hook), error=str(error))
     yield Notify(event)
 
@@ -196,7 +196,7 @@ def _aborting(run: RunState, point: str) -> Flow[list[Change]]:
         try:
             change = yield from _call(run, point, hook, (run.hook_context(),), (Change,))
         except (StepEngineError, LimitReached) as error:
-            yield from _failed(run, point, hook, error)
+            yield from _notify_failure(run, point, hook, error)
             raise Abort(error.error if isinstance(error, LimitReached) else error) from error
         if change is not None:
             _apply(run, point, hook, change)
@@ -239,10 +239,10 @@ def judge_call(
             said = yield from _call(run, "pre_tool", hook, (run.hook_context(source=source), call), (Decision, Change))
             if isinstance(said, Change):
                 _apply(run, "pre_tool", hook, said)
-                call = _changed(call, said, revalidate)
+                call = _apply_change(call, said, revalidate)
         # A check that failed has not said yes (reliability:GN31).
         except (StepEngineError, LimitReached) as error:
-            yield from _dropped(run, "pre_tool", hook, error)
+            yield from _drop_failed_hook(run, "pre_tool", hook, error)
             said = Decision.deny(f"The check of this call failed, so it was not run: {error}")
         # All are asked even after a deny: a hook may be there to see every call, such as one that counts.
         if isinstance(said, Decision) and (strongest is None or _weight(said) > _weight(strongest)):
@@ -250,7 +250,9 @@ def judge_call(
     return strongest
 
 
-def _changed(call: ToolCallPart, change: Change, revalidate: Callable[[ToolCallPart], ToolCallPart]) -> ToolCallPart:
+def _apply_change(
+    call: ToolCallPart, change: Change, revalidate: Callable[[ToolCallPart], ToolCallPart]
+) -> ToolCallPart:
     if change.input is None:
         return call
     changed = ToolCallPart(call.tool_call_id, call.tool_name, change.input, provider_data=call.provider_data)

@@ -46,7 +46,7 @@ class Output:
         refused: list[tuple[str, ...]] = []
         for value in values:
             try:
-                self.set(self._checked(value))
+                self.set(self._check(value))
             except OutputMissing as error:
                 refused.append(error.issues or (error.message,))
             else:
@@ -86,7 +86,7 @@ class Output:
             )
             raise HandlerError(msg, kind=type(error).__name__) from error
 
-    def _checked(self, value: Any) -> object:
+    def _check(self, value: Any) -> object:
         """
         Return *value* as the JSON that is stored.
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     # The class of what comes in as a value; nothing is drawn here.
     from random import Random
 
-__all__ = ("Body", "Finished", "RunPlan", "quick_finished", "quick_plan")
+__all__ = ("Finished", "RunPlan", "ToolBody", "quick_finished", "quick_plan")
 
 
 def _complete(plan: RunPlan) -> Limits:
@@ -56,7 +56,7 @@ def _nothing(_number: int) -> None:
 
 
 @frozen(kw_only=True)
-class Body:
+class ToolBody:
     """
     What makes a run the body of a tool that yields.
 
@@ -160,7 +160,7 @@ class RunPlan:
     opened: Callable[[Callable[[], Transcript]], None] | None = attrs.field(default=None, eq=False, repr=False)
     left_cut: Callable[[int], bool] = attrs.field(default=_never, eq=False, repr=False)
     keeps_output: Callable[[], bool] = attrs.field(default=_never, eq=False, repr=False)
-    body: Body | None = None
+    body: ToolBody | None = None
     published: str = ""
     packages: Mapping[str, str] = attrs.field(factory=dict)
     unkept: Callable[[JsonValue], str] = attrs.field(default=_fits, eq=False, repr=False)

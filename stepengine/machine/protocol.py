@@ -62,8 +62,8 @@ __all__ = (
     "EffectRow",
     "Flow",
     "YieldRow",
-    "accepted",
     "advance",
+    "names_of_yieldables",
     "rows_for",
     "token_of",
     "way_of",
@@ -313,7 +313,7 @@ def rows_for(by: By) -> Mapping[type, YieldRow]:
     return {row.kind: row for row in _may_yield(by)}
 
 
-def accepted(by: By = "handler") -> str:
+def names_of_yieldables(by: By = "handler") -> str:
     """Return the names of what *by* may yield, for messages."""
     *names, last = [row.name for row in _may_yield(by)]
     return f"{', '.join(names)} or {last} (all from stepengine)"

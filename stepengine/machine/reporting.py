@@ -62,20 +62,20 @@ def _hear(run: RunState, need: int, timeout: float | None) -> Flow[bool]:
     if not waited.done:
         return False
     paths = {ref.id: ref.path for ref in refs}
-    said = "\n\n".join([_said(paths[child.run_id], child) for child in waited.done])
+    said = "\n\n".join([_summarize_child(paths[child.run_id], child) for child in waited.done])
     left = f"\n\nStill at work: {', '.join([f'{r.agent_id} ({r.path})' for r in waited.open])}." if waited.open else ""
     text = system_reminder(f"Agents that you started have ended.\n\n{said}{left}")
     run.history.add([UserMessage(text, ("CHILDREN",))])
     return True
 
 
-def _said(path: str, child: ChildResult[Any]) -> str:
-    text = child.why if child.is_error else child.text or _shown(child.output)
+def _summarize_child(path: str, child: ChildResult[Any]) -> str:
+    text = child.why if child.is_error else child.text or _output_text(child.output)
     cut = text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text) - SHOWN} more characters)"
     return f"{child.agent_id} ({path}) {child.status.value}: {cut or 'nothing was said'}"
 
 
-def _shown(output: Any) -> str:
+def _output_text(output: Any) -> str:
     if isinstance(output, str):
         return output
     try:

@@ -23,13 +23,13 @@ from stepengine.data.state import AgentState, RunPhase, RunStatus, no_longer_wai
 from stepengine.data.tools import timed_out
 from stepengine.errors import HandlerError, LimitExceeded, LimitReached, StepEngineError, ToolError
 from stepengine.machine import hooks
-from stepengine.machine.author import Author, blamed
+from stepengine.machine.author import Author, handler_error
 from stepengine.machine.background import NO_CHILDREN
 from stepengine.machine.calls import end_background
 from stepengine.machine.ceilings import with_more
 from stepengine.machine.control import HANDLER_ONLY, offered_of
 from stepengine.machine.handler import converse, run_alone
-from stepengine.machine.plan import Body, Finished, RunPlan, quick_finished
+from stepengine.machine.plan import Finished, RunPlan, ToolBody, quick_finished
 from stepengine.machine.protocol import Flow
 from stepengine.machine.settling import output_of, settle_output, text_of
 from stepengine.machine.signals import Abort, Stopped, is_callers, status_of
@@ -81,7 +81,7 @@ def run_agent(plan: RunPlan, state: AgentState) -> Flow[Finished]:
         run.side_events.close()
 
 
-def _run_body(run: RunState, body: Body) -> Flow[Finished]:
+def _run_body(run: RunState, body: ToolBody) -> Flow[Finished]:
     """
     Run the body of a tool: a handler without a prompt, history, steps and output of its own.
 
@@ -89,19 +89,19 @@ def _run_body(run: RunState, body: Body) -> Flow[Finished]:
     """
     try:
         run.begin_run()
-        ending = yield from exchange(run, _timed(run, body, _until_body_ends(run, body)))
+        ending = yield from exchange(run, _run_timed(run, body, _until_body_ends(run, body)))
         if run.background is not NO_CHILDREN:
             ending = yield from exchange(run, _without_background(run, ending))
         if ending.stop is not None and ending.status is RunStatus.SUSPENDED:
             run.suspend(ending.stop.questions)
         yield from map(Notify, run.side_events.take())
         run.hand_on_inbox()
-        return _finished(run, ending)
+        return _make_finished(run, ending)
     finally:
         run.side_events.close()
 
 
-def _timed(run: RunState, body: Body, flow: Flow[T]) -> Flow[T]:
+def _run_timed(run: RunState, body: ToolBody, flow: Flow[T]) -> Flow[T]:
     """
     Run *flow*, and end it once it has worked for longer than the tool's time limit.
 
@@ -138,13 +138,13 @@ def _waits(effect: Effect) -> bool:
     return any(type(member) in NO_WORK for member in members)
 
 
-def _until_body_ends(run: RunState, body: Body) -> Flow[_Ending]:
+def _until_body_ends(run: RunState, body: ToolBody) -> Flow[_Ending]:
     what = f"the tool {body.tool_name!r}"
     try:
-        author = Author(what, _started(what, body.steps, _context(run)), by="tool")
+        author = Author(what, _start_handler(what, body.steps, _context(run)), by="tool")
         returned = yield from converse(run, author)
     except Stopped as stopped:
-        return _stopped(stopped.stop)
+        return _end_stopped(stopped.stop)
     except (Abort, LimitReached) as spent:
         return _Ending(RunStatus.FAILED, spent.error)
     except StepEngineError as error:
@@ -153,7 +153,7 @@ def _until_body_ends(run: RunState, body: Body) -> Flow[_Ending]:
     return _Ending(RunStatus.COMPLETED, output=returned)
 
 
-def _log_failure(run: RunState, body: Body, error: StepEngineError) -> None:
+def _log_failure(run: RunState, body: ToolBody, error: StepEngineError) -> None:
     """Log what a body raised with its traceback; whoever called the tool gets the message, as of any tool."""
     cause = (isinstance(error, HandlerError) and error.__cause__) or error
     log = run.side_events.debug if isinstance(cause, ToolError) else run.side_events.error
@@ -232,20 +232,20 @@ def _until_end(run: RunState) -> Flow[_Ending]:
     # The order of these is that of what is stronger: a stop from outside, a hook that aborts, a spent limit, and last
     # an error.
     except Stopped as stopped:
-        return _stopped(stopped.stop)
+        return _end_stopped(stopped.stop)
     except Abort as abort:
         return _Ending(RunStatus.FAILED, abort.error)
     except LimitReached as reached:
-        return _limited(run, reached.error)
+        return _end_at_limit(run, reached.error)
     except StepEngineError as error:
-        return _failed(run, error)
+        return _end_failed(run, error)
     # A handler may catch the signal of a spent limit and return in peace; the status still says what happened.
     if run.budget.reached is not None:
-        return _limited(run, run.budget.reached, returned)
+        return _end_at_limit(run, run.budget.reached, returned)
     return _with_output(run, RunStatus.TRUNCATED if run.truncated else RunStatus.COMPLETED, returned)
 
 
-def _stopped(stop: Stop) -> _Ending:
+def _end_stopped(stop: Stop) -> _Ending:
     status, error = status_of(stop), stop.error
     if status is RunStatus.SUSPENDED:
         return _Ending(status, stop=stop)
@@ -254,15 +254,15 @@ def _stopped(stop: Stop) -> _Ending:
     return _Ending(status, error, stop)
 
 
-def _failed(run: RunState, error: StepEngineError) -> _Ending:
+def _end_failed(run: RunState, error: StepEngineError) -> _Ending:
     """Return how a run fails; if a limit was reached before, that is why it ends, and the error is only noted."""
     if run.budget.reached is None:
         return _Ending(RunStatus.FAILED, error)
     run.side_events.warn(error.message)
-    return _limited(run, run.budget.reached)
+    return _end_at_limit(run, run.budget.reached)
 
 
-def _limited(run: RunState, error: LimitExceeded, returned: object = None) -> _Ending:
+def _end_at_limit(run: RunState, error: LimitExceeded, returned: object = None) -> _Ending:
     """Return how a run ends whose budget is spent; what its handler returned is kept."""
     if error.kind == "steps" and run.budget.limits.on_max_steps != "raise":
         return _with_output(run, RunStatus.MAX_STEPS, returned)
@@ -318,16 +318,16 @@ def _instructions(run: RunState) -> str:
 def _handler(run: RunState) -> Author:
     """Start the handler."""
     what = f"handle_steps of agent {run.agent.id!r}"
-    return Author(what, _started(what, run.agent.handle_steps, _context(run)), by="handler")
+    return Author(what, _start_handler(what, run.agent.handle_steps, _context(run)), by="handler")
 
 
-def _started(what: str, handler: Any, ctx: StepContext) -> Any:
+def _start_handler(what: str, handler: Any, ctx: StepContext) -> Any:
     try:
         steps = handler(ctx)
     except BaseException as error:
         if is_callers(error):
             raise
-        raise blamed(what, error) from error
+        raise handler_error(what, error) from error
     if not isinstance(steps, GeneratorType):
         msg = f"{what} did not yield: it returned a {type(steps).__name__} instead of a generator"
         raise HandlerError(msg, kind="TypeError")
@@ -362,15 +362,15 @@ def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
             ending.error.add_note(problem)
     yield from _tell(run, ending)
     if run.plan.hooks.post_run:
-        stop = yield from hooks.post_run(run, _finished(run, ending))
+        stop = yield from hooks.post_run(run, _make_finished(run, ending))
         # A `post_run` hook may do I/O, and the run may be stopped in it: then it ends as stopped, though its handler
         # had returned.
         if stop is not None and ending.stop is None:
             kept = ending.output if stop.kind == "limit" and ending.was_returned else None
-            ending = _stopped(stop)._replace(output=kept)
+            ending = _end_stopped(stop)._replace(output=kept)
             yield from _tell(run, ending)
     yield from map(Notify, run.side_events.take())
-    return _finished(run, ending)
+    return _make_finished(run, ending)
 
 
 def _without_background(run: RunState, ending: _Ending) -> Flow[_Ending]:
@@ -380,7 +380,7 @@ def _without_background(run: RunState, ending: _Ending) -> Flow[_Ending]:
     try:
         yield from end_background(run)
     except Stopped as stopped:
-        return _stopped(stopped.stop)
+        return _end_stopped(stopped.stop)
     return ending
 
 
@@ -407,7 +407,7 @@ def _tell(run: RunState, ending: _Ending) -> Flow[None]:
             assert_never(ending.status)
 
 
-def _finished(run: RunState, ending: _Ending) -> Finished:
+def _make_finished(run: RunState, ending: _Ending) -> Finished:
     children = run.spent.children
     if children and ending.status is not RunStatus.SUSPENDED:
         children = list(map(no_longer_waiting, children))

@@ -76,12 +76,12 @@ def settle_output(run: RunState, returned: object) -> Flow[None]:
     if run.agent.output_mode != "structured_output" or _is_settled(run, returned):
         return
     if run.has_asked:
-        yield from _corrected(run, returned)
+        yield from _correct_output(run, returned)
     if not run.output.is_given and run.budget.reached is None:
         raise run.output.missing()
 
 
-def _corrected(run: RunState, returned: object) -> Flow[None]:
+def _correct_output(run: RunState, returned: object) -> Flow[None]:
     """Look for the output in the final text, and ask for it as often as the agent allows and the budget lasts."""
     # The final text first: a model that wrote the JSON as text has done the work, and to ask it to say it again by a
     # call costs a step (generator-contract:S12).
@@ -197,14 +197,14 @@ def _correction(run: RunState, *, is_last: bool) -> Flow[None]:
     run.history.add([UserMessage(note, ("OUTPUT_REMINDER",))])
     plain = StepWith(tools=tuple(dict.fromkeys([*run.offered, "set_output"])))
     try:
-        ended = yield from _demanded(run, plain) if is_last else budgeted_step(run, plain)
+        ended = yield from _demand_output(run, plain) if is_last else budgeted_step(run, plain)
         while run.budget.steps_left > 0 and not (ended or output.is_given):
             ended = yield from budgeted_step(run, plain)
     except ModelError as error:
         raise output.missing() from error
 
 
-def _demanded(run: RunState, plain: StepWith) -> Flow[bool]:
+def _demand_output(run: RunState, plain: StepWith) -> Flow[bool]:
     """Run a step in which the model has to call ``set_output``; where a provider cannot enforce that, a message asks for it."""
     try:
         return (yield from budgeted_step(run, attrs.evolve(plain, tool_choice="set_output")))

@@ -9,7 +9,7 @@ from stepengine.data.outcomes import Stop
 from stepengine.data.state import RunStatus
 from stepengine.errors import LimitReached, StepEngineError
 
-__all__ = ("Abort", "EndRun", "Stopped", "is_callers", "merged", "status_after", "status_of")
+__all__ = ("Abort", "EndRun", "Stopped", "is_callers", "merge_stops", "status_after", "status_of")
 
 
 class Stopped(BaseException):
@@ -65,7 +65,7 @@ def status_after(error: BaseException) -> RunStatus:
     return RunStatus.CANCELLED if isinstance(error, KeyboardInterrupt | SystemExit) else RunStatus.FAILED
 
 
-def merged(stops: Sequence[Stop]) -> Stop:
+def merge_stops(stops: Sequence[Stop]) -> Stop:
     """Return one stop for several: anything harder than a suspension wins, questions are collected."""
     if len(stops) == 1:
         return stops[0]

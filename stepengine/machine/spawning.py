@@ -14,11 +14,11 @@ from stepengine.data.effects import Spawn
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import ToolCallPart
 from stepengine.data.state import AgentState, ChildResult
-from stepengine.data.tools import Entry, Spawning
+from stepengine.data.tools import ChildRequest, Spawning
 from stepengine.errors import AgentError
 from stepengine.machine.state import RunState
 
-__all__ = ("children_of", "matching_id", "not_allowed", "resolved", "stands_for")
+__all__ = ("children_of", "matching_id", "not_allowed", "resolve_agent_id", "stands_for")
 
 
 def matching_id(wanted: str, allowed: Sequence[str] | Mapping[str, object]) -> str | None:
@@ -59,7 +59,7 @@ def not_allowed(
     return AgentError(msg)
 
 
-def resolved(run: RunState, wanted: str) -> str | None:
+def resolve_agent_id(run: RunState, wanted: str) -> str | None:
     """Return the id of the agent that *wanted* means in this run, and say once where it is taken by its name alone."""
     found = matching_id(wanted, run.plan.agents or {})
     told = stands_for(wanted, found) if found is not None else ""
@@ -81,13 +81,19 @@ def children_of(
 
 
 def _child(
-    run: RunState, call: ToolCallPart, entry: Entry, parent: Callable[[], AgentState], *, is_inline: bool, of: int
+    run: RunState,
+    call: ToolCallPart,
+    entry: ChildRequest,
+    parent: Callable[[], AgentState],
+    *,
+    is_inline: bool,
+    of: int,
 ) -> Spawn | ChildResult:
     agents, agent_id = run.plan.agents, entry.agent_id
     if entry.refused is not None:
         return ChildResult(agent_id=agent_id, status="failed", error=entry.refused)
     if entry.definition is None and agents is not None:
-        found = resolved(run, agent_id)
+        found = resolve_agent_id(run, agent_id)
         if found is None:
             hint = f". {agent_id!r} is a tool: call it directly" if agent_id in run.offered else ""
             error = not_allowed(run.agent.id, agent_id, agents, hint)

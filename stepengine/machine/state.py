@@ -34,9 +34,9 @@ from stepengine.errors import (
     UnknownModel,
 )
 from stepengine.machine.background import NO_CHILDREN, Background
-from stepengine.machine.budget import Budget, is_spent, raised
+from stepengine.machine.budget import Budget, is_spent, raisable_error
 from stepengine.machine.finding import with_finder
-from stepengine.machine.history import CallIds, History
+from stepengine.machine.history import CallIds, RunHistory
 from stepengine.machine.output import Output
 from stepengine.machine.plan import RunPlan
 from stepengine.machine.protocol import Flow
@@ -204,7 +204,7 @@ class RunState:
         shown = () if is_body else self.bindings.items()
         keeps = {name: binding.spec.ephemeral for name, binding in shown if binding.spec.ephemeral is not None}
         recalled = RECALL_HISTORY in self.offered
-        self.history = History(
+        self.history = RunHistory(
             state.message_history,
             state.view,
             keeps,
@@ -434,7 +434,7 @@ class RunState:
         if type(outcome) is Failure:
             # A spent limit is raised as a `BaseException`: an author's `except Exception` around a step must not take
             # it for a tool that failed, or the handler would go on without a budget (reliability:GN09).
-            raise raised(outcome.error)
+            raise raisable_error(outcome.error)
         self.spent.count_stopped(outcome)  # type: ignore[arg-type]  # the third of three
         raise Stopped(outcome)  # type: ignore[arg-type]
 

@@ -41,7 +41,7 @@ from stepengine.machine import hooks
 from stepengine.machine.background import NO_CHILDREN
 from stepengine.machine.batch import called_by_model, run_batch
 from stepengine.machine.blocks import mark_in
-from stepengine.machine.calls import Call
+from stepengine.machine.calls import ToolMember
 from stepengine.machine.ceilings import more_steps
 from stepengine.machine.protocol import Flow
 from stepengine.machine.reporting import hear_of_children, wait_for_children
@@ -69,7 +69,7 @@ CUT_OFF = "Not executed: the reply was cut off at the output limit."
 
 
 @frozen(weakref_slot=False)
-class Reply:
+class StepReply:
     """
     A completed reply, numbered and ready to be stored.
 
@@ -87,7 +87,7 @@ class Reply:
 
 
 # One is made at each step; the constructor takes several times as long (see `data/makers.py`).
-_quick_reply = maker_of(Reply)
+_quick_reply = maker_of(StepReply)
 
 
 def run_turn(run: RunState) -> Flow[None]:
@@ -112,10 +112,10 @@ def budgeted_step(run: RunState, over: StepWith) -> Flow[bool]:
     """
     # The generator itself is returned and not iterated here: each `yield from` is one more frame that every value of
     # the step passes, both ways.
-    return _step(run, over) if run.ask_step() else _spent(run, over)
+    return _step(run, over) if run.ask_step() else _step_on_spent_budget(run, over)
 
 
-def _spent(run: RunState, over: StepWith) -> Flow[bool]:
+def _step_on_spent_budget(run: RunState, over: StepWith) -> Flow[bool]:
     budget = run.budget
     if (yield from more_steps(run)):
         return (yield from _step(run, over))
@@ -157,8 +157,8 @@ def _final_answer(run: RunState) -> Flow[None]:
     # The answer is a courtesy: where it fails, the run ends as it would have ended without one.
     except (StepEngineError, LimitReached):
         return
-    reply = _numbered(run, model)
-    yield from _heard(run, reply)
+    reply = _give_ids(run, model)
+    yield from _show_reply(run, reply)
     # Some models call tools that they were not offered. The calls stay, with a result each that says why nothing was
     # done, or the history would not pair.
     calls = called_by_model(run, reply.calls, ())
@@ -178,7 +178,7 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
         if run.background is not NO_CHILDREN:
             yield from hear_of_children(run)
         if plan.watched():
-            yield Notify(_started(run))
+            yield Notify(_started_event(run))
         run.begin_step()
         request = step_request(
             run, over, (yield from _tail(run)) if points.pre_step else step_prompt(run) if run.agent.step_prompt else ()
@@ -190,20 +190,20 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
         except ContextOverflow as error:
             request = yield from _shorter(run, over, error)
             model = yield from _ask(run, request, "step")
-        reply, calls = _taken(run, model, request)
+        reply, calls = _take_reply(run, model, request)
         # A reply of calls alone has nothing to hear. The question saves a generator for most steps of an agent at work.
         if reply.has_words or not calls:
-            yield from _heard(run, reply)
+            yield from _show_reply(run, reply)
         spent = yield from _run_tools(run, reply, calls)
         yield from hooks.post_step(run, reply.model) if points.post_step else ()
         # After the `post_step` hooks: they may have done I/O while somebody sent a message, which keeps the turn open.
         ended = _ends(run, calls) and (not points.on_stop or (yield from _may_end(run)))
         if plan.watched():
-            yield Notify(_finished(run, ended=ended))
+            yield Notify(_finished_event(run, ended=ended))
     except BaseException as error:
         # Yielding in an `except` is allowed here since whoever closes the machine is told nothing more: to a
         # `GeneratorExit` no value may be yielded.
-        yield from _left(run, error)
+        yield from _notify_abandoned_step(run, error)
         raise
     # What lives for one step leaves the history here and not where the next one begins: no handler and no result may
     # show it (generator-contract:L35).
@@ -212,7 +212,7 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
     return _over(run, calls, spent, ended=ended)
 
 
-def _over(run: RunState, calls: Sequence[Call], spent: LimitReached | None, *, ended: bool) -> bool:
+def _over(run: RunState, calls: Sequence[ToolMember], spent: LimitReached | None, *, ended: bool) -> bool:
     """Take note of how a step ended; return whether the turn is complete, or raise that a limit was spent in it."""
     if ended:
         run.let_stop()
@@ -223,17 +223,17 @@ def _over(run: RunState, calls: Sequence[Call], spent: LimitReached | None, *, e
     return run.end_turn(complete=ended)
 
 
-def _started(run: RunState) -> ev.Event:
+def _started_event(run: RunState) -> ev.Event:
     return ev.StepStarted(path=run.plan.path, seq=run.seq, step=run.step, steps_remaining=run.budget.steps_left)
 
 
-def _left(run: RunState, error: BaseException) -> Flow[None]:
+def _notify_abandoned_step(run: RunState, error: BaseException) -> Flow[None]:
     """Report the end of a step that *error* leaves; when the machine is being closed, nothing is reported any more."""
     if run.plan.watched() and not isinstance(error, GeneratorExit):
-        yield Notify(_finished(run, status=status_after(error)))
+        yield Notify(_finished_event(run, status=status_after(error)))
 
 
-def _finished(run: RunState, *, ended: bool = False, status: RunStatus = RunStatus.COMPLETED) -> ev.Event:
+def _finished_event(run: RunState, *, ended: bool = False, status: RunStatus = RunStatus.COMPLETED) -> ev.Event:
     # Sums are made when they are asked for, and only where somebody watches: kept up to date with each reply they would
     # be made for nobody.
     usage, cost = run.spent.usage(), run.spent.cost
@@ -256,7 +256,7 @@ def reopened_step(run: RunState, message: AssistantMessage, stored: Sequence[Too
             call.recall(known.result)
     # The model is not asked again: this reply was paid for and recorded in the run before. So there is no usage to
     # count either.
-    reply = Reply(ModelReply(message.content), message, message.tool_calls)
+    reply = StepReply(ModelReply(message.content), message, message.tool_calls)
     spent = yield from _run_tools(run, reply, calls)
     yield from hooks.post_step(run, reply.model)
     # The same end as of any step, in the same order: hooks behind the step, then whether the turn is over, then whether
@@ -305,12 +305,12 @@ def _tail(run: RunState) -> Flow[Sequence[Message]]:
     return (*tail, *step_prompt(run))
 
 
-def _taken(run: RunState, model: ModelReply, request: ModelRequest) -> tuple[Reply, list[Call]]:
+def _take_reply(run: RunState, model: ModelReply, request: ModelRequest) -> tuple[StepReply, list[ToolMember]]:
     """Count the step that a reply makes; return the reply and its calls."""
     in_a_row = run.count_step(model.stop_reason, only_thoughts=_is_only_thoughts(model))
     if in_a_row >= MAX_THOUGHTS:
         run.cut_turn(f"the turn was ended after {in_a_row} replies in a row that were only thoughts")
-    reply = _numbered(run, model)
+    reply = _give_ids(run, model)
     return reply, called_by_model(run, reply.calls, _callable(run, request))
 
 
@@ -361,7 +361,7 @@ def _whole(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelR
     for _ in range(MAX_CONTINUES):
         if reply.stop_reason is not PAUSE:
             break
-        reply = _joined(reply, (yield from _more(run, request, purpose, reply)))
+        reply = _join_replies(reply, (yield from _more(run, request, purpose, reply)))
     for _ in range(MAX_CUTS):
         how = request.settings
         # Half an answer to a schema cannot be continued: each reply has to be whole.
@@ -374,7 +374,7 @@ def _whole(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelR
         if run.plan.left_cut(run.seq - 1):
             break
         asked = UserMessage(system_reminder(GO_ON))
-        reply = _joined(reply, (yield from _more(run, request, purpose, reply, asked)))
+        reply = _join_replies(reply, (yield from _more(run, request, purpose, reply, asked)))
     # Raised after all continuations: what a provider calls an error in its last part makes the whole reply worthless.
     if reply.stop_reason is ERROR:
         msg = (
@@ -411,7 +411,7 @@ def _after(run: RunState, paused: ModelReply) -> Callable[[int], str]:
     return lambda number: run.coming_call_id(held + number)
 
 
-def _joined(paused: ModelReply, more: ModelReply) -> ModelReply:
+def _join_replies(paused: ModelReply, more: ModelReply) -> ModelReply:
     """Return two parts of a reply as one: the later one's words, everything that both used."""
     known = None if paused.usage is None and more.usage is None else (paused.usage or Usage()) + (more.usage or Usage())
     return attrs.evolve(
@@ -422,7 +422,7 @@ def _joined(paused: ModelReply, more: ModelReply) -> ModelReply:
 # --- its reply --------------------------------------------------------------------------------------------------------
 
 
-def _numbered(run: RunState, reply: ModelReply) -> Reply:
+def _give_ids(run: RunState, reply: ModelReply) -> StepReply:
     """Give every call of a reply an id of ours; the last call of a reply that was cut off stays text."""
     parts: list[AssistantPart] = []
     calls: list[ToolCallPart] = []
@@ -451,7 +451,7 @@ def _numbered(run: RunState, reply: ModelReply) -> Reply:
     return _quick_reply(reply, quick_assistant(tuple(parts)), calls, len(calls) < len(parts))
 
 
-def _heard(run: RunState, reply: Reply) -> Flow[None]:
+def _show_reply(run: RunState, reply: StepReply) -> Flow[None]:
     """Keep the thoughts of a reply, and show what it says."""
     thinking, text = reply.message.thinking, reply.message.text
     # One look for a character, in place of a search for tags in every reply; the tags themselves are sorted out only
@@ -506,7 +506,7 @@ def _is_only_thoughts(reply: ModelReply) -> bool:
 # --- its calls and its end --------------------------------------------------------------------------------------------
 
 
-def _run_tools(run: RunState, reply: Reply, calls: Sequence[Call]) -> Flow[LimitReached | None]:
+def _run_tools(run: RunState, reply: StepReply, calls: Sequence[ToolMember]) -> Flow[LimitReached | None]:
     """Run the calls of a reply and append message and results together, also when the run is stopped meanwhile."""
     if not calls:
         _commit(run, reply.message, calls)
@@ -538,7 +538,7 @@ def _run_tools(run: RunState, reply: Reply, calls: Sequence[Call]) -> Flow[Limit
     return spent
 
 
-def _commit(run: RunState, message: AssistantMessage, calls: Sequence[Call]) -> None:
+def _commit(run: RunState, message: AssistantMessage, calls: Sequence[ToolMember]) -> None:
     """Append a reply and its results, with the inputs as people changed them: the model must not believe that its own ran."""
     results: list[ToolResult] = []
     ran: dict[str, AssistantPart] = {}
@@ -555,7 +555,7 @@ def _commit(run: RunState, message: AssistantMessage, calls: Sequence[Call]) -> 
     run.history.commit(message, results)
 
 
-def _ends(run: RunState, calls: Sequence[Call]) -> bool:
+def _ends(run: RunState, calls: Sequence[ToolMember]) -> bool:
     """Return whether a step ends the turn, hooks aside."""
     # First of all: a message that came during the step has to be answered before the turn can end
     # (generator-contract:G54).
@@ -586,7 +586,7 @@ def _may_end(run: RunState) -> Flow[bool]:
     return not (yield from hooks.on_stop(run))
 
 
-def take_last_word(run: RunState, calls: Sequence[Call]) -> bool:
+def take_last_word(run: RunState, calls: Sequence[ToolMember]) -> bool:
     """Return whether one of *calls* is an ``end_turn`` that ran; its message is what the run says last, until it says more."""
     for call in calls:
         if call.asked.tool_name == "end_turn" and call.has_ended_turn:

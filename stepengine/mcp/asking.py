@@ -19,7 +19,7 @@ from stepengine.data.yields import Ask, Complete
 from stepengine.errors import DataError, StepEngineError
 from stepengine.mcp._caps import FIELDS, OPTIONS, QUESTION_CHARS, ROUNDS, SAMPLED_TOKENS, TRIES
 
-__all__ = ("STYLE", "Asking", "roots_of")
+__all__ = ("STYLE", "ServerQuestions", "roots_of")
 
 DECLINED: Mapping[str, Any] = {"action": "decline"}
 YES, NO, DEFAULT = "yes", "no", "default"
@@ -34,7 +34,7 @@ FORMATS = {
 }
 
 
-class Asking:
+class ServerQuestions:
     """
     Answers what one server asks.
 
@@ -61,7 +61,7 @@ class Asking:
                 # Which they are, and whether any are told, stands in no record: another machine has others.
                 answers[key] = {"roots": True}
             elif "messages" in params:
-                answers[key] = yield from self._sampled(params)
+                answers[key] = yield from self._call_model(params)
             elif "requestedSchema" in params:
                 answers[key] = yield from self._form(params, style)
             elif "url" in params:
@@ -84,7 +84,7 @@ class Asking:
         Before a form of very many it is asked whether to begin.
         """
         schema, message = params["requestedSchema"], str(params.get("message", ""))
-        fields, required = schema.get("properties") or {}, _listed(schema.get("required"))
+        fields, required = schema.get("properties") or {}, _as_list(schema.get("required"))
         if not _is_form(fields):
             return DECLINED
         if not fields or len(fields) > FIELDS:
@@ -94,14 +94,14 @@ class Asking:
                 return {"action": "accept", "content": {}} if said == YES else DECLINED
         content: dict[str, object] = {}
         for name, field in fields.items():
-            value = yield from self._field(message, _Field(name, field, name in required, style))
+            value = yield from self._field(message, _FormField(name, field, name in required, style))
             if value is not None:
                 content[name] = value
             elif name in required:
                 return DECLINED
         return {"action": "accept", "content": content}
 
-    def _field(self, message: str, field: _Field) -> Generator[object, Any, object]:
+    def _field(self, message: str, field: _FormField) -> Generator[object, Any, object]:
         """Ask for one field; ``None`` when the person declines, or gives nothing that fits three times."""
         problem = ""
         for _ in range(TRIES):
@@ -123,7 +123,7 @@ class Asking:
 
     # --- the model ------------------------------------------------------------------------------------------------------
 
-    def _sampled(self, params: Mapping[str, Any]) -> Generator[object, Any, Mapping[str, object]]:
+    def _call_model(self, params: Mapping[str, Any]) -> Generator[object, Any, Mapping[str, object]]:
         """Have the run's model called; it is counted and limited like any other call of it."""
         tokens = params.get("maxTokens")
         try:
@@ -167,7 +167,7 @@ def _is_form(fields: object) -> bool:
 
 
 @frozen
-class _Field:
+class _FormField:
     """
     One field of a form.
 
@@ -205,12 +205,12 @@ class _Field:
         given: object = None
         if isinstance(choices, Mapping):
             given = choices.get("enum") or choices.get("oneOf") or choices.get("anyOf")
-        each = _listed(given)
+        each = _as_list(given)
         values = [one.get("const") if isinstance(one, Mapping) else one for one in each]
         plain = {visible(str(value), strict=True): value for value in values}
         if self.style == 1:
             return {shown: str(value) for shown, value in plain.items()}
-        named = _listed(choices.get("enumNames")) if isinstance(choices, Mapping) else []
+        named = _as_list(choices.get("enumNames")) if isinstance(choices, Mapping) else []
         titles = (
             named if len(named) == len(each) else [one.get("title") if isinstance(one, Mapping) else "" for one in each]
         )
@@ -259,7 +259,7 @@ class _Field:
         if self.style > 1 and text.lower() == DEFAULT and "default" in self.schema and not self.options():
             return self.schema["default"], ""
         if self.is_list:
-            chosen = _chosen(text, self.choices())
+            chosen = _parse_choices(text, self.choices())
             return chosen, self._problem(chosen, len(chosen), "minItems", "maxItems")
         if self.kind in ("integer", "number"):
             try:
@@ -273,7 +273,7 @@ class _Field:
         if choices:
             value = choices.get(text, text if text in [str(one) for one in choices.values()] else None)
             return value, "" if value is not None else f"{text[:50]!r} is none of {_some(choices)}"
-        return said, self._problem(said, len(said), "minLength", "maxLength") or _misformed(
+        return said, self._problem(said, len(said), "minLength", "maxLength") or _problem_of_format(
             text, self.schema.get("format")
         )
 
@@ -300,7 +300,7 @@ def _some(choices: Mapping[str, object]) -> str:
     return ", ".join(list(choices)[:SHOWN_CHOICES]) + (", ..." if len(choices) > SHOWN_CHOICES else "")
 
 
-def _misformed(text: str, form: object) -> str:
+def _problem_of_format(text: str, form: object) -> str:
     """Return what is wrong with a text that is to have a form; the server looks more closely."""
     known = FORMATS.get(str(form))
     if known is None:
@@ -320,7 +320,7 @@ def _misformed(text: str, form: object) -> str:
     return ""
 
 
-def _chosen(text: str, known: Mapping[str, object]) -> list[object]:
+def _parse_choices(text: str, known: Mapping[str, object]) -> list[object]:
     """Return which of several things were chosen; one whose name has a comma in it is not two."""
     parts, found = [part.strip() for part in text.split(",")], list[object]()
     while parts:
@@ -332,7 +332,7 @@ def _chosen(text: str, known: Mapping[str, object]) -> list[object]:
     return found
 
 
-def _listed(value: object) -> list[Any]:
+def _as_list(value: object) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else []
 
 

@@ -34,10 +34,10 @@ from stepengine.mcp._caps import (
     TOOLS,
 )
 from stepengine.mcp.asking import roots_of
-from stepengine.mcp.http import ANSWER, Answer, Answers
+from stepengine.mcp.http import ANSWER, Answers, HttpAnswer
 from stepengine.mcp.notices import LogLevel, Notice, Notices
 from stepengine.mcp.sifting import TASK, Sift
-from stepengine.mcp.stdio import Pipe, Program
+from stepengine.mcp.stdio import Pipe, ServerProgram
 from stepengine.runtime.logs import LOGGER
 from stepengine.tooling.conversion import cut
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from mcp import Client
     from mcp.client.session import ClientSession
 
-__all__ = ("Connection", "Lost", "NoSuchMethod", "Options", "Wanted", "installed")
+__all__ = ("ConnectionOptions", "Lost", "NoSuchMethod", "ServerConnection", "Wanted", "require_package")
 
 T = TypeVar("T")
 CLOSED = -32000
@@ -66,13 +66,13 @@ class Lost(ToolServerError):
 
 
 @frozen(kw_only=True)
-class Options:
+class ConnectionOptions:
     """
     What ``mcp_tools`` was told of a server.
 
     Attributes:
         name: What it is called.
-        server: A ``Program``, the URL of an endpoint, or a server in this process.
+        server: A ``ServerProgram``, the URL of an endpoint, or a server in this process.
         headers: HTTP headers of every request to a URL.
         auth: What signs requests to a URL; see ``mcp_tools``.
         roots: Addresses of the folders that it is told of; ``None`` refuses to say.
@@ -187,7 +187,7 @@ class _Live:
     """A client that was entered, and the task that owns it."""
 
     def __init__(
-        self, options: Options, answer: Callable[[Any], Awaitable[object]], on_tools: Callable[[], None]
+        self, options: ConnectionOptions, answer: Callable[[Any], Awaitable[object]], on_tools: Callable[[], None]
     ) -> None:
         self._options = options
         self._answer = answer
@@ -198,7 +198,7 @@ class _Live:
         self.pipe: Pipe | None = None
         self.answers: Answers | None = None
         self.why = ""
-        self.client: Client = self._made()
+        self.client: Client = self._make_client()
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.task = _apart(self._own(), f"mcp server {options.name}")
 
@@ -211,19 +211,19 @@ class _Live:
         """Why the endpoint refuses us, in words, with what helps; ``""`` when it does not."""
         return "" if self.answers is None else self.answers.refusal()
 
-    def _made(self) -> Client:
+    def _make_client(self) -> Client:
         from mcp import Client
 
         options = self._options
         server: Any = options.server
         sift = Sift(self._version)
-        if isinstance(server, Program):
+        if isinstance(server, ServerProgram):
             self.pipe = Pipe(server, self._over.set, sift)
             server = self.pipe.opened()
         elif isinstance(server, str):
             self.answers = Answers(server, options.headers or {}, auth=options.auth, sift=sift)
             server = self.answers.opened()
-        asked: Any = self._asked
+        asked: Any = self._answer_elicitation
         roots: Any = None if options.roots is None else self._roots
         lowest: LogLevel | None = "debug" if options.on_notice is not None else None
         return Client(
@@ -242,7 +242,7 @@ class _Live:
             return self.client.session.protocol_version
         return None
 
-    async def _asked(self, _: Any, params: Any) -> Any:
+    async def _answer_elicitation(self, _: Any, params: Any) -> Any:
         return await self._answer(params)
 
     async def _roots(self, _: Any) -> Any:
@@ -256,7 +256,7 @@ class _Live:
         from mcp_types.version import MODERN_PROTOCOL_VERSIONS
         from pydantic import ValidationError
 
-        ANSWER.set(Answer())  # what is answered here says nothing of anybody's request
+        ANSWER.set(HttpAnswer())  # what is answered here says nothing of anybody's request
         session = self.client.session
         try:
             if session.protocol_version in MODERN_PROTOCOL_VERSIONS:
@@ -319,9 +319,9 @@ class _Live:
                 await self._over.wait()
         except BaseException as error:
             self._over.set()
-            self.why = self._said(error)
+            self.why = self._explain_end(error)
             if not self._ready.done():
-                failed = ToolServerError(self._unstarted())
+                failed = ToolServerError(self._why_not_started())
                 failed.__cause__ = _leaf(error)
                 self._ready.set_exception(failed)
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
@@ -331,13 +331,13 @@ class _Live:
         finally:
             self._over.set()
 
-    def _unstarted(self) -> str:
+    def _why_not_started(self) -> str:
         name = self._options.name
         if self.refusal:
             return f"the MCP server {name!r} cannot be used: {self.refusal}"
         return f"the MCP server {name!r} did not start: {self.why}"
 
-    def _said(self, error: BaseException) -> str:
+    def _explain_end(self, error: BaseException) -> str:
         """Return in words why it is over: what this side objects to, what went wrong, what the process said last."""
         leaf = _leaf(error)
         pipe = self.pipe
@@ -355,7 +355,7 @@ class _Live:
     def _too_slow(self) -> str:
         said = f"it did not answer within {self._options.start_timeout:g} s"
         server = self._options.server
-        word = PurePath(server.argv[0]).stem if isinstance(server, Program) else ""
+        word = PurePath(server.argv[0]).stem if isinstance(server, ServerProgram) else ""
         why = f"; {word} fetches what is not there yet" if word in FETCHERS else ""
         return f"{said}{why}; give it longer, with start_timeout={max(60, round(4 * self._options.start_timeout))}"
 
@@ -372,7 +372,7 @@ class _Live:
         await asyncio.wait((self.task,))
 
 
-class Connection:
+class ServerConnection:
     """
     What one event loop has of a server.
 
@@ -386,8 +386,8 @@ class Connection:
         is_stale: Whether the server said since that it is another one by now.
     """
 
-    def __init__(self, options: Options) -> None:
-        installed()
+    def __init__(self, options: ConnectionOptions) -> None:
+        require_package()
         self._options = options
         self._loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
@@ -437,7 +437,7 @@ class Connection:
         if before is not None:
             await before.ended()
             await self._wait_to_restart(run, before.why)
-        self._live = live = _Live(self._options, self._answered, self._outdate)
+        self._live = live = _Live(self._options, self._answer_server, self._outdate)
         try:
             await live.entered()
             self._was_up = True
@@ -542,7 +542,7 @@ class Connection:
         from mcp import MCPError
         from pydantic import ValidationError
 
-        name, live, answer = self._options.name, self._live, Answer()
+        name, live, answer = self._options.name, self._live, HttpAnswer()
         token = ANSWER.set(answer)
         try:
             async with asyncio.timeout(seconds):
@@ -551,31 +551,31 @@ class Connection:
             msg = f"the MCP server {name!r} did not answer within {seconds:g} s"
             raise ToolError(msg) from error
         except MCPError as error:
-            raise self._refused(live, answer, error.code, error.message) from error
+            raise self._error_of_answer(live, answer, error.code, error.message) from error
         except (BrokenResourceError, ClosedResourceError) as error:
-            raise self._lost(live) from error
+            raise self._note_loss(live) from error
         except asyncio.CancelledError as error:
             if _is_cancelled():
                 raise
-            raise self._lost(live) from error  # somebody closed the connection, and nobody cancelled the caller
+            raise self._note_loss(live) from error  # somebody closed the connection, and nobody cancelled the caller
         except ValidationError as error:
-            msg = f"the MCP server {name!r} answered with what the protocol does not know: {_told(str(error))}"
+            msg = f"the MCP server {name!r} answered with what the protocol does not know: {_clean_error_text(str(error))}"
             raise ToolError(msg) from error
         finally:
             ANSWER.reset(token)
 
-    def _refused(self, live: _Live | None, answer: Answer, code: int, message: str) -> ToolError:
+    def _error_of_answer(self, live: _Live | None, answer: HttpAnswer, code: int, message: str) -> ToolError:
         """Return what an error of the protocol means: a token that is none any more, the end, or the server's own words."""
         name = self._options.name
         answers = None if live is None else live.answers
         if answers is not None and answers.is_about_sign_in(answer):
             return ToolServerError(f"the MCP server {name!r} refused the request: {answers.refusal(answer)}")
         if code == CLOSED:
-            return self._lost(live)
+            return self._note_loss(live)
         kind = NoSuchMethod if code == NO_METHOD else ToolError
-        return kind(f"the MCP server {name!r} answered with an error: {_told(message)}")
+        return kind(f"the MCP server {name!r} answered with an error: {_clean_error_text(message)}")
 
-    def _lost(self, live: _Live | None) -> Lost:
+    def _note_loss(self, live: _Live | None) -> Lost:
         """Take note that *live* is over, and not the one that may have been started since."""
         if live is not None:
             live.end()
@@ -615,7 +615,7 @@ class Connection:
         try:
             task = types.Task.model_validate(started, by_name=False)
         except ValidationError as error:
-            msg = f"the MCP server {self._options.name!r} began a task that cannot be read: {_told(str(error))}"
+            msg = f"the MCP server {self._options.name!r} began a task that cannot be read: {_clean_error_text(str(error))}"
             raise ToolError(msg) from error
         number, said = task.task_id, ""
         try:
@@ -658,7 +658,7 @@ class Connection:
         if call is not None:
             await call.end()
 
-    async def _answered(self, params: object) -> object:
+    async def _answer_server(self, params: object) -> object:
         """Have a person, or the run, answer what the server asks; which of several open calls it is about, it does not say."""
         import mcp_types as types
 
@@ -671,7 +671,7 @@ class Connection:
         return await answer
 
 
-def installed() -> None:
+def require_package() -> None:
     """Raise ``DefinitionError`` where the package is not installed; it says what helps."""
     found = find_spec("mcp")
     if found is None or found.origin is None:  # a folder of that name beside the program is found, too
@@ -713,6 +713,6 @@ def _leaf(error: BaseException) -> BaseException:
     return error
 
 
-def _told(text: str) -> str:
+def _clean_error_text(text: str) -> str:
     """Return what a server says is wrong, with an end and nothing hidden: it may become the error of a run."""
     return visible(cut(text, ERROR_CHARS))

@@ -22,7 +22,7 @@ from stepengine.data.visible import visible
 from stepengine.mcp._caps import CHALLENGE_CHARS, LINE_BYTES
 from stepengine.tooling.conversion import cut
 
-__all__ = ("ANSWER", "Answer", "Answers")
+__all__ = ("ANSWER", "Answers", "HttpAnswer")
 
 TRANSIENT = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 """Refusals that another try may not meet."""
@@ -34,7 +34,7 @@ SIGN = "mcp_tools(auth=...), such as an OAuthClientProvider of the package mcp"
 
 
 @attrs.define(eq=False)
-class Answer:
+class HttpAnswer:
     """
     The status of an answer, and what it says of signing in.
 
@@ -47,14 +47,14 @@ class Answer:
     challenge: str = ""
 
 
-ANSWER: ContextVar[Answer | None] = ContextVar("stepengine_mcp_answer", default=None)
+ANSWER: ContextVar[HttpAnswer | None] = ContextVar("stepengine_mcp_answer", default=None)
 """Where the answer to the request is noted that is sent now; ``None`` for the greeting."""
 
 
 ELSE = "its reply is a message of the protocol, and none to what was asked"
 
 
-async def _signed(give: Callable[[], Any], request: Any) -> AsyncGenerator[Any, Any]:
+async def _send_signed(give: Callable[[], Any], request: Any) -> AsyncGenerator[Any, Any]:
     """Send a request with the headers that a caller gives; it is asked once more when they are refused."""
     before: dict[str, str] | None = None
     for _ in range(2):
@@ -73,7 +73,7 @@ class _TooLong(Exception):
     """A reply has more bytes than anybody is given."""
 
 
-def _capped(response: Any) -> Any:
+def _cap_stream(response: Any) -> Any:
     """Return the stream of a reply that ends with ``_TooLong`` when it has too much; of a packed one far less is taken."""
     import httpx2
 
@@ -143,7 +143,7 @@ class Answers:
         self._headers = dict(headers)
         self._auth = auth
         self._sift = sift
-        self._last = Answer()
+        self._last = HttpAnswer()
         self._failed = ""
 
     @asynccontextmanager
@@ -157,7 +157,7 @@ class Answers:
         # What is packed could unpack to any size.
         headers = {"accept-encoding": "identity", **self._headers}
         async with create_mcp_http_client(headers=headers, auth=self._signing()) as client:
-            client.event_hooks["response"].append(partial(self._noted, incoming))
+            client.event_hooks["response"].append(partial(self._note_answer, incoming))
             async with streamable_http_client(self._url, http_client=client) as (received, write):
                 passing = asyncio.create_task(_pass_on(received, incoming, self._sift))
                 try:
@@ -181,7 +181,9 @@ class Answers:
             requires_response_body = bool(getattr(auth, "requires_response_body", False))
 
             async def async_auth_flow(self, request: Any) -> AsyncGenerator[Any, Any]:
-                flow = auth.async_auth_flow(request) if hasattr(auth, "async_auth_flow") else _signed(auth, request)
+                flow = (
+                    auth.async_auth_flow(request) if hasattr(auth, "async_auth_flow") else _send_signed(auth, request)
+                )
                 response: Any = None
                 try:
                     while True:
@@ -200,7 +202,7 @@ class Answers:
 
         return Signing()
 
-    async def _noted(self, incoming: Any, response: Any) -> None:
+    async def _note_answer(self, incoming: Any, response: Any) -> None:
         """Take note of the answer to a message; many servers refuse the stream beside them, which they need not have."""
         if response.request.method != "POST":
             return
@@ -226,7 +228,7 @@ class Answers:
             return
         problem = mcp_types.ErrorData(code=mcp_types.PARSE_ERROR, message=ELSE)
         try:
-            response.stream = _capped(response)
+            response.stream = _cap_stream(response)
             reply = _message(await response.aread())
             if reply is None or (not hasattr(reply, "method") and str(reply.id) == str(number)):
                 return
@@ -243,17 +245,17 @@ class Answers:
         """Why a request could not be signed, in words; ``""`` when none had to be, or all could."""
         return f"signing in with auth= did not work: {self._failed}" if self._failed else ""
 
-    def is_about_sign_in(self, answer: Answer) -> bool:
+    def is_about_sign_in(self, answer: HttpAnswer) -> bool:
         """Return whether a message was refused for who sent it."""
         return answer.status in SIGN_IN
 
-    def failure(self, answer: Answer | None = None) -> str:
+    def failure(self, answer: HttpAnswer | None = None) -> str:
         """Return the status in words; ``""`` unless it was that of a failure."""
         status = (answer or self._last).status
         phrase = f" {HTTPStatus(status).phrase}" if status in [*HTTPStatus] else ""
         return f"it answered {status}{phrase}" if status >= HTTPStatus.BAD_REQUEST else ""
 
-    def refusal(self, answer: Answer | None = None) -> str:
+    def refusal(self, answer: HttpAnswer | None = None) -> str:
         """Return why a message was refused, in words, with what helps; ``""`` for none that stays as it is."""
         answer = answer or self._last
         status = answer.status

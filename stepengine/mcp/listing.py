@@ -32,7 +32,7 @@ from stepengine.mcp.names import tool_name
 from stepengine.mcp.sifting import ODD
 from stepengine.tooling.schemas import UNFIT_AT_TOP, UNFOLLOWED, SchemaInputs
 
-__all__ = ("Listed", "annotations_of", "digest_of", "listed_tools", "offered_prompts", "shown_text")
+__all__ = ("ListedTool", "annotations_of", "digest_of", "listed_tools", "offered_prompts", "shown_text")
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions")
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -40,7 +40,7 @@ ONES = ("items", "additionalProperties", "not", "propertyNames")
 
 
 @frozen(kw_only=True)
-class Listed:
+class ListedTool:
     """
     One tool of a server.
 
@@ -70,13 +70,13 @@ class Listed:
         return form
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Listed:
+    def from_json(cls, value: Mapping[str, Any]) -> ListedTool:
         """Return what ``to_json`` made; members that it does not know are left out."""
         return cls(**{field.name: value[field.name] for field in attrs.fields(cls) if field.name in value})
 
 
 @frozen
-class Found:
+class FoundTools:
     """
     What a list gave.
 
@@ -85,7 +85,7 @@ class Found:
         left_out: For every other one, a sentence that says why it cannot.
     """
 
-    tools: tuple[Listed, ...]
+    tools: tuple[ListedTool, ...]
     left_out: tuple[str, ...]
 
 
@@ -96,7 +96,7 @@ def listed_tools(
     include: Sequence[str] | None,
     exclude: Sequence[str],
     tasks: bool = False,
-) -> Found:
+) -> FoundTools:
     """
     Return the tools of a list as the server sent it: JSON objects with the wire's names.
 
@@ -106,19 +106,19 @@ def listed_tools(
         DefinitionError: when two of them have one name here.
     """
     wanted = [t for t in raw if (include is None or t["name"] in include) and t["name"] not in exclude]
-    made: dict[str, Listed] = {}
+    made: dict[str, ListedTool] = {}
     left_out: list[str] = []
     if len(wanted) > TOOLS:
         left_out.append(f"{len(wanted) - TOOLS:,} tools after the first {TOOLS:,}")
     for tool in wanted[:TOOLS]:
         try:
-            one = _listed(server, tool, tasks=tasks)
+            one = _list_tool(server, tool, tasks=tasks)
         except (DefinitionError, DataError) as error:
-            left_out.append(f"{_named(tool)}: {error.message}")
+            left_out.append(f"{_quote_tool_name(tool)}: {error.message}")
             continue
         twin = made.get(one.tool)
         if twin == one:
-            left_out.append(f"{_named(tool)}: it is listed twice, and taken once")
+            left_out.append(f"{_quote_tool_name(tool)}: it is listed twice, and taken once")
             continue
         if twin is not None:
             msg = (
@@ -129,14 +129,14 @@ def listed_tools(
         made[one.tool] = one
     missing = sorted(set(include or ()) - {t["name"] for t in raw})
     left_out += [f"{visible(name, strict=True)!r}, which the server does not have" for name in missing]
-    return Found(tuple([made[name] for name in sorted(made)]), tuple(left_out))
+    return FoundTools(tuple([made[name] for name in sorted(made)]), tuple(left_out))
 
 
-def _named(tool: Mapping[str, object]) -> str:
+def _quote_tool_name(tool: Mapping[str, object]) -> str:
     return repr(visible(str(tool.get("name", ""))[:200], strict=True))
 
 
-def _listed(server: str, tool: Mapping[str, Any], *, tasks: bool) -> Listed:
+def _list_tool(server: str, tool: Mapping[str, Any], *, tasks: bool) -> ListedTool:
     if odd := odd_about(tool):
         raise DefinitionError(odd)
     is_task = (tool.get("execution") or {}).get("taskSupport") == "required"
@@ -145,7 +145,7 @@ def _listed(server: str, tool: Mapping[str, Any], *, tasks: bool) -> Listed:
         raise DefinitionError(msg)
     name = tool["name"]
     schema = fitting_schema(tool_name(server, name), tool.get("inputSchema") or {})
-    return Listed(
+    return ListedTool(
         name=name,
         tool=tool_name(server, name),
         description=shown_text(tool.get("description") or tool.get("title") or ""),
@@ -204,10 +204,12 @@ def offered_prompts(raw: Sequence[Mapping[str, Any]], left_out: list[str]) -> li
     for prompt in raw[:PROMPTS]:
         name = prompt["name"]
         if odd := odd_about(prompt):
-            left_out.append(f"the prompt {_named(prompt)}: {odd}")
+            left_out.append(f"the prompt {_quote_tool_name(prompt)}: {odd}")
             continue
         if len(name) > PROMPT_CHARS or visible(name, strict=True) != name:
-            left_out.append(f"the prompt {_named(prompt)}: its name is too long, or has something hidden in it")
+            left_out.append(
+                f"the prompt {_quote_tool_name(prompt)}: its name is too long, or has something hidden in it"
+            )
             continue
         arguments = [
             {"name": shown_text(one["name"]), "required": bool(one.get("required"))}
@@ -237,12 +239,12 @@ def fitting_schema(name: str, given: Mapping[str, object]) -> JsonDict:
         msg = f"its input schema has more than {SCHEMA_BYTES // 1024} KiB"
         raise DefinitionError(msg)
     top = {word: value for word, value in frozen.items() if word not in UNFIT_AT_TOP and word != "$schema"}
-    kept: Any = _kept({**top, "type": top.get("type", "object")})
+    kept: Any = _prune_schema({**top, "type": top.get("type", "object")})
     try:
         return SchemaInputs(name, kept).schema
     except DefinitionError:
         # The likeliest reason is an expression of a dialect that is not matched here.
-        return SchemaInputs(name, _kept(kept, without=frozenset({"pattern", "patternProperties"}))).schema
+        return SchemaInputs(name, _prune_schema(kept, without=frozenset({"pattern", "patternProperties"}))).schema
 
 
 def _depth(value: object) -> int:
@@ -258,7 +260,7 @@ def _depth(value: object) -> int:
     return deepest
 
 
-def _kept(schema: object, without: frozenset[str] = frozenset()) -> Any:
+def _prune_schema(schema: object, without: frozenset[str] = frozenset()) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     made: dict[str, object] = {}
@@ -266,9 +268,9 @@ def _kept(schema: object, without: frozenset[str] = frozenset()) -> Any:
         if word in without or word in UNFOLLOWED:
             continue
         if word in MAPS and isinstance(value, Mapping):
-            made[word] = {key: _kept(below, without) for key, below in value.items()}
+            made[word] = {key: _prune_schema(below, without) for key, below in value.items()}
         elif word in LISTS and isinstance(value, list | tuple):
-            made[word] = [_kept(below, without) for below in value]
+            made[word] = [_prune_schema(below, without) for below in value]
         else:
-            made[word] = _kept(value, without) if word in ONES else value
+            made[word] = _prune_schema(value, without) if word in ONES else value
     return made

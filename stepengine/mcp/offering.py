@@ -9,7 +9,7 @@ from stepengine.data.messages import ResultPart, TextPart, ToolResult
 from stepengine.data.tools import ToolLike
 from stepengine.errors import ToolError
 from stepengine.mcp._caps import DESCRIPTION_CHARS, PARTS
-from stepengine.mcp.connection import Connection
+from stepengine.mcp.connection import ServerConnection
 from stepengine.mcp.listing import annotations_of, shown_text
 from stepengine.mcp.results import blobs_in, content_parts, failed_result, resource_part
 from stepengine.tooling.conversion import as_result
@@ -18,7 +18,7 @@ from stepengine.tooling.definition import Tool
 __all__ = ("prompt_tool", "resource_tools")
 
 WORST = annotations_of({}, trusted=False)
-Session = Callable[[], Awaitable[tuple[Connection, Any]]]
+Session = Callable[[], Awaitable[tuple[ServerConnection, Any]]]
 
 
 def resource_tools(server: str, session: Session) -> list[ToolLike]:
@@ -73,7 +73,7 @@ def resource_tools(server: str, session: Session) -> list[ToolLike]:
 
 def prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], session: Session) -> ToolLike:
     """Return the tool that gives one of a server's prompts, with the arguments filled in."""
-    lines = [_introduced(prompt) for prompt in prompts]
+    lines = [_introduce_prompt(prompt) for prompt in prompts]
     arguments = {"type": "object", "additionalProperties": {"type": "string"}}
     names = [str(prompt["name"]) for prompt in prompts]
 
@@ -103,6 +103,6 @@ def prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], session: S
     )
 
 
-def _introduced(prompt: Mapping[str, Any]) -> str:
+def _introduce_prompt(prompt: Mapping[str, Any]) -> str:
     named = [f"{one['name']}{'' if one.get('required') else '?'}" for one in prompt.get("arguments") or ()]
     return shown_text(f"- {prompt['name']}({', '.join(named)}): {prompt.get('description') or ''}")

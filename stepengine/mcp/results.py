@@ -184,18 +184,18 @@ def _with_structured(
     value = freeze(_without_media(structured, _media_of(content), every=not as_before))
     if _says(texts, structured):
         return [JsonPart(value), *others]
-    held = set(_held(value, HELD_DEPTH))
+    held = set(_texts_in(value, HELD_DEPTH))
     return [JsonPart(value), *[p for p in parts if not (isinstance(p, TextPart) and _form(p.text) & held)]]
 
 
-def _held(value: object, depth: int) -> Iterator[str]:
+def _texts_in(value: object, depth: int) -> Iterator[str]:
     """Give the texts that say *value* or something in it: JSON, and texts themselves."""
     yield canonical(value)
     if isinstance(value, str):
         yield value
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     for each in inner if depth else ():
-        yield from _held(each, depth - 1)
+        yield from _texts_in(each, depth - 1)
 
 
 def _form(text: str) -> set[str]:

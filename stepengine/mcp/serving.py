@@ -32,18 +32,18 @@ from stepengine.data.state import RunResult, RunStatus
 from stepengine.data.visible import visible
 from stepengine.data.waiting import waits_in_words
 from stepengine.engine import Engine
-from stepengine.engine.schemas import compiled
+from stepengine.engine.schemas import compile_schemas
 from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.mcp._caps import QUESTION_CHARS
-from stepengine.mcp.connection import installed
+from stepengine.mcp.connection import require_package
 from stepengine.tooling.conversion import cut, encode
 from stepengine.tooling.spawning import direct_tool
 
 if TYPE_CHECKING:
     from mcp.server import Server
 
-__all__ = ("AgentServer", "Call", "Offered", "OwnRuns", "Runner", "Waiting")
+__all__ = ("AgentServer", "CallRunner", "Offered", "OfferedCall", "OwnRuns", "WaitingCall")
 
 WAITING = 100
 """How many runs wait for answers at once; the oldest one is forgotten."""
@@ -72,7 +72,7 @@ class Offered:
 
 
 @attrs.define
-class Call:
+class OfferedCall:
     """
     A call of an agent.
 
@@ -92,31 +92,31 @@ class Call:
 
 
 @frozen
-class Waiting:
+class WaitingCall:
     """A call whose run waits for answers."""
 
-    call: Call
+    call: OfferedCall
     questions: tuple[Question, ...]
 
 
-class Runner(Protocol):
+class CallRunner(Protocol):
     """What runs the calls of clients; ``ctx`` is the package's context of a request."""
 
     async def begin(
         self, ctx: Any, offered: Offered, prompt: str, params: Any, tell: Callable[[Event], Awaitable[object]]
-    ) -> tuple[Call, RunResult]:
+    ) -> tuple[OfferedCall, RunResult]:
         """Run an agent until it ends or waits, and *tell* of its events."""
 
-    async def answer(self, ctx: Any, call: Call, answers: Mapping[str, AnswerLike]) -> RunResult:
+    async def answer(self, ctx: Any, call: OfferedCall, answers: Mapping[str, AnswerLike]) -> RunResult:
         """Go on with a run that waits, until it ends or waits again."""
 
     def may_answer(self, ctx: Any) -> bool:
         """Return whether who calls may answer what a run asks."""
 
-    def keep(self, waiting: Waiting) -> str:
+    def keep(self, waiting: WaitingCall) -> str:
         """Keep a call whose run waits for answers, and return the word by which only its caller finds it again."""
 
-    async def find(self, ctx: Any, word: str) -> Waiting | None:
+    async def find(self, ctx: Any, word: str) -> WaitingCall | None:
         """Return what was kept, which is kept no longer."""
 
 
@@ -130,19 +130,19 @@ class OwnRuns:
 
     def __init__(self, journals: str | os.PathLike[str] | None = None) -> None:
         self._journals = None if journals is None else Path(journals)
-        self._waiting: dict[str, Waiting] = {}
+        self._waiting: dict[str, WaitingCall] = {}
 
     async def begin(
         self, ctx: Any, offered: Offered, prompt: str, params: Any, tell: Callable[[Event], Awaitable[object]]
-    ) -> tuple[Call, RunResult]:
+    ) -> tuple[OfferedCall, RunResult]:
         """Run an agent until it ends or waits, and *tell* of its events."""
         call = self._call(offered)
         return call, await _apart(self._run(call, prompt, params, tell))
 
-    def _call(self, offered: Offered) -> Call:
+    def _call(self, offered: Offered) -> OfferedCall:
         """Return a call whose run has a new journal."""
         if self._journals is None:
-            return Call(offered, MemoryJournal())
+            return OfferedCall(offered, MemoryJournal())
         try:
             self._journals.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -153,10 +153,10 @@ class OwnRuns:
             f"it is kept as the run {path.stem!r}, and goes on when what it waits for has come, by `stepengine wake` on the "
             "folder of this server's journals"
         )
-        return Call(offered, FileJournal(path), {JOURNAL: path.name}, goes_on)
+        return OfferedCall(offered, FileJournal(path), {JOURNAL: path.name}, goes_on)
 
     async def _run(
-        self, call: Call, prompt: str, params: Any, tell: Callable[[Event], Awaitable[object]]
+        self, call: OfferedCall, prompt: str, params: Any, tell: Callable[[Event], Awaitable[object]]
     ) -> RunResult:  # fmt: skip
         offered = call.offered
         result: RunResult | None = None
@@ -170,7 +170,7 @@ class OwnRuns:
             raise StepEngineError(msg)
         return result
 
-    async def answer(self, ctx: Any, call: Call, answers: Mapping[str, AnswerLike]) -> RunResult:
+    async def answer(self, ctx: Any, call: OfferedCall, answers: Mapping[str, AnswerLike]) -> RunResult:
         """Go on with a run that waits, until it ends or waits again."""
         return await _apart(call.offered.engine.resume(call.run, answers=answers))
 
@@ -178,7 +178,7 @@ class OwnRuns:
         """Return that whoever may call may answer."""
         return True
 
-    def keep(self, waiting: Waiting) -> str:
+    def keep(self, waiting: WaitingCall) -> str:
         """Keep a call whose run waits for answers, and return a word that nobody can guess."""
         while len(self._waiting) >= WAITING:
             self._waiting.pop(next(iter(self._waiting)))
@@ -186,7 +186,7 @@ class OwnRuns:
         self._waiting[word] = waiting
         return word
 
-    async def find(self, ctx: Any, word: str) -> Waiting | None:
+    async def find(self, ctx: Any, word: str) -> WaitingCall | None:
         """Return what was kept, which is kept no longer."""
         return self._waiting.pop(word, None)
 
@@ -210,12 +210,12 @@ class AgentServer:
         offered: Sequence[Offered],
         *,
         journals: str | os.PathLike[str] | None = None,
-        runner: Runner | None = None,
+        runner: CallRunner | None = None,
     ) -> None:
-        installed()
+        require_package()
         from mcp.server import Server
 
-        self._runner: Runner = OwnRuns(journals) if runner is None else runner
+        self._runner: CallRunner = OwnRuns(journals) if runner is None else runner
         self._offered: dict[str, Offered] = {}
         self._tools: list[Any] = []
         for one in offered:
@@ -224,7 +224,7 @@ class AgentServer:
             msg = "an MCP server of agents needs at least one agent"
             raise DefinitionError(msg)
         self.server: Server[Any] = Server(
-            "stepengine", version=_version(), on_list_tools=self._listed, on_call_tool=self._called
+            "stepengine", version=_version(), on_list_tools=self._list_tools, on_call_tool=self._call_tool
         )
 
     def _add(self, one: Offered) -> None:
@@ -283,7 +283,7 @@ class AgentServer:
         app: Any = self.server.streamable_http_app(host=host)
         with _listening(host, port) as listener:
             config = uvicorn.Config(
-                _guarded(app, token) if token else app,
+                _require_token(app, token) if token else app,
                 log_level="warning",
                 lifespan="on",
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS,
@@ -323,28 +323,28 @@ class AgentServer:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    async def _listed(self, ctx: object, params: object) -> Any:
+    async def _list_tools(self, ctx: object, params: object) -> Any:
         import mcp_types as types
 
         return types.ListToolsResult(tools=self._tools)
 
-    async def _called(self, ctx: Any, params: Any) -> Any:
+    async def _call_tool(self, ctx: Any, params: Any) -> Any:
         """Run an agent, or go on with a run whose questions were answered."""
         try:
             if params.request_state is not None:
-                return await self._answered(ctx, params)
+                return await self._take_answers(ctx, params)
             offered = self._offered.get(params.name)
             if offered is None:
                 known = ", ".join(self._offered)
-                return _failed(f"there is no agent {visible(params.name, strict=True)!r}; known are: {known}")
+                return _error_result(f"there is no agent {visible(params.name, strict=True)!r}; known are: {known}")
             call, result = await self._run(ctx, offered, params.arguments or {})
-            return await self._told(ctx, call, result)
+            return await self._give_result(ctx, call, result)
         except StepEngineError as error:
-            return _failed(
+            return _error_result(
                 "\n  ".join([error.message, *[i for i in getattr(error, "issues", ()) if i not in error.message]])
             )
 
-    async def _run(self, ctx: Any, offered: Offered, arguments: Mapping[str, Any]) -> tuple[Call, RunResult]:
+    async def _run(self, ctx: Any, offered: Offered, arguments: Mapping[str, Any]) -> tuple[OfferedCall, RunResult]:
         """Run an agent and tell the client of its tool calls, if it wants to know."""
         count = 0
 
@@ -359,28 +359,28 @@ class AgentServer:
             ctx, offered, str(arguments.get("prompt") or ""), arguments.get("params"), tell
         )  # fmt: skip
 
-    async def _answered(self, ctx: object, params: Any) -> object:
+    async def _take_answers(self, ctx: object, params: Any) -> object:
         waiting = await self._runner.find(ctx, params.request_state)
         if waiting is None:
-            return _failed("the run that asked this is not known here any more; call again without request state")
+            return _error_result("the run that asked this is not known here any more; call again without request state")
         given, call = params.input_responses or {}, waiting.call
         answers = {q.id: _answer(given.get(q.id), q) for q in waiting.questions}
         call.unasked += [q for q in waiting.questions if given.get(q.id) is None]
-        return await self._told(ctx, call, await self._runner.answer(ctx, call, answers))
+        return await self._give_result(ctx, call, await self._runner.answer(ctx, call, answers))
 
-    async def _told(self, ctx: object, call: Call, result: RunResult) -> object:
+    async def _give_result(self, ctx: object, call: OfferedCall, result: RunResult) -> object:
         """Return a result, or its questions, once everything was asked that can be asked from here."""
         while questions := result.pending_questions:
             if not self._runner.may_answer(ctx):
                 break
             if _can_ask(ctx) and _is_modern(ctx):
-                return self._questions(Waiting(call, questions))
-            answers = {q.id: await _asked(ctx, q) for q in questions}
+                return self._questions(WaitingCall(call, questions))
+            answers = {q.id: await _ask_older_client(ctx, q) for q in questions}
             call.unasked += [q for q in questions if answers[q.id] is UNSHOWN]
             result = await self._runner.answer(ctx, call, answers)
-        return _shown(call, result)
+        return _result_with_notes(call, result)
 
-    def _questions(self, waiting: Waiting) -> object:
+    def _questions(self, waiting: WaitingCall) -> object:
         """Return the questions, with a word for whoever brings the answers."""
         import mcp_types as types
 
@@ -418,7 +418,7 @@ def _listening(host: str, port: int) -> socket.socket:
         raise DefinitionError(msg) from error
 
 
-def _guarded(app: Any, token: str) -> Any:
+def _require_token(app: Any, token: str) -> Any:
     """Return an application that answers only requests which bring the token."""
     expected = f"bearer {token}".encode()
 
@@ -486,7 +486,7 @@ def _form(question: Question) -> Any:
     return types.ElicitRequestFormParams(message=f"{visible(question.text)}{details}", requested_schema=schema)
 
 
-async def _asked(ctx: Any, question: Question) -> AnswerLike:
+async def _ask_older_client(ctx: Any, question: Question) -> AnswerLike:
     """Ask a client of an older protocol; ``UNSHOWN`` for one that shows no questions."""
     from mcp import MCPError
 
@@ -511,17 +511,17 @@ def _answer(given: Any, question: Question) -> AnswerLike:
 
 def _promises(definition: AgentDefinition) -> Any:
     """Return the schema of the objects that an agent gives; ``None`` where it may give something else."""
-    promise = compiled(definition).output_schema
+    promise = compile_schemas(definition).output_schema
     return promise if promise is not None and promise.get("type") == "object" else None
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def _shown(call: Call, result: RunResult) -> object:
+def _result_with_notes(call: OfferedCall, result: RunResult) -> object:
     import mcp_types as types
 
-    notes = [types.TextContent(type="text", text=_unasked(call.unasked))] if call.unasked else []
+    notes = [types.TextContent(type="text", text=_describe_unasked(call.unasked))] if call.unasked else []
     meta: Any = call.meta
     if result.status is RunStatus.SUSPENDED:
         told = types.TextContent(type="text", text=_sleeping(call, result))
@@ -542,7 +542,7 @@ def _shown(call: Call, result: RunResult) -> object:
     return types.CallToolResult(content=[text, *notes], _meta=meta, **more)
 
 
-def _sleeping(call: Call, result: RunResult) -> str:
+def _sleeping(call: OfferedCall, result: RunResult) -> str:
     """Return in words what a run waits for that no client can answer, and who resumes it."""
     waits = visible(waits_in_words(result.waits_for))
     said = f"\nIt said before: {result.text}" if result.text else ""
@@ -558,7 +558,7 @@ def _sleeping(call: Call, result: RunResult) -> str:
     )
 
 
-def _unasked(questions: Sequence[Question]) -> str:
+def _describe_unasked(questions: Sequence[Question]) -> str:
     """Return in words what nobody was asked: whoever reads the result might take it for a person's no."""
     named = [f"- {visible(cut(question.text, QUESTION_CHARS))}" for question in questions[:UNASKED]]
     more = [f"- and {len(questions) - UNASKED:,} more"] if len(questions) > UNASKED else []
@@ -566,7 +566,7 @@ def _unasked(questions: Sequence[Question]) -> str:
     return "\n".join([head, *named, *more])
 
 
-def _failed(text: str) -> object:
+def _error_result(text: str) -> object:
     import mcp_types as types
 
     return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=True)

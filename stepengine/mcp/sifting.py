@@ -48,12 +48,12 @@ class Sift:
             kind = next((kind for kind in (*LISTS, *BARE) if isinstance(result.get(kind), list)), None)
             if kind is None or "content" in result:
                 return message
-            changed = self._sifted(kind, result)
+            changed = self._sift_list(kind, result)
         if changed is result:
             return message
         return _with(message, inner.model_copy(update={"result": changed}))  # type: ignore[union-attr]
 
-    def _sifted(self, kind: str, result: Mapping[str, Any]) -> Mapping[str, object]:
+    def _sift_list(self, kind: str, result: Mapping[str, Any]) -> Mapping[str, object]:
         method = LISTS.get(kind) or BARE[kind]
         # What is wrong with the list itself is not to be mended by leaving a member out.
         if not self._problem(method, result) or self._problem(method, {**result, kind: []}):

@@ -27,14 +27,14 @@ from stepengine.data.visible import visible
 from stepengine.data.yields import Perform
 from stepengine.errors import DataError, DefinitionError, PerformError, StepEngineError, ToolError, ToolServerError
 from stepengine.mcp._caps import CHARS_PER_TOKEN, DEFER_TOKENS, DEFER_TOOLS
-from stepengine.mcp.asking import STYLE, Asking
-from stepengine.mcp.connection import Connection, Lost, Options, Wanted
-from stepengine.mcp.listing import Listed, annotations_of, digest_of, listed_tools, offered_prompts
+from stepengine.mcp.asking import STYLE, ServerQuestions
+from stepengine.mcp.connection import ConnectionOptions, Lost, ServerConnection, Wanted
+from stepengine.mcp.listing import ListedTool, annotations_of, digest_of, listed_tools, offered_prompts
 from stepengine.mcp.names import check_server_name
 from stepengine.mcp.notices import LEVELS, LogLevel, Notice
 from stepengine.mcp.offering import prompt_tool, resource_tools
 from stepengine.mcp.results import Channel, cut_off_result, error_result, failed_result, misfit, result_of
-from stepengine.mcp.stdio import Program
+from stepengine.mcp.stdio import ServerProgram
 from stepengine.runtime.logs import LOGGER
 from stepengine.system.after_fork import leave, renewed
 from stepengine.tooling.context import ToolContext
@@ -126,7 +126,7 @@ def mcp_tools(
     check_server_name(name)
     target = _target(server, env, cwd)
     _check(name, target, headers=headers, auth=auth, results=results, log_level=log_level, subscribe=subscribe)
-    options = Options(
+    options = ConnectionOptions(
         name=name,
         server=target,
         headers=headers,
@@ -165,7 +165,7 @@ def _check(
     subscribe: Sequence[str],
 ) -> None:
     """Raise ``DefinitionError`` for options that the server cannot have."""
-    if isinstance(target, Program) and (headers or auth is not None):
+    if isinstance(target, ServerProgram) and (headers or auth is not None):
         what = "headers=" if headers else "auth="
         msg = f"the MCP server {name!r} is a process, and {what} is for a URL; give it variables with env="
         raise DefinitionError(msg)
@@ -197,14 +197,14 @@ def _root(name: str, root: str | os.PathLike[str]) -> str:
 
 
 def _target(server: Any, env: Mapping[str, str] | None, cwd: Any) -> object:
-    """Return a process as a ``Program``, everything else as it is."""
+    """Return a process as a ``ServerProgram``, everything else as it is."""
     parameters = getattr(server, "args", None)
     if isinstance(parameters, list) and isinstance(getattr(server, "command", None), str):
         more = {**(server.env or {}), **(env or {})}
         where = server.cwd if cwd is None else cwd
-        return Program((server.command, *parameters), more, None if where is None else str(Path(where)))
+        return ServerProgram((server.command, *parameters), more, None if where is None else str(Path(where)))
     if isinstance(server, list | tuple) and server and all(isinstance(word, str) for word in server):
-        return Program(tuple(server), env, None if cwd is None else str(Path(cwd)))
+        return ServerProgram(tuple(server), env, None if cwd is None else str(Path(cwd)))
     if env or cwd is not None:
         msg = f"env= and cwd= are for a server that is a process, such as ['npx', 'some-server'], not for {server!r}"
         raise DefinitionError(msg)
@@ -227,7 +227,7 @@ class McpTools:
 
     def __init__(
         self,
-        options: Options,
+        options: ConnectionOptions,
         *,
         include: tuple[str, ...] | None,
         exclude: tuple[str, ...],
@@ -247,8 +247,8 @@ class McpTools:
         self._trusts = trust_hints
         self._defer = defer
         self._pins = pins
-        self._asking = Asking(options.name, options.roots or ())
-        self._connections: dict[int, Connection] = {}
+        self._asking = ServerQuestions(options.name, options.roots or ())
+        self._connections: dict[int, ServerConnection] = {}
         self._is_shared = False
         renewed(self)
 
@@ -283,8 +283,8 @@ class McpTools:
         for reason in recorded["left_out"]:
             line = f"The MCP server {self.name!r} has something that is left out: {reason}"
             ctx.logger.warning(line)
-        listed = [Listed.from_json(one) for one in recorded["tools"]]
-        known = _Known({one.name: one.digest for one in listed}, frozenset(ctx.state.tool_definitions))
+        listed = [ListedTool.from_json(one) for one in recorded["tools"]]
+        known = _ServerOfRun({one.name: one.digest for one in listed}, frozenset(ctx.state.tool_definitions))
         tools = self._tools_of(listed, known)
         beside: list[ToolLike] = (
             [prompt_tool(self.name, recorded["prompts"], self.session)] if recorded["prompts"] else []
@@ -293,7 +293,7 @@ class McpTools:
             beside += resource_tools(self.name, self.session)
         return Change(tools=(*tools, *beside))
 
-    def _tools_of(self, listed: Sequence[Listed], known: _Known) -> list[ToolLike]:
+    def _tools_of(self, listed: Sequence[ListedTool], known: _ServerOfRun) -> list[ToolLike]:
         tools = [self._tool(one, known) for one in listed]
         return [self._tool(one, known, defer_loading=True) for one in listed] if self._is_deferred(tools) else tools
 
@@ -302,19 +302,19 @@ class McpTools:
             return self._defer
         return len(tools) > DEFER_TOOLS or sum(t.spec.chars for t in tools) > DEFER_TOKENS * CHARS_PER_TOKEN
 
-    def _tool(self, listed: Listed, known: _Known, *, defer_loading: bool = False) -> ToolLike:
+    def _tool(self, listed: ListedTool, known: _ServerOfRun, *, defer_loading: bool = False) -> ToolLike:
         annotations = annotations_of(listed.hints, trusted=self._trusts)
 
         async def run(ctx: ToolContext, input: dict[str, Any]) -> ToolResult:
             result = await self._call(listed, ctx, input)
-            return await self._grown(result, known) if ctx.is_of_run else result
+            return await self._pending_for_new_tools(result, known) if ctx.is_of_run else result
 
         return _ServerTool(
             listed.tool,
             listed.description,
             listed.input_schema,
             run,
-            follow=partial(self._followed, listed, known),
+            follow=partial(self._follow_up, listed, known),
             category=CATEGORY,
             annotations=annotations,
             parallel_safe=self._trusts and annotations.read_only,
@@ -324,19 +324,19 @@ class McpTools:
 
     # --- outside of the machine -----------------------------------------------------------------------------------------
 
-    async def session(self) -> tuple[Connection, Any]:
+    async def session(self) -> tuple[ServerConnection, Any]:
         """Return the connection of the running event loop, and its session."""
         connection = self._connection()
         return connection, await connection.session()
 
-    def _connection(self) -> Connection:
+    def _connection(self) -> ServerConnection:
         loop = asyncio.get_running_loop()
         found = self._connections.get(id(loop))
         if found is None or found.loop is not loop:
             # In place, since all engines that list the source have the same ones.
             for key in [k for k, c in list(self._connections.items()) if c.loop.is_closed()]:
                 self._connections.pop(key, None)
-            found = self._connections[id(loop)] = Connection(self._options)
+            found = self._connections[id(loop)] = ServerConnection(self._options)
         found.taken_by(self)
         return found
 
@@ -382,21 +382,21 @@ class McpTools:
         """The digests that definitions must have, by the server's name of the tool; fit for ``mcp_tools(pins=...)``."""
         return dict(self._pins)
 
-    async def _call(self, listed: Listed, ctx: ToolContext, input: Mapping[str, object]) -> ToolResult:
+    async def _call(self, listed: ListedTool, ctx: ToolContext, input: Mapping[str, object]) -> ToolResult:
         """Call a tool; what the server wants to know first makes the result a pending one."""
         try:
-            return await self._tried(listed, ctx, input)
+            return await self._try_call(listed, ctx, input)
         except Lost as lost:
             if not (self._trusts and listed.hints.get("idempotentHint")):
                 return failed_result(self.name, lost)
         except ToolError as error:
             return failed_result(self.name, error)
         try:
-            return await self._tried(listed, ctx, input)  # the caller vouches for it (reliability:MC14)
+            return await self._try_call(listed, ctx, input)  # the caller vouches for it (reliability:MC14)
         except ToolError as error:
             return failed_result(self.name, error)
 
-    async def _tried(self, listed: Listed, ctx: ToolContext, input: Mapping[str, object]) -> ToolResult:
+    async def _try_call(self, listed: ListedTool, ctx: ToolContext, input: Mapping[str, object]) -> ToolResult:
         connection = self._connection()
 
         async def progress(done: float, total: float | None, message: str | None) -> None:
@@ -404,7 +404,7 @@ class McpTools:
             ctx.emit(ToolProgress(message=visible(message or ""), percent=percent))
 
         session = await connection.session((*ctx.ancestor_run_ids, ctx.run_id)[0])
-        refusal = await self._changed(connection, listed)
+        refusal = await self._why_changed(connection, listed)
         if refusal:
             return error_result(refusal)
         more: dict[str, Any] = {"task": {}} if listed.task else {}
@@ -415,10 +415,10 @@ class McpTools:
             if call.task.done():
                 connection.closed(ticket)
         if not call.task.done() and ctx.is_of_run:
-            ctx.of_run(("mcp", ticket), partial(_Held, connection, ticket))
-        return self._shown(connection, listed, outcome, ticket)
+            ctx.of_run(("mcp", ticket), partial(_HeldRequest, connection, ticket))
+        return self._result_or_wait(connection, listed, outcome, ticket)
 
-    async def _changed(self, connection: Connection, listed: Listed) -> str:
+    async def _why_changed(self, connection: ServerConnection, listed: ListedTool) -> str:
         """Return why a tool is not what the run's list says; ``""`` when it is."""
         if not connection.digests or connection.is_stale:
             await self.listing(self.name)  # the list came out of a record, or the server has another one by now
@@ -432,7 +432,9 @@ class McpTools:
             f"digest {listed.digest}, and has {now}"
         )
 
-    def _shown(self, connection: Connection, listed: Listed, outcome: Any, ticket: str) -> ToolResult:
+    def _result_or_wait(
+        self, connection: ServerConnection, listed: ListedTool, outcome: Any, ticket: str
+    ) -> ToolResult:
         if isinstance(outcome, Wanted):
             waits = {"requests": outcome.requests, "state": outcome.state, "ticket": ticket, "style": STYLE}
             return ToolResult.json(freeze_object(waits), status="pending")
@@ -441,7 +443,7 @@ class McpTools:
 
     # --- lists that change during a run -----------------------------------------------------------------------------------
 
-    async def _grown(self, result: ToolResult, known: _Known) -> ToolResult:
+    async def _pending_for_new_tools(self, result: ToolResult, known: _ServerOfRun) -> ToolResult:
         """Return a result as pending when the server has tools by now that the run does not know: the run asks for them first."""
         if result.status not in SETTLED or any(effect.kind == CUT_OFF for effect in result.side_effects):
             return result
@@ -458,14 +460,16 @@ class McpTools:
             return result
         return attrs.evolve(result, status="pending", structured={GREW: result.status, "data": result.structured})
 
-    def _adopted(self, known: _Known, given: ToolResult, said: Mapping[str, Any]) -> Generator[object, Any, ToolResult]:
+    def _adopt_tools(
+        self, known: _ServerOfRun, given: ToolResult, said: Mapping[str, Any]
+    ) -> Generator[object, Any, ToolResult]:
         """Give the run the tools that it does not know, and return the result that the call had."""
         settled = attrs.evolve(given, status=said[GREW], structured=said["data"])
         try:
             recorded = yield from Perform.idempotent(self.listing, self.name)
         except PerformError:
             return settled
-        listed = [Listed.from_json(one) for one in recorded["tools"]]
+        listed = [ListedTool.from_json(one) for one in recorded["tools"]]
         new = [one for one in listed if known.is_new(one)]
         known.digests.update({one.name: one.digest for one in listed})
         tools = [tool for tool in self._tools_of(listed, known) if tool.spec.name in {one.tool for one in new}]
@@ -473,13 +477,13 @@ class McpTools:
 
     # --- what a server wants to know first --------------------------------------------------------------------------------
 
-    def _followed(
-        self, listed: Listed, known: _Known, input: JsonDict, given: ToolResult
+    def _follow_up(
+        self, listed: ListedTool, known: _ServerOfRun, input: JsonDict, given: ToolResult
     ) -> Generator[object, Any, ToolResult]:
         """Have the server's questions answered by the run, and go on with the call; or have the run know its new tools."""
         waits: Any = given.data
         if isinstance(given.structured, Mapping) and GREW in given.structured:
-            return (yield from self._adopted(known, given, given.structured))
+            return (yield from self._adopt_tools(known, given, given.structured))
         style = waits.get("style", 1)
         for _ in range(self._asking.rounds):
             answers = yield from self._asking.answered(waits["requests"], style)
@@ -487,11 +491,11 @@ class McpTools:
                 self.going_on, listed.to_json(), input, waits["ticket"], waits["state"], answers
             )
             if "requests" not in outcome:
-                return self._ended(outcome, style)
+                return self._recorded_result(outcome, style)
             waits = outcome
         return error_result(f"{listed.tool!r} asked more than {self._asking.rounds} times, so it was given up")
 
-    def _ended(self, outcome: Mapping[str, Any], style: int) -> ToolResult:
+    def _recorded_result(self, outcome: Mapping[str, Any], style: int) -> ToolResult:
         """Return the result that ``going_on`` recorded."""
         if "error" not in outcome:
             return result_of(outcome["result"], self._channel, as_before=style == 1)
@@ -507,7 +511,7 @@ class McpTools:
     ) -> JsonValue:
         """Give the server the answers, and return what it gave for the call: a result, an error, or more questions."""
         connection = self._connection()
-        listed = Listed.from_json(tool)
+        listed = ListedTool.from_json(tool)
         call = connection.open_call(ticket)
         try:
             if call is None or call.task.done():
@@ -560,14 +564,14 @@ class McpTools:
                     await asyncio.wait_for(asyncio.wrap_future(ending), END_SECONDS)
 
 
-def _broken_promise(connection: Connection, listed: Listed, outcome: Mapping[str, object]) -> str:
+def _broken_promise(connection: ServerConnection, listed: ListedTool, outcome: Mapping[str, object]) -> str:
     promise = connection.promises.get(listed.name)
     wrong = misfit(listed.tool, promise, outcome) if promise else ""
     return f"the result is not what {listed.tool!r} promises: {wrong}" if wrong else ""
 
 
 @attrs.define
-class _Known:
+class _ServerOfRun:
     """
     What one run has of a server.
 
@@ -583,14 +587,14 @@ class _Known:
         """Return whether there is a tool that the run does not know, or knows as another one."""
         return any(self.digests.get(name) != digest for name, digest in offered.items())
 
-    def is_new(self, listed: Listed) -> bool:
+    def is_new(self, listed: ListedTool) -> bool:
         return self.digests.get(listed.name) != listed.digest and listed.tool not in self.taken
 
 
-class _Held:
+class _HeldRequest:
     """A request that waits for a person; it is given up with the run."""
 
-    def __init__(self, connection: Connection, ticket: str) -> None:
+    def __init__(self, connection: ServerConnection, ticket: str) -> None:
         self._connection = connection
         self._ticket = ticket
 

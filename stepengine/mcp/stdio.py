@@ -31,7 +31,7 @@ from stepengine.mcp._caps import (
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
 
-__all__ = ("Pipe", "Program", "environment")
+__all__ = ("Pipe", "ServerProgram", "environment")
 
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER", "LOGNAME")
 SET = {"TERM": "dumb", "NO_COLOR": "1"}
@@ -49,7 +49,7 @@ def environment(more: Mapping[str, str] | None) -> dict[str, str]:
 
 
 @frozen
-class Program:
+class ServerProgram:
     """
     How a server is started.
 
@@ -83,7 +83,7 @@ class Pipe:
     """
 
     def __init__(
-        self, program: Program, ended: Callable[[], None], sift: Callable[[Any], Any] = lambda message: message
+        self, program: ServerProgram, ended: Callable[[], None], sift: Callable[[Any], Any] = lambda message: message
     ) -> None:
         self._program = program
         self._ended = ended
@@ -143,7 +143,7 @@ class Pipe:
         assert process.stdout is not None  # noqa: S101
         try:
             while not self.problem:
-                message = self._parsed(await process.stdout.readuntil(b"\n"))
+                message = self._parse(await process.stdout.readuntil(b"\n"))
                 if message is not None:
                     await incoming.send(self._sift(message))
         except asyncio.IncompleteReadError:
@@ -156,7 +156,7 @@ class Pipe:
             incoming.close()
             self._ended()
 
-    def _parsed(self, line: bytes) -> object:
+    def _parse(self, line: bytes) -> object:
         """Return the message of a line; ``None`` for one that is none, which is counted."""
         import mcp_types
         from mcp.shared.message import SessionMessage
@@ -169,7 +169,7 @@ class Pipe:
                 self._waiting.discard(message.id)
             return SessionMessage(message)
         except (ValueError, RecursionError):
-            number = self._answered(line)
+            number = self._answered_id(line)
             if number is not None:
                 # A reply, if one that nobody can read: whoever waits for it must not wait until their time is up.
                 said = mcp_types.ErrorData(code=mcp_types.PARSE_ERROR, message=UNREADABLE)
@@ -182,7 +182,7 @@ class Pipe:
                 self.problem = f"it wrote more than {JUNK_LINES} lines that are no messages, the first: {first}"
             return None
 
-    def _answered(self, line: bytes) -> int | str | None:
+    def _answered_id(self, line: bytes) -> int | str | None:
         """Return the id of the request that a line, which is not a message, answers; ``None`` for one that answers none."""
         if not ANSWER.search(line):
             return None
@@ -223,13 +223,13 @@ class Pipe:
         # What the server still writes is read and dropped, so that a full pipe does not keep it from ending.
         reading.cancel()
         await asyncio.wait((reading,))
-        draining = asyncio.create_task(_drained(process))
+        draining = asyncio.create_task(_drain(process))
         process.stdin.close()
-        await _gone(process, CLOSE_SECONDS)
+        await _wait_until_gone(process, CLOSE_SECONDS)
         for number in (signal.SIGTERM, signal.SIGKILL):
-            if not _signalled(process, number):
+            if not _signal_group(process, number):
                 break
-            await _gone(process, CLOSE_SECONDS)
+            await _wait_until_gone(process, CLOSE_SECONDS)
         for task in (*tasks, draining):
             task.cancel()
         await asyncio.gather(*tasks, draining, return_exceptions=True)
@@ -237,21 +237,21 @@ class Pipe:
         process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001
 
 
-async def _drained(process: asyncio.subprocess.Process) -> None:
+async def _drain(process: asyncio.subprocess.Process) -> None:
     assert process.stdout is not None  # noqa: S101
     while await process.stdout.read(CHUNK):
         pass
 
 
-async def _gone(process: asyncio.subprocess.Process, seconds: float) -> None:
+async def _wait_until_gone(process: asyncio.subprocess.Process, seconds: float) -> None:
     """Wait until the process and its group are gone; ``wait()`` would wait for the pipes of its children, too."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
-    while loop.time() < end and (process.returncode is None or _signalled(process, 0)):  # noqa: ASYNC110  (no event tells of a group)
+    while loop.time() < end and (process.returncode is None or _signal_group(process, 0)):  # noqa: ASYNC110  (no event tells of a group)
         await asyncio.sleep(POLL_SECONDS)
 
 
-def _signalled(process: asyncio.subprocess.Process, number: int) -> bool:
+def _signal_group(process: asyncio.subprocess.Process, number: int) -> bool:
     """Send a signal to the group of a process; return whether there was anybody to get it."""
     try:
         os.killpg(process.pid, number)

@@ -212,10 +212,10 @@ class AwsAccess(Access):
                 f"{self.made_by}(region=...)"
             )
             raise ModelError(msg, kind="missing_region")
-        named = self.key_name if bearer is not None else self._named()
+        named = self.key_name if bearer is not None else self._describe_credentials()
         return Credentials(bearer, "AWS", told=f"Requests went to {self.region()} with {named}.")
 
-    def _named(self) -> str:
+    def _describe_credentials(self) -> str:
         if self._access_key is not None:
             return "the access key that was given"
         if self._profile is not None:
@@ -390,11 +390,11 @@ class GoogleAccess(Access):
         async with lock:
             if self._credentials is None:
                 self.check(self._provider)
-                await self._found(model)
+                await self._find_credentials(model)
         if self.project is None:
             raise self._without_project()
 
-    async def _found(self, model: str) -> None:
+    async def _find_credentials(self, model: str) -> None:
         import google.auth
 
         failure: BaseException
@@ -445,7 +445,7 @@ def entra_source(provider: str, given: TokenSource | None, scope: str) -> TokenS
     if source is None and first_set(ENTRA_SIGNS):
         needs(provider, "azure-identity", "azure")
         source = _default_credentials(scope)
-    return None if source is None else _told(provider, source)
+    return None if source is None else _check_source(provider, source)
 
 
 def _default_credentials(scope: str) -> TokenSource:
@@ -461,7 +461,7 @@ def _default_credentials(scope: str) -> TokenSource:
     return token
 
 
-def _told(provider: str, source: TokenSource) -> TokenSource:
+def _check_source(provider: str, source: TokenSource) -> TokenSource:
     async def token() -> str:
         failure: BaseException
         try:

@@ -13,7 +13,7 @@ from base64 import b64decode
 from collections.abc import Iterator
 from zlib import crc32
 
-from stepengine.models._failures import Call, protocol_failure
+from stepengine.models._failures import RequestLabel, protocol_failure
 from stepengine.models._json import object_at, read_json, text_at
 from stepengine.models._wire import encoded
 
@@ -32,7 +32,7 @@ SIZES = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}
 class AWSParser:
     """Takes pieces of a body and gives whole events as ``(name, data)``, as they would come from the wire itself."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: RequestLabel) -> None:
         self._call = call
         self._bytes = bytearray()
 

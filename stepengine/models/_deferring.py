@@ -48,7 +48,7 @@ def referred(message: Message) -> Names:
 
 
 @frozen
-class _Known:
+class _ToolsInConversation:
     """
     What a conversation tells of tools, in the order in which it does.
 
@@ -60,7 +60,7 @@ class _Known:
     named: Names = ()
     shown: Names = ()
 
-    def after(self, message: Message, provider: str) -> _Known:
+    def after(self, message: Message, provider: str) -> _ToolsInConversation:
         """Return what is known behind *message*; of what providers keep for themselves only that of *provider* counts."""
         named, shown = [], []
         for part in message.content:
@@ -72,18 +72,18 @@ class _Known:
                 shown += loaded_by(part.data)
         if not (named or shown):
             return self
-        return _Known(_joined(self.named, [*shown, *named]), _joined(self.shown, shown))
+        return _ToolsInConversation(_add_names(self.named, [*shown, *named]), _add_names(self.shown, shown))
 
 
-def _joined(known: Names, more: Iterable[str]) -> Names:
+def _add_names(known: Names, more: Iterable[str]) -> Names:
     fresh = [name for name in dict.fromkeys(more) if name not in known]
     return (*known, *fresh) if fresh else known
 
 
-NOTHING = _Known()
+NOTHING = _ToolsInConversation()
 
 
-def _known(request: ModelRequest, provider: str) -> _Known:
+def _known_tools(request: ModelRequest, provider: str) -> _ToolsInConversation:
     key = ("tools", provider)
     found = request.messages.fold(key, lambda known, message: known.after(message, provider), NOTHING)
     for message in request.tail:
@@ -105,9 +105,9 @@ def arranged(request: ModelRequest, provider: str, *, searches: bool) -> ModelRe
     hidden = {tool.name: tool for tool in tools if tool.defer_loading}
     if not any(tool.name == FIND_TOOLS for tool in tools):
         return attrs.evolve(request, tools=tuple([_in_full(tool) for tool in tools]))
-    known, choice = _known(request, provider), tool_choice_of(request)
+    known, choice = _known_tools(request, provider), tool_choice_of(request)
     given = [name for name in known.named if not searches or name not in known.shown]
-    in_full = [_in_full(hidden.pop(name)) for name in _joined((), [*given, choice or ""]) if name in hidden]
+    in_full = [_in_full(hidden.pop(name)) for name in _add_names((), [*given, choice or ""]) if name in hidden]
     plain = [tool for tool in tools if not tool.defer_loading and not (searches and tool.name == FIND_TOOLS)]
     return attrs.evolve(request, tools=(*plain, *in_full, *(hidden.values() if searches else ())))
 

@@ -36,7 +36,7 @@ __all__ = (
     "ONCE",
     "SMALL_LIMIT",
     "UNKNOWN_FIELD",
-    "Call",
+    "RequestLabel",
     "address_of",
     "body_failure",
     "given_up",
@@ -226,7 +226,7 @@ HTTP_REDIRECT, HTTP_CLIENT_ERROR, HTTP_SERVER_ERROR = 300, 400, 500
 
 
 @frozen(kw_only=True)
-class Call:
+class RequestLabel:
     """
     What an error says about the request that failed.
 
@@ -259,7 +259,7 @@ def address_of(base_url: str) -> str:
     return printable(f"{scheme}://{place.rpartition('@')[2]}{slash}{path}", MAX_ADDRESS)
 
 
-def sdk_failure(error: Exception, sdk: Any, call: Call) -> BaseException:
+def sdk_failure(error: Exception, sdk: Any, call: RequestLabel) -> BaseException:
     """
     Return what to raise for *error*, which the SDK module *sdk* or the HTTP library raised.
 
@@ -270,11 +270,11 @@ def sdk_failure(error: Exception, sdk: Any, call: Call) -> BaseException:
         return body_failure(response.content, response.status_code, response.headers, call)
     if isinstance(error, sdk.APIConnectionError):
         cause = error.__cause__
-        return _failed(call, "connection", True, "") if cause is None else transport_failure(cause, call)
+        return _connection_error(call, "connection", True, "") if cause is None else transport_failure(cause, call)
     return transport_failure(error, call)
 
 
-def transport_failure(error: BaseException, call: Call) -> BaseException:
+def transport_failure(error: BaseException, call: RequestLabel) -> BaseException:
     """Return what to raise for *error* of the HTTP library; the cause itself when it is no HTTP error at all."""
     import httpx2
 
@@ -286,19 +286,19 @@ def transport_failure(error: BaseException, call: Call) -> BaseException:
     if not isinstance(error, httpx2.HTTPError | httpx2.InvalidURL | httpx2.StreamError | OSError):
         return error
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
-        return _failed(call, "tls", False, "its TLS certificate could not be verified")
+        return _connection_error(call, "tls", False, "its TLS certificate could not be verified")
     if isinstance(error, httpx2.PoolTimeout):
-        return _failed(call, "pool_timeout", True, "no connection of the pool became free in time")
+        return _connection_error(call, "pool_timeout", True, "no connection of the pool became free in time")
     if isinstance(error, httpx2.TimeoutException):
-        return _failed(call, "timeout", True, f"it did not answer in time ({type(error).__name__})")
+        return _connection_error(call, "timeout", True, f"it did not answer in time ({type(error).__name__})")
     if isinstance(error, httpx2.LocalProtocolError | httpx2.InvalidURL | httpx2.UnsupportedProtocol):
-        return _failed(
+        return _connection_error(
             call, "request", False, "the request could not be sent: look at base_url and the key's characters"
         )
     detail = printable(f"{type(error).__name__}: {error}", MAX_MESSAGE)
     is_here = call.address.partition("://")[2].startswith(LOOPBACK)
     refused = is_here and isinstance(error, httpx2.ConnectError)
-    return _failed(call, "connection", True, f"{detail}; is a server running there?" if refused else detail)
+    return _connection_error(call, "connection", True, f"{detail}; is a server running there?" if refused else detail)
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -310,7 +310,7 @@ def _chain(error: BaseException) -> list[BaseException]:
     return chain
 
 
-def _failed(call: Call, kind: str, retryable: bool, detail: str) -> ModelError:  # noqa: FBT001 - private, named at the call
+def _connection_error(call: RequestLabel, kind: str, retryable: bool, detail: str) -> ModelError:  # noqa: FBT001 - private, named at the call
     msg = f"{call.provider} could not be asked for {call.asked}: {detail or 'the connection failed'}"
     return ModelError(msg, retryable=retryable, kind=kind)
 
@@ -319,7 +319,7 @@ def body_failure(
     content: bytes | Mapping[str, object],
     status: int | None,
     headers: Mapping[str, str],
-    call: Call,
+    call: RequestLabel,
     usage: Usage | None = None,
 ) -> ModelError:
     """
@@ -332,7 +332,7 @@ def body_failure(
         call: What was asked.
         usage: What the reply is known to have used before it failed.
     """
-    problem = _typed(_problem(content), headers.get(AWS_TYPE, ""))
+    problem = _with_kind_from_header(_problem(content), headers.get(AWS_TYPE, ""))
     status = status if status is not None else problem.status
     message = _message(problem, status, call)
     fields: dict[str, Any] = {"status": status, "request_id": _request_id(headers, content), "kind": "http"}
@@ -363,7 +363,7 @@ def _kind_of(problem: _Problem, status: int | None) -> str:
     return _kind_of_refusal(problem.text)
 
 
-def _is_overflow(problem: _Problem, status: int | None, call: Call) -> bool:
+def _is_overflow(problem: _Problem, status: int | None, call: RequestLabel) -> bool:
     """Return whether what was asked is longer than the model's window."""
     text = problem.text.casefold()
     if PER_MINUTE in text:
@@ -378,7 +378,7 @@ def _is_overflow(problem: _Problem, status: int | None, call: Call) -> bool:
     return status == TOO_LARGE or not problem.words.isdisjoint(TOO_LONG) or any(words in text for words in OVERFLOW)
 
 
-def _may_be_too_long(call: Call) -> bool:
+def _may_be_too_long(call: RequestLabel) -> bool:
     """Return whether a request may be longer than its model's window: its bytes tell that within a factor of two."""
     from stepengine.models.pricing import info_of
 
@@ -386,7 +386,7 @@ def _may_be_too_long(call: Call) -> bool:
     return window is None or call.size >= BYTES_OF_TOKEN / 2 * window
 
 
-def _is_large_limit(text: str, call: Call) -> bool:
+def _is_large_limit(text: str, call: RequestLabel) -> bool:
     """Return whether a limit was refused that the request did not set, and a small one would be taken."""
     if call.request is None or call.request.settings.max_tokens is not None:
         return False
@@ -464,7 +464,7 @@ def _problem(content: bytes | Mapping[str, object]) -> _Problem:
     return _Problem(printable(text, MAX_MESSAGE), frozenset(words), _status_of(words), _delay_in(details, text))
 
 
-def _typed(problem: _Problem, kind: str) -> _Problem:
+def _with_kind_from_header(problem: _Problem, kind: str) -> _Problem:
     """Return *problem* with what a header says of its kind, such as ``ThrottlingException:http://...``."""
     word = printable(kind.partition(":")[0], MAX_WORD)
     return attrs.evolve(problem, words=problem.words | {word}) if word else problem
@@ -492,7 +492,7 @@ def _status_of(words: list[str]) -> int | None:
     return BAD_REQUEST if found is None and any(word.startswith("invalid_") for word in words) else found
 
 
-def _message(problem: _Problem, status: int | None, call: Call) -> str:
+def _message(problem: _Problem, status: int | None, call: RequestLabel) -> str:
     words = ", ".join(sorted(problem.words - {str(status)}))
     head = f"{call.provider} answered {status if status is not None else 'an error'}{f' ({words})' if words else ''}"
     # A model that there is not is told of with a word; where no word is, there may be no such API at all.
@@ -581,31 +581,31 @@ def _until(text: str) -> float:
         return -1.0
 
 
-def protocol_failure(call: Call, what: str, usage: Usage | None = None) -> ModelError:
+def protocol_failure(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
     """Return the error for a reply that breaks its protocol; sending the request again may help."""
     msg = f"{call.provider} broke its protocol in the reply of {call.model!r}: {printable(what, MAX_MESSAGE)}"
     return ModelError(msg, retryable=True, kind="protocol", usage=usage)
 
 
-def malformed_call(call: Call, what: str, usage: Usage | None = None) -> ModelError:
+def malformed_call(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
     """Return the error for a reply in which the model broke its own call; worth one more try (ecosystem:EC97)."""
     msg = f"{call.model!r} of {call.provider} wrote a tool call that its provider could not read: {printable(what, MAX_MESSAGE)}"
     return ModelError(msg, retryable=True, kind=MALFORMED_CALL, usage=usage)
 
 
-def unsigned_call(call: Call, what: str, usage: Usage | None = None) -> ModelError:
+def unsigned_call(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
     """Return the error for a reply that wants signatures of earlier calls; asked again, made ones are sent (reliability:MP60)."""
     msg = f"{call.model!r} of {call.provider} misses a thought signature: {printable(what, MAX_MESSAGE)}"
     return ModelError(msg, retryable=True, kind=INVALID_SIGNATURE, usage=usage)
 
 
-def given_up(call: Call, what: str, usage: Usage | None = None) -> ModelError:
+def given_up(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
     """Return the error for a reply that its provider broke off without a reason of ours; worth one more try (ecosystem:EC97)."""
     msg = f"{call.provider} gave up on the reply of {call.model!r}: {printable(what, MAX_MESSAGE)}"
     return ModelError(msg, retryable=True, kind=GIVEN_UP, usage=usage)
 
 
-def unanswerable(call: Call, kinds: list[str], usage: Usage | None = None) -> ModelError:
+def unanswerable(call: RequestLabel, kinds: list[str], usage: Usage | None = None) -> ModelError:
     """Return the error for a reply that waits for an answer which nobody here can give."""
     named = ", ".join(repr(printable(kind, MAX_WORD)) for kind in kinds)
     msg = (
@@ -615,7 +615,7 @@ def unanswerable(call: Call, kinds: list[str], usage: Usage | None = None) -> Mo
     return ModelError(msg, kind="unanswerable", usage=usage)
 
 
-def truncated(call: Call, what: str, usage: Usage | None = None) -> TruncatedReply:
+def truncated(call: RequestLabel, what: str, usage: Usage | None = None) -> TruncatedReply:
     """Return the error for a reply that ended before its terminal marker; nothing of it counts."""
     msg = f"the reply of {call.model!r} from {call.provider} ended early: {what}; nothing of it counts"
     return TruncatedReply(msg, retryable=True, kind="truncated", usage=usage)

@@ -28,11 +28,11 @@ from stepengine.errors import ModelError
 from stepengine.models._answers import ANSWER, AnswerChunks, answer_of, as_text, asked_by_tool, is_by_tool
 from stepengine.models._deferring import arranged
 from stepengine.models._discretion import discreet
-from stepengine.models._failures import GRAMMAR, NO_SEARCH, ONCE, Call, address_of, body_failure, sdk_failure
+from stepengine.models._failures import GRAMMAR, NO_SEARCH, ONCE, RequestLabel, address_of, body_failure, sdk_failure
 from stepengine.models._json import count_of
 from stepengine.models._reading import (
     Accumulator,
-    Exchange,
+    HttpExchange,
     ReplyReader,
     held,
     late,
@@ -62,7 +62,7 @@ from stepengine.models.keys import (
 from stepengine.redaction import GIVEN
 from stepengine.system.after_fork import leave, renewed
 
-__all__ = ("NO_KEY", "Body", "HttpProvider", "warn_once")
+__all__ = ("NO_KEY", "HttpProvider", "RequestBody", "warn_once")
 
 logger = logging.getLogger("stepengine.models")
 
@@ -85,7 +85,7 @@ def warn_once(note: str) -> None:
 
 
 @frozen
-class Body:
+class RequestBody:
     """
     An encoded request.
 
@@ -113,7 +113,7 @@ class Thoughts(Protocol):
 
 
 @frozen
-class _Shown:
+class _ShownPieces:
     """What the pieces of a stream are for those who watch it."""
 
     answers: AnswerChunks | None
@@ -246,7 +246,7 @@ class HttpProvider(Provider):
         """Build the SDK's client."""
 
     @abstractmethod
-    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
+    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
         """Encode *request*; *after* is how it failed before, so that the second try leaves out what was refused."""
 
     def _searches(self, model: str) -> bool:
@@ -257,11 +257,11 @@ class HttpProvider(Provider):
         """Return what tells thoughts from what is said in the text of a stream; ``None`` where nobody has to."""
         return None
 
-    def _unpromised(self, request: ModelRequest) -> str:
+    def _why_no_schema(self, request: ModelRequest) -> str:
         """Return why the provider cannot promise an answer by the schema of *request*; ``""`` when it can."""
         return ""
 
-    def _dropped(self, request: ModelRequest) -> tuple[str, ...]:
+    def _dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         """Return the settings of *request* that the wire has no word for."""
         return ()
 
@@ -279,7 +279,7 @@ class HttpProvider(Provider):
         schema, how = request.settings.response_schema, request.settings.output
         if schema is None:
             return request
-        why = self._unpromised(request) if how != "tool" else ""
+        why = self._why_no_schema(request) if how != "tool" else ""
         if not is_by_tool(request):
             if why or how == "tool":
                 msg = f"a tool named {ANSWER!r} is to take the answer of {request.model!r}, but the agent has one of that name"
@@ -309,7 +309,7 @@ class HttpProvider(Provider):
         searches = not is_count and self._searches(model) and model not in self._unsearching
         return arranged(request, self.name, searches=searches)
 
-    def _encode_count(self, request: ModelRequest) -> Body | None:
+    def _encode_count(self, request: ModelRequest) -> RequestBody | None:
         """Encode the question how many tokens *request* has; ``None`` when the provider cannot be asked."""
         return None
 
@@ -395,7 +395,7 @@ class HttpProvider(Provider):
             ModelError: when there is none.
         """
         with self._judged(request):
-            async with self._sent(request, stream=False) as exchange:
+            async with self._send_request(request, stream=False) as exchange:
                 return await self._read(exchange, request)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
@@ -407,7 +407,7 @@ class HttpProvider(Provider):
         """
         # One generator and no further one inside: each would cost every token.
         with self._judged(request):
-            async with self._sent(request, stream=True) as exchange:
+            async with self._send_request(request, stream=True) as exchange:
                 # By what came and not by what was asked for: gateways answer a stream with one object, and the other way
                 # round (reliability:MP26).
                 if not exchange.is_event_stream:
@@ -417,7 +417,7 @@ class HttpProvider(Provider):
                     return
                 reader = self._reader(exchange, request)
                 done: ModelReply | None = None
-                shown = _Shown(AnswerChunks() if is_by_tool(request) else None, self._thoughts())
+                shown = _ShownPieces(AnswerChunks() if is_by_tool(request) else None, self._thoughts())
                 with telling_use(lambda: reader.usage):
                     async with aclosing(pieces_of(exchange, reader)) as pieces:
                         async for piece, clean in pieces:
@@ -428,7 +428,7 @@ class HttpProvider(Provider):
                 for delta in shown.end():
                     yield delta
                 if done is not None:
-                    yield ReplyDone(self._completed(done, request))
+                    yield ReplyDone(self._complete_reply(done, request))
 
     @contextmanager
     def _judged(self, request: ModelRequest) -> Iterator[None]:
@@ -451,28 +451,28 @@ class HttpProvider(Provider):
             return None
         return count_of((await self._answer(body, request)).get(self.count_member))
 
-    async def _answer(self, body: Body, request: ModelRequest) -> Mapping[str, Any]:
+    async def _answer(self, body: RequestBody, request: ModelRequest) -> Mapping[str, Any]:
         """Return the object that *body* is answered with, when that is not a reply of a model."""
-        async with self._asked(body, request, stream=False) as exchange:
+        async with self._send_body(body, request, stream=False) as exchange:
             return exchange.json(await exchange.content())
 
     async def _batch_lines(self, path: str) -> list[Mapping[str, object]]:
         """Return the objects of a file with the results of a batch."""
-        body = Body(b"", path=path, is_question=True)
-        async with self._asked(body, self._about_batches(), stream=False) as exchange:
+        body = RequestBody(b"", path=path, is_question=True)
+        async with self._send_body(body, self._about_batches(), stream=False) as exchange:
             return read_lines(await exchange.content(MAX_RESULTS), exchange.call)
 
     async def _batch_answer(self, path: str, content: bytes | None = None, **headers: str) -> Mapping[str, Any]:
         """Return what the API says of batches at *path*: asked for it, or told *content*."""
-        body = Body(content or b"", headers, path=path, is_question=content is None)
+        body = RequestBody(content or b"", headers, path=path, is_question=content is None)
         return await self._answer(body, self._about_batches())
 
     def _about_batches(self) -> ModelRequest:
         return ModelRequest(f"{self.name}/batches")
 
-    def _in_batch(self, request: ModelRequest) -> Body:
+    def _in_batch(self, request: ModelRequest) -> RequestBody:
         """Encode *request* for a batch."""
-        dropped = self._dropped(request)
+        dropped = self._dropped_settings(request)
         if not self.batches_have_headers and extra_headers(request.settings):
             dropped = (*dropped, "extra['headers']")
         warn_of(request, self.name, dropped)
@@ -497,10 +497,12 @@ class HttpProvider(Provider):
             return self._batch_reply(result, request)
 
     def _batch_reply(self, result: Any, request: ModelRequest) -> ModelReply:
-        call = Call(provider=self.name, model=request.model, credentials=self._ready().credentials, request=request)
+        call = RequestLabel(
+            provider=self.name, model=request.model, credentials=self._ready().credentials, request=request
+        )
         match result:
             case {"reply": Mapping() as data}:
-                reply = self._decoded(data, call, request, result.get("request_id"))
+                reply = self._decode_reply(data, call, request, result.get("request_id"))
                 return attrs.evolve(reply, provider_data={**reply.provider_data, "processing": "batch"})
             case {"error": error}:
                 raise body_failure({"error": error}, result.get("status"), {}, call)
@@ -516,7 +518,7 @@ class HttpProvider(Provider):
     async def _on_files(self, ask: Callable[[Any], Awaitable[object]]) -> Any:
         """Return what *ask* gets from the file client of the SDK's client, its failures as those of a model call."""
         ready = self._ready()
-        call = Call(
+        call = RequestLabel(
             provider=self.name, model=f"{self.name}/files", credentials=ready.credentials, address=ready.address
         )
         failure: BaseException
@@ -545,15 +547,17 @@ class HttpProvider(Provider):
                 await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ready.give_back(), loop))
 
     @asynccontextmanager
-    async def _sent(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[Exchange]:
+    async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:
         after = self._second_tries.kind_of(request)
-        warn_of(request, self.name, self._dropped(request))
+        warn_of(request, self.name, self._dropped_settings(request))
         body = self._encode(request, stream=stream, after=after)
-        async with self._asked(body, request, stream=stream) as exchange:
+        async with self._send_body(body, request, stream=stream) as exchange:
             yield exchange
 
     @asynccontextmanager
-    async def _asked(self, body: Body, request: ModelRequest, *, stream: bool) -> AsyncGenerator[Exchange]:
+    async def _send_body(
+        self, body: RequestBody, request: ModelRequest, *, stream: bool
+    ) -> AsyncGenerator[HttpExchange]:
         """Send *body*, and give the answer while it is read; the connections stay open meanwhile, whoever closes the provider."""
         ready = self._ready()
         async with ready.in_use():
@@ -563,8 +567,10 @@ class HttpProvider(Provider):
             finally:
                 await exchange.response.aclose()
 
-    async def _exchanged(self, ready: _Ready, body: Body, request: ModelRequest, *, stream: bool) -> Exchange:
-        call = Call(
+    async def _exchanged(
+        self, ready: _Ready, body: RequestBody, request: ModelRequest, *, stream: bool
+    ) -> HttpExchange:
+        call = RequestLabel(
             provider=self.name,
             model=request.model,
             credentials=ready.credentials,
@@ -584,7 +590,7 @@ class HttpProvider(Provider):
         except self._errors() as error:
             failure = self._failure(error, call)
         else:
-            return Exchange(response, call, timeouts, started)
+            return HttpExchange(response, call, timeouts, started)
         # Raised here and not in the handler, so that the SDK's error, which holds the key, is nobody's context (reliability:SC05).
         raise failure
 
@@ -594,11 +600,11 @@ class HttpProvider(Provider):
 
         return self._sdk().APIError, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError
 
-    def _failure(self, error: Exception, call: Call) -> BaseException:
+    def _failure(self, error: Exception, call: RequestLabel) -> BaseException:
         """Return what to raise for *error*."""
         return sdk_failure(error, self._sdk(), call)
 
-    async def _post(self, client: Any, body: Body, *, stream: bool) -> object:
+    async def _post(self, client: Any, body: RequestBody, *, stream: bool) -> object:
         """
         Send *body* and return the HTTP library's response with its body still to come.
 
@@ -617,33 +623,33 @@ class HttpProvider(Provider):
         )
         return opened.response
 
-    async def _read(self, exchange: Exchange, request: ModelRequest) -> ModelReply:
+    async def _read(self, exchange: HttpExchange, request: ModelRequest) -> ModelReply:
         content = await exchange.content()
         if exchange.is_event_stream:
             reader = self._reader(exchange, request)
             reader.feed(content)
-            return self._completed(reader.finish(), request)
+            return self._complete_reply(reader.finish(), request)
         data = exchange.json(content)
         if data.get("error"):
             raise body_failure(data, None, exchange.response.headers, exchange.call)
-        reply = self._decoded(data, exchange.call, request, exchange.request_id)
+        reply = self._decode_reply(data, exchange.call, request, exchange.request_id)
         stated = written_dollars(exchange.response.headers.get(LITELLM_COST)) if reply.cost is None else None
         return attrs.evolve(reply, cost=stated) if stated else reply
 
-    def _decoded(
-        self, data: Mapping[str, object], call: Call, request: ModelRequest, request_id: str | None
+    def _decode_reply(
+        self, data: Mapping[str, object], call: RequestLabel, request: ModelRequest, request_id: str | None
     ) -> ModelReply:
         model = self.bare(request.model)
         reply = understood(call, lambda: held(self.accumulator.decoder(data, call, model, request_id), call))
-        return self._completed(reply, request)
+        return self._complete_reply(reply, request)
 
-    def _completed(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
+    def _complete_reply(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
         """Return *reply* as the request wanted it, and what it was made without."""
         if is_by_tool(request) and request.settings.response_schema is not None:
             reply = as_text(reply, request.settings.response_schema)
-        return told(self._finished(reply, request), self._dropped(request))
+        return told(self._finished(reply, request), self._dropped_settings(request))
 
-    def _reader(self, exchange: Exchange, request: ModelRequest) -> ReplyReader:
+    def _reader(self, exchange: HttpExchange, request: ModelRequest) -> ReplyReader:
         accumulator = self.accumulator(exchange.call, self.bare(request.model), exchange.request_id)
         return ReplyReader(accumulator, exchange.call, exchange.parser)
 

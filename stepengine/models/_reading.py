@@ -20,7 +20,7 @@ from stepengine.data.usage import Usage
 from stepengine.errors import ModelError
 from stepengine.models._aws_events import AWS_STREAM, AWSParser
 from stepengine.models._failures import (
-    Call,
+    RequestLabel,
     body_failure,
     protocol_failure,
     request_id_of,
@@ -35,7 +35,7 @@ from stepengine.models.keys import printable
 
 __all__ = (
     "Accumulator",
-    "Exchange",
+    "HttpExchange",
     "ReplyReader",
     "drained",
     "held",
@@ -66,10 +66,10 @@ class Accumulator(ABC):
         done: Whether the terminal marker has come.
     """
 
-    decoder: ClassVar[staticmethod[[Mapping[str, Any], Call, str, str | None], ModelReply]]
+    decoder: ClassVar[staticmethod[[Mapping[str, Any], RequestLabel, str, str | None], ModelReply]]
     """Decodes a message that came, or was put together, in one piece; the others are the arguments of the class."""
 
-    def __init__(self, call: Call, model: str, request_id: str | None) -> None:
+    def __init__(self, call: RequestLabel, model: str, request_id: str | None) -> None:
         self.done = False
         self._call = call
         self._model = model
@@ -94,7 +94,7 @@ class Accumulator(ABC):
     def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
         """Return the reply; *tail* is an unfinished event, *clean* whether the body ended as it should."""
 
-    def _decoded(self, message: Mapping[str, object]) -> ModelReply:
+    def _decode_message(self, message: Mapping[str, object]) -> ModelReply:
         return with_unread(self.decoder(message, self._call, self._model, self._request_id), self._unread)
 
     def _skip(self, *names: str) -> None:
@@ -102,10 +102,10 @@ class Accumulator(ABC):
         if len(self._unread) < MOST_UNREAD:
             self._unread += [name for name in names if name not in self._unread]
 
-    def _failed(self, event: Mapping[str, object]) -> ModelError:
+    def _error_in_stream(self, event: Mapping[str, object]) -> ModelError:
         return body_failure(event, None, {}, self._call, self.usage)
 
-    def _broken(self, what: str) -> NoReturn:
+    def _refuse_stream(self, what: str) -> NoReturn:
         raise protocol_failure(self._call, what, self.usage)
 
     def _truncated(self, what: str) -> NoReturn:
@@ -115,7 +115,9 @@ class Accumulator(ABC):
 class ReplyReader:
     """Feeds the bytes of a streamed reply, in whatever pieces, through the event parser into an accumulator."""
 
-    def __init__(self, accumulator: Accumulator, call: Call, parser: SSEParser | AWSParser | None = None) -> None:
+    def __init__(
+        self, accumulator: Accumulator, call: RequestLabel, parser: SSEParser | AWSParser | None = None
+    ) -> None:
         self.events = 0
         self._accumulator = accumulator
         self._call = call
@@ -190,7 +192,7 @@ class ReplyReader:
         )
 
 
-def understood(call: Call, read: Callable[[], T], usage: Callable[[], Usage | None] = lambda: None) -> T:
+def understood(call: RequestLabel, read: Callable[[], T], usage: Callable[[], Usage | None] = lambda: None) -> T:
     """
     Return what *read* makes of something that a provider sent.
 
@@ -217,7 +219,7 @@ def _unreadable(error: Exception) -> str:
     return f"it cannot be read ({type(error).__name__}: {error})"
 
 
-def read_lines(content: bytes, call: Call) -> list[Mapping[str, Any]]:
+def read_lines(content: bytes, call: RequestLabel) -> list[Mapping[str, Any]]:
     """
     Return the objects of a body that has one in each line.
 
@@ -233,7 +235,7 @@ def read_lines(content: bytes, call: Call) -> list[Mapping[str, Any]]:
     return found
 
 
-def held(reply: ModelReply, call: Call) -> ModelReply:
+def held(reply: ModelReply, call: RequestLabel) -> ModelReply:
     """Return *reply* if its text is within the cap, whichever way it came."""
     texts = [part.text for part in reply.content if isinstance(part, TextPart | ThinkingPart | RefusalPart)]
     if sum(map(len, texts)) > MAX_TEXT:
@@ -241,14 +243,14 @@ def held(reply: ModelReply, call: Call) -> ModelReply:
     return reply
 
 
-def too_large(call: Call, limit: str, usage: Usage | None = None) -> ModelError:
+def too_large(call: RequestLabel, limit: str, usage: Usage | None = None) -> ModelError:
     """Return the error for a reply that does not end; asking again would bring another one."""
     msg = f"the reply of {call.model!r} is longer than {limit} and was cut"
     return ModelError(msg, kind="too_large", usage=usage)
 
 
 @frozen
-class Exchange:
+class HttpExchange:
     """
     A response whose body has not been read.
 
@@ -260,7 +262,7 @@ class Exchange:
     """
 
     response: Any
-    call: Call
+    call: RequestLabel
     timeouts: Timeouts
     started: float
 
@@ -331,7 +333,7 @@ class Exchange:
         raise ModelError(msg, retryable=kind != "text/html", kind="protocol", request_id=self.request_id)
 
 
-def late(call: Call, limit: str, timeouts: Timeouts, usage: Usage | None = None) -> ModelError:
+def late(call: RequestLabel, limit: str, timeouts: Timeouts, usage: Usage | None = None) -> ModelError:
     """Return the error for a call that broke one of its time limits; asking again may help."""
     what = {
         "first_byte": "sent nothing",
@@ -343,7 +345,7 @@ def late(call: Call, limit: str, timeouts: Timeouts, usage: Usage | None = None)
     return ModelError(msg, retryable=True, kind="timeout", usage=usage)
 
 
-async def pieces_of(exchange: Exchange, reader: ReplyReader) -> AsyncGenerator[tuple[bytes | None, bool]]:
+async def pieces_of(exchange: HttpExchange, reader: ReplyReader) -> AsyncGenerator[tuple[bytes | None, bool]]:
     """
     Give the pieces of a streamed body until the reader is done; last ``None`` and whether the body ended as it should.
 
@@ -381,7 +383,7 @@ class _Patience:
 
     __slots__ = ("_events", "_is_first", "_last", "_progress", "_said", "_timeouts")
 
-    def __init__(self, exchange: Exchange, now: float, events: int) -> None:
+    def __init__(self, exchange: HttpExchange, now: float, events: int) -> None:
         self._timeouts = exchange.timeouts
         self._is_first = True
         self._last = self._progress = exchange.started
@@ -442,7 +444,7 @@ async def _come(step: Any, waits: object, when: float) -> tuple[bytes | None, Ba
         return None, error
 
 
-def _is_clean(ended: BaseException, call: Call) -> bool:
+def _is_clean(ended: BaseException, call: RequestLabel) -> bool:
     """
     Return whether a body that *ended* so has ended as it should; one that is late is none.
 

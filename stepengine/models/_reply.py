@@ -15,7 +15,7 @@ from stepengine.data.json import compact, freeze
 from stepengine.data.messages import AssistantPart, DocumentPart, ImagePart, RefusalPart, TextPart, ToolCallPart
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.usage import Usage
-from stepengine.models._failures import Call, malformed_call
+from stepengine.models._failures import RequestLabel, malformed_call
 from stepengine.models._json import count_of, object_in, seen, word_at
 from stepengine.models.keys import printable
 
@@ -68,7 +68,7 @@ _warned: set[str] = set()
 
 def reply_of(
     content: tuple[AssistantPart, ...],
-    call: Call,
+    call: RequestLabel,
     model: str,
     *,
     stop: StopReason | None,

@@ -44,10 +44,10 @@ class Sdk(NamedTuple):
             raise self._missing()
         if spec.origin is None:
             why = "only its folder is left"
-            raise self._broken(why)
+            raise self._broken_error(why)
         if lacking := _lacking(self.package):
             why = f"it needs {', '.join(map(repr, lacking))}, which is not installed"
-            raise self._broken(why, *lacking)
+            raise self._broken_error(why, *lacking)
 
     def load(self) -> Any:
         """
@@ -61,13 +61,13 @@ class Sdk(NamedTuple):
             return import_module(self.module)
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-            raise self._broken(why) from error
+            raise self._broken_error(why) from error
 
     def _missing(self) -> ModelError:
         msg = f"the package {self.package!r} is not installed: pip install 'stepengine[{self.extra}]'"
         return ModelError(msg, kind="missing_sdk")
 
-    def _broken(self, why: str, *lacking: str) -> ModelError:
+    def _broken_error(self, why: str, *lacking: str) -> ModelError:
         remedy = " ".join([repr(name) for name in lacking]) or f"--force-reinstall '{self.package}'"
         msg = f"the package {self.package!r} is installed and cannot be loaded ({why}): pip install {remedy}"
         return ModelError(msg, kind="broken_sdk")

@@ -20,7 +20,7 @@ from stepengine.data.server_tools import ServerTool
 from stepengine.errors import ModelError
 from stepengine.models.presets import Preset
 
-__all__ = ("DROPPED", "Said", "Way", "cache_members", "located", "no_tool", "said_of", "told", "warn_of")
+__all__ = ("DROPPED", "Way", "WireSettings", "cache_members", "located", "no_tool", "said_of", "told", "warn_of")
 
 logger = logging.getLogger("stepengine.models")
 
@@ -35,7 +35,7 @@ _warned: set[tuple[str, str, str]] = set()
 
 
 @frozen
-class Said:
+class WireSettings:
     """
     What the settings of a request become.
 
@@ -48,7 +48,7 @@ class Said:
     dropped: tuple[str, ...] = ()
 
 
-def said_of(settings: ModelSettings, ways: Mapping[str, Way]) -> Said:
+def said_of(settings: ModelSettings, ways: Mapping[str, Way]) -> WireSettings:
     """Return what the settings that are set become by the *ways* of a wire."""
     members: Json = {}
     dropped: list[str] = []
@@ -61,21 +61,21 @@ def said_of(settings: ModelSettings, ways: Mapping[str, Way]) -> Said:
         if found is None:
             dropped.append(name)
         else:
-            members = _joined(members, {key: member for key, member in found.items() if key != DROPPED})
+            members = _merge_deeply(members, {key: member for key, member in found.items() if key != DROPPED})
             dropped += found.get(DROPPED, ())
-    return Said(members, tuple(dropped))
+    return WireSettings(members, tuple(dropped))
 
 
 DROPPED = ""
 """Under this name a way says which parts of its setting it leaves out."""
 
 
-def _joined(below: Json, above: Json) -> Json:
+def _merge_deeply(below: Json, above: Json) -> Json:
     joined = dict(below)
     for name, value in above.items():
         old = joined.get(name)
         if isinstance(old, dict) and isinstance(value, dict):
-            joined[name] = _joined(old, value)
+            joined[name] = _merge_deeply(old, value)
         else:
             joined[name] = [*old, *value] if isinstance(old, list) and isinstance(value, list) else value
     return joined

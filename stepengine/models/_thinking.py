@@ -17,8 +17,8 @@ from stepengine.data.models import Effort, Thinking
 
 __all__ = (
     "CANNOT",
-    "Asked",
     "Form",
+    "ThinkingRequest",
     "asked_in_chat",
     "asked_of_gemini",
     "asked_of_responses",
@@ -45,7 +45,7 @@ DEMANDED = "{model} answers a demanded call without thinking"
 
 
 @frozen
-class Asked:
+class ThinkingRequest:
     """
     What a request says of thinking.
 
@@ -58,7 +58,7 @@ class Asked:
     note: str = ""
 
 
-NOTHING = Asked()
+NOTHING = ThinkingRequest()
 
 
 @frozen(kw_only=True)
@@ -179,7 +179,7 @@ def _is_off(thinking: Thinking) -> bool:
     return thinking.mode == "none"
 
 
-def _said(thinking: Thinking, words: Words, model: str) -> tuple[str, str]:
+def _word_for_thinking(thinking: Thinking, words: Words, model: str) -> tuple[str, str]:
     """Return the word to send, ``""`` for none, and what of the wish cannot be had."""
     if _is_off(thinking):
         if words.off is not None:
@@ -192,7 +192,7 @@ def _said(thinking: Thinking, words: Words, model: str) -> tuple[str, str]:
     return words.word(effort_of(thinking)), ONE.format(model=model, thinking=thinking) if is_lost else ""
 
 
-def _noted(asked: Asked, thinking: Thinking, model: str) -> Asked:
+def _noted(asked: ThinkingRequest, thinking: Thinking, model: str) -> ThinkingRequest:
     """Return *asked*, with the note that thoughts are shown in any case, where nothing else is to be said."""
     if thinking.show or _is_off(thinking) or asked.note:
         return asked
@@ -202,15 +202,15 @@ def _noted(asked: Asked, thinking: Thinking, model: str) -> Asked:
 # --- Responses -------------------------------------------------------------------------------------------------------
 
 
-def asked_of_responses(thinking: Thinking | None, form: Form, model: str) -> Asked:
+def asked_of_responses(thinking: Thinking | None, form: Form, model: str) -> ThinkingRequest:
     """Return the members of ``reasoning``; a number of tokens has no place there and becomes an effort."""
     if thinking is None:
         return NOTHING
-    word, note = _said(thinking, _words_of(XAI if form == "xai" else OPENAI, model), model)
+    word, note = _word_for_thinking(thinking, _words_of(XAI if form == "xai" else OPENAI, model), model)
     if not word:
-        return Asked({}, note)
+        return ThinkingRequest({}, note)
     shown = {"summary": "auto"} if thinking.show and not _is_off(thinking) else {}
-    return Asked({"effort": word, **shown}, note)
+    return ThinkingRequest({"effort": word, **shown}, note)
 
 
 # --- Chat Completions ------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def asked_of_responses(thinking: Thinking | None, form: Form, model: str) -> Ask
 
 def asked_in_chat(
     thinking: Thinking | None, form: Form, model: str, *, demanded: bool = False, off: bool = False
-) -> Asked:
+) -> ThinkingRequest:
     """
     Return the members of a body of Chat Completions.
 
@@ -230,7 +230,7 @@ def asked_in_chat(
         off: Whether the service refused thinking beside this request, so that it is to be switched off.
     """
     if form == "deepseek" and demanded:
-        return Asked(_switch("disabled"))  # on by default there, and it refuses a demanded call
+        return ThinkingRequest(_switch("disabled"))  # on by default there, and it refuses a demanded call
     if thinking is None:
         return NOTHING
     wish = Thinking("none") if off else thinking
@@ -254,26 +254,30 @@ TABLES: dict[Form, tuple[Words, ...]] = {
 }  # fmt: skip
 
 
-def _worded(thinking: Thinking, form: Form, model: str) -> Asked:
+def _worded(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
     """By one word beside the conversation."""
     words = _words_of(TABLES[form], model)
-    word, note = _said(thinking, words, model)
+    word, note = _word_for_thinking(thinking, words, model)
     if form == "snowflake" and not _is_off(thinking) and words.names == SNOWFLAKE[0].names:
-        return _noted(Asked({"reasoning": {"effort": word}, "temperature": 1}, note), thinking, model)
+        return _noted(ThinkingRequest({"reasoning": {"effort": word}, "temperature": 1}, note), thinking, model)
     members: Json = {"reasoning_effort": word} if word else {}
     if form == "cerebras" and not words.deaf and words is not GPT_OSS and not _is_off(thinking):
         members["clear_thinking"] = False
     if form == "cerebras" and not words.deaf and not thinking.show and not _is_off(thinking):
-        return Asked({**members, "reasoning_format": "hidden"}, note)
+        return ThinkingRequest({**members, "reasoning_format": "hidden"}, note)
     # OpenAI's own models never send their thoughts over this wire.
     hidden = form == "effort" and words is not ANY and words is not GPT_OSS
-    return Asked(members, note) if hidden or words.deaf else _noted(Asked(members, note), thinking, model)
+    return (
+        ThinkingRequest(members, note)
+        if hidden or words.deaf
+        else _noted(ThinkingRequest(members, note), thinking, model)
+    )
 
 
-def _at_openrouter(thinking: Thinking, model: str, *, demanded: bool) -> Asked:
+def _at_openrouter(thinking: Thinking, model: str, *, demanded: bool) -> ThinkingRequest:
     """By an object that OpenRouter translates for the model behind it."""
     if _is_off(thinking):
-        return Asked({"reasoning": {"effort": "none"}})
+        return ThinkingRequest({"reasoning": {"effort": "none"}})
     amount: Json = {"enabled": True}
     if thinking.tokens is not None:
         amount = {"max_tokens": thinking.tokens}
@@ -281,21 +285,21 @@ def _at_openrouter(thinking: Thinking, model: str, *, demanded: bool) -> Asked:
         amount = {"effort": "high" if thinking.effort == "max" else thinking.effort, "enabled": True}
     lost = demanded and model.startswith("anthropic/")
     shown = {} if thinking.show else {"exclude": True}
-    return Asked({"reasoning": {**amount, **shown}}, DEMANDED.format(model=model) if lost else "")
+    return ThinkingRequest({"reasoning": {**amount, **shown}}, DEMANDED.format(model=model) if lost else "")
 
 
-def _at_groq(thinking: Thinking, model: str) -> Asked:
+def _at_groq(thinking: Thinking, model: str) -> ThinkingRequest:
     """By a word, and beside it whether thoughts are a part of their own or are left out."""
     words = _words_of(GROQ, model)
-    word, note = _said(thinking, words, model)
+    word, note = _word_for_thinking(thinking, words, model)
     members: Json = {"reasoning_effort": word} if word else {}
     if words.off in ("", word):
-        return Asked(members, note)
+        return ThinkingRequest(members, note)
     if words is GPT_OSS:
-        return Asked(
+        return ThinkingRequest(
             members if thinking.show and not _is_off(thinking) else {**members, "include_reasoning": False}, note
         )
-    return Asked(
+    return ThinkingRequest(
         {**members, "reasoning_format": "parsed" if thinking.show and not _is_off(thinking) else "hidden"}, note
     )
 
@@ -304,33 +308,33 @@ def _switch(state: str, **more: object) -> Json:
     return {"thinking": {"type": state, **more}}
 
 
-def _switched(thinking: Thinking, form: Form, model: str) -> Asked:
+def _switched(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
     """By a switch, and beside it a word where the model takes one."""
     words = _words_of(TABLES[form], model)
-    word, note = _said(thinking, words, model)
+    word, note = _word_for_thinking(thinking, words, model)
     if words.deaf or word == "disabled":
-        return Asked(_switch("disabled") if word == "disabled" else {}, note)
+        return ThinkingRequest(_switch("disabled") if word == "disabled" else {}, note)
     more: Json = {"clear_thinking": False} if form == "zai" else {"keep": "all"} if form == "moonshot" else {}
     effort = word if thinking.effort is not None or thinking.tokens is not None else ""
     if form == "moonshot" and effort:
-        return _noted(Asked({"reasoning_effort": effort}, note), thinking, model)  # both at once are refused
+        return _noted(ThinkingRequest({"reasoning_effort": effort}, note), thinking, model)  # both at once are refused
     beside: Json = {"reasoning_effort": effort} if effort else {}
-    return _noted(Asked({**_switch("enabled", **more), **beside}, note), thinking, model)
+    return _noted(ThinkingRequest({**_switch("enabled", **more), **beside}, note), thinking, model)
 
 
-def _templated(thinking: Thinking, form: Form, model: str) -> Asked:
+def _templated(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
     """By a switch of the model's own template, which servers hand on, and of which Qwen's API has made a member."""
     words = _words_of(TEMPLATE, model)
-    word, note = _said(thinking, words, model)
+    word, note = _word_for_thinking(thinking, words, model)
     if form == "template" and words is GPT_OSS:
-        return _noted(Asked({"reasoning_effort": word}, note), thinking, model)
+        return _noted(ThinkingRequest({"reasoning_effort": word}, note), thinking, model)
     is_on = not _is_off(thinking)
     if form == "template":
         beside: Json = {"reasoning_effort": word} if word and thinking.effort is not None else {}
-        return _noted(Asked({"chat_template_kwargs": {"enable_thinking": is_on}, **beside}), thinking, model)
+        return _noted(ThinkingRequest({"chat_template_kwargs": {"enable_thinking": is_on}, **beside}), thinking, model)
     budget = budget_of(thinking) if is_on else None
     amount: Json = {} if budget is None else {"thinking_budget": budget}
-    return _noted(Asked({"enable_thinking": is_on, **amount}), thinking, model)
+    return _noted(ThinkingRequest({"enable_thinking": is_on, **amount}), thinking, model)
 
 
 # --- Gemini ----------------------------------------------------------------------------------------------------------
@@ -349,7 +353,7 @@ VERSION = re.compile(r"gemini-(\d+(?:\.\d+)?)")
 LATEST = re.compile(r"gemini-.*-latest")
 
 
-def asked_of_gemini(thinking: Thinking | None, model: str) -> Asked:
+def asked_of_gemini(thinking: Thinking | None, model: str) -> ThinkingRequest:
     """
     Return the members of ``thinkingConfig``: from Gemini 3 on a level, before that a number of tokens.
 
@@ -361,33 +365,35 @@ def asked_of_gemini(thinking: Thinking | None, model: str) -> Asked:
     found = VERSION.match(name)
     version = float(found.group(1)) if found else LEVELS_SINCE if LATEST.match(name) else 0.0
     if version < THINKS_SINCE:
-        return NOTHING if _is_off(thinking) else Asked({}, DEAF.format(model=model, thinking=thinking))
+        return NOTHING if _is_off(thinking) else ThinkingRequest({}, DEAF.format(model=model, thinking=thinking))
     if version >= LEVELS_SINCE:
         return _by_level(thinking, model, name, takes_tokens=version < LEVELS_ONLY_SINCE)
     return _by_budget(thinking, model, is_pro="pro" in name)
 
 
-def _by_level(thinking: Thinking, model: str, name: str, *, takes_tokens: bool) -> Asked:
+def _by_level(thinking: Thinking, model: str, name: str, *, takes_tokens: bool) -> ThinkingRequest:
     least = "low" if UNMINIMAL.match(name) else "minimal"
     if _is_off(thinking):
-        return Asked({"thinkingLevel": least}, CANNOT.format(model=model, least=f"{least} effort"))
+        return ThinkingRequest({"thinkingLevel": least}, CANNOT.format(model=model, least=f"{least} effort"))
     config: Json = {"includeThoughts": thinking.show}
     if thinking.tokens is not None and takes_tokens:
-        return Asked({**config, "thinkingBudget": thinking.tokens})
+        return ThinkingRequest({**config, "thinkingBudget": thinking.tokens})
     if thinking.tokens is None and thinking.effort is None:
-        return Asked(config)
+        return ThinkingRequest(config)
     level, most = effort_of(thinking), "xhigh" if MORE_THAN_HIGH.match(name) else "high"
-    return Asked({**config, "thinkingLevel": most if level == "max" else level})
+    return ThinkingRequest({**config, "thinkingLevel": most if level == "max" else level})
 
 
-def _by_budget(thinking: Thinking, model: str, *, is_pro: bool) -> Asked:
+def _by_budget(thinking: Thinking, model: str, *, is_pro: bool) -> ThinkingRequest:
     least, most = (PRO_LEAST, PRO_MOST) if is_pro else (0, FLASH_MOST)
     if _is_off(thinking):
-        return Asked({"thinkingBudget": least}, CANNOT.format(model=model, least=f"{least} tokens") if least else "")
+        return ThinkingRequest(
+            {"thinkingBudget": least}, CANNOT.format(model=model, least=f"{least} tokens") if least else ""
+        )
     config: Json = {"includeThoughts": thinking.show}
     if thinking.tokens is not None:
-        return Asked({**config, "thinkingBudget": min(max(thinking.tokens, least), most)})
+        return ThinkingRequest({**config, "thinkingBudget": min(max(thinking.tokens, least), most)})
     if thinking.effort is None:
-        return Asked(config)
+        return ThinkingRequest(config)
     wanted = FLASH_MOST if thinking.effort == "high" else BUDGETS[thinking.effort]
-    return Asked({**config, "thinkingBudget": min(wanted, most)})
+    return ThinkingRequest({**config, "thinkingBudget": min(wanted, most)})

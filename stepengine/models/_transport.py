@@ -50,10 +50,10 @@ async def hold(response: httpx2.Response) -> None:
     limit = MAX_REFUSAL if response.status_code >= FIRST_REFUSAL else None
     if packing != "identity":
         response.headers.pop("content-length", None)
-    response.stream = _Held(response.stream, packing, limit)
+    response.stream = _HeldBody(response.stream, packing, limit)
 
 
-class _Held(httpx2.AsyncByteStream):
+class _HeldBody(httpx2.AsyncByteStream):
     """The body *stream*, unpacked; at most *limit* bytes of it, then it ends."""
 
     def __init__(self, stream: httpx2.SyncByteStream | httpx2.AsyncByteStream, packing: str, limit: int | None) -> None:

@@ -71,18 +71,18 @@ def foreign_tools(
         searches: Whether a search of the web has a price.
     """
     raw: Mapping[str, Any] = data.get("usage") or {}
-    found = [name for name in _counted(raw.get("server_tool_use")) if name not in FREE_OF_ANTHROPIC]
-    found += _counted(raw.get("serverToolUsage"))
+    found = [name for name in _names_counted(raw.get("server_tool_use")) if name not in FREE_OF_ANTHROPIC]
+    found += _names_counted(raw.get("serverToolUsage"))
     told = raw.get("server_side_tool_usage_details")
     if isinstance(told, Mapping):
-        found += [name for name in _counted(told) if name not in FREE_OF_XAI and name not in priced]
+        found += [name for name in _names_counted(told) if name not in FREE_OF_XAI and name not in priced]
     else:
         found += ["num_server_side_tools_used"] if count_of(raw.get("num_server_side_tools_used")) else []
         found += [word_at(item, "type") for item in items if _is_paid(item)]
         found += ["web_search"] if not searches and web_searches(data, items) else []
     used = data.get("tool_usage")
     if isinstance(used, Mapping):
-        found += [name for name, told in used.items() if name not in {"web_search", IMAGES} and _counted(told)]
+        found += [name for name, told in used.items() if name not in {"web_search", IMAGES} and _names_counted(told)]
     found += ["num_search_queries"] if count_of(raw.get("num_search_queries")) else []
     grounding = data.get("groundingMetadata")
     found += ["imageSearchQueries"] if isinstance(grounding, Mapping) and grounding.get("imageSearchQueries") else []
@@ -97,7 +97,7 @@ def _is_paid(item: Mapping[str, Any]) -> bool:
     return kind.endswith("_call") and kind not in FREE_CALLS and kind not in PRICED_CALLS
 
 
-def _counted(told: object) -> list[str]:
+def _names_counted(told: object) -> list[str]:
     """Return the names of *told* whose count is not 0."""
     return [name for name, count in told.items() if count_of(count)] if isinstance(told, Mapping) else []
 

@@ -35,10 +35,10 @@ __all__ = (
     "MADE",
     "NUDGE",
     "OFFICE",
+    "EncodedMessage",
     "Kind",
     "RolesInTurn",
     "ToolsCache",
-    "Turn",
     "all_headers",
     "arguments_of",
     "base64_of",
@@ -183,7 +183,7 @@ def members_of(
         body = own.get("body")
         for more in ({name: value for name, value in own.items() if name not in RESERVED}, body):
             if isinstance(more, Mapping):
-                given = {**_merged(given, more), **_both_tools(given, more)}
+                given = {**_merge(given, more), **_both_tools(given, more)}
     members = {name: encoded(value) for name, value in given.items()}
     if request.tools:
         more = given.get("tools")
@@ -198,11 +198,11 @@ def _both_tools(below: Mapping[str, object], above: Mapping[str, object]) -> dic
     return {"tools": [*lists[0], *lists[1]]} if len(lists) > 1 else {}
 
 
-def _merged(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
+def _merge(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
     merged = dict(below)
     for name, value in above.items():
         old = merged.get(name)
-        merged[name] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        merged[name] = _merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return merged
 
 
@@ -406,7 +406,7 @@ class ToolsCache:
 
 
 @frozen
-class Turn:
+class EncodedMessage:
     """
     One encoded message; a wire that keeps more of one has a subclass.
 
@@ -425,7 +425,7 @@ class Turn:
     after: bytes = b""
 
 
-T = TypeVar("T", bound=Turn)
+T = TypeVar("T", bound=EncodedMessage)
 
 
 def turns_of(request: ModelRequest, flags: Hashable, encode: Callable[..., T]) -> list[T]:

@@ -173,7 +173,7 @@ class Batched(Provider):
             ModelError: when there is no reply.
         """
         member = self._inner.batch_member(request)
-        out, loop = self._opened(), asyncio.get_running_loop()
+        out, loop = self._open_output(), asyncio.get_running_loop()
         if self._loop is not loop:
             if self._waiting and self._loop is not None and not self._loop.is_closed():
                 msg = "calls of another event loop wait in these batches; give each loop a Batched of its own"
@@ -250,7 +250,7 @@ class Batched(Provider):
         except DataError as error:
             logger.warning("%d calls that have their replies stay written down: %s", len(over), error)
 
-    def _opened(self) -> _Out:
+    def _open_output(self) -> _Out:
         if self._out is None:
             self._out = _Out(self._file)
         return self._out
@@ -323,7 +323,7 @@ class Batched(Provider):
             each.batch, each.member = batch, None
         logger.info("%s has a batch of %d calls: %s", self.name, len(calls), batch)
         try:
-            self._opened().note(batch, {name: each.print for name, each in calls.items()})
+            self._open_output().note(batch, {name: each.print for name, each in calls.items()})
         except DataError as error:
             # It is out and paid for; only another process would not know it again.
             logger.warning("the batch %s is not written down: %s", batch, error)
@@ -367,10 +367,10 @@ def _fail(calls: Mapping[str, _Waiting], error: Exception, *, stay: bool = False
     for each in calls.values():
         if not each.reply.done():
             each.stays = each.stays or stay
-            each.reply.set_exception(_copied(error))
+            each.reply.set_exception(_copy_error(error))
 
 
-def _copied(error: Exception) -> Exception:
+def _copy_error(error: Exception) -> Exception:
     """Return an error for each who waits: what one adds to it on its way is nothing of the others."""
     try:
         copied = copy.copy(error)

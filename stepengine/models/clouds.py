@@ -34,11 +34,11 @@ from stepengine.models._access import (
     only_one_of,
     unusable,
 )
-from stepengine.models._failures import FORCED_THINKING, GRAMMAR, Call, body_failure, transport_failure
-from stepengine.models._http import NO_KEY, Body, HttpProvider, warn_once
-from stepengine.models._reading import Exchange
+from stepengine.models._failures import FORCED_THINKING, GRAMMAR, RequestLabel, body_failure, transport_failure
+from stepengine.models._http import NO_KEY, HttpProvider, RequestBody, warn_once
+from stepengine.models._reading import HttpExchange
 from stepengine.models._schemas import optional_in
-from stepengine.models._thinking import CANNOT, Asked, effort_of
+from stepengine.models._thinking import CANNOT, ThinkingRequest, effort_of
 from stepengine.models._wire import ToolsCache
 from stepengine.models.anthropic import AnthropicProvider
 from stepengine.models.anthropic.families import family_of
@@ -160,7 +160,7 @@ class _Clouded(HttpProvider):
     def _errors(self) -> tuple[type[Exception], ...]:
         return (*super()._errors(), *self._cloud.errors())
 
-    def _failure(self, error: Exception, call: Call) -> BaseException:
+    def _failure(self, error: Exception, call: RequestLabel) -> BaseException:
         if isinstance(error, self._cloud.errors()):
             # The SDK says with a plain RuntimeError that there are none; any other one is not about them.
             if type(error) is RuntimeError and "credentials" not in str(error):
@@ -200,7 +200,7 @@ class _OnGoogle(_Clouded):
     def _cloud(self) -> Access:
         return self._google
 
-    async def _post(self, client: object, body: Body, *, stream: bool) -> object:
+    async def _post(self, client: object, body: RequestBody, *, stream: bool) -> object:
         try:
             return await super()._post(client, body, stream=stream)
         finally:
@@ -408,7 +408,7 @@ class _RuntimeClaude(_AwsClaude):
     def _path_of(self, model: str, *, stream: bool) -> str:
         return f"/model/{quote(model, safe=':;')}/invoke{'-with-response-stream' if stream else ''}"
 
-    def _encode_count(self, request: ModelRequest) -> Body | None:  # type: ignore[override]
+    def _encode_count(self, request: ModelRequest) -> RequestBody | None:  # type: ignore[override]
         return None
 
 
@@ -451,7 +451,7 @@ class _BedrockOpenAI(_WithoutFiles, _OnAws, OpenAIProvider):
     def _errors(self) -> tuple[type[Exception], ...]:
         return (*super()._errors(), self._sdk().OpenAIError)
 
-    def _failure(self, error: Exception, call: Call) -> BaseException:
+    def _failure(self, error: Exception, call: RequestLabel) -> BaseException:
         sdk = self._sdk()
         if isinstance(error, sdk.OpenAIError) and not isinstance(error, sdk.APIError):
             return unusable(self.name, call.model, error.__cause__ or error, call.credentials.origin)
@@ -493,7 +493,7 @@ class _Converse(_WithoutFiles, _OnAws, HttpProvider):
         http = (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError)
         return (Refused, *http, *self._cloud.errors())
 
-    def _failure(self, error: Exception, call: Call) -> BaseException:
+    def _failure(self, error: Exception, call: RequestLabel) -> BaseException:
         if isinstance(error, Refused):
             response = error.response
             return body_failure(response.content, response.status_code, response.headers, call)
@@ -501,10 +501,10 @@ class _Converse(_WithoutFiles, _OnAws, HttpProvider):
             return super()._failure(error, call)
         return transport_failure(error, call)
 
-    async def _post(self, client: Signer, body: Body, *, stream: bool) -> object:
+    async def _post(self, client: Signer, body: RequestBody, *, stream: bool) -> object:
         return await client.post(body.path, body.content, body.headers)
 
-    def _unpromised(self, request: ModelRequest) -> str:
+    def _why_no_schema(self, request: ModelRequest) -> str:
         schema = request.settings.response_schema
         if not family_of_converse(self.bare(request.model)).promises:
             return "Bedrock does not promise that for the model"
@@ -519,7 +519,7 @@ class _Converse(_WithoutFiles, _OnAws, HttpProvider):
             return False
         return promised(request.tools, request.settings.response_schema) == request.tools
 
-    def _dropped(self, request: ModelRequest) -> tuple[str, ...]:
+    def _dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.bare(request.model)
         family, settings = family_of_converse(model), request.settings
         dropped = [*converse.said_by(request, model, family, self.name).dropped]
@@ -546,36 +546,36 @@ class _Converse(_WithoutFiles, _OnAws, HttpProvider):
             after=after,
         )
 
-    def _asked_of_claude(self, request: ModelRequest, model: str, after: str) -> Asked:
+    def _asked_of_claude(self, request: ModelRequest, model: str, after: str) -> ThinkingRequest:
         """Return what is said of thinking to Claude, in the words of its own wire."""
         family, thinking, most = family_of(model), request.settings.thinking, request.settings.max_tokens
         if thinks_anyway(request, family):
-            return Asked({"output_config": {"effort": "low"}}, CANNOT.format(model=model, least="low effort"))
+            return ThinkingRequest({"output_config": {"effort": "low"}}, CANNOT.format(model=model, least="low effort"))
         asked = thinking_of(request, model, family, off=after == FORCED_THINKING)
         if thinking is None or asked is None:
-            return Asked({} if asked is None else {"thinking": asked})
+            return ThinkingRequest({} if asked is None else {"thinking": asked})
         if most is not None and asked.get("budget_tokens", 0) >= most:
             asked = {**asked, "budget_tokens": max(MIN_BUDGET, most - 1)}
         members: dict[str, Any] = {"thinking": asked}
         if asked["type"] == "adaptive" and (thinking.effort is not None or thinking.tokens is not None):
             members["output_config"] = {"effort": family.effort(effort_of(thinking))}
-        return Asked({**members, **({"anthropic_beta": [BINDING_BETA]} if "block_binding" in asked else {})})
+        return ThinkingRequest({**members, **({"anthropic_beta": [BINDING_BETA]} if "block_binding" in asked else {})})
 
-    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
+    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
         ways = self._ways(request, after)
         tools = self._tools if self._is_strict(request, after) else self._loose
         request = self._shaped(request, after)
         path = f"/model/{quote(ways.model, safe=':;')}/converse{'-stream' if stream else ''}"
-        return Body(converse.encode(request, ways, tools(request.tools)), path=path)
+        return RequestBody(converse.encode(request, ways, tools(request.tools)), path=path)
 
-    def _encode_count(self, request: ModelRequest) -> Body | None:
+    def _encode_count(self, request: ModelRequest) -> RequestBody | None:
         """Encode the question how many tokens *request* has, which Bedrock answers for Claude, by its name without a geography."""
         model = self.bare(request.model)
         if maker_of(model) != "anthropic":
             return None
         request = self._shaped(request, is_count=True)
         content = converse.encode_count(request, self._ways(request), self._loose(request.tools))
-        return Body(content, path=f"/model/{quote(model[model.index('anthropic.') :], safe=':;')}/count-tokens")
+        return RequestBody(content, path=f"/model/{quote(model[model.index('anthropic.') :], safe=':;')}/count-tokens")
 
 
 # --- Vertex AI --------------------------------------------------------------------------------------------------------
@@ -643,9 +643,9 @@ class _OnVertex(_WithoutFiles, _OnGoogle):
         return f"https://{'' if place == 'global' else f'{place}-'}aiplatform.googleapis.com"
 
     @asynccontextmanager
-    async def _sent(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[Exchange]:
+    async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:
         await self._google.find(request.model)
-        async with super()._sent(request, stream=stream) as exchange:
+        async with super()._send_request(request, stream=stream) as exchange:
             yield exchange
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
@@ -691,10 +691,10 @@ class _VertexClaude(_OnVertex, _CloudClaude):
     def _path_of(self, model: str, *, stream: bool) -> str:
         return f"{self._models}/{quote(model, safe='@:')}:{'streamRawPredict' if stream else 'rawPredict'}"
 
-    def _encode_count(self, request: ModelRequest) -> Body:
+    def _encode_count(self, request: ModelRequest) -> RequestBody:
         body = super()._encode_count(request)
         version = f'{{"anthropic_version":"{self._version()}",'.encode()
-        return Body(version + body.content[1:], path=f"{self._models}/count-tokens:rawPredict")
+        return RequestBody(version + body.content[1:], path=f"{self._models}/count-tokens:rawPredict")
 
 
 class _VertexGemini(_OnVertex, GoogleProvider):
@@ -939,9 +939,11 @@ class AnthropicGoogleProvider(_OnGoogle, _Platform):
         return "https://claude.googleapis.com"
 
     @asynccontextmanager
-    async def _asked(self, body: Body, request: ModelRequest, *, stream: bool) -> AsyncGenerator[Exchange]:
+    async def _send_body(
+        self, body: RequestBody, request: ModelRequest, *, stream: bool
+    ) -> AsyncGenerator[HttpExchange]:
         await self._google.find(request.model)
-        async with super()._asked(body, request, stream=stream) as exchange:
+        async with super()._send_body(body, request, stream=stream) as exchange:
             yield exchange
 
     async def _on_files(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:

@@ -401,15 +401,15 @@ class _Renamed(Provider):
         return await self._provider.count_tokens(attrs.evolve(request, model=self._model))
 
     async def complete(self, request: ModelRequest) -> ModelReply:
-        return self._named(await self._provider.complete(attrs.evolve(request, model=self._model)))
+        return self._name_model(await self._provider.complete(attrs.evolve(request, model=self._model)))
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
         inner: Any = self._provider.stream(attrs.evolve(request, model=self._model))
         async with aclosing(inner) as deltas:
             async for delta in deltas:
-                yield ReplyDone(self._named(delta.reply)) if type(delta) is ReplyDone else delta
+                yield ReplyDone(self._name_model(delta.reply)) if type(delta) is ReplyDone else delta
 
-    def _named(self, reply: ModelReply) -> ModelReply:
+    def _name_model(self, reply: ModelReply) -> ModelReply:
         return reply if reply.model is not None else attrs.evolve(reply, model=self._model)
 
 

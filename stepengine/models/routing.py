@@ -81,7 +81,7 @@ def fallback(*models: str, on: str | Iterable[str] = DEFAULT) -> str:
         UnknownModel: with fewer than two models, and for an unknown word in *on*.
     """
     causes = (on,) if isinstance(on, str) else tuple(on)
-    return str(_checked(Route(tuple(models), causes)))
+    return str(_check_route(Route(tuple(models), causes)))
 
 
 def route_of(model: str) -> Route | None:
@@ -96,10 +96,10 @@ def route_of(model: str) -> Route | None:
     listed, _, words = model.partition(ON)
     models = tuple([name.strip() for name in listed.split("|")])
     causes = tuple([word.strip() for word in words.split(",")]) if words else DEFAULT
-    return _checked(Route(models, causes))
+    return _check_route(Route(models, causes))
 
 
-def _checked(route: Route) -> Route:
+def _check_route(route: Route) -> Route:
     if len(route.models) < 2 or not all(route.models):  # noqa: PLR2004 - one and one to fall back to
         msg = f"a fallback needs two models or more, such as 'anthropic/a | openai/b', not {str(route)!r}"
         raise UnknownModel(msg, kind="unknown_model")
@@ -144,7 +144,7 @@ class Fallback(Provider):
                 if number + 1 == len(models) or not self._route.moves_on(error):
                     raise
             else:
-                return _named(reply, model, spent)
+                return _name_model(reply, model, spent)
         raise AssertionError  # the last model returns or raises
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
@@ -159,7 +159,7 @@ class Fallback(Provider):
                 async with aclosing(inner) as deltas:
                     async for delta in deltas:
                         shown = True
-                        yield ReplyDone(_named(delta.reply, model, spent)) if type(delta) is ReplyDone else delta
+                        yield ReplyDone(_name_model(delta.reply, model, spent)) if type(delta) is ReplyDone else delta
                 return
             except ModelError as error:
                 spent = _sum(spent, error.usage)
@@ -183,7 +183,7 @@ def _sum(spent: Usage | None, more: object) -> Usage | None:
     return more if spent is None else spent + more
 
 
-def _named(reply: ModelReply, model: str, spent: Usage | None) -> ModelReply:
+def _name_model(reply: ModelReply, model: str, spent: Usage | None) -> ModelReply:
     """Return *reply* with the model that answered and with what the failed ones used."""
     named = reply if reply.model is not None else attrs.evolve(reply, model=model)
     if spent is None:

@@ -87,7 +87,7 @@ Attributes: TypeAlias = dict[str, Any]
 
 
 @attrs.define(eq=False)
-class _Open:
+class _OpenSpan:
     """A span that has not ended, what is opened below it, and when it began in seconds of no particular clock."""
 
     span: Span
@@ -98,17 +98,17 @@ class _Open:
 
 
 @attrs.define(eq=False)
-class _Run:
+class _RunSpans:
     """The open spans of one run of a tree; *calls* are those of its model calls by ``seq``, and of its tools by call id."""
 
-    own: _Open
-    step: _Open | None = None
+    own: _OpenSpan
+    step: _OpenSpan | None = None
     has_model: bool = False
     has_failed: bool = False
-    calls: dict[int | str, _Open] = attrs.field(factory=dict)
+    calls: dict[int | str, _OpenSpan] = attrs.field(factory=dict)
 
     @property
-    def innermost(self) -> _Open:
+    def innermost(self) -> _OpenSpan:
         return self.step or self.own
 
 
@@ -170,7 +170,7 @@ class Tracing:
         )
         self._content = content
         self._steps = steps
-        self._trees: dict[str, dict[str, _Run]] = {}
+        self._trees: dict[str, dict[str, _RunSpans]] = {}
 
     def on_event(self, event: Event) -> None:
         """Begin or end the span that *event* tells of."""
@@ -243,7 +243,7 @@ class Tracing:
         )
         run.own.span.set_attribute("stepengine.own_run_id", event.own_id)
         if self._content:
-            run.own.span.set_attributes(_given(event.prompt, plain(event.params)))
+            run.own.span.set_attributes(_input_attributes(event.prompt, plain(event.params)))
 
     def _agent_spawned(self, event: AgentSpawned) -> None:
         parent = self._run(event)
@@ -253,17 +253,19 @@ class Tracing:
             if event.is_background:
                 run.own.span.set_attribute("stepengine.is_background", True)
 
-    def _begin_run(self, event: Event, path: str, agent_id: str, context: Context | None, *, name: str = "") -> _Run:
+    def _begin_run(
+        self, event: Event, path: str, agent_id: str, context: Context | None, *, name: str = ""
+    ) -> _RunSpans:
         about = {
             "gen_ai.operation.name": "invoke_agent",
             "gen_ai.agent.id": agent_id,
             "gen_ai.agent.name": name or agent_id,
         }
-        run = _Run(self._open(event, f"invoke_agent {name or agent_id}", about, context, path=path))
+        run = _RunSpans(self._open(event, f"invoke_agent {name or agent_id}", about, context, path=path))
         self._trees.setdefault(event.run_id, {})[path] = run
         return run
 
-    def _parent_of(self, tree: Mapping[str, _Run], path: str) -> Context | None:
+    def _parent_of(self, tree: Mapping[str, _RunSpans], path: str) -> Context | None:
         # Without a parent it is the span that is current where the run was called.
         above = tree.get(path.rpartition(".")[0]) if path else None
         return None if above is None else above.innermost.context
@@ -291,7 +293,7 @@ class Tracing:
         run = self._run(event)
         if run is not None:
             run.has_failed = True
-            self._failed(run.own.span, event.kind, event.error)
+            self._mark_failed(run.own.span, event.kind, event.error)
 
     def _agent_finished(self, event: AgentFinished) -> None:
         self._end_run(event, event.child_path, event.status, event.usage, event.text)
@@ -305,7 +307,7 @@ class Tracing:
             root.own.span.set_attribute("operation.cost", float(result.cost))
         # The deepest first: what is left of children was cut off with the run.
         for path in sorted(tree, key=len, reverse=True):
-            self._end_run(event, path, result.status, *(() if path else (result.usage, _said(result))))
+            self._end_run(event, path, result.status, *(() if path else (result.usage, _output_text(result))))
         self._trees.pop(event.run_id, None)
 
     def _end_run(self, event: Event, path: str, status: RunStatus, usage: Usage | None = None, said: str = "") -> None:
@@ -319,9 +321,9 @@ class Tracing:
         span = run.own.span
         span.set_attribute("stepengine.status", status.value)
         if usage is not None:
-            span.set_attributes(_used(usage))
+            span.set_attributes(_usage_attributes(usage))
         if said and self._content:
-            span.set_attributes(_answered(said))
+            span.set_attributes(_output_attributes(said))
         if status is RunStatus.FAILED and not run.has_failed:
             span.set_status(self._trace.StatusCode.ERROR)
         self._close(run.own)
@@ -340,7 +342,7 @@ class Tracing:
         }
         about = {**told, "stepengine.purpose": event.purpose}
         if event.request is not None:
-            about |= _asked(event.request)
+            about |= _request_attributes(event.request)
             about |= _shown_request(event.request) if self._content else {}
         name = f"chat {model}"
         call = self._open(event, name, about, run.innermost.context, kind=self._trace.SpanKind.CLIENT)
@@ -369,11 +371,11 @@ class Tracing:
             self._replied(call, reply, event.call_ids)
         else:
             call.told["error.type"] = kind = event.kind or OTHER
-            self._failed(call.span, kind, event.error)
+            self._mark_failed(call.span, kind, event.error)
         self._duration.record(event.duration_ms / 1_000, call.told)
         self._close(call)
 
-    def _replied(self, call: _Open, reply: ModelReply, call_ids: Sequence[str]) -> None:
+    def _replied(self, call: _OpenSpan, reply: ModelReply, call_ids: Sequence[str]) -> None:
         span = call.span
         model = call.told["gen_ai.request.model"] if reply.model is None else _split(reply.model)[1]
         call.told["gen_ai.response.model"] = model
@@ -384,7 +386,7 @@ class Tracing:
         if reply.cost is not None:
             span.set_attribute("operation.cost", float(reply.cost))
         if reply.usage is not None:
-            span.set_attributes(_used(reply.usage))
+            span.set_attributes(_usage_attributes(reply.usage))
             self._tokens.record(reply.usage.prompt_tokens, {**call.told, "gen_ai.token.type": "input"})
             self._tokens.record(reply.usage.completion_tokens, {**call.told, "gen_ai.token.type": "output"})
         if self._content:
@@ -409,7 +411,7 @@ class Tracing:
         )
         if event.child_path:
             # What the body of a tool asks for stands below the call: it is no agent.
-            self._trees[event.run_id][event.child_path] = _Run(call)
+            self._trees[event.run_id][event.child_path] = _RunSpans(call)
 
     def _tool_finished(self, event: ToolFinished) -> None:
         if event.child_path:
@@ -425,7 +427,7 @@ class Tracing:
         if self._content:
             call.span.set_attribute("gen_ai.tool.call.result", result.text)
         if result.is_error:
-            self._failed(call.span, result.status, result.text)
+            self._mark_failed(call.span, result.status, result.text)
         self._close(call)
 
     # --- what happens within a span -----------------------------------------------------------------------------------
@@ -464,7 +466,7 @@ class Tracing:
 
     # --- spans --------------------------------------------------------------------------------------------------------
 
-    def _run(self, event: Event) -> _Run | None:
+    def _run(self, event: Event) -> _RunSpans | None:
         return self._trees.get(event.run_id, {}).get(event.path)
 
     def _open(
@@ -476,17 +478,17 @@ class Tracing:
         *,
         path: str | None = None,
         kind: Any = None,
-    ) -> _Open:
+    ) -> _OpenSpan:
         place = {"stepengine.run_id": event.run_id, "stepengine.path": event.path if path is None else path}
         kind = self._trace.SpanKind.INTERNAL if kind is None else kind
         span = self._tracer.start_span(name, context=context, kind=kind, attributes={**about, **place})
-        return _Open(span, self._trace.set_span_in_context(span, context))
+        return _OpenSpan(span, self._trace.set_span_in_context(span, context))
 
-    def _failed(self, span: Span, kind: str, message: str) -> None:
+    def _mark_failed(self, span: Span, kind: str, message: str) -> None:
         span.set_attribute("error.type", kind)
         span.set_status(self._trace.StatusCode.ERROR, message if self._content else None)
 
-    def _close(self, opened: _Open) -> None:
+    def _close(self, opened: _OpenSpan) -> None:
         opened.span.end()
 
 
@@ -497,7 +499,7 @@ def _version() -> str:
         return ""
 
 
-def _given(prompt: str, params: Any) -> Attributes:
+def _input_attributes(prompt: str, params: Any) -> Attributes:
     """Return what a run was given: its prompt as a message, and both as one value, which viewers show beside the run's name."""
     told: Attributes = {}
     if prompt:
@@ -512,13 +514,13 @@ def _given(prompt: str, params: Any) -> Attributes:
     return {**told, "input.value": prompt, "input.mime_type": "text/plain"} if prompt else told
 
 
-def _answered(said: str) -> Attributes:
+def _output_attributes(said: str) -> Attributes:
     """Return what a run gave, in the same two forms."""
     message = {**_role("assistant", said), "finish_reason": "stop"}
     return {"gen_ai.output.messages": _text([message]), "output.value": said, "output.mime_type": "text/plain"}
 
 
-def _said(result: RunResult[Any]) -> str:
+def _output_text(result: RunResult[Any]) -> str:
     """Return the output of a run as text; what it said last where there is none, or where the output is its messages."""
     output = result.output
     if output is None or (isinstance(output, Sequence) and any(isinstance(one, Message) for one in output)):
@@ -539,7 +541,7 @@ def _split(model: str) -> tuple[str, str]:
     return (OTHER, model) if at < 0 else (model[:at], model[at + 1 :])
 
 
-def _used(usage: Usage) -> Attributes:
+def _usage_attributes(usage: Usage) -> Attributes:
     """Return the tokens of a call or a run; the conventions count cached ones as input, and thinking as output."""
     return {
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
@@ -550,7 +552,7 @@ def _used(usage: Usage) -> Attributes:
     }
 
 
-def _asked(request: ModelRequest) -> Attributes:
+def _request_attributes(request: ModelRequest) -> Attributes:
     settings = request.settings
     told = {
         "gen_ai.request.max_tokens": settings.max_tokens,

@@ -23,7 +23,7 @@ from stepengine.system import calls
 from stepengine.system.argv import Argv, Script
 from stepengine.system.path_rules import SECRETS, PathRules
 from stepengine.system.patterns import expanded
-from stepengine.system.root import Missing, Opened, Root
+from stepengine.system.root import Missing, OpenedFolder, Root
 
 __all__ = ("CONFINED", "READ_ONLY", "CommandForm", "confined", "denies", "permits")
 
@@ -321,7 +321,7 @@ def _hidden(root: Root, cwd: Sequence[str], folders: Iterable[str], *, deep: boo
 
 
 @contextmanager
-def _opened(root: Root, cwd: Sequence[str], path: str) -> Iterator[Opened | None]:
+def _open_folder(root: Root, cwd: Sequence[str], path: str) -> Iterator[OpenedFolder | None]:
     """Open a folder; ``None`` for anything else."""
     try:
         opened = root.open_folder(_place(cwd, path))
@@ -338,14 +338,14 @@ def _withheld_below(
     root: Root, cwd: Sequence[str], path: str, *, deep: bool
 ) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Return what is withheld in a folder, by its places below that and below the root; nothing for what is not a folder."""
-    with _opened(root, cwd, path) as folder:
+    with _open_folder(root, cwd, path) as folder:
         if folder is None:
             return []
         return [(place, (*folder.parts, *place)) for place in root.withheld_in(folder, deep=deep)]
 
 
 def _shows_one_of(root: Root, cwd: Sequence[str], path: str, names: Collection[str], *, deep: bool) -> bool:
-    with _opened(root, cwd, path) as folder:
+    with _open_folder(root, cwd, path) as folder:
         return folder is not None and root.shows_one_of(folder, names, deep=deep)
 
 

@@ -46,7 +46,7 @@ from stepengine.permissions.rules import (
     lowered,
 )
 from stepengine.system.atomic import replace_path
-from stepengine.system.guard import FileGuard, Guard
+from stepengine.system.guard import CallGuard, FileGuard
 from stepengine.system.path_rules import INSTRUCTING, PathRules
 
 Mode: TypeAlias = Literal["default", "plan", "accept_edits", "dont_ask", "bypass"]
@@ -180,9 +180,9 @@ class Policy:
         why = f"the rule {rule.id!r} {'allows it' if rule.decision == 'allow' else 'asks'}"
         if rule.decision == "allow":
             return Verdict("allow", rule, why)
-        return self._asked(request, rule, why, rule.message)
+        return self._verdict_when_asking(request, rule, why, rule.message)
 
-    def _asked(self, request: Request, rule: Rule | None, why: str, message: str = "") -> Verdict:
+    def _verdict_when_asking(self, request: Request, rule: Rule | None, why: str, message: str = "") -> Verdict:
         """Return the verdict where a person would be asked."""
         if not request.tool.requires_permission:
             return Verdict("allow", rule, f"{why}, but {request.tool.name} needs no permission")
@@ -208,7 +208,9 @@ class Policy:
             return Verdict(
                 "allow", None, "no rule matches; the mode 'accept_edits' allows tools of the category 'write'"
             )
-        return self._asked(request, None, f"no rule matches, so the mode {self.mode!r} decides, which is to ask")
+        return self._verdict_when_asking(
+            request, None, f"no rule matches, so the mode {self.mode!r} decides, which is to ask"
+        )
 
     def explain(self, request: Request) -> str:
         """Return which rule decided about a call, why, and what every other rule that holds there said."""
@@ -262,7 +264,7 @@ class Policy:
         # An "always" that does not help, because another rule asks all the same, would teach people that it means
         # nothing.
         is_enough = self.with_rules(rules[0]).check(request).decision == "allow"
-        return [freeze_object(_stored(rule)) for rule in rules] if is_enough else []
+        return [freeze_object(_store_rule(rule)) for rule in rules] if is_enough else []
 
     # --- files --------------------------------------------------------------------------------------------------------
 
@@ -271,7 +273,7 @@ class Policy:
         """Whether any call has a ``guard``."""
         return any(isinstance(rule.matcher, Path) or _only_looks(rule) for rule in self.rules)
 
-    def guard(self, request: Request) -> Guard | None:
+    def guard(self, request: Request) -> CallGuard | None:
         """
         Return what the rules say about each file that an allowed call leads to; ``None`` where they say nothing.
 
@@ -285,7 +287,7 @@ class Policy:
         first = self._first(rules, request)
         looks = first is not None and _only_looks(first) and isinstance(first.matcher, Command)
         denied = [rule.matcher.denied for rule in rules if rule.decision == "deny" and isinstance(rule.matcher, Path)]
-        guard = Guard(
+        guard = CallGuard(
             file=self._file_guard(rules, request),
             command=partial(confined, first.matcher.form, denied) if looks else None,  # type: ignore[union-attr]
             named=() if request.tool.about is None else tuple(request.paths),
@@ -370,8 +372,8 @@ class Policy:
         Raises:
             DefinitionError: for a rule with a function.
         """
-        stored = {"version": VERSION, "mode": self.mode, "rules": [_stored(rule) for rule in self.rules]}
-        return stored | ({"remembered": [_stored(rule) for rule in self.remembered]} if self.remembered else {})
+        stored = {"version": VERSION, "mode": self.mode, "rules": [_store_rule(rule) for rule in self.rules]}
+        return stored | ({"remembered": [_store_rule(rule) for rule in self.remembered]} if self.remembered else {})
 
     @classmethod
     def from_json(cls, data: object, *, where: str = "the policy") -> Policy:
@@ -395,8 +397,8 @@ class Policy:
                 msg = f"{where} has {name} that are no list"
                 raise DefinitionError(msg)
         try:
-            rules = [_loaded(rule, f"rule {number}") for number, rule in enumerate(found.get("rules", []), start=1)]
-            kept = [_loaded(rule, f"remembered {n}") for n, rule in enumerate(found.get("remembered", []), start=1)]
+            rules = [_load_rule(rule, f"rule {number}") for number, rule in enumerate(found.get("rules", []), start=1)]
+            kept = [_load_rule(rule, f"remembered {n}") for n, rule in enumerate(found.get("remembered", []), start=1)]
             return cls(rules, found.get("mode", "default"), remembered=kept)
         except DefinitionError as error:
             msg = f"{where}: {error.message}"
@@ -438,7 +440,7 @@ class Policy:
             msg = "a policy in the mode 'bypass' is not saved, because no file may set that mode; save one in another mode"
             raise DefinitionError(msg)
         text = json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
-        with _locked(path):
+        with _lock_file(path):
             replace_path(FilePath(path), text.encode())
 
 
@@ -483,7 +485,7 @@ class PolicyFile:
         """Whether any call has a ``guard``."""
         return self.below_root or self.policy.binds_files
 
-    def guard(self, request: Request) -> Guard | None:
+    def guard(self, request: Request) -> CallGuard | None:
         """Return what binds a call: the rules, as ``Policy.guard``, and that no file tool touches this file."""
         ruled = self.policy.guard(request)
         if not self.below_root:
@@ -496,7 +498,7 @@ class PolicyFile:
             return "" if judged is None else judged(root, parts)
 
         named = () if request.tool.about is None else tuple(request.paths)
-        return Guard(file=judge, command=None if ruled is None else ruled.command, named=named)
+        return CallGuard(file=judge, command=None if ruled is None else ruled.command, named=named)
 
     @property
     def remembered(self) -> tuple[Rule, ...]:
@@ -514,7 +516,7 @@ class PolicyFile:
         # Read again only when the file has changed: every question of every run asks.
         state = status and (status.st_ino, status.st_size, status.st_mtime_ns)
         if state is None or state != self._known[0]:
-            self._known = (state, frozenset([canonical(_stored(kept)) for kept in self.remembered]))
+            self._known = (state, frozenset([canonical(_store_rule(kept)) for kept in self.remembered]))
         return canonical(rule) in self._known[1]
 
     def remember(self, rule: JsonDict) -> None:
@@ -525,7 +527,7 @@ class PolicyFile:
             DefinitionError: when it is no rule, or the file is not a policy any more.
             OSError: when the file cannot be written.
         """
-        made = _loaded(thaw(rule), "the rule")
+        made = _load_rule(thaw(rule), "the rule")
         self._change(lambda kept: {**kept, made.id: made})
 
     def forget(self, *ids: str) -> None:
@@ -539,7 +541,7 @@ class PolicyFile:
         self._change(lambda kept: {i: rule for i, rule in kept.items() if ids and i not in ids})
 
     def _change(self, change: Callable[[dict[str, Rule]], dict[str, Rule]]) -> None:
-        with _locked(self.path):
+        with _lock_file(self.path):
             policy = Policy.load(self.path)
             kept = {rule.id: rule for rule in policy.remembered}
             changed = attrs.evolve(policy, remembered=change(kept).values())
@@ -558,7 +560,7 @@ def _instructs(request: Request) -> bool:
 
 
 @contextmanager
-def _locked(path: str | os.PathLike[str]) -> Iterator[None]:
+def _lock_file(path: str | os.PathLike[str]) -> Iterator[None]:
     """Hold the lock of a policy file, ``policy.json.lock`` beside it, against other processes and threads."""
     import fcntl
 
@@ -601,7 +603,7 @@ def _members(data: object, known: tuple[str, ...], where: str) -> Mapping[str, A
     return data
 
 
-def _stored(rule: Rule) -> dict[str, Any]:
+def _store_rule(rule: Rule) -> dict[str, Any]:
     given = {
         "scope": str(rule.scope) if rule.scope.kind != "global" else None,
         "priority": rule.priority or None,
@@ -648,7 +650,7 @@ def _stored_call(call: Call) -> object:
     return {"is": call.tool, **given} if given else call.tool
 
 
-def _loaded(data: Any, where: str) -> Rule:
+def _load_rule(data: Any, where: str) -> Rule:
     found = _members(data, RULE_KEYS, where)
     where = f"rule {found['id']!r}" if isinstance(found.get("id"), str) else where
     options: dict[str, Any] = {}
@@ -661,7 +663,7 @@ def _loaded(data: Any, where: str) -> Rule:
         ("source", str),
     ):
         if name in found:
-            options[name] = _typed(found[name], kind, f"{where}: {name}")
+            options[name] = _check_type(found[name], kind, f"{where}: {name}")
     if found.get("decision") not in get_args(Effect):
         msg = f"{where}: the decision is {found.get('decision')!r}; 'allow', 'deny' and 'ask' are fine"
         raise DefinitionError(msg)
@@ -673,7 +675,7 @@ def _loaded(data: Any, where: str) -> Rule:
         raise DefinitionError(msg) from None
 
 
-def _typed(value: object, kind: type, where: str, what: str = "text") -> Any:
+def _check_type(value: object, kind: type, where: str, what: str = "text") -> Any:
     if type(value) is not kind:
         msg = f"{where} is {value!r}, not {'a whole number' if kind is int else what}"
         raise DefinitionError(msg)
@@ -698,7 +700,7 @@ def _loaded_matcher(data: object, where: str) -> Matcher:
             raise DefinitionError(msg)
         return Every()
     if kind in PLAIN:
-        return PLAIN[kind](_typed(value, str, what))
+        return PLAIN[kind](_check_type(value, str, what))
     if kind == "call":
         return _loaded_call(value, what)
     if kind == "command":
@@ -708,7 +710,8 @@ def _loaded_matcher(data: object, where: str) -> Matcher:
     narrow = _members(value, ("is", "tool"), what)
     tool = narrow.get("tool")
     return NARROWED[kind](
-        _typed(narrow.get("is"), str, f"{what}.is"), None if tool is None else _typed(tool, str, f"{what}.tool")
+        _check_type(narrow.get("is"), str, f"{what}.is"),
+        None if tool is None else _check_type(tool, str, f"{what}.tool"),
     )
 
 
@@ -717,7 +720,7 @@ def _loaded_call(value: object, where: str) -> Call:
         return Call(value)
     found = _members(value, CALL_KEYS, where)
     given: dict[str, Any] = {
-        name: _typed(found[name], kind, f"{where}.{name}", what)
+        name: _check_type(found[name], kind, f"{where}.{name}", what)
         for name, kind, what in (
             ("input", dict, "an object"),
             ("agent", str, "text"),
@@ -728,7 +731,7 @@ def _loaded_call(value: object, where: str) -> Call:
     given |= {
         name: _words(found[name], f"{where}.{name}", '["src/app.py"]') for name in CALL_KEYS[3:-1] if name in found
     }
-    return Call(_typed(found.get("is"), str, f"{where}.is"), **given)
+    return Call(_check_type(found.get("is"), str, f"{where}.is"), **given)
 
 
 def _words(value: object, where: str, example: str) -> list[str]:
@@ -747,5 +750,5 @@ def _loaded_form(value: object, where: str) -> CommandForm:
     if operands not in ("any", "none", "paths", "pattern"):
         msg = f"{where}.operands is {operands!r}; 'any', 'none', 'paths' and 'pattern' are fine"
         raise DefinitionError(msg)
-    exact = _typed(found.get("exact", False), bool, f"{where}.exact")
+    exact = _check_type(found.get("exact", False), bool, f"{where}.exact")
     return CommandForm(found.get("prefix", []), exact, found.get("flags"), operands)

@@ -27,7 +27,16 @@ from stepengine.system.after_fork import Lock
 if TYPE_CHECKING:
     from pydantic_monty import Monty, ResourceLimits, SyncSnapshot
 
-__all__ = ("NO_STUBS", "Checked", "Problem", "checked_by_monty", "globals_of", "parsed", "problems", "shown")
+__all__ = (
+    "NO_STUBS",
+    "CheckedProgram",
+    "ProgramProblem",
+    "checked_by_monty",
+    "globals_of",
+    "parsed",
+    "problems",
+    "shown",
+)
 
 MOST_BYTES = 64 * 1024
 MOST_DEPTH = 300
@@ -40,7 +49,7 @@ SHOWN_BEFORE, SHOWN_CHARS = 60, 120
 
 
 @frozen
-class Problem:
+class ProgramProblem:
     """
     Something that is wrong in a program.
 
@@ -55,7 +64,7 @@ class Problem:
     text: str
 
 
-def problems(code: str, stubs: Stubs, known: Collection[str] = ()) -> tuple[Problem, ...]:
+def problems(code: str, stubs: Stubs, known: Collection[str] = ()) -> tuple[ProgramProblem, ...]:
     """
     Return what is certainly wrong in a program, in the order of its lines.
 
@@ -68,7 +77,7 @@ def problems(code: str, stubs: Stubs, known: Collection[str] = ()) -> tuple[Prob
         known: The names that programs before it have left.
     """
     tree = parsed(code)
-    if isinstance(tree, Problem):
+    if isinstance(tree, ProgramProblem):
         return (tree,)
     return _Walk(code, tree, stubs, known).found() if tree is not None else ()
 
@@ -76,7 +85,7 @@ def problems(code: str, stubs: Stubs, known: Collection[str] = ()) -> tuple[Prob
 def globals_of(code: str) -> frozenset[str]:
     """Return the names that a program may leave to those after it; every word of a program that this Python cannot read."""
     tree = parsed(code)
-    if isinstance(tree, Problem):
+    if isinstance(tree, ProgramProblem):
         return frozenset()
     if tree is None:
         return frozenset(re.findall(r"[^\W\d]\w*", code))
@@ -84,10 +93,10 @@ def globals_of(code: str) -> frozenset[str]:
     return frozenset(walk.module.bindings)
 
 
-def shown(found: Sequence[Problem], code: str) -> str:
+def shown(found: Sequence[ProgramProblem], code: str) -> str:
     """Return problems as a model reads them: each with its line and a caret, at most twenty."""
     lines = LINE.split(code)
-    parts = [_shown(problem, lines[problem.line - 1] if problem.line <= len(lines) else "") for problem in found]
+    parts = [_show_problem(problem, lines[problem.line - 1] if problem.line <= len(lines) else "") for problem in found]
     if len(parts) > MOST_SHOWN:
         parts[MOST_SHOWN:] = [f"... and {len(parts) - MOST_SHOWN} more."]
     return "\n".join(parts)
@@ -97,7 +106,7 @@ LINE = re.compile(r"\r\n|\r|\n")
 """Where Python ends a line; ``str.splitlines`` ends some at other places."""
 
 
-def _shown(problem: Problem, line: str) -> str:
+def _show_problem(problem: ProgramProblem, line: str) -> str:
     head = f"line {problem.line}, column {problem.column}: {problem.text}"
     if not line.strip():
         return head
@@ -122,15 +131,15 @@ NEWER = (
 NEWEST = (3, 14)
 
 
-def parsed(code: str) -> ast.Module | Problem | None:
+def parsed(code: str) -> ast.Module | ProgramProblem | None:
     """Return a program as a tree, why it is none, or ``None`` where a later Python may know better."""
     try:
         size = len(code.encode())
     except UnicodeEncodeError as error:
         line = len(LINE.split(code[: error.start]))
-        return Problem(line, 1, "a program is text; this has half of a character in it (a lone surrogate)")
+        return ProgramProblem(line, 1, "a program is text; this has half of a character in it (a lone surrogate)")
     if size > MOST_BYTES:
-        return Problem(1, 1, f"the program has {size:,} bytes; at most {MOST_BYTES:,} are read")
+        return ProgramProblem(1, 1, f"the program has {size:,} bytes; at most {MOST_BYTES:,} are read")
     try:
         with _WARNINGS, warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -138,11 +147,11 @@ def parsed(code: str) -> ast.Module | Problem | None:
     except SyntaxError as error:
         if _may_be_newer(error, code):
             return None
-        return Problem(error.lineno or 1, max(1, error.offset or 1), f"syntax error: {error.msg}")
+        return ProgramProblem(error.lineno or 1, max(1, error.offset or 1), f"syntax error: {error.msg}")
     except (RecursionError, MemoryError):
-        return Problem(1, 1, "the program is nested too deeply to be read")
+        return ProgramProblem(1, 1, "the program is nested too deeply to be read")
     except ValueError as error:
-        return Problem(1, 1, f"the program cannot be read: {error}")
+        return ProgramProblem(1, 1, f"the program cannot be read: {error}")
 
 
 def _may_be_newer(error: SyntaxError, code: str) -> bool:
@@ -197,7 +206,7 @@ class _Scope:
             scope = scope.parent
 
 
-class _Place(NamedTuple):
+class _NodePlace(NamedTuple):
     """Where a node stands."""
 
     scope: _Scope
@@ -256,11 +265,11 @@ class _Walk:
     def __init__(self, code: str, tree: ast.Module, stubs: Stubs, known: Collection[str]) -> None:
         self._lines = LINE.split(code)
         self._stubs = stubs
-        self._problems: list[Problem] = []
-        self._loads: list[tuple[ast.Name, _Place]] = []
-        self._attributes: list[tuple[ast.Attribute, _Place]] = []
-        self._calls: list[tuple[ast.Call, _Place]] = []
-        self._nonlocals: list[tuple[ast.Nonlocal, _Place]] = []
+        self._problems: list[ProgramProblem] = []
+        self._loads: list[tuple[ast.Name, _NodePlace]] = []
+        self._attributes: list[tuple[ast.Attribute, _NodePlace]] = []
+        self._calls: list[tuple[ast.Call, _NodePlace]] = []
+        self._nonlocals: list[tuple[ast.Nonlocal, _NodePlace]] = []
         self._unawaited: dict[int, str] = {}
         """How a call is used that nobody awaits, by the id of its node."""
         self._values: dict[int, ast.expr] = {}
@@ -275,7 +284,7 @@ class _Walk:
             self.module.bind(name, _Binding("known"))
         self._collect(tree)
 
-    def found(self) -> tuple[Problem, ...]:
+    def found(self) -> tuple[ProgramProblem, ...]:
         """Return what is wrong."""
         if not self._problems or not self._is_too_deep:
             for attribute, place in self._attributes:
@@ -292,7 +301,7 @@ class _Walk:
         """Return whether a name of the module means the function of that name wherever it is not bound again."""
         return name in self._stubs.functions and name not in self.module.bindings
 
-    def spares(self, kind: str, problem: Problem) -> bool:
+    def spares(self, kind: str, problem: ProgramProblem) -> bool:
         """Return whether what is wrong there with a `name` or `arguments` does no harm."""
         place = problem.line, problem.column
         return any(kind == spared and start <= place < end for spared, start, end in self.spared)
@@ -302,7 +311,7 @@ class _Walk:
     _is_too_deep = False
 
     def _collect(self, tree: ast.Module) -> None:
-        waiting: list[tuple[ast.AST, _Place, int]] = [(tree, _Place(self.module, frozenset()), 0)]
+        waiting: list[tuple[ast.AST, _NodePlace, int]] = [(tree, _NodePlace(self.module, frozenset()), 0)]
         while waiting:
             node, place, depth = waiting.pop()
             if depth > MOST_DEPTH:
@@ -319,7 +328,7 @@ class _Walk:
     def _say(self, node: ast.AST, text: str) -> None:
         if len(self._problems) < MOST_PROBLEMS:
             place = self._in_characters(getattr(node, "lineno", 1), getattr(node, "col_offset", 0))
-            self._problems.append(Problem(*place, text))
+            self._problems.append(ProgramProblem(*place, text))
 
     def _spare(self, kind: str, first: ast.AST | None, last: ast.AST | None = None) -> None:
         if first is not None:
@@ -333,37 +342,37 @@ class _Walk:
             return line, offset + 1
         return line, len(source[:offset].encode()[:offset].decode(errors="ignore")) + 1
 
-    def _on_name(self, node: ast.Name, place: _Place) -> Inner:
+    def _on_name(self, node: ast.Name, place: _NodePlace) -> Inner:
         if isinstance(node.ctx, ast.Load):
             self._loads.append((node, place))
         elif isinstance(node.ctx, ast.Store):
             place.scope.bind(node.id, _Binding("other", node))
         return ()
 
-    def _on_namedexpr(self, node: ast.NamedExpr, place: _Place) -> Inner:
+    def _on_namedexpr(self, node: ast.NamedExpr, place: _NodePlace) -> Inner:
         scope = place.scope
         while scope.kind == "comprehension" and scope.parent is not None:
             scope = scope.parent
         scope.bind(node.target.id, _Binding("other", node))
         return [(node.value, place)]
 
-    def _on_assign(self, node: ast.Assign, place: _Place) -> Inner:
+    def _on_assign(self, node: ast.Assign, place: _NodePlace) -> Inner:
         for target in node.targets:
             if isinstance(target, ast.Name):
                 self._values[id(target)] = node.value
         return _each([*node.targets, node.value], place)
 
-    def _on_annassign(self, node: ast.AnnAssign, place: _Place) -> Inner:
+    def _on_annassign(self, node: ast.AnnAssign, place: _NodePlace) -> Inner:
         self._spare("name", node.annotation)
         return _each([node.target, *([node.value] if node.value is not None else [])], place)
 
-    def _on_augassign(self, node: ast.AugAssign, place: _Place) -> Inner:
+    def _on_augassign(self, node: ast.AugAssign, place: _NodePlace) -> Inner:
         if isinstance(node.op, ast.MatMult):
             self._say(node, "programs have no `@=`")
         self._misuse(node.value, "computed with")
         return _each([node.target, node.value], place)
 
-    def _on_import(self, node: ast.Import, place: _Place) -> Inner:
+    def _on_import(self, node: ast.Import, place: _NodePlace) -> Inner:
         for alias in node.names:
             top = alias.name.partition(".")[0]
             self._judge_module(node, alias.name, place)
@@ -371,7 +380,7 @@ class _Walk:
             place.scope.bind(alias.asname or top, _Binding("module", node, module))
         return ()
 
-    def _on_importfrom(self, node: ast.ImportFrom, place: _Place) -> Inner:
+    def _on_importfrom(self, node: ast.ImportFrom, place: _NodePlace) -> Inner:
         module = node.module or ""
         if node.level:
             self._say(node, "there is nothing to import from; a program stands alone")
@@ -386,7 +395,7 @@ class _Walk:
             place.scope.bind(alias.asname or alias.name, _Binding(kind, node, whole))
         return ()
 
-    def _judge_module(self, node: ast.stmt, module: str, place: _Place) -> bool:
+    def _judge_module(self, node: ast.stmt, module: str, place: _NodePlace) -> bool:
         if module in MODULES or "import" in place.caught:
             self.good_imports.add(node.lineno)
             return module in MODULES
@@ -395,7 +404,7 @@ class _Walk:
         self._say(node, f"there is no module `{module}` in a program; {hint}")
         return False
 
-    def _judge_members(self, node: ast.ImportFrom, module: str, place: _Place) -> None:
+    def _judge_members(self, node: ast.ImportFrom, module: str, place: _NodePlace) -> None:
         lacking = [alias.name for alias in node.names if alias.name not in {*MODULES.get(module, ()), "*"}]
         if module == "__future__" or not lacking or "import" in place.caught:
             self.good_imports.add(node.lineno)
@@ -404,37 +413,37 @@ class _Walk:
             instead = INSTEAD.get(name, "") if module == "asyncio" else ""
             self._say(node, f"`{module}` has no `{name}` in a program{'; ' + instead if instead else ''}")
 
-    def _on_global(self, node: ast.Global, place: _Place) -> Inner:
+    def _on_global(self, node: ast.Global, place: _NodePlace) -> Inner:
         place.scope.elsewhere.update(node.names)
         for name in node.names:
             self.module.bind(name, _Binding("other", node))
         return ()
 
-    def _on_nonlocal(self, node: ast.Nonlocal, place: _Place) -> Inner:
+    def _on_nonlocal(self, node: ast.Nonlocal, place: _NodePlace) -> Inner:
         place.scope.elsewhere.update(node.names)
         self._nonlocals.append((node, place))
         return ()
 
-    def _on_functiondef(self, node: ast.FunctionDef, place: _Place) -> Inner:
+    def _on_functiondef(self, node: ast.FunctionDef, place: _NodePlace) -> Inner:
         place.scope.bind(node.name, _Binding("other", node))
         return self._function(node, place)
 
-    def _on_asyncfunctiondef(self, node: ast.AsyncFunctionDef, place: _Place) -> Inner:
+    def _on_asyncfunctiondef(self, node: ast.AsyncFunctionDef, place: _NodePlace) -> Inner:
         place.scope.bind(node.name, _Binding("other" if node.decorator_list else "async", node))
         return self._function(node, place)
 
-    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, place: _Place) -> Inner:
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, place: _NodePlace) -> Inner:
         self._spare("name", node.returns)
         inner = self._parameters(node.args, place)
         for parameter in getattr(node, "type_params", ()):
             inner.scope.bind(parameter.name, _Binding("other", parameter))
         return [*_each(node.decorator_list, place), *_each(_defaults(node.args), place), *_each(node.body, inner)]
 
-    def _on_lambda(self, node: ast.Lambda, place: _Place) -> Inner:
+    def _on_lambda(self, node: ast.Lambda, place: _NodePlace) -> Inner:
         inner = self._parameters(node.args, place)
         return [*_each(_defaults(node.args), place), (node.body, inner)]
 
-    def _parameters(self, args: ast.arguments, place: _Place) -> _Place:
+    def _parameters(self, args: ast.arguments, place: _NodePlace) -> _NodePlace:
         scope = _Scope("function", place.scope)
         for arg in (*args.posonlyargs, *args.args, args.vararg, *args.kwonlyargs, args.kwarg):
             if arg is not None:
@@ -442,9 +451,9 @@ class _Walk:
                     self._say(arg, f"syntax error: the parameter `{arg.arg}` comes twice")
                 scope.bind(arg.arg, _Binding("other", arg))
                 self._spare("name", arg.annotation)
-        return _Place(scope, place.caught)
+        return _NodePlace(scope, place.caught)
 
-    def _on_classdef(self, node: ast.ClassDef, place: _Place) -> Inner:
+    def _on_classdef(self, node: ast.ClassDef, place: _NodePlace) -> Inner:
         place.scope.bind(node.name, _Binding("other", node))
         if node.bases or node.keywords:
             self._say(node, f"classes have no bases in a program; write `class {node.name}:`")
@@ -453,7 +462,7 @@ class _Walk:
             scope.bind(parameter.name, _Binding("other", parameter))
         for statement in node.body:
             self._judge_member(statement)
-        inner = _Place(scope, place.caught)
+        inner = _NodePlace(scope, place.caught)
         keywords = [keyword.value for keyword in node.keywords]
         return [*_each([*node.decorator_list, *node.bases, *keywords], place), *_each(node.body, inner)]
 
@@ -470,7 +479,7 @@ class _Walk:
                 if type(statement).__name__ not in REFUSED:
                     self._say(statement, "the body of a class has methods and `name = value`, and nothing else")
 
-    def _comprehension(self, node: Any, place: _Place) -> Inner:
+    def _comprehension(self, node: Any, place: _NodePlace) -> Inner:
         inner = place._replace(scope=_Scope("comprehension", place.scope))
         for number, generator in enumerate(node.generators):
             if generator.is_async:
@@ -484,36 +493,36 @@ class _Walk:
 
     _on_listcomp = _on_setcomp = _on_dictcomp = _on_generatorexp = _comprehension
 
-    def _on_for(self, node: ast.For, place: _Place) -> Inner:
+    def _on_for(self, node: ast.For, place: _NodePlace) -> Inner:
         self._misuse(node.iter, "looped over")
         inner = place._replace(is_in_loop=True)
         return [*_each([node.target, node.iter, *node.orelse], place), *_each(node.body, inner)]
 
-    def _on_asyncfor(self, node: ast.AsyncFor, place: _Place) -> Inner:
+    def _on_asyncfor(self, node: ast.AsyncFor, place: _NodePlace) -> Inner:
         inner = place._replace(is_in_loop=True)
         return [*_each([node.target, node.iter, *node.orelse], place), *_each(node.body, inner)]
 
-    def _on_while(self, node: ast.While, place: _Place) -> Inner:
+    def _on_while(self, node: ast.While, place: _NodePlace) -> Inner:
         return [*_each([node.test, *node.orelse], place), *_each(node.body, place._replace(is_in_loop=True))]
 
-    def _on_break(self, node: ast.Break, place: _Place) -> Inner:
+    def _on_break(self, node: ast.Break, place: _NodePlace) -> Inner:
         if not place.is_in_loop:
             self._say(node, "syntax error: `break` outside of a loop")
         return ()
 
-    def _on_continue(self, node: ast.Continue, place: _Place) -> Inner:
+    def _on_continue(self, node: ast.Continue, place: _NodePlace) -> Inner:
         if not place.is_in_loop:
             self._say(node, "syntax error: `continue` outside of a loop")
         return ()
 
-    def _on_try(self, node: ast.Try, place: _Place) -> Inner:
+    def _on_try(self, node: ast.Try, place: _NodePlace) -> Inner:
         caught = {what for handler in node.handlers for what in _caught_by(handler.type)}
         for kind in caught:
             self._spare(kind, node.body[0], node.body[-1])
         inner = place._replace(caught=place.caught | caught)
         return [*_each(node.body, inner), *_each([*node.handlers, *node.orelse, *node.finalbody], place)]
 
-    def _on_excepthandler(self, node: ast.ExceptHandler, place: _Place) -> Inner:
+    def _on_excepthandler(self, node: ast.ExceptHandler, place: _NodePlace) -> Inner:
         if node.name is not None:
             place.scope.bind(node.name, _Binding("other", node))
         # What a handler catches is looked up when something was raised; most programs that catch what there is not never do.
@@ -522,24 +531,24 @@ class _Walk:
         types = place._replace(caught=place.caught | {"name", "attribute"})
         return [*([(node.type, types)] if node.type is not None else []), *_each(node.body, place)]
 
-    def _on_matchas(self, node: ast.MatchAs, place: _Place) -> Inner:
+    def _on_matchas(self, node: ast.MatchAs, place: _NodePlace) -> Inner:
         if node.name is not None:
             place.scope.bind(node.name, _Binding("other", node))
         return [(node.pattern, place)] if node.pattern is not None else []
 
-    def _on_matchstar(self, node: ast.MatchStar, place: _Place) -> Inner:
+    def _on_matchstar(self, node: ast.MatchStar, place: _NodePlace) -> Inner:
         if node.name is not None:
             place.scope.bind(node.name, _Binding("other", node))
         return ()
 
-    def _on_matchmapping(self, node: ast.MatchMapping, place: _Place) -> Inner:
+    def _on_matchmapping(self, node: ast.MatchMapping, place: _NodePlace) -> Inner:
         if node.rest is not None:
             place.scope.bind(node.rest, _Binding("other", node))
         return _each([*node.keys, *node.patterns], place)
 
     # --- how calls are used
 
-    def _on_expr(self, node: ast.Expr, place: _Place) -> Inner:
+    def _on_expr(self, node: ast.Expr, place: _NodePlace) -> Inner:
         parts: list[ast.expr] = [node.value]
         for part in parts:
             match part:
@@ -559,26 +568,26 @@ class _Walk:
         if isinstance(node, ast.Call):
             self._unawaited[id(node)] = how
 
-    def _on_attribute(self, node: ast.Attribute, place: _Place) -> Inner:
+    def _on_attribute(self, node: ast.Attribute, place: _NodePlace) -> Inner:
         self._misuse(node.value, "asked for an attribute")
         if isinstance(node.ctx, ast.Load):
             self._attributes.append((node, place))
         return [(node.value, place)]
 
-    def _on_subscript(self, node: ast.Subscript, place: _Place) -> Inner:
+    def _on_subscript(self, node: ast.Subscript, place: _NodePlace) -> Inner:
         self._misuse(node.value, "asked for an item")
         return _each([node.value, node.slice], place)
 
-    def _on_binop(self, node: ast.BinOp, place: _Place) -> Inner:
+    def _on_binop(self, node: ast.BinOp, place: _NodePlace) -> Inner:
         self._misuse(node.left, "computed with")
         self._misuse(node.right, "computed with")
         return _each([node.left, node.right], place)
 
-    def _on_formattedvalue(self, node: ast.FormattedValue, place: _Place) -> Inner:
+    def _on_formattedvalue(self, node: ast.FormattedValue, place: _NodePlace) -> Inner:
         self._misuse(node.value, "printed")
         return _each([node.value, *([node.format_spec] if node.format_spec is not None else [])], place)
 
-    def _on_call(self, node: ast.Call, place: _Place) -> Inner:
+    def _on_call(self, node: ast.Call, place: _NodePlace) -> Inner:
         self._calls.append((node, place))
         if isinstance(node.func, ast.Name):
             called = node.func.id
@@ -590,17 +599,17 @@ class _Walk:
 
     # --- judging
 
-    def _stub(self, name: str, place: _Place) -> Function | None:
+    def _stub(self, name: str, place: _NodePlace) -> Function | None:
         return self._stubs.functions.get(name) if place.scope.resolved(name) is None else None
 
-    def _judge_name(self, node: ast.Name, place: _Place) -> None:
+    def _judge_name(self, node: ast.Name, place: _NodePlace) -> None:
         name = node.id
         is_there = name in BUILTINS or name in ALIASES or name in self._stubs.functions
         if is_there or "name" in place.caught or self.runs_text or place.scope.resolved(name) is not None:
             return
         self._say(node, self._unknown(name, place))
 
-    def _unknown(self, name: str, place: _Place) -> str:
+    def _unknown(self, name: str, place: _NodePlace) -> str:
         if name in MODULES:
             return f"`{name}` is not imported"
         if name in ABSENT:
@@ -614,7 +623,7 @@ class _Walk:
         near = get_close_matches(name[:LONGEST_NAME], names, n=1)
         return f"there is no `{name}`{f'; did you mean `{near[0]}`?' if near else ''}"
 
-    def _judge_attribute(self, node: ast.Attribute, place: _Place) -> None:
+    def _judge_attribute(self, node: ast.Attribute, place: _NodePlace) -> None:
         module = self._module(node.value, place)
         if module is None or "attribute" in place.caught or node.attr.startswith("_"):
             return
@@ -622,7 +631,7 @@ class _Walk:
             instead = INSTEAD.get(node.attr, "") if module == "asyncio" else ""
             self._say(node, f"`{module}` has no `{node.attr}` in a program{'; ' + instead if instead else ''}")
 
-    def _module(self, node: ast.expr, place: _Place) -> str | None:
+    def _module(self, node: ast.expr, place: _NodePlace) -> str | None:
         """Return which module an expression certainly is."""
         found = place.scope.resolved(node.id) if isinstance(node, ast.Name) else None
         if found is None:
@@ -631,7 +640,7 @@ class _Walk:
         kind, of = kinds.pop()
         return of if not kinds and kind == "module" and of in MODULES else None
 
-    def _judge_call(self, node: ast.Call, place: _Place) -> None:
+    def _judge_call(self, node: ast.Call, place: _NodePlace) -> None:
         of_asyncio = self._of_asyncio(node.func, place)
         how = self._unawaited.get(id(node))
         if of_asyncio is not None:
@@ -644,7 +653,7 @@ class _Walk:
         elif isinstance(node.func, ast.Name):
             self._judge_named(node, node.func.id, how, place)
 
-    def _of_asyncio(self, func: ast.expr, place: _Place) -> str | None:
+    def _of_asyncio(self, func: ast.expr, place: _NodePlace) -> str | None:
         if isinstance(func, ast.Attribute):
             return func.attr if self._module(func.value, place) == "asyncio" else None
         found = place.scope.resolved(func.id) if isinstance(func, ast.Name) else None
@@ -652,7 +661,7 @@ class _Walk:
             return None
         return found[1][0].of.partition(".")[2]
 
-    def _judge_named(self, node: ast.Call, name: str, how: str | None, place: _Place) -> None:
+    def _judge_named(self, node: ast.Call, name: str, how: str | None, place: _NodePlace) -> None:
         found = place.scope.resolved(name)
         if found is not None:
             scope, bindings = found
@@ -673,7 +682,7 @@ class _Walk:
             if fault:
                 self._say(node, fault)
 
-    def _is_unbound(self, node: ast.Call, scope: _Scope, bindings: list[_Binding], place: _Place) -> bool:
+    def _is_unbound(self, node: ast.Call, scope: _Scope, bindings: list[_Binding], place: _NodePlace) -> bool:
         """Return whether a call is the whole reason why its function's name is local: ``price = await price(1)``."""
         if scope.kind != "function" or len(bindings) != 1 or place.scope is not scope:
             return False
@@ -684,7 +693,7 @@ class _Walk:
         value = self._values.get(id(target))
         return (value.value if isinstance(value, ast.Await) else value) is node
 
-    def _judge_nonlocal(self, node: ast.Nonlocal, place: _Place) -> None:
+    def _judge_nonlocal(self, node: ast.Nonlocal, place: _NodePlace) -> None:
         for name in node.names:
             outer = place.scope.parent
             while outer is not None and not (outer.kind == "function" and name in outer.bindings):
@@ -693,10 +702,10 @@ class _Walk:
                 self._say(node, f"syntax error: no function around this one has a variable `{name}`; use `global`")
 
 
-Inner = Iterable[tuple[ast.AST, _Place]]
+Inner = Iterable[tuple[ast.AST, _NodePlace]]
 
 
-def _each(nodes: Iterable[ast.AST], place: _Place) -> list[tuple[ast.AST, _Place]]:
+def _each(nodes: Iterable[ast.AST], place: _NodePlace) -> list[tuple[ast.AST, _NodePlace]]:
     return [(node, place) for node in nodes]
 
 
@@ -775,7 +784,7 @@ MOST_CANARIES = 100
 
 
 @frozen
-class Checked:
+class CheckedProgram:
     """
     What the sandbox says of a program before any of it runs.
 
@@ -785,12 +794,12 @@ class Checked:
         is_whole: Whether the checker was at work; without, the text was read by the sandbox, and nothing else is known.
     """
 
-    refused: tuple[Problem, ...] = ()
-    told: tuple[Problem, ...] = ()
+    refused: tuple[ProgramProblem, ...] = ()
+    told: tuple[ProgramProblem, ...] = ()
     is_whole: bool = True
 
 
-def checked_by_monty(pool: Monty, code: str, stubs: Stubs, known: Collection[str] = ()) -> Checked:
+def checked_by_monty(pool: Monty, code: str, stubs: Stubs, known: Collection[str] = ()) -> CheckedProgram:
     """
     Return what the sandbox says of a program, in sessions of their own that stop before its first line.
 
@@ -808,17 +817,17 @@ def checked_by_monty(pool: Monty, code: str, stubs: Stubs, known: Collection[str
     try:
         unread = _unread(pool, code)
         if unread is not None:
-            return Checked((unread,))
+            return CheckedProgram((unread,))
         text = stubs.text + BESIDE
         if not _sings(pool, text):
-            return Checked(is_whole=False)
+            return CheckedProgram(is_whole=False)
         return _sorted_out(_diagnostics(pool, code, text, known), code, stubs, known)
     except MontyError:
         # The worker is gone, or has reached a limit; the text was read by then, or is read again before it runs.
-        return Checked(is_whole=False)
+        return CheckedProgram(is_whole=False)
 
 
-def _unread(pool: Monty, code: str) -> Problem | None:
+def _unread(pool: Monty, code: str) -> ProgramProblem | None:
     """Return why the sandbox cannot read a program, if so; it reads all of it before it runs the line that stops."""
     from pydantic_monty import CollectString, MontyCrashedError, MontyError
 
@@ -832,11 +841,11 @@ def _unread(pool: Monty, code: str) -> Problem | None:
     return None
 
 
-def _unreadable(error: Any) -> Problem:
+def _unreadable(error: Any) -> ProgramProblem:
     frames = error.traceback() if hasattr(error, "traceback") else []
     line, column = (frames[-1].line - 1, frames[-1].column) if frames else (1, 1)
     words = error.display("msg") if frames else str(error)
-    return Problem(max(1, line), max(1, column), f"the sandbox cannot read this: {words}")
+    return ProgramProblem(max(1, line), max(1, column), f"the sandbox cannot read this: {words}")
 
 
 _CANARIES: OrderedDict[str, None] = OrderedDict()
@@ -893,12 +902,12 @@ def _until_stop(snapshot: SyncSnapshot) -> None:
         snapshot = snapshot.resume_not_handled()
 
 
-def _sorted_out(found: list[dict[str, Any]], code: str, stubs: Stubs, known: Collection[str]) -> Checked:
+def _sorted_out(found: list[dict[str, Any]], code: str, stubs: Stubs, known: Collection[str]) -> CheckedProgram:
     tree = parsed(code)
     walk = _Walk(code, tree, stubs, known) if isinstance(tree, ast.Module) else None
     refused, told = [], []
     for each in found[:MOST_PROBLEMS]:
-        problem = Problem(each["location"]["row"] - 1, each["location"]["column"], each["message"])
+        problem = ProgramProblem(each["location"]["row"] - 1, each["location"]["column"], each["message"])
         kind = each["name"]
         if problem.line < 1 or kind == "invalid-syntax":
             # The sandbox has read it, so it is none: `return` outside of a function is fine, too.
@@ -907,16 +916,16 @@ def _sorted_out(found: list[dict[str, Any]], code: str, stubs: Stubs, known: Col
         if is_certain:
             refused.append(problem)
         elif is_certain is not None:
-            told.append(Problem(problem.line, problem.column, f"{problem.text} ({kind})"))
-    return Checked(_in_order(refused), _in_order(told))
+            told.append(ProgramProblem(problem.line, problem.column, f"{problem.text} ({kind})"))
+    return CheckedProgram(_in_order(refused), _in_order(told))
 
 
-def _in_order(found: Iterable[Problem]) -> tuple[Problem, ...]:
+def _in_order(found: Iterable[ProgramProblem]) -> tuple[ProgramProblem, ...]:
     distinct = dict.fromkeys(sorted(found, key=lambda problem: (problem.line, problem.column)))
     return tuple(distinct)[:MOST_PROBLEMS]
 
 
-def _is_certain(problem: Problem, kind: str, stubs: Stubs, walk: _Walk | None) -> bool | None:
+def _is_certain(problem: ProgramProblem, kind: str, stubs: Stubs, walk: _Walk | None) -> bool | None:
     """Return whether a program that has this certainly fails; ``None`` when it is known to be wrong."""
     if kind in REFERENCES:
         return None if walk is not None and (walk.runs_text or walk.spares("name", problem)) else True

@@ -101,7 +101,7 @@ def agent_file_rules() -> str:
             "the output. `ctx.prompt` is the prompt, `ctx.params` the params by the input_schema (a class of the file derived from",
             "pydantic's BaseModel, or a JSON Schema), `ctx.random` is chance.",
             "# What it may import",
-            *[f"- `{_called(name)}`: {about}" for name in sorted(KNOWN["stepengine"]) if (about := _about(name))],
+            *[f"- `{_call_form(name)}`: {about}" for name in sorted(KNOWN["stepengine"]) if (about := _about(name))],
             f"- types for annotations: {', '.join(sorted(plain))}",
             f"- from stepengine.errors: {', '.join(sorted(KNOWN['stepengine.errors']))}",
             f"- of Python: {', '.join(modules)}; for annotations and schema classes also {', '.join(sorted(DROPPED - {'__future__'}))}",
@@ -118,21 +118,21 @@ def agent_file_rules() -> str:
     )
 
 
-def _found(name: str) -> Any:
+def _find(name: str) -> Any:
     return next((getattr(home, name) for home in HOMES if hasattr(home, name)), None)
 
 
 def _about(name: str) -> str:
     # Names of types are for annotations, and their text is that of what they are made of.
-    found = _found(name)
+    found = _find(name)
     is_told = inspect.isclass(found) or inspect.isfunction(found) or name in {"STEP", "STEP_ALL"}
     return _first(inspect.getdoc(found) or "") if is_told else ""
 
 
-def _called(name: str) -> str:
+def _call_form(name: str) -> str:
     if name in {"STEP", "STEP_ALL", "AgentDefinition"}:
         return name
-    return f"{name}({', '.join(inspect.signature(_found(name)).parameters)})"
+    return f"{name}({', '.join(inspect.signature(_find(name)).parameters)})"
 
 
 def _first(text: str) -> str:

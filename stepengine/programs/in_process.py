@@ -30,9 +30,19 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from stepengine.errors import ToolError
-from stepengine.programs.checking import Checked, Problem
+from stepengine.programs.checking import CheckedProgram, ProgramProblem
 from stepengine.programs.sandbox import BUILTINS, MODULES
-from stepengine.programs.sessions import PRINTED, SLEEP, Answer, Asked, Ended, Raised, Session, Turn, Waiting
+from stepengine.programs.sessions import (
+    PRINTED,
+    SLEEP,
+    CallAnswer,
+    ProgramCall,
+    ProgramEnded,
+    ProgramRaised,
+    ProgramSession,
+    ProgramWaiting,
+    Turn,
+)
 from stepengine.programs.stubs import ALIASES, OURS, Stubs
 
 __all__ = ("InProcessSandbox",)
@@ -66,23 +76,29 @@ class InProcessSandbox:
 
     name = f"in-process/{sys.version_info[0]}.{sys.version_info[1]}"
 
-    def check(self, code: str, stubs: Stubs, known: Collection[str]) -> Checked:
+    def check(self, code: str, stubs: Stubs, known: Collection[str]) -> CheckedProgram:
         """Return why this Python cannot read a program, if so."""
         try:
-            _compiled(code, FILE)
+            _compile(code, FILE)
         except SyntaxError as error:
             place = max(1, error.lineno or 1), max(1, error.offset or 1)
-            return Checked((Problem(*place, f"the sandbox cannot read this: {error.msg}"),), is_whole=False)
+            return CheckedProgram(
+                (ProgramProblem(*place, f"the sandbox cannot read this: {error.msg}"),), is_whole=False
+            )
         except (RecursionError, MemoryError):
-            return Checked((Problem(1, 1, "the program is nested too deeply to be read"),), is_whole=False)
-        return Checked(is_whole=False)
+            return CheckedProgram(
+                (ProgramProblem(1, 1, "the program is nested too deeply to be read"),), is_whole=False
+            )
+        return CheckedProgram(is_whole=False)
 
-    def open(self, functions: Collection[str], *, seconds: float, memory: int, printed: int, seed: int) -> Session:
+    def open(
+        self, functions: Collection[str], *, seconds: float, memory: int, printed: int, seed: int
+    ) -> ProgramSession:
         """Return a new session; it takes no memory limit."""
-        return _Session(functions, seconds, printed, seed)
+        return _InProcessSession(functions, seconds, printed, seed)
 
 
-class _Session:
+class _InProcessSession:
     def __init__(self, functions: Collection[str], seconds: float, most_printed: int, seed: int) -> None:
         self._seconds = seconds
         self._process = os.getpid()
@@ -91,7 +107,7 @@ class _Session:
         self._is_closed = False
         self._fed = 0
         self.printed = ""
-        own = {"print": self._world.print, "open": _refused("open"), "__import__": self._world.load}
+        own = {"print": self._world.print, "open": _make_refusing("open"), "__import__": self._world.load}
         own |= {each.__name__: _synchronous(each) for each in (map, filter)}
         given = {name: getattr(builtins, name) for name in BUILTINS if hasattr(builtins, name)}
         self._globals: dict[str, Any] = {
@@ -116,11 +132,11 @@ class _Session:
         program.start()
         return self._turn(program)
 
-    def answer(self, answers: Mapping[int, Answer], now: datetime) -> Turn:
+    def answer(self, answers: Mapping[int, CallAnswer], now: datetime) -> Turn:
         self._check_process()
         program = self._program
         if program is None:
-            return Raised("RuntimeError", "the program was ended", 0, is_fatal=True)
+            return ProgramRaised("RuntimeError", "the program was ended", 0, is_fatal=True)
         self._world.now = now
         program.answers.put(answers)
         return self._turn(program)
@@ -157,9 +173,9 @@ class _Session:
             turn = program.turns.get(timeout=self._seconds)
         except queue.Empty:
             program.end("TimeoutError")
-            turn = Raised("TimeoutError", "TimeoutError", 0, is_fatal=True)
+            turn = ProgramRaised("TimeoutError", "TimeoutError", 0, is_fatal=True)
         self.printed = "".join(self._world.out)
-        if not isinstance(turn, Waiting):
+        if not isinstance(turn, ProgramWaiting):
             self._program = None
             program.join(GRACE)
         return turn
@@ -275,7 +291,7 @@ class _World:
             **parts,
             "asctime": lambda given=None: times.asctime(times.gmtime(seconds()) if given is None else given),
             "strftime": shown,
-            "sleep": _refused("time.sleep"),
+            "sleep": _make_refusing("time.sleep"),
         }
 
 
@@ -294,7 +310,7 @@ OF_PATHS = (
 UNSUPPORTED = frozenset({"os.getenv", "os.urandom", "time.sleep"})
 
 
-def _refused(name: str) -> Callable[..., Any]:
+def _make_refusing(name: str) -> Callable[..., Any]:
     """Return what stands for a function that reaches out."""
 
     def refuse(*args: object, **_: object) -> Any:
@@ -309,7 +325,7 @@ def _refused(name: str) -> Callable[..., Any]:
 
 
 OF_OS = {
-    **{name: _refused(f"os.{name}") for name in (*OF_FILES, "getenv", "urandom")},
+    **{name: _make_refusing(f"os.{name}") for name in (*OF_FILES, "getenv", "urandom")},
     "getcwd": lambda: "/",
     "getcwdb": lambda: b"/",
 }
@@ -325,13 +341,13 @@ def _paths() -> dict[str, Any]:
         return posixpath.relpath(whole(path), whole(start))
 
     unchanged = dict.fromkeys(("expanduser", "expandvars"), lambda path: path)
-    return {**{each: _refused(each) for each in OF_PATHS}, **unchanged, "abspath": whole, "relpath": relative}
+    return {**{each: _make_refusing(each) for each in OF_PATHS}, **unchanged, "abspath": whole, "relpath": relative}
 
 
 _Path = type("PosixPath", (PurePosixPath,), {})
 for _name in set(dir(PosixPath)) - set(dir(PurePosixPath)):
     if not _name.startswith("_"):
-        setattr(_Path, _name, _refused(_name))
+        setattr(_Path, _name, _make_refusing(_name))
 _Path.cwd = classmethod(lambda cls: cls("/"))  # type: ignore[attr-defined]
 
 
@@ -391,27 +407,27 @@ class _Function:
 
     __slots__ = ("_name", "_session")
 
-    def __init__(self, session: _Session, name: str) -> None:
+    def __init__(self, session: _InProcessSession, name: str) -> None:
         self._session = session
         self._name = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> _Future:
-        return self._session.call(self._name, _copied(args), _copied(kwargs))
+        return self._session.call(self._name, _copy_value(args), _copy_value(kwargs))
 
     def __repr__(self) -> str:
         return self._name
 
 
-def _copied(value: Any, around: frozenset[int] = frozenset()) -> Any:
+def _copy_value(value: Any, around: frozenset[int] = frozenset()) -> Any:
     """Return a value as it is now: what a call was given does not change when the program goes on."""
     if id(value) in around:
         return _itself(value)
     if isinstance(value, dict):
         around |= {id(value)}
-        return {key: _copied(inner, around) for key, inner in value.items()}
+        return {key: _copy_value(inner, around) for key, inner in value.items()}
     if type(value) in (list, tuple, set):
         around |= {id(value)}
-        return type(value)([_copied(inner, around) for inner in value])
+        return type(value)([_copy_value(inner, around) for inner in value])
     return value
 
 
@@ -529,11 +545,11 @@ class _Program(threading.Thread):
         super().__init__(name=f"program {file}", daemon=True)
         self._code, self._file, self._names, self._world = code, file, names, world
         self.turns: queue.SimpleQueue[Turn] = queue.SimpleQueue()
-        self.answers: queue.SimpleQueue[Mapping[int, Answer] | None] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[Mapping[int, CallAnswer] | None] = queue.SimpleQueue()
         self.ready: deque[_Task] = deque()
         self._is_told = False
         self._open: dict[int, _Future] = {}
-        self._calls: list[Asked] = []
+        self._calls: list[ProgramCall] = []
         self._tasks: list[_Task] = []
         self._roots: list[_Future] = []
         self._asked = 0
@@ -558,36 +574,36 @@ class _Program(threading.Thread):
             self._world.tick()
             turn = self._ran()
         except _Stopped:
-            turn = self._stopped()
+            turn = self._error_of_stop()
         except BaseException as error:  # noqa: BLE001 - a program's own, SystemExit too
             turn = self._raised(error)
         if self._world.stop:  # the program may have caught what ended it
-            turn = self._stopped()
+            turn = self._error_of_stop()
         self._close()
         self.turns.put(turn)
 
     def _ran(self) -> Turn:
         self._names.pop(VALUE, None)
         try:
-            coroutine = eval(_compiled(self._code, self._file), self._names)  # noqa: S307 - what this is for
+            coroutine = eval(_compile(self._code, self._file), self._names)  # noqa: S307 - what this is for
             if inspect.iscoroutine(coroutine):
                 self.until(self.future(coroutine))
             value = self._names.pop(VALUE, None)
         except _Returned as returned:
             value = returned.args[0]
-        return Ended(_given_out(value), tuple(self._calls))
+        return ProgramEnded(_given_out(value), tuple(self._calls))
 
-    def _stopped(self) -> Raised:
+    def _error_of_stop(self) -> ProgramRaised:
         if self._world.stop == PRINTED:
-            return Raised(PRINTED, "MemoryError: it printed more", 0, is_fatal=True)
-        return Raised("RuntimeError", "the program was ended", 0, is_fatal=True)
+            return ProgramRaised(PRINTED, "MemoryError: it printed more", 0, is_fatal=True)
+        return ProgramRaised("RuntimeError", "the program was ended", 0, is_fatal=True)
 
-    def _raised(self, error: BaseException) -> Raised:
+    def _raised(self, error: BaseException) -> ProgramRaised:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(FILE)]
-        text = "\n".join(["Traceback (most recent call last):", *self._shown(frames), _last(error)])
-        return Raised(type(error).__name__, text, frames[-1].lineno or 0 if frames else 0)
+        text = "\n".join(["Traceback (most recent call last):", *self._show_frames(frames), _last(error)])
+        return ProgramRaised(type(error).__name__, text, frames[-1].lineno or 0 if frames else 0)
 
-    def _shown(self, frames: list[traceback.FrameSummary]) -> Iterator[str]:
+    def _show_frames(self, frames: list[traceback.FrameSummary]) -> Iterator[str]:
         lines = self._code.split("\n")
         for (file, number, name), equal in groupby(frames, lambda each: (each.filename, each.lineno or 0, each.name)):
             count = len(list(equal))
@@ -611,7 +627,7 @@ class _Program(threading.Thread):
     def called(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> _Future:
         self._world.tick()
         future = _Future(self, result)
-        self._calls.append(Asked(self._asked, name, args, kwargs, _line_of_caller()))
+        self._calls.append(ProgramCall(self._asked, name, args, kwargs, _line_of_caller()))
         self._open[self._asked] = future
         self._asked += 1
         return future
@@ -649,7 +665,7 @@ class _Program(threading.Thread):
             msg = "the program waits for something that nobody does"
             raise RuntimeError(msg)
         calls, self._calls = tuple(self._calls), []
-        self.turns.put(Waiting(calls, self._line()))
+        self.turns.put(ProgramWaiting(calls, self._line()))
         answers = self.answers.get()
         if answers is None:
             raise _Stopped
@@ -665,7 +681,7 @@ class _Program(threading.Thread):
         else:
             self.ready.appendleft(task)
 
-    def _settle(self, number: int, answer: Answer) -> None:
+    def _settle(self, number: int, answer: CallAnswer) -> None:
         future = self._open.pop(number)
         if answer.error:
             kind = getattr(builtins, ALIASES.get(answer.error, answer.error), RuntimeError)
@@ -724,7 +740,7 @@ def _given_out(value: Any, around: frozenset[int] = frozenset()) -> Any:
 # --- reading ------------------------------------------------------------------------------------------------------------
 
 
-def _compiled(code: str, file: str) -> CodeType:
+def _compile(code: str, file: str) -> CodeType:
     tree = _Rewritten().visit(ast.parse(code))
     made: CodeType = compile(ast.fix_missing_locations(tree), file, "exec", FLAGS, dont_inherit=True)
     return made

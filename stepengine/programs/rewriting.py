@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from stepengine.data.frozen import frozen
 from stepengine.errors import DefinitionError
-from stepengine.programs.checking import NO_STUBS, Problem, parsed, problems
+from stepengine.programs.checking import NO_STUBS, ProgramProblem, parsed, problems
 from stepengine.programs.sandbox import MODULES
 from stepengine.programs.schemas import SchemaClass, schemas_of
 
@@ -182,7 +182,7 @@ def rewritten(text: str, file: str, *, known: Collection[str] = ()) -> AgentText
     """
     source = text.replace("\r\n", "\n").replace("\r", "\n")
     tree = parsed(source)
-    if isinstance(tree, Problem):
+    if isinstance(tree, ProgramProblem):
         _refuse(file, tree.line, tree.text)
     if tree is None:
         _refuse(file, 1, "this Python cannot read it; it is written for a later one")
@@ -216,7 +216,7 @@ class _Edit(NamedTuple):
     text: bytes
 
 
-class _Seen(NamedTuple):
+class _SeenNode(NamedTuple):
     """A node, the function that it stands in, what holds it, and how deep it stands in classes."""
 
     node: ast.AST
@@ -293,7 +293,7 @@ class _Rewriting:
             if len(kinds) > 1:
                 self._refuse(node, f"two functions are called {name!r}, and one of them yields; give them two names")
 
-    def _take_generator(self, seen: _Seen) -> None:
+    def _take_generator(self, seen: _SeenNode) -> None:
         function = seen.function
         if function is None:
             self._refuse(seen.node, "`yield` stands outside of a function")
@@ -307,7 +307,7 @@ class _Rewriting:
 
     # --- nodes ----------------------------------------------------------------------------------------------------------
 
-    def _look_at(self, seen: _Seen) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each kind of node
+    def _look_at(self, seen: _SeenNode) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each kind of node
         node = seen.node
         self._check_names(node)
         if seen.in_text and _is_replaced(node):
@@ -356,7 +356,7 @@ class _Rewriting:
             case _:
                 pass
 
-    def _look_at_name(self, seen: _Seen, node: ast.Name) -> None:
+    def _look_at_name(self, seen: _SeenNode, node: ast.Name) -> None:
         if isinstance(seen.parent, ast.Subscript) and seen.parent.value is node:
             if node.id in self._of_types:
                 self._blank(node, b"list")
@@ -394,7 +394,7 @@ class _Rewriting:
             at = self._data.index(b"\n", at) if self._data[at] == ord("#") else at + 1
         return at
 
-    def _method(self, seen: _Seen, node: ast.Attribute) -> None:
+    def _method(self, seen: _SeenNode, node: ast.Attribute) -> None:
         """A method that is called later, such as ``map(str.strip, lines)``: the sandbox calls methods, and has them not as values."""
         if not isinstance(node.ctx, ast.Load):
             return
@@ -461,7 +461,7 @@ class _Rewriting:
         if any(name == "*" for name, _ in names):
             self._refuse(node, f"`from {module} import *` does not say what is used; name it")
         if module in KNOWN:
-            made = [self._known(node, module, name, as_) for name, as_ in names]
+            made = [self._import_known(node, module, name, as_) for name, as_ in names]
         elif module in DROPPED:
             self._of_types |= {as_ for _, as_ in names}
             made = [self._type(name, as_) for name, as_ in names]
@@ -475,10 +475,10 @@ class _Rewriting:
             self._refuse(node, _no_module(module))
         self._blank(node, "; ".join(filter(None, made)).encode() or b"pass")
 
-    def _known(self, node: ast.AST, module: str, name: str, as_: str) -> str:
+    def _import_known(self, node: ast.AST, module: str, name: str, as_: str) -> str:
         if name not in KNOWN[module]:
             why = NOT_HERE.get(
-                name, f"{module} has it, and files in the sandbox do not: they may import {_listed(KNOWN[module])}"
+                name, f"{module} has it, and files in the sandbox do not: they may import {_join_sorted(KNOWN[module])}"
             )
             self._refuse(node, f"{name!r} cannot be used in the sandbox: {why}")
         self._imported[as_] = name
@@ -563,9 +563,9 @@ class _Rewriting:
         _refuse(self._file, getattr(node, "lineno", 1), why)
 
 
-def _walk(tree: ast.Module) -> Iterator[_Seen]:
+def _walk(tree: ast.Module) -> Iterator[_SeenNode]:
     """Give every node with what it stands in, outer ones first; annotations are left out, which are not run."""
-    left: list[_Seen] = [_Seen(tree, None, None, in_class=False)]
+    left: list[_SeenNode] = [_SeenNode(tree, None, None, in_class=False)]
     while left:
         seen = left.pop()
         yield seen
@@ -582,7 +582,9 @@ def _walk(tree: ast.Module) -> Iterator[_Seen]:
             members = value if isinstance(value, list) else [value]
             in_text = seen.in_text or isinstance(node, ast.JoinedStr)
             left += [
-                _Seen(one, function, node, is_class, in_text) for one in reversed(members) if isinstance(one, ast.AST)
+                _SeenNode(one, function, node, is_class, in_text)
+                for one in reversed(members)
+                if isinstance(one, ast.AST)
             ]
 
 
@@ -597,8 +599,8 @@ def _is_inside(node: ast.AST, spans: Collection[tuple[int, int]]) -> bool:
 
 
 def _no_module(name: str) -> str:
-    return f"there is no module {name!r} in the sandbox, which has {_listed(MODULES.keys() - {'os.path', 'posixpath'})}"
+    return f"there is no module {name!r} in the sandbox, which has {_join_sorted(MODULES.keys() - {'os.path', 'posixpath'})}"
 
 
-def _listed(names: Collection[str]) -> str:
+def _join_sorted(names: Collection[str]) -> str:
     return ", ".join(sorted(names))

@@ -30,14 +30,14 @@ from stepengine.programs.sessions import (
     PRINTED,
     SLEEP,
     STOPPED,
-    Answer,
-    Asked,
+    CallAnswer,
     MontySandbox,
-    Raised,
+    ProgramCall,
+    ProgramRaised,
+    ProgramSession,
+    ProgramWaiting,
     Sandbox,
-    Session,
     Turn,
-    Waiting,
 )
 from stepengine.programs.stubs import Function, Stubs, stubs_of
 from stepengine.redaction import PLACEHOLDER
@@ -202,8 +202,8 @@ def shared_sandbox() -> MontySandbox:
 class _Recalled(NamedTuple):
     """A turn that is recorded, and that no session has made here: how it is asked for, by whom, and what came of it."""
 
-    run: _Run
-    ask: Callable[[Session], Turn]
+    run: _ProgramRun
+    ask: Callable[[ProgramSession], Turn]
     known: Mapping[str, Any]
 
 
@@ -211,14 +211,14 @@ class _Kept(KeepsVariables):
     """The session of one run, and which names earlier programs have left in it; where all of them are recorded it has none yet."""
 
     def __init__(self) -> None:
-        self.session: Session | None = None
+        self.session: ProgramSession | None = None
         self.names: set[str] = set()
         self.recalled: list[_Recalled] = []
         self.seed = 0
         self.is_new = True
         self.programs: _Programs | None = None
 
-    def brought_up(self, programs: _Programs) -> Session:
+    def brought_up(self, programs: _Programs) -> ProgramSession:
         """
         Return the session, after it was told what is recorded of programs that were not run here.
 
@@ -260,7 +260,7 @@ class _Kept(KeepsVariables):
             return {}
         return found
 
-    def looked_at(self) -> Session | None:
+    def looked_at(self) -> ProgramSession | None:
         """Return the session as it stands, for whoever looks at it; ``None`` where there is none, or no sandbox."""
         if self.programs is None or (self.session is None and not self.recalled):
             return None
@@ -281,7 +281,7 @@ class _Programs:
         self.sandbox = sandbox
 
     def run(self, ctx: StepContext[Any], code: str, *, restart: bool) -> Steps[str]:
-        run = _Run(self, ctx, code)
+        run = _ProgramRun(self, ctx, code)
         turn: Mapping[str, Any] = {"calls": ()}
         try:
             turn = yield from run.begin(restart=restart)
@@ -293,7 +293,7 @@ class _Programs:
         return run.ended(turn)
 
 
-class _Run(RunsProgram):
+class _ProgramRun(RunsProgram):
     """
     One program.
 
@@ -334,7 +334,7 @@ class _Run(RunsProgram):
             # A recorded program is not looked at again: what a newer version would refuse has run already, and what an
             # older one refused did not.
             if known is None:
-                refused = self._refused(kept)
+                refused = self._why_refused(kept)
                 if refused:
                     return {"refused": refused}
             elif "refused" in known:
@@ -354,9 +354,9 @@ class _Run(RunsProgram):
         # means that, and judging, recording and suspending are the engine's (programs:PG22).
         self._calls += len(calls)
         asked = [(call, self._member(call)) for call in calls]
-        answers = {call["id"]: member for call, member in asked if isinstance(member, Answer)}
-        open_ = [(call, member) for call, member in asked if not isinstance(member, Answer)]
-        came = yield from self._done([member for _, member in open_], [call["line"] for call, _ in open_])
+        answers = {call["id"]: member for call, member in asked if isinstance(member, CallAnswer)}
+        open_ = [(call, member) for call, member in asked if not isinstance(member, CallAnswer)]
+        came = yield from self._carry_out([member for _, member in open_], [call["line"] for call, _ in open_])
         answers |= {call["id"]: self._answer(value) for (call, _), value in zip(open_, came, strict=True)}
         now, kept = self._ctx.now(), cast("_Kept", self._kept)
         return (
@@ -365,7 +365,7 @@ class _Run(RunsProgram):
             )
         )
 
-    def _done(self, members: Sequence[Member[Any]], lines: Sequence[int]) -> Steps[Sequence[object]]:
+    def _carry_out(self, members: Sequence[Member[Any]], lines: Sequence[int]) -> Steps[Sequence[object]]:
         """Carry out members together, each asked for at its line; what came of each, an exception where it could not begin."""
         if not members:
             return ()
@@ -379,14 +379,14 @@ class _Run(RunsProgram):
         # One of them is wrong, so that none has begun: its error is its own, and the others' calls are right.
         came: list[object] = []
         for member, line in zip(members, lines, strict=True):
-            came += yield from self._done([member], [line])
+            came += yield from self._carry_out([member], [line])
         return came
 
     def _computed(self, work: Any) -> Steps[Mapping[str, Any]]:
         turn: Mapping[str, Any] = (yield cast("Any", Compute(work, self.close, self._code))).value
         return turn
 
-    def _refused(self, kept: _Kept) -> str:
+    def _why_refused(self, kept: _Kept) -> str:
         """Return why the program cannot go well; ``""`` where nothing is known against it."""
         programs = self._programs
         # First the look at the text, which is quick and needs no worker; what only the sandbox knows comes second
@@ -398,7 +398,7 @@ class _Run(RunsProgram):
             self._told = shown(checked.told, self._code) if checked.told else ""
         return f"Nothing was run, the program has to be mended first:\n{shown(wrong, self._code)}" if wrong else ""
 
-    def _turned(self, kept: _Kept, ask: Callable[[Session], Turn], known: Any) -> Mapping[str, Any]:
+    def _turned(self, kept: _Kept, ask: Callable[[ProgramSession], Turn], known: Any) -> Mapping[str, Any]:
         """Return what came of a turn; one that is recorded is kept for a session that has to come to the same place."""
         # A recorded turn is not run: most programs ended before the process died, and nobody will look at their
         # variables again. It is kept, and run when a later program of the same session needs what it left.
@@ -420,7 +420,7 @@ class _Run(RunsProgram):
         most = self._programs.limits.calls
         # Refused before the calls are made, all of them: half of a `gather` would leave the program in a state that it
         # cannot know of.
-        if isinstance(turn, Waiting) and self._calls + len(turn.calls) > most:
+        if isinstance(turn, ProgramWaiting) and self._calls + len(turn.calls) > most:
             why = f"The program was ended in line {turn.line}: it made more than {most:,} calls.{GONE}"
             form = {"error": f"{why}{_before(session)}", "lost": True}
         if form.get("lost"):
@@ -429,7 +429,7 @@ class _Run(RunsProgram):
             form["told"] = self._told
         return form
 
-    def check_same(self, known: Mapping[str, Any], turn: Turn, session: Session) -> None:
+    def check_same(self, known: Mapping[str, Any], turn: Turn, session: ProgramSession) -> None:
         """Raise ``ReplayDivergence`` unless a turn came to what is recorded of it; what no journal may hold is not compared."""
         now = freeze(self._form(turn, session))
         known = {name: value for name, value in known.items() if name != "told"}
@@ -469,11 +469,11 @@ class _Run(RunsProgram):
 
     # --- what stands in a record --------------------------------------------------------------------------------------
 
-    def _form(self, turn: Turn, session: Session) -> dict[str, Any]:
-        if isinstance(turn, Waiting):
+    def _form(self, turn: Turn, session: ProgramSession) -> dict[str, Any]:
+        if isinstance(turn, ProgramWaiting):
             self._room = self._programs.limits.memory  # one value may stand in all of its calls
-            return {"line": turn.line, "calls": [self._asked(call) for call in turn.calls]}
-        if isinstance(turn, Raised):
+            return {"line": turn.line, "calls": [self._call_form(call) for call in turn.calls]}
+        if isinstance(turn, ProgramRaised):
             told = f"\nWhat was seen before it ran:\n{self._told}" if self._told else ""
             lost = GONE if turn.is_fatal else ""
             text = f"{_limit_of(turn, self._programs.limits)}{turn.text}{lost}{told}{_before(session)}"
@@ -483,14 +483,14 @@ class _Run(RunsProgram):
             f"line {call.line}: {call.name}(...) was called and never awaited, so it did not run"
             for call in turn.unawaited
         ]
-        value = "" if turn.value is None else _written(turn.value, self._programs.limits.value)
+        value = "" if turn.value is None else _write_value(turn.value, self._programs.limits.value)
         said = "\n".join([part for part in (session.printed.rstrip("\n"), value, *forgotten) if part])
         return {"said": mended(said)}
 
-    def _asked(self, call: Asked) -> dict[str, Any]:
+    def _call_form(self, call: ProgramCall) -> dict[str, Any]:
         form: dict[str, Any] = {"id": call.id, "name": call.name, "line": call.line}
         try:
-            given = self._given(call)
+            given = self._bind_arguments(call)
             self._room -= self._check_size(given)
             if self._room < 0:
                 msg = f"what is given to calls at once has more than {self._programs.limits.memory:,} bytes"
@@ -506,7 +506,7 @@ class _Run(RunsProgram):
             )
             return {**form, "error": kind, "words": mended(str(error))}
 
-    def _given(self, call: Asked) -> dict[str, Any]:
+    def _bind_arguments(self, call: ProgramCall) -> dict[str, Any]:
         """Return the input of what a call of the program means; raises what is wrong with its arguments."""
         if call.name == SLEEP:
             return {"seconds": _seconds(call)}
@@ -518,22 +518,22 @@ class _Run(RunsProgram):
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    def _member(self, call: Mapping[str, Any]) -> Member[Any] | Answer:
-        """Return what a call of the program asks for; an ``Answer`` where it is wrong."""
+    def _member(self, call: Mapping[str, Any]) -> Member[Any] | CallAnswer:
+        """Return what a call of the program asks for; an ``CallAnswer`` where it is wrong."""
         if "error" in call:
-            return Answer(call["words"], call["error"])
+            return CallAnswer(call["words"], call["error"])
         given = call["input"]
         if call["name"] == SLEEP:
             return Sleep(given["seconds"])
         function = self._programs.stubs.functions.get(call["name"])
         if function is None:  # a recorded program had it
-            return Answer(f"name {call['name']!r} is not defined", "NameError")
+            return CallAnswer(f"name {call['name']!r} is not defined", "NameError")
         try:
-            return self._meant(function, given)
+            return self._member_for(function, given)
         except (TypeError, ValueError, StepEngineError) as error:
-            return Answer(str(error), "TypeError")
+            return CallAnswer(str(error), "TypeError")
 
-    def _meant(self, function: Function, given: Mapping[str, Any]) -> Member[Any] | Answer:
+    def _member_for(self, function: Function, given: Mapping[str, Any]) -> Member[Any] | CallAnswer:
         match function.kind:
             case "tool":
                 return ToolCall(function.of, given)
@@ -543,9 +543,9 @@ class _Run(RunsProgram):
                 return Ask(given["question"], options=given.get("options") or ())
             # Answered here: a look into the catalogue is no effect, since it follows from the tools alone.
             case "search":
-                return Answer(self._programs.stubs.search(str(given["query"])))
+                return CallAnswer(self._programs.stubs.search(str(given["query"])))
             case "describe":
-                return Answer(self._programs.stubs.describe(str(given["name"])))
+                return CallAnswer(self._programs.stubs.describe(str(given["name"])))
             case _ as never:
                 assert_never(never)
 
@@ -559,26 +559,26 @@ class _Run(RunsProgram):
             raise ValueError(msg)
         return size
 
-    def _answer(self, came: object) -> Answer:
+    def _answer(self, came: object) -> CallAnswer:
         """Return what came of a member, as the program gets it."""
         if isinstance(came, ToolResult):
             if came.is_error:
-                return Answer(came.text, _kind_of(came))
+                return CallAnswer(came.text, _kind_of(came))
             came = _given_by(came)
         elif isinstance(came, ChildResult):
             if came.is_error:
-                return Answer(f"{came.agent_id} failed: {came.why or came.status.value}", "ToolError")
+                return CallAnswer(f"{came.agent_id} failed: {came.why or came.status.value}", "ToolError")
             came = came.output if came.output is not None else came.text
         elif isinstance(came, BaseException):
-            return Answer(str(came), "TypeError" if isinstance(came, ToolInputError) else "ToolError")
+            return CallAnswer(str(came), "TypeError" if isinstance(came, ToolInputError) else "ToolError")
         value = _thawed(came)
         # What a call gives is bounded as well: a tool that returns a gigabyte would be copied into the worker, whose
         # own limit would end it without saying which call it was.
         try:
             self._check_size(value)
         except ValueError as error:
-            return Answer(f"the call gave {error}", "ToolError")
-        return Answer(value)
+            return CallAnswer(f"the call gave {error}", "ToolError")
+        return CallAnswer(value)
 
     # --- its end ------------------------------------------------------------------------------------------------------
 
@@ -610,11 +610,11 @@ def _is_clean(recorded: object) -> bool:
     return isinstance(recorded, str) and PLACEHOLDER.search(recorded) is not None
 
 
-def _before(session: Session) -> str:
+def _before(session: ProgramSession) -> str:
     return f"\nBefore that it printed:\n{mended(session.printed)}" if session.printed else ""
 
 
-def _limit_of(turn: Raised, limits: ProgramLimits) -> str:
+def _limit_of(turn: ProgramRaised, limits: ProgramLimits) -> str:
     named = {
         "TimeoutError": f"A program may compute for {limits.seconds:g} s between two waits. ",
         "MemoryError": f"A program may use {limits.memory:,} bytes. ",
@@ -623,7 +623,7 @@ def _limit_of(turn: Raised, limits: ProgramLimits) -> str:
     return named.get(turn.kind, "") if turn.is_fatal or turn.kind == PRINTED else ""
 
 
-def _seconds(call: Asked) -> float:
+def _seconds(call: ProgramCall) -> float:
     seconds = call.args[0] if call.args else call.kwargs.get("delay", 0)
     try:
         Sleep(seconds)
@@ -696,7 +696,7 @@ def _inner(value: object) -> Collection[Any] | None:
     return attributes if isinstance(attributes, Mapping) else None
 
 
-def _written(value: Any, most: int) -> str:
+def _write_value(value: Any, most: int) -> str:
     """Return the value of the last line as the model reads it: text as it is, JSON, else what Python prints."""
     if isinstance(value, str):
         return value

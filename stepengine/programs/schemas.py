@@ -142,7 +142,7 @@ def schemas_of(tree: ast.Module, file: str) -> Mapping[str, SchemaClass]:
     Raises:
         DefinitionError: with file and line, for what is not plainly a schema.
     """
-    return _Reading(tree, file).result()
+    return _SchemaReading(tree, file).result()
 
 
 # --- names ----------------------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ class _Read:
 
 
 @frozen
-class _Field:
+class _ClassField:
     """A field as its class declares it."""
 
     schema: dict[str, Any]
@@ -287,7 +287,7 @@ class _At:
     depth: int
 
 
-class _Reading:
+class _SchemaReading:
     def __init__(self, tree: ast.Module, file: str) -> None:
         self._file = file
         self._names = _Names(tree)
@@ -304,7 +304,7 @@ class _Reading:
         self._enums: dict[str, dict[str, Any]] = {}
         self._patterns: dict[str, int] = {}
         self._kinds: dict[str, Literal["model", "typed_dict"]] = {}
-        self._fields: dict[str, dict[str, _Field]] = {}
+        self._fields: dict[str, dict[str, _ClassField]] = {}
         self._extras: dict[str, bool | None] = {}
         self._definitions: dict[str, _Definition | None] = {}
         """``None`` as long as it is read."""
@@ -317,10 +317,10 @@ class _Reading:
         made = {}
         for node in classes:
             self._line, self._where = node.lineno, f"class {node.name!r}"
-            made[node.name] = self._made(node, self._reached(node.name))
+            made[node.name] = self._make_class(node, self._reachable_from(node.name))
         return MappingProxyType(dict(sorted(made.items(), key=lambda item: item[1].line)))
 
-    def _made(self, node: ast.ClassDef, names: Sequence[str]) -> SchemaClass:
+    def _make_class(self, node: ast.ClassDef, names: Sequence[str]) -> SchemaClass:
         fields = self._fields[node.name]
         extras = self._extras_below(node.name, names)
         defined = {name: self._definition(name).schema for name in names}
@@ -365,7 +365,7 @@ class _Reading:
         if self._shown_left < 0:
             self._refuse("the schema classes of this file refer to each other too often; fewer classes would be fine")
 
-    def _shape(self, node: ast.ClassDef, field: _Field) -> str:
+    def _shape(self, node: ast.ClassDef, field: _ClassField) -> str:
         """Return how schema classes stand in the value of a field; ``""`` when there are none."""
         if UNENDING in field.shape:
             if self._reached_in_place(field.refers, through=()) & self._kinds.keys():
@@ -387,7 +387,7 @@ class _Reading:
                     left.extend(self._definition(name).refers)
         return found
 
-    def _reached(self, name: str) -> list[str]:
+    def _reachable_from(self, name: str) -> list[str]:
         """Return the definitions to which one refers, sorted; itself where it holds itself."""
         found: set[str] = set()
         left = [*self._definition(name).refers]
@@ -534,7 +534,7 @@ class _Reading:
             self._refuse(f"there are too many fields; {MOST_FIELDS_OF_ALL:,} in a file are fine")
 
     def _take(
-        self, node: ast.ClassDef, statement: ast.stmt, fields: dict[str, _Field], *, is_total: bool, is_first: bool
+        self, node: ast.ClassDef, statement: ast.stmt, fields: dict[str, _ClassField], *, is_total: bool, is_first: bool
     ) -> None:
         """Read one statement of a class."""
         match statement:
@@ -555,10 +555,10 @@ class _Reading:
                 self._refuse(f"{statement.name!r} is code, which is not run here; fields alone would be fine")
             case _:
                 self._refuse(
-                    f"{_said(statement)} is not read; fields such as `name: str`, a docstring and model_config are fine"
+                    f"{_name_of_node(statement)} is not read; fields such as `name: str`, a docstring and model_config are fine"
                 )
 
-    def _check_name(self, node: ast.ClassDef, name: str, fields: Mapping[str, _Field]) -> None:
+    def _check_name(self, node: ast.ClassDef, name: str, fields: Mapping[str, _ClassField]) -> None:
         is_private = name.startswith("_" if self._kinds[node.name] == "model" else "__")
         if is_private or name == "model_config":
             self._refuse("this is no name of a field; one without '_' at its beginning would be fine")
@@ -575,7 +575,7 @@ class _Reading:
             return {word.arg: word.value for word in node.keywords}
         if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
             return {key.value: value for key, value in zip(node.keys, node.values, strict=True)}  # type: ignore[union-attr]
-        return self._refuse(f'{_said(node)} is not read; ConfigDict(extra="forbid") would be fine')
+        return self._refuse(f'{_name_of_node(node)} is not read; ConfigDict(extra="forbid") would be fine')
 
     def _config(self, words: Mapping[str | None, ast.expr], *, extra: bool | None) -> bool | None:
         """Return what ``additionalProperties`` is to be; ``None`` for not told."""
@@ -596,7 +596,7 @@ class _Reading:
 
     # --- fields
 
-    def _field(self, node: ast.AnnAssign, kind: str, *, is_total: bool) -> _Field:
+    def _field(self, node: ast.AnnAssign, kind: str, *, is_total: bool) -> _ClassField:
         self._refers = set()
         marks, at = self._marks(_At(node.annotation, 0))
         read = self._read(at)
@@ -605,7 +605,7 @@ class _Reading:
             if node.value is not None or read.given:
                 self._refuse("a field of a TypedDict has no default and no alias; NotRequired[...] would be fine")
             is_required = marks[-1] == "typing.Required" if marks else is_total
-            return _Field(read.schema, read.shape, is_required, NOTHING, "", refers, node.lineno)
+            return _ClassField(read.schema, read.shape, is_required, NOTHING, "", refers, node.lineno)
         if marks:
             self._refuse("Required and NotRequired are for a TypedDict; a default would be fine")
         if node.value is not None:
@@ -614,7 +614,7 @@ class _Reading:
         is_shown = default is not NOTHING and not read.given["is_made"]
         schema = {**read.schema, "default": default} if is_shown else read.schema
         alias = read.given.get("alias", "")
-        return _Field(schema, read.shape, default is NOTHING, default, alias, refers, node.lineno)
+        return _ClassField(schema, read.shape, default is NOTHING, default, alias, refers, node.lineno)
 
     def _valued(self, read: _Read, value: ast.expr) -> _Read:
         """Return what a field says with what stands behind its ``=``."""
@@ -644,14 +644,14 @@ class _Reading:
             words = {"default": call.args[0], **words}
         if strange := [word for word in words if word not in OF_FIELD]:
             self._refuse(f"Field({strange[0]}=...) is not read; these are: {', '.join(sorted(OF_FIELD))}")
-        given = {**read.given, **self._given(words)}
+        given = {**read.given, **self._field_settings(words)}
         values = {word: self._literal(_At(node, 0)) for word, node in words.items() if word not in ONCE}
         for word in CONSTRAINTS:
             if values.get(word) is not None:
                 read = self._constrained(read, word, values[word])
-        return attrs.evolve(read, schema={**read.schema, **self._told(values)}, given=given)
+        return attrs.evolve(read, schema={**read.schema, **self._documentation(values)}, given=given)
 
-    def _given(self, words: Mapping[str | None, ast.expr]) -> dict[str, Any]:
+    def _field_settings(self, words: Mapping[str | None, ast.expr]) -> dict[str, Any]:
         """Return what a ``Field`` says that only a field may say."""
         given: dict[str, Any] = {}
         default = words.get("default")
@@ -669,7 +669,7 @@ class _Reading:
             given["alias"] = self._text("alias", self._literal(_At(words["alias"], 0)))
         return given
 
-    def _told(self, values: Mapping[str | None, Any]) -> dict[str, Any]:
+    def _documentation(self, values: Mapping[str | None, Any]) -> dict[str, Any]:
         told: dict[str, Any] = {}
         for word in ("description", "title", "examples"):
             value = values.get(word)
@@ -834,13 +834,13 @@ class _Reading:
     def _single(self, at: _At) -> _Read:
         node = at.node
         if isinstance(node, ast.Name | ast.Attribute):
-            return self._named(node, at.depth)
+            return self._read_name(node, at.depth)
         if isinstance(node, ast.Subscript):
             self._check_own(node.value)
             return self._subscripted(node, at.depth + 1)
-        return self._refuse(f"{_said(node)} is no type; these are fine: {TYPES_HERE}")
+        return self._refuse(f"{_name_of_node(node)} is no type; these are fine: {TYPES_HERE}")
 
-    def _named(self, node: ast.Name | ast.Attribute, depth: int) -> _Read:
+    def _read_name(self, node: ast.Name | ast.Attribute, depth: int) -> _Read:
         bound = self._bound(node)
         what = bound.what
         if what == "decimal.Decimal":
@@ -859,7 +859,7 @@ class _Reading:
         if what == CLASS and any(self._bound(base).what in ENUMS for base in bound.node.bases):
             self._values(bound.node)
             return self._referred(bound.node.name, LEFT_OUT)
-        return self._refuse(f"{_said(node)} is no type that is read here; these are: {TYPES_HERE}")
+        return self._refuse(f"{_name_of_node(node)} is no type that is read here; these are: {TYPES_HERE}")
 
     def _referred(self, name: str, shape: str) -> _Read:
         self._refers.add(name)
@@ -880,7 +880,7 @@ class _Reading:
             return _Read({"type": "array", "items": read.schema, **_unique(what)}, "array", _of("list[{}]", read.shape))
         if what in DICTS and len(items) == 2:  # noqa: PLR2004 - key and value
             return self._dict(items, depth)
-        return self._refuse(f"{_said(node)} is no type that is read here; these are: {TYPES_HERE}")
+        return self._refuse(f"{_name_of_node(node)} is no type that is read here; these are: {TYPES_HERE}")
 
     def _inner(self, node: ast.expr, depth: int) -> _Read:
         """Return what an annotation inside of another one says."""
@@ -913,7 +913,9 @@ class _Reading:
         read = self._read(_At(items[0], depth)) if items else _Read({})
         for node in items[1:]:
             if not isinstance(node, ast.Call) or self._bound(node.func).what != "pydantic.Field":
-                self._refuse(f"Annotated[..., {_said(node)}] is not read; Annotated[..., Field(...)] would be fine")
+                self._refuse(
+                    f"Annotated[..., {_name_of_node(node)}] is not read; Annotated[..., Field(...)] would be fine"
+                )
             read = self._with_field(read, node)
         return read
 
@@ -953,7 +955,7 @@ class _Reading:
         values = {
             name: first.setdefault(value, value) for name, value in values.items()
         }  # `1` and `True` are one member
-        schema = {**_described(node), **_typed([*first]), "enum": [*first]}
+        schema = {**_description(node), **_type_of_values([*first]), "enum": [*first]}
         if schema.get("type") == "null":
             del schema["type"]
         self._enums[node.name] = values
@@ -976,7 +978,7 @@ class _Reading:
                     )
                 values[name] = value
             case _:
-                self._refuse(f"{_said(statement)} is not read in an Enum; members such as `LOW = 'low'` are")
+                self._refuse(f"{_name_of_node(statement)} is not read in an Enum; members such as `LOW = 'low'` are")
 
     def _literals(self, items: Sequence[ast.expr], depth: int) -> list[Any]:
         """Return the values of a ``Literal[...]``, those of others inside of it too, each once."""
@@ -997,7 +999,9 @@ class _Reading:
             is_value = isinstance(node, ast.Constant | ast.UnaryOp)
             value = self._literal(at) if is_value else NOTHING
             if not isinstance(value, str | int | None):
-                self._refuse(f"Literal[...] holds texts, whole numbers, True, False and None, not {_said(node)}")
+                self._refuse(
+                    f"Literal[...] holds texts, whole numbers, True, False and None, not {_name_of_node(node)}"
+                )
             found.setdefault((type(value), value), value)
         return list(found.values()) or self._refuse("Literal[...] holds at least one value")
 
@@ -1021,7 +1025,9 @@ class _Reading:
                 return self._constant(node, depth)
             case _:
                 pass
-        return self._refuse(f"{_said(node)} is no value that can be read without running it; a literal would be fine")
+        return self._refuse(
+            f"{_name_of_node(node)} is no value that can be read without running it; a literal would be fine"
+        )
 
     def _written_out(self, node: ast.Dict, depth: int) -> dict[str, Any]:
         names = [self._literal(_At(key, depth)) for key in node.keys if key]
@@ -1042,7 +1048,7 @@ class _Reading:
                 if node.attr in values:
                     return values[node.attr]
         return self._refuse(
-            f"{_said(node)} is no constant of this file that can be read; a literal, or a name given one text, number or "
+            f"{_name_of_node(node)} is no constant of this file that can be read; a literal, or a name given one text, number or "
             "tuple of them once, would be fine"
         )
 
@@ -1120,22 +1126,22 @@ def _each_once(values: Iterable[Any], key: Callable[[Any], Any]) -> list[Any]:
     return list(found.values())
 
 
-def _typed(values: Sequence[Any]) -> dict[str, Any]:
+def _type_of_values(values: Sequence[Any]) -> dict[str, Any]:
     types = {type(value) for value in values}
     return {"type": JSON_TYPES[types.pop()]} if len(types) == 1 else {}
 
 
 def _enum(values: Sequence[Any]) -> dict[str, Any]:
-    return {**({"const": values[0]} if len(values) == 1 else {"enum": [*values]}), **_typed(values)}
+    return {**({"const": values[0]} if len(values) == 1 else {"enum": [*values]}), **_type_of_values(values)}
 
 
-def _described(node: ast.ClassDef) -> dict[str, Any]:
+def _description(node: ast.ClassDef) -> dict[str, Any]:
     text = ast.get_docstring(node, clean=False)
     return {"description": inspect.cleandoc(text)} if text else {}
 
 
-def _object(node: ast.ClassDef, fields: Mapping[str, _Field], *, extra: bool | None) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "object", **_described(node)}
+def _object(node: ast.ClassDef, fields: Mapping[str, _ClassField], *, extra: bool | None) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object", **_description(node)}
     schema["properties"] = {field.alias or name: field.schema for name, field in fields.items()}
     if required := [field.alias or name for name, field in fields.items() if field.is_required]:
         schema["required"] = required
@@ -1154,7 +1160,7 @@ def _sorted(value: Any, above: str = "") -> Any:
     return {name: _sorted(value[name], name) for name in names}
 
 
-def _said(node: ast.AST) -> str:
+def _name_of_node(node: ast.AST) -> str:
     """Return what something is called in a message, without its text, which may be of any length."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute) and len(parts) < MOST_DEPTH:

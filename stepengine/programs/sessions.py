@@ -20,22 +20,22 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, cast
 
 from stepengine.data.frozen import frozen
 from stepengine.errors import DefinitionError, ToolError
-from stepengine.programs.checking import Checked, checked_by_monty
+from stepengine.programs.checking import CheckedProgram, checked_by_monty
 from stepengine.programs.stubs import ALIASES, Stubs
 from stepengine.system.after_fork import Lock
 
 __all__ = (
     "PRINTED",
     "STOPPED",
-    "Answer",
-    "Asked",
-    "Ended",
+    "CallAnswer",
     "MontySandbox",
-    "Raised",
+    "ProgramCall",
+    "ProgramEnded",
+    "ProgramRaised",
+    "ProgramSession",
+    "ProgramWaiting",
     "Sandbox",
-    "Session",
     "Turn",
-    "Waiting",
 )
 
 PRELUDE = "".join([f"{name} = {own}\n" for name, own in ALIASES.items()])
@@ -60,7 +60,7 @@ PRINTED = "printed"
 """What ends a program that prints too much; no name of a class."""
 
 
-class Asked(NamedTuple):
+class ProgramCall(NamedTuple):
     """A call that a program made; *name* is ``"asyncio.sleep"`` for a wait, whose first argument is its seconds."""
 
     id: int
@@ -70,7 +70,7 @@ class Asked(NamedTuple):
     line: int
 
 
-class Answer(NamedTuple):
+class CallAnswer(NamedTuple):
     """What came of a call: its value, or with *error* the name of the exception that it raises there, and its words."""
 
     value: Any = None
@@ -78,7 +78,7 @@ class Answer(NamedTuple):
 
 
 @frozen
-class Waiting:
+class ProgramWaiting:
     """
     A program that goes on when it is told what came of calls.
 
@@ -87,12 +87,12 @@ class Waiting:
         line: Where it waits.
     """
 
-    calls: tuple[Asked, ...]
+    calls: tuple[ProgramCall, ...]
     line: int
 
 
 @frozen
-class Ended:
+class ProgramEnded:
     """
     A program that came to its end.
 
@@ -102,11 +102,11 @@ class Ended:
     """
 
     value: Any
-    unawaited: tuple[Asked, ...] = ()
+    unawaited: tuple[ProgramCall, ...] = ()
 
 
 @frozen
-class Raised:
+class ProgramRaised:
     """
     A program that ended with an exception.
 
@@ -123,21 +123,21 @@ class Raised:
     is_fatal: bool = False
 
 
-Turn = Waiting | Ended | Raised
+Turn = ProgramWaiting | ProgramEnded | ProgramRaised
 
 
 BEFORE = datetime.fromtimestamp(0, UTC)
 """What the clock says before any program; nobody looks at it then."""
 STOPPED = "the program was stopped"
-GONE = Raised("", STOPPED, 0, is_fatal=True)
-OVER = Raised("TimeoutError", "TimeoutError", 0, is_fatal=True)
+GONE = ProgramRaised("", STOPPED, 0, is_fatal=True)
+OVER = ProgramRaised("TimeoutError", "TimeoutError", 0, is_fatal=True)
 """Its words say nothing of how long it took: no replay takes as long."""
 
 
-Host: TypeAlias = Callable[[Sequence[Any]], "Answer"]
+Host: TypeAlias = Callable[[Sequence[Any]], "CallAnswer"]
 
 
-class Session(Protocol):
+class ProgramSession(Protocol):
     """One program after the other, whose variables live on."""
 
     printed: str
@@ -146,11 +146,11 @@ class Session(Protocol):
     def feed(self, code: str, now: datetime) -> Turn:
         """Begin a program; *now* is what its clock says."""
 
-    def answer(self, answers: Mapping[int, Answer], now: datetime) -> Turn:
+    def answer(self, answers: Mapping[int, CallAnswer], now: datetime) -> Turn:
         """Go on with what came of calls, by their ids."""
 
     def close(self) -> None:
-        """End it, from any thread; what runs in it ends as ``Raised``."""
+        """End it, from any thread; what runs in it ends as ``ProgramRaised``."""
 
 
 class Sandbox(Protocol):
@@ -160,10 +160,12 @@ class Sandbox(Protocol):
     def name(self) -> str:
         """Its name and version, as it stands in a record; asking for it raises ``DefinitionError`` where it is not installed."""
 
-    def check(self, code: str, stubs: Stubs, known: Collection[str]) -> Checked:
+    def check(self, code: str, stubs: Stubs, known: Collection[str]) -> CheckedProgram:
         """Look at a program, before any of it runs, as only the sandbox can."""
 
-    def open(self, functions: Collection[str], *, seconds: float, memory: int, printed: int, seed: int) -> Session:
+    def open(
+        self, functions: Collection[str], *, seconds: float, memory: int, printed: int, seed: int
+    ) -> ProgramSession:
         """
         Return a new session.
 
@@ -198,9 +200,9 @@ class MontySandbox:
         self._pool: Any = None
         self._checker: Any = None
         self._checking = Lock()
-        self._checked: dict[tuple[str, str, frozenset[str]], Checked] = {}
+        self._checked: dict[tuple[str, str, frozenset[str]], CheckedProgram] = {}
         self._changed = threading.Condition()
-        self._seats: list[_Seat] = []  # the one that waits for longest first
+        self._seats: list[_SessionWorker] = []  # the one that waits for longest first
 
     @cached_property
     def monty(self) -> Any:
@@ -217,7 +219,7 @@ class MontySandbox:
         """Its name and version, as it stands in a record."""
         return f"monty/{self.monty.__version__}"
 
-    def check(self, code: str, stubs: Stubs, known: Collection[str]) -> Checked:
+    def check(self, code: str, stubs: Stubs, known: Collection[str]) -> CheckedProgram:
         """Look at a program in a worker of its own, which has none of the programs that wait."""
         self._check_process()
         asked = (code, stubs.text, frozenset(known))
@@ -233,7 +235,9 @@ class MontySandbox:
                     del self._checked[next(iter(self._checked))]
             return checked
 
-    def open(self, functions: Collection[str], *, seconds: float, memory: int, printed: int, seed: int) -> Session:
+    def open(
+        self, functions: Collection[str], *, seconds: float, memory: int, printed: int, seed: int
+    ) -> ProgramSession:
         """Return a new session; where every worker is taken, one whose program waits is taken from it."""
         limits = {
             "max_turn_duration_secs": seconds,
@@ -242,7 +246,7 @@ class MontySandbox:
         }
         return _MontySession(self, functions, limits, printed, seed)
 
-    def open_handler(self, host: Host, *, seconds: float, memory: int, printed: int, seed: int) -> Session:
+    def open_handler(self, host: Host, *, seconds: float, memory: int, printed: int, seed: int) -> ProgramSession:
         """
         Return a new session for a handler; the arguments are those of ``open``, and *host* answers calls of ``_se_host`` at once.
 
@@ -251,7 +255,7 @@ class MontySandbox:
         limits = {"max_turn_duration_secs": seconds, "max_memory": memory, "max_suspensions": NO_LIMIT}
         return _MontySession(self, (), limits, printed, seed, host=host)
 
-    def seat(self, checkout: Mapping[str, Any], is_closed: Callable[[], bool]) -> _Seat:
+    def seat(self, checkout: Mapping[str, Any], is_closed: Callable[[], bool]) -> _SessionWorker:
         """Return a worker for a turn; ``leave`` gives it back, ``rest`` lets others have it when they need one."""
         self._check_process()
         with self._changed:
@@ -268,7 +272,7 @@ class MontySandbox:
                     idle.end()
                 else:
                     self._changed.wait(1.0)
-            seat = _Seat(self._pool.checkout(**checkout))
+            seat = _SessionWorker(self._pool.checkout(**checkout))
             self._seats.append(seat)
         try:
             seat.begin()
@@ -310,7 +314,7 @@ class MontySandbox:
             if pool is not None:
                 pool.__exit__(None, None, None)
 
-    def take(self, seat: _Seat) -> bool:
+    def take(self, seat: _SessionWorker) -> bool:
         """Return whether a session still has its worker, alive, and has it for a turn from now on."""
         self._check_process()
         with self._changed:
@@ -322,7 +326,7 @@ class MontySandbox:
         self.leave(seat)
         return False
 
-    def stop(self, seat: _Seat | None) -> None:
+    def stop(self, seat: _SessionWorker | None) -> None:
         """
         End the turn of a worker, from any thread: whoever drives it hears that it has crashed. One at rest is given back.
 
@@ -339,7 +343,7 @@ class MontySandbox:
         if seat is not None and not is_busy:
             self.leave(seat)
 
-    def rest(self, seat: _Seat) -> None:
+    def rest(self, seat: _SessionWorker) -> None:
         """Keep a worker for a program that waits, as long as nobody else needs it."""
         if self._is_forked:
             return
@@ -350,7 +354,7 @@ class MontySandbox:
                 self._seats.append(seat)
             self._changed.notify()
 
-    def leave(self, seat: _Seat) -> None:
+    def leave(self, seat: _SessionWorker) -> None:
         """Give a worker back."""
         if self._is_forked:
             return
@@ -362,7 +366,7 @@ class MontySandbox:
         seat.end()
 
 
-class _Seat:
+class _SessionWorker:
     """A worker that serves one session."""
 
     def __init__(self, session: Any) -> None:
@@ -399,8 +403,8 @@ class _Told(NamedTuple):
 
     code: str
     now: datetime
-    answers: list[tuple[Mapping[int, Answer], datetime]]
-    said: list[Answer]
+    answers: list[tuple[Mapping[int, CallAnswer], datetime]]
+    said: list[CallAnswer]
 
 
 class _MontySession:
@@ -417,7 +421,7 @@ class _MontySession:
         self._host = host
         self._telling: _Told | None = None
         self._heard = 0
-        self._functions = {name: _named(name) for name in functions}
+        self._functions = {name: _stand_in(name) for name in functions}
         self._most_printed = printed
         self._seconds: float = limits["max_turn_duration_secs"]
         self._sandbox = sandbox
@@ -426,7 +430,7 @@ class _MontySession:
             "limits": dict(limits),
             "os_policy": {"datetime": "call_host", "sleep": "call_host", "random_start": {"seed": seed}},
         }
-        self._seat: _Seat | None = None
+        self._seat: _SessionWorker | None = None
         self._lock = Lock()
         self._is_closed = False
         self._snapshot: Any = None
@@ -438,7 +442,7 @@ class _MontySession:
         self.printed = ""
 
     def feed(self, code: str, now: datetime) -> Turn:
-        def begin(seat: _Seat) -> Turn:
+        def begin(seat: _SessionWorker) -> Turn:
             told = _Told(code, now, [], [])
             self._told.append(told)
             self._weight += len(code) + TURN
@@ -446,11 +450,11 @@ class _MontySession:
 
         return self._turn(begin)
 
-    def answer(self, answers: Mapping[int, Answer], now: datetime) -> Turn:
-        def go_on(_: _Seat) -> Turn:
+    def answer(self, answers: Mapping[int, CallAnswer], now: datetime) -> Turn:
+        def go_on(_: _SessionWorker) -> Turn:
             self._told[-1].answers.append((answers, now))
             self._weight += sum([_weight(answer.value) for answer in answers.values()], TURN)
-            return self._answered(answers, now)
+            return self._resume_with(answers, now)
 
         return self._turn(go_on)
 
@@ -504,27 +508,27 @@ class _MontySession:
 
     # --- the worker ---------------------------------------------------------------------------------------------------
 
-    def _turn(self, do: Callable[[_Seat], Turn]) -> Turn:
+    def _turn(self, do: Callable[[_SessionWorker], Turn]) -> Turn:
         """Have a turn on the worker, which is there for others afterwards, however that ends."""
         turn: Turn | None = None
         try:
             seat, turn = self._at_hand()
             if turn is None:
                 turn = do(seat)
-            self._waits = isinstance(turn, Waiting)
+            self._waits = isinstance(turn, ProgramWaiting)
         finally:
             if self._seat is not None:
                 leaves = turn is None or self._is_condensed(self._seat, turn)
                 (self._sandbox.leave if leaves else self._sandbox.rest)(self._seat)
-        if self._is_closed or (isinstance(turn, Raised) and turn.is_fatal):
+        if self._is_closed or (isinstance(turn, ProgramRaised) and turn.is_fatal):
             self.close()  # also where it was closed behind its end: nobody goes on with it
         return turn
 
-    def _at_hand(self) -> tuple[_Seat, Raised | None]:
+    def _at_hand(self) -> tuple[_SessionWorker, ProgramRaised | None]:
         seat = self._seat
         return (seat, None) if seat is not None and self._sandbox.take(seat) else self._seated()
 
-    def _seated(self) -> tuple[_Seat, Raised | None]:
+    def _seated(self) -> tuple[_SessionWorker, ProgramRaised | None]:
         """
         Return another worker that was told what the one before was, and what went wrong with that.
 
@@ -534,34 +538,38 @@ class _MontySession:
         with self._lock:
             self._seat = seat
             is_closed = self._is_closed
-        turn = GONE if is_closed else self._going(lambda: self._opened(seat), BEFORE)
+        turn = GONE if is_closed else self._going(lambda: self._open_seat(seat), BEFORE)
         for told in self._told:
             for given, at in [(None, told.now), *told.answers]:
-                if isinstance(turn, Raised) and turn.is_fatal:
+                if isinstance(turn, ProgramRaised) and turn.is_fatal:
                     return seat, self._not_again(turn)
-                turn = self._fed(seat, told) if given is None else self._answered(given, at)
-        return seat, self._not_again(turn) if isinstance(turn, Raised) and turn.is_fatal else None
+                turn = self._fed(seat, told) if given is None else self._resume_with(given, at)
+        return seat, self._not_again(turn) if isinstance(turn, ProgramRaised) and turn.is_fatal else None
 
-    def _opened(self, seat: _Seat) -> Any:
+    def _open_seat(self, seat: _SessionWorker) -> Any:
         if self._base is None:
             return seat.session.feed_start(PRELUDE)
         seat.session.load_session(self._base)
         return None
 
-    def _not_again(self, turn: Raised) -> Raised:
+    def _not_again(self, turn: ProgramRaised) -> ProgramRaised:
         if self._is_closed:
             return turn
         said = f"the variables of earlier programs could not be brought back, since one of these did not end again: {turn.text}"
-        return Raised(turn.kind, said, 0, is_fatal=True)
+        return ProgramRaised(turn.kind, said, 0, is_fatal=True)
 
-    def _is_condensed(self, seat: _Seat, turn: Turn) -> bool:
+    def _is_condensed(self, seat: _SessionWorker, turn: Turn) -> bool:
         """
         Keep what the session holds in the place of what it was told; return whether that went well.
 
         It goes on from there at once, and not only where its worker is taken from it: objects stand at other addresses then, which
         a program can see. When that happens depends on what it was told alone, so it is the same in every process.
         """
-        if self._weight <= MOST_TOLD or isinstance(turn, Waiting) or (isinstance(turn, Raised) and turn.is_fatal):
+        if (
+            self._weight <= MOST_TOLD
+            or isinstance(turn, ProgramWaiting)
+            or (isinstance(turn, ProgramRaised) and turn.is_fatal)
+        ):
             return False
         try:
             self._base = seat.session.dump()
@@ -570,43 +578,43 @@ class _MontySession:
         self._told, self._weight = [], 0
         return True
 
-    def _fed(self, seat: _Seat, told: _Told) -> Turn:
+    def _fed(self, seat: _SessionWorker, told: _Told) -> Turn:
         monty = self._sandbox.monty
         self._telling, self._heard = told, 0
         self._output = monty.CollectString(self._most_printed)
         return self._going(lambda: seat.session.feed_start(told.code, print_callback=self._output), told.now)
 
-    def _answered(self, answers: Mapping[int, Answer], now: datetime) -> Turn:
+    def _resume_with(self, answers: Mapping[int, CallAnswer], now: datetime) -> Turn:
         settled = {id_: _settled(answers[id_]) for id_ in sorted(answers)}
         return self._going(lambda: self._snapshot.resume(settled), now)
 
     def _going(self, begin: Any, now: datetime) -> Turn:
         """Go on until the program waits or ends."""
-        monty, calls = self._sandbox.monty, list[Asked]()
+        monty, calls = self._sandbox.monty, list[ProgramCall]()
         # The sandbox's own clock begins anew with everything that it asks the host for, if only the time.
         until = time.monotonic() + self._seconds
         try:
             snapshot = begin()
             while True:
                 if snapshot is None:
-                    return Ended(None)
+                    return ProgramEnded(None)
                 if isinstance(snapshot, monty.MontyComplete):
-                    return Ended(snapshot.output, tuple(calls))
+                    return ProgramEnded(snapshot.output, tuple(calls))
                 if isinstance(snapshot, monty.FutureSnapshot):
                     self._snapshot = snapshot
-                    return Waiting(tuple(calls), self._line(snapshot.position))
+                    return ProgramWaiting(tuple(calls), self._line(snapshot.position))
                 if time.monotonic() > until:
                     return OVER
                 snapshot = self._step(snapshot, calls, now)
         except monty.MontyCrashedError as error:
             kind = "TimeoutError" if getattr(error, "timed_out", False) else "MemoryError"
-            return Raised(kind, f"the sandbox of the program ended: {error}", 0, is_fatal=True)
+            return ProgramRaised(kind, f"the sandbox of the program ended: {error}", 0, is_fatal=True)
         except monty.MontyError as error:
             return self._raised(error)
         finally:
             self.printed = self._output.output if self._output is not None else ""
 
-    def _step(self, snapshot: Any, calls: list[Asked], now: datetime) -> Any:
+    def _step(self, snapshot: Any, calls: list[ProgramCall], now: datetime) -> Any:
         monty = self._sandbox.monty
         if isinstance(
             snapshot, monty.NameLookupSnapshot
@@ -618,11 +626,11 @@ class _MontySession:
             clock = _clock(name, snapshot.args, now)
             return snapshot.resume_not_handled() if clock is None else snapshot.resume({"return_value": clock})
         if name == HOST and self._host is not None:
-            return snapshot.resume(_settled(self._said(snapshot.args)))
-        calls.append(Asked(snapshot.call_id, name, snapshot.args, snapshot.kwargs, self._line(snapshot.position)))
+            return snapshot.resume(_settled(self._answer_at_once(snapshot.args)))
+        calls.append(ProgramCall(snapshot.call_id, name, snapshot.args, snapshot.kwargs, self._line(snapshot.position)))
         return snapshot.resume({"future": ...})
 
-    def _said(self, args: Sequence[Any]) -> Answer:
+    def _answer_at_once(self, args: Sequence[Any]) -> CallAnswer:
         """Return what the host says at once: what it said, where a session is told again what it was told."""
         said = cast("_Told", self._telling).said
         if self._heard == len(said):
@@ -640,7 +648,7 @@ class _MontySession:
         text = self._told[-1].code.encode()[: position.start] if self._told else b""
         return text.count(b"\n") + 1
 
-    def _raised(self, error: Any) -> Raised:
+    def _raised(self, error: Any) -> ProgramRaised:
         inner = error.exception()
         kind = type(inner).__name__
         frames = error.traceback() if hasattr(error, "traceback") else []
@@ -652,7 +660,7 @@ class _MontySession:
             kind = PRINTED
         if is_fatal and kind == "TimeoutError":
             return OVER
-        return Raised(kind, text, frames[-1].line if frames else 0, is_fatal=is_fatal)
+        return ProgramRaised(kind, text, frames[-1].line if frames else 0, is_fatal=is_fatal)
 
 
 RAISED: Mapping[str, type[BaseException]] = {
@@ -674,7 +682,7 @@ def _weight(value: object) -> int:
     return sum(map(_weight, value), SMALL) if isinstance(value, list) else SMALL
 
 
-def _named(name: str) -> Callable[..., Any]:
+def _stand_in(name: str) -> Callable[..., Any]:
     """Return what stands for a function inside: a call of it is a call of that name."""
 
     def function(*_: object, **__: object) -> None:
@@ -684,7 +692,7 @@ def _named(name: str) -> Callable[..., Any]:
     return function
 
 
-def _settled(answer: Answer) -> dict[str, Any]:
+def _settled(answer: CallAnswer) -> dict[str, Any]:
     if not answer.error:
         return {"return_value": answer.value}
     return {"exception": RAISED.get(answer.error, RuntimeError)(answer.value)}

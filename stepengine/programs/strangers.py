@@ -45,7 +45,17 @@ from stepengine.programs.prelude import ERRORS, PRELUDE
 from stepengine.programs.rewriting import AgentText, rewritten
 from stepengine.programs.running import ProgramLimits, check_bounds, shared_sandbox
 from stepengine.programs.schemas import SchemaClass
-from stepengine.programs.sessions import BEFORE, PRINTED, Answer, Ended, MontySandbox, Raised, Session, Turn, Waiting
+from stepengine.programs.sessions import (
+    BEFORE,
+    PRINTED,
+    CallAnswer,
+    MontySandbox,
+    ProgramEnded,
+    ProgramRaised,
+    ProgramSession,
+    ProgramWaiting,
+    Turn,
+)
 from stepengine.system.after_fork import Lock
 
 __all__ = ("agents_of_source", "load_file")
@@ -144,7 +154,7 @@ def agents_of_source(
     try:
         _begin(session, known, BEFORE, limits)
         turn = session.feed(known.holds, BEFORE)
-        value = _ended(turn, known, limits)
+        value = _value_of_end(turn, known, limits)
         check_bounds(value, limits.value)
     except (ToolError, ValueError) as error:
         msg = f"{file}:{known.line}: {error}"
@@ -160,7 +170,7 @@ def _monty() -> MontySandbox:
     return sandbox
 
 
-def _begin(session: Session, known: AgentText, now: datetime, limits: ProgramLimits) -> None:
+def _begin(session: ProgramSession, known: AgentText, now: datetime, limits: ProgramLimits) -> None:
     """Feed a session what stands before the handler, and its file."""
     fields = {
         name: {
@@ -176,7 +186,7 @@ def _begin(session: Session, known: AgentText, now: datetime, limits: ProgramLim
         for name, one in known.schemas.items()
     }
     for code in (f"{BEGIN}_se_fields.update({fields!r})\n", known.code):
-        _ended(session.feed(code, now), known, limits)
+        _value_of_end(session.feed(code, now), known, limits)
 
 
 def _fields_of(schema: SchemaClass) -> list[str]:
@@ -201,11 +211,11 @@ def _built(how: ast.expr) -> list[Any]:
             return ["as it is", None]
 
 
-def _ended(turn: Turn, known: AgentText, limits: ProgramLimits) -> Any:
-    if isinstance(turn, Ended):
+def _value_of_end(turn: Turn, known: AgentText, limits: ProgramLimits) -> Any:
+    if isinstance(turn, ProgramEnded):
         return turn.value
     line = f":{turn.line}" if turn.line else ""
-    if isinstance(turn, Waiting):
+    if isinstance(turn, ProgramWaiting):
         msg = f"{known.file}{line}: a file does nothing when it is loaded; this is for a function of it"
         raise DefinitionError(msg)
     if turn.is_fatal:
@@ -215,7 +225,7 @@ def _ended(turn: Turn, known: AgentText, limits: ProgramLimits) -> Any:
     raise DefinitionError(msg)
 
 
-def _limit_of(turn: Raised, limits: ProgramLimits) -> str:
+def _limit_of(turn: ProgramRaised, limits: ProgramLimits) -> str:
     """Return why a turn was ended, in words that are the same in a replay where that can be."""
     if turn.kind == PRINTED:
         return f"it printed more than {limits.printed:,} characters"
@@ -226,8 +236,8 @@ def _limit_of(turn: Raised, limits: ProgramLimits) -> str:
     return turn.text
 
 
-def _no_host(_: Sequence[Any]) -> Answer:
-    return Answer("this is only there while a handler runs", "ValueError")
+def _no_host(_: Sequence[Any]) -> CallAnswer:
+    return CallAnswer("this is only there while a handler runs", "ValueError")
 
 
 class _Definitions:
@@ -466,7 +476,7 @@ def sandboxed(
     """Return the function of that name of a file as a handler that runs in the sandbox."""
 
     def handle_steps(ctx: StepContext[Any]) -> Generator[Any, Any, Any]:
-        return (yield from _Handler(known, name, ctx, limits, sandbox or _monty()).steps())
+        return (yield from _HandlerRun(known, name, ctx, limits, sandbox or _monty()).steps())
 
     handle_steps.__name__ = handle_steps.__qualname__ = name
     # Whoever asks where it is defined, or for its source, is told of the file; what it waits for has places of its own.
@@ -480,14 +490,14 @@ def sandboxed(
     return handle_steps
 
 
-class _Sent(NamedTuple):
+class _SentToHandler(NamedTuple):
     """What a handler is told next: a value, or an error that its ``yield`` raises."""
 
     told: Any = None
     error: BaseException | None = None
 
 
-class _Handler(RunsProgram):
+class _HandlerRun(RunsProgram):
     """
     One run of a handler.
 
@@ -503,7 +513,7 @@ class _Handler(RunsProgram):
         self._ctx = ctx
         self._limits = limits
         self._sandbox = sandbox
-        self._session: Session | None = None
+        self._session: ProgramSession | None = None
         self._is_stopped = False
         self._asked = 0
         self._line = known.lines[name]
@@ -547,7 +557,7 @@ class _Handler(RunsProgram):
                     sent = yield from self._carried_out(turn)
                     turn = yield from self._computed(partial(self._go_on, sent))
                 except GeneratorExit:
-                    last = self._closed()
+                    last = self._close_inside()
                     if last is None:
                         raise
                     turn = last
@@ -563,19 +573,19 @@ class _Handler(RunsProgram):
         self._line = turn.get("line") or self._line
         return turn
 
-    def _carried_out(self, turn: Mapping[str, Any]) -> Generator[Any, Any, _Sent]:
+    def _carried_out(self, turn: Mapping[str, Any]) -> Generator[Any, Any, _SentToHandler]:
         """Do what the handler yields; what it is sent, or what its ``yield`` raises."""
         try:
-            step = _Reading(self._known, self._states[-1].tool_definitions).step(turn["asked"])
+            step = _YieldReading(self._known, self._states[-1].tool_definitions).step(turn["asked"])
             if turn["how"] == "yield from":
-                return _Sent(self._told((yield from step)))
+                return _SentToHandler(self._encode_for_sandbox((yield from step)))
             if turn["how"] == "yield":
-                return _Sent(self._told((yield step)))
+                return _SentToHandler(self._encode_for_sandbox((yield step)))
             yield step  # what the handler throws away is thrown away here: whoever warns of that looks at this line
-            return _Sent()
+            return _SentToHandler()
         except (StepEngineError, LimitReached) as error:
             error.__traceback__ = None
-            return _Sent(error=error)
+            return _SentToHandler(error=error)
 
     def _begin(self) -> Mapping[str, Any]:
         limits = self._limits
@@ -593,11 +603,11 @@ class _Handler(RunsProgram):
             return {"raised": "HandlerError", "text": error.message}
         return self._turned(lambda: session.feed(f"await {self._name}(_se_context())", self._now))
 
-    def _go_on(self, sent: _Sent) -> Mapping[str, Any]:
+    def _go_on(self, sent: _SentToHandler) -> Mapping[str, Any]:
         session = self._session
         assert session is not None  # noqa: S101
         self._thrown = sent.error
-        answer = Answer(sent.told) if sent.error is None else Answer(*_raised_there(sent.error))
+        answer = CallAnswer(sent.told) if sent.error is None else CallAnswer(*_raised_there(sent.error))
         return self._turned(lambda: session.answer({self._asked: answer}, self._now))
 
     def _turned(self, ask: Callable[[], Turn]) -> Mapping[str, Any]:
@@ -605,10 +615,10 @@ class _Handler(RunsProgram):
             turn = ask()
         except ToolError as error:  # there is no worker
             return {"raised": "HandlerError", "text": error.message}
-        if isinstance(turn, Waiting):
+        if isinstance(turn, ProgramWaiting):
             return self._asking(turn)
         self._is_over = True
-        if isinstance(turn, Raised):
+        if isinstance(turn, ProgramRaised):
             return {
                 "raised": turn.kind,
                 "text": mended(_limit_of(turn, self._limits)),
@@ -621,7 +631,7 @@ class _Handler(RunsProgram):
         except (TypeError, ValueError) as error:
             return {"raised": "HandlerError", "text": f"what it returned is not JSON: {error}"}
 
-    def _asking(self, turn: Waiting) -> Mapping[str, Any]:
+    def _asking(self, turn: ProgramWaiting) -> Mapping[str, Any]:
         call = turn.calls[-1]
         if len(turn.calls) != 1 or call.name not in ASKS or len(call.args) != 1:
             called = ", ".join(dict.fromkeys([repr(one.name[:40]) for one in turn.calls[:5]]))
@@ -640,7 +650,7 @@ class _Handler(RunsProgram):
         if self._session is not None:
             self._session.close()
 
-    def _closed(self) -> Mapping[str, Any] | None:
+    def _close_inside(self) -> Mapping[str, Any] | None:
         """
         Tell the handler that it is to end, here and now; its last turn, ``None`` when it has ended as told.
 
@@ -671,7 +681,7 @@ class _Handler(RunsProgram):
         timer.start()
         try:
             turn = self._turned(
-                lambda: session.answer({self._asked: Answer("the run ends here", "SystemExit")}, self._now)
+                lambda: session.answer({self._asked: CallAnswer("the run ends here", "SystemExit")}, self._now)
             )
         finally:
             timer.cancel()
@@ -681,7 +691,7 @@ class _Handler(RunsProgram):
 
     def _result(self, turn: Mapping[str, Any]) -> Any:
         if "returned" in turn:
-            return _Reading(self._known).json(turn["returned"])
+            return _YieldReading(self._known).json(turn["returned"])
         kind, text, thrown = turn["raised"], turn["text"], self._thrown
         if thrown is not None and _raised_there(thrown) == (text, kind):
             raise thrown
@@ -699,20 +709,20 @@ class _Handler(RunsProgram):
 
     # --- what it is told ----------------------------------------------------------------------------------------------
 
-    def _told(self, value: Any) -> Any:
+    def _encode_for_sandbox(self, value: Any) -> Any:
         if type(value) is y.StepResult:
             return ["StepResult", self._result_fields(value)]
-        return _told(value, self._state_number)
+        return _encode_value(value, self._state_number)
 
     def _result_fields(self, result: y.StepResult) -> dict[str, Any]:
         last = result.tool_result
         return {
-            "agent_state": _told(result.agent_state, self._state_number),
-            "tool_results": _told(result.tool_results),
-            "tool_result": _told(last),
+            "agent_state": _encode_value(result.agent_state, self._state_number),
+            "tool_results": _encode_value(result.tool_results),
+            "tool_result": _encode_value(last),
             "steps_complete": ["json", result.steps_complete],
-            "n_responses": _told(result.n_responses),
-            "value": _told(result.value, self._state_number),
+            "n_responses": _encode_value(result.n_responses),
+            "value": _encode_value(result.value, self._state_number),
             "text": ["json", result.text],
         }
 
@@ -728,7 +738,7 @@ class _Handler(RunsProgram):
             raise ValueError(msg)
         self._notes.append(tell)
 
-    def _said(self, message: Any, data: Any) -> tuple[str, Any]:
+    def _check_note(self, message: Any, data: Any) -> tuple[str, Any]:
         """Return the words and the data of a note; those of a turn may be as large as one value."""
         text = message if isinstance(message, str) else json.dumps(thaw_plain(message))
         check_bounds(data, self._limits.value)
@@ -749,15 +759,15 @@ class _Handler(RunsProgram):
             self._ctx.logger.info(mended(printed[self._shown :].rstrip("\n")))
             self._shown = len(printed)
 
-    def _host(self, args: Sequence[Any]) -> Answer:
+    def _host(self, args: Sequence[Any]) -> CallAnswer:
         """Answer what the handler asks for without yielding."""
         try:
             what, *given = args
-            return Answer(self._answered(str(what), given))
+            return CallAnswer(self._answer_call(str(what), given))
         except Exception as error:  # noqa: BLE001 - whatever is asked for in whatever way, it is the handler that is told
-            return Answer(mended(str(error)), "ValueError")
+            return CallAnswer(mended(str(error)), "ValueError")
 
-    def _answered(self, what: str, given: Sequence[Any]) -> Any:  # noqa: C901 - one for each thing that may be asked
+    def _answer_call(self, what: str, given: Sequence[Any]) -> Any:  # noqa: C901 - one for each thing that may be asked
         ctx = self._ctx
         match what:
             case "begin":
@@ -776,10 +786,10 @@ class _Handler(RunsProgram):
             case "log":
                 level, message, data = given
                 tell = getattr(ctx.logger, {"debug": "debug", "info": "info", "warning": "warning"}.get(level, "error"))
-                message, data = self._said(message, dict(data))
+                message, data = self._check_note(message, dict(data))
                 return self._note(lambda: tell(message, **{key: one for key, one in data.items() if key != "message"}))
             case "notify":
-                message, data = self._said(*given)
+                message, data = self._check_note(*given)
                 return self._note(lambda: ctx.notify(message, data))
             case "random":
                 return _drawn(ctx.random, *given)
@@ -790,7 +800,7 @@ class _Handler(RunsProgram):
     def _context(self) -> dict[str, Any]:
         ctx = self._ctx
         params = ctx.params
-        told = _told(params)
+        told = _encode_value(params)
         if told[0] == "json":
             schema = self._params_class()
             if schema is not None and isinstance(told[1], Mapping):
@@ -798,7 +808,7 @@ class _Handler(RunsProgram):
         return {
             "prompt": ["json", ctx.prompt],
             "params": told,
-            "agent_state": _told(ctx.agent_state, self._state_number),
+            "agent_state": _encode_value(ctx.agent_state, self._state_number),
             "model": ["json", ctx.model],
             "is_asked": ["json", ctx.is_asked],
         }
@@ -815,7 +825,7 @@ class _Handler(RunsProgram):
                 break
             same += 1
         self._sent = now
-        return [same, [_told(message) for message in now[same:]]]
+        return [same, [_encode_value(message) for message in now[same:]]]
 
 
 def _key(text: str) -> Any:
@@ -862,7 +872,7 @@ def _raised_there(error: BaseException) -> tuple[str, str]:
     return mended(str(error)), kind
 
 
-def _told(value: Any, number_of: Callable[[AgentState], int] | None = None) -> Any:  # noqa: C901, PLR0912 - one for each kind
+def _encode_value(value: Any, number_of: Callable[[AgentState], int] | None = None) -> Any:  # noqa: C901, PLR0912 - one for each kind
     """Return a value of ours as the sandbox is told of it: what it is, and JSON."""
     match value:
         case None | str() | int() | float() | bool():
@@ -878,9 +888,9 @@ def _told(value: Any, number_of: Callable[[AgentState], int] | None = None) -> A
         case ChildRef():
             return ["ChildRef", {name: ["json", getattr(value, name)] for name in ("id", "agent_id", "path")}]
         case Waited():
-            return ["Waited", {"done": _told(value.done), "open": _told(value.open)}]
+            return ["Waited", {"done": _encode_value(value.done), "open": _encode_value(value.open)}]
         case ModelReply():
-            calls = [_told(part) for part in value.tool_calls]
+            calls = [_encode_value(part) for part in value.tool_calls]
             return [
                 "object",
                 {
@@ -901,7 +911,7 @@ def _told(value: Any, number_of: Callable[[AgentState], int] | None = None) -> A
         case JsonDict():
             return ["json", thaw(value)]
         case tuple():
-            return ["tuple", [_told(one) for one in value]]
+            return ["tuple", [_encode_value(one) for one in value]]
         case Mapping() | list():
             return ["json", thaw(freeze(value))]
         case _:
@@ -956,8 +966,8 @@ def _child(child: ChildResult[Any]) -> dict[str, Any]:
         "is_error": ["json", child.is_error],
         "why": ["json", child.why],
         "text": ["json", child.text],
-        "output": _told(child.output),
-        "error": _told(child.error),
+        "output": _encode_value(child.output),
+        "error": _encode_value(child.error),
     }
 
 
@@ -973,7 +983,7 @@ def _message(message: Message) -> dict[str, Any]:
             "tool_call_id": ["json", message.tool_call_id],
             "status": ["json", message.status],
             "is_error": ["json", message.is_error],
-            "result": _told(message.result),
+            "result": _encode_value(message.result),
             "tags": ["json", []],
         }
     elif not isinstance(message, ToolMessage):
@@ -982,7 +992,7 @@ def _message(message: Message) -> dict[str, Any]:
         told |= {
             "said": ["json", message.said],
             "thinking": ["json", list(message.thinking)],
-            "tool_calls": ["list", [_told(call) for call in message.tool_calls]],
+            "tool_calls": ["list", [_encode_value(call) for call in message.tool_calls]],
         }
     told["content"] = ["json", told["_se_stored"][1].get("content")]
     return told
@@ -1022,7 +1032,7 @@ class _Form:
         raise TypeError(msg)
 
 
-class _Reading:
+class _YieldReading:
     """Reads what a handler yields; whatever is wrong with it is a ``BadYield``."""
 
     def __init__(self, known: AgentText, offered: Collection[str] = ()) -> None:
@@ -1060,7 +1070,7 @@ class _Reading:
             order = self.json(has["_se_order"])
             return {names.get(field, str(field)): self.json(has[field]) for field in order if field in has}
         if "_se_stored" in has:
-            return _stored(self.json(has["_se_stored"]))
+            return _message_input(self.json(has["_se_stored"]))
         return {key: self.json(one) for key, one in has.items() if not key.startswith("_")}
 
     def _fields(self, has: Mapping[str, Any], *names: str) -> dict[str, Any]:
@@ -1166,7 +1176,7 @@ class _Reading:
         )
 
 
-def _stored(message: Any) -> Any:
+def _message_input(message: Any) -> Any:
     """Return a message as input of a tool has it; one that was made inside says its text as it is."""
     kind = {"UserMessage": UserMessage, "AssistantMessage": AssistantMessage}.get(message.get("type"))
     if kind is not None and isinstance(message.get("content"), str):

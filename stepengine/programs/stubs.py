@@ -121,7 +121,7 @@ class Function:
         if not missing:
             return ""
         plural = "" if len(missing) == 1 else "s"
-        return f"{self.name}() missing {len(missing)} required positional argument{plural}: {_listed(missing)}"
+        return f"{self.name}() missing {len(missing)} required positional argument{plural}: {_join_names(missing)}"
 
     def _too_many(self, given: int) -> str:
         most = len(self.parameters)
@@ -151,7 +151,7 @@ class Function:
         return dict(whole)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     if len(names) < 3:  # noqa: PLR2004 - Python's own words put a comma before `and` from three on
         return " and ".join(names)
     return f"{', '.join(names[:-1])}, and {names[-1]}"
@@ -195,7 +195,7 @@ class Stubs:
         if name in self.declarations:
             return self.declarations[name]
         near = get_close_matches(name[:LONGEST_NAME], self.functions, n=3)
-        return f"There is no function of this name{'; there is ' + _listed(near) if near else ''}."
+        return f"There is no function of this name{'; there is ' + _join_names(near) if near else ''}."
 
     def _line(self, name: str) -> str:
         tree = ast.parse(self.declarations[name]).body[-1]
@@ -203,7 +203,7 @@ class Stubs:
         return f"{signature}  # {self.summaries[name]}" if self.summaries[name] else signature
 
 
-class _Source(NamedTuple):
+class _StubSource(NamedTuple):
     """What a function is made of."""
 
     kind: Kind
@@ -263,19 +263,19 @@ def _shortened(names: str) -> str:
     return f"{names[:MOST_NAMES_CHARS].rpartition(', ')[0]}, and others."
 
 
-def _of_tool(tool: ToolSpec, output: Any) -> _Source:
-    return _Source("tool", tool.name, tool.name, tool.description, tool.input_schema, output)
+def _of_tool(tool: ToolSpec, output: Any) -> _StubSource:
+    return _StubSource("tool", tool.name, tool.name, tool.description, tool.input_schema, output)
 
 
-def _of_agent(agent: AgentDefinition) -> _Source:
+def _of_agent(agent: AgentDefinition) -> _StubSource:
     spec = agent_tool(agent).spec
     given: Any = agent.output_schema
     output = given if given is None or isinstance(given, Mapping) else without_titles(given.model_json_schema())
-    return _Source("agent", agent.id, spec.name, spec.description, spec.input_schema, output)
+    return _StubSource("agent", agent.id, spec.name, spec.description, spec.input_schema, output)
 
 
-def _helper(name: Kind, description: str, output: Any, required: Sequence[str], /, **properties: Any) -> _Source:
-    return _Source(name, name, name, description, {"properties": properties, "required": required}, output)
+def _helper(name: Kind, description: str, output: Any, required: Sequence[str], /, **properties: Any) -> _StubSource:
+    return _StubSource(name, name, name, description, {"properties": properties, "required": required}, output)
 
 
 _TEXT: dict[str, Any] = {"type": "string"}
@@ -291,7 +291,7 @@ DESCRIBE = _helper("describe", "Get the whole stub of one function.", _TEXT, ["n
 # --- names ----------------------------------------------------------------------------------------------------------
 
 
-def _names(sources: Sequence[_Source]) -> list[str]:
+def _names(sources: Sequence[_StubSource]) -> list[str]:
     """
     Return a name for each, in that order; no two are equal.
 
@@ -352,14 +352,14 @@ class _Parameter(NamedTuple):
     is_required: bool
 
 
-def _declared(source: _Source, name: str, taken: set[str]) -> _Declared:
+def _declared(source: _StubSource, name: str, taken: set[str]) -> _Declared:
     """Return the stub of one function; with less in it where it does not come back from its text as it was made."""
     summary = _summary(source.description)
     for is_documented, is_typed in ((True, True), (False, True), (False, False)):
         used = set(taken)
         made = _Making(source, name, used, is_typed=is_typed)
         function, tree = made.function(_docstring(source) if is_documented else "")
-        text = _written([*made.classes, tree])
+        text = _unparse_body([*made.classes, tree])
         if text:
             taken |= used
             return _Declared(function, text, summary)
@@ -368,7 +368,7 @@ def _declared(source: _Source, name: str, taken: set[str]) -> _Declared:
     raise AssertionError(msg)
 
 
-def _written(body: list[ast.stmt]) -> str:
+def _unparse_body(body: list[ast.stmt]) -> str:
     tree = ast.fix_missing_locations(ast.Module(body, []))
     try:
         text = ast.unparse(tree)
@@ -380,7 +380,7 @@ def _written(body: list[ast.stmt]) -> str:
 class _Making:
     """One stub while it is made."""
 
-    def __init__(self, source: _Source, name: str, taken: set[str], *, is_typed: bool) -> None:
+    def __init__(self, source: _StubSource, name: str, taken: set[str], *, is_typed: bool) -> None:
         self.source, self.name, self.taken = source, name, taken
         self.types = _Types(source.schema, taken, MOST_TYPES if is_typed else 0)
         self.output = _Types(source.output, taken, MOST_TYPES if is_typed else 0)
@@ -657,7 +657,7 @@ def _summary(description: str) -> str:
     return _line(description.strip().partition("\n")[0], PARAMETER_CHARS)
 
 
-def _docstring(source: _Source) -> str:
+def _docstring(source: _StubSource) -> str:
     lines = [_line(source.description, DESCRIPTION_CHARS)]
     properties = _Types(source.schema, set(), 0).resolved(source.schema).get("properties")
     for name, member in properties.items() if isinstance(properties, Mapping) else ():

@@ -33,7 +33,15 @@ from stepengine.pytest_plugin.settings import (
     without_providers,
 )
 from stepengine.pytest_plugin.snapshots import events_snapshot, request_snapshot, run_snapshot
-from stepengine.pytest_plugin.telling import Told, explain, headline, is_of_test, section_of, shorten, summarize
+from stepengine.pytest_plugin.telling import (
+    RecordingReport,
+    explain,
+    headline,
+    is_of_test,
+    section_of,
+    shorten,
+    summarize,
+)
 
 if TYPE_CHECKING:
     from stepengine.testing.engines import EngineFactory
@@ -42,7 +50,7 @@ if TYPE_CHECKING:
 __all__ = ("events_snapshot", "request_snapshot", "run_snapshot")
 
 RECORDINGS = pytest.StashKey[list[Any]]()
-TOLD = pytest.StashKey[Told]()
+TOLD = pytest.StashKey[RecordingReport]()
 REFUSED = pytest.StashKey[list[NetworkBlocked]]()
 ORPHANS = pytest.StashKey[Orphans]()
 FOUND = pytest.StashKey[list[Path]]()
@@ -195,12 +203,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
         except pytest.UsageError:  # it is told where the test runs
             replays = False
     every = item.config.getoption("--stepengine-network") == "all" and replays
-    with without_providers(hidden=mine and replays), blocked(_allowed(item) if every else None) as refused:
+    with without_providers(hidden=mine and replays), blocked(_allowed_hosts(item) if every else None) as refused:
         item.stash[REFUSED] = refused
         return (yield)
 
 
-def _allowed(item: pytest.Item) -> list[str]:
+def _allowed_hosts(item: pytest.Item) -> list[str]:
     return list(item.config.getini("stepengine_network_allow"))
 
 
@@ -223,11 +231,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         _raise_first(everywhere)
         return result
     recordings = item.stash.get(RECORDINGS, [])
-    told = item.stash[TOLD] = Told()
+    told = item.stash[TOLD] = RecordingReport()
     replays = not is_live(item) and all(r.replaying for r in recordings)
     blocks = replays and item.config.getoption("--stepengine-network") != "allow"
     try:
-        with blocked(_allowed(item) if blocks else None) as refused:
+        with blocked(_allowed_hosts(item) if blocks else None) as refused:
             result = yield
         _check(item, recordings)
         _raise_first([*everywhere, *refused])

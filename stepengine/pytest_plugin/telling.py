@@ -11,13 +11,13 @@ import pytest
 
 from stepengine.pytest_plugin.settings import command_of
 
-__all__ = ("Told", "explain", "headline", "is_of_test", "section_of", "shorten", "summarize")
+__all__ = ("RecordingReport", "explain", "headline", "is_of_test", "section_of", "shorten", "summarize")
 
 ATTRIBUTE = "stepengine_recordings"
 PACKAGE = Path(__file__).parent.parent
 
 
-class Told:
+class RecordingReport:
     """
     What became of the recordings of one test.
 
@@ -93,7 +93,7 @@ def _all_differences(error: BaseException) -> str:
     return Cleaner().text("".join(lines))
 
 
-def headline(report: pytest.TestReport, told: Told) -> None:
+def headline(report: pytest.TestReport, told: RecordingReport) -> None:
     """Let the report of a test tell what its own failure hides, and carry the lines about its recordings."""
     setattr(report, ATTRIBUTE, {"lines": told.lines, "written": told.written})
     crash = getattr(report.longrepr, "reprcrash", None)

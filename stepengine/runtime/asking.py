@@ -36,7 +36,7 @@ from stepengine.runtime.performer import Item
 from stepengine.system.threads import ThreadPool
 from stepengine.tooling.definition import ToolPreview
 
-__all__ = ("Desk", "Remembered", "shown_questions")
+__all__ = ("OpenQuestions", "Remembered", "shown_questions")
 
 # An interactor may be a person who mistyped, or a program that will never do better.
 ASKED_AGAIN = 3
@@ -135,7 +135,7 @@ def rule_of(question: Question, answer: Answer) -> JsonDict | None:
     return rule if answer.edited_input is None or not is_of_input else None
 
 
-class _Open:
+class _OpenQuestion:
     """A question that waits for its answer."""
 
     __slots__ = ("future", "is_late", "question", "timer")
@@ -152,7 +152,7 @@ class _Open:
             self.timer.cancel()
 
 
-class Desk:
+class OpenQuestions:
     """
     The open questions of one run tree.
 
@@ -191,7 +191,7 @@ class Desk:
         self.give(given, earlier)
         self._interactor = interactor
         self._threads = threads
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _OpenQuestion] = {}
         self._left: set[str] = set()
         self._shown: dict[tuple[str, int], tuple[Question, ...]] = {}
         self._attending = 0
@@ -242,7 +242,7 @@ class Desk:
         Raises:
             LimitExceeded: when more questions than a run tree may have would wait for an answer.
         """
-        answers = await self._asked(questions, interactor)
+        answers = await self._ask_all(questions, interactor)
         self._left.update([q.id for q, answer in zip(questions, answers, strict=True) if answer is None])
         for question, answer in zip(questions, answers, strict=True):
             if answer is not None:
@@ -307,7 +307,7 @@ class Desk:
     def _covering(self, question: Question) -> JsonDict | None:
         return self.remembered.covering(question) or self._of_session.covering(question)
 
-    async def _asked(self, questions: Sequence[Question], interactor: Interactor | None) -> list[Answer | None]:
+    async def _ask_all(self, questions: Sequence[Question], interactor: Interactor | None) -> list[Answer | None]:
         # In this order: what was said before, or is settled by itself; then somebody in this process; then, where
         # nobody may be waited for, a no; and only what is left stays open.
         answers = [self._up_front(question) or _refusal(question) for question in questions]
@@ -326,7 +326,7 @@ class Desk:
         # nothing for as long as it lasts.
         if not self._attending and self.patience == 0:
             return answers
-        opened = {i: self._opened(q) for i, q in enumerate(questions) if answers[i] is None}
+        opened = {i: self._open_question(q) for i, q in enumerate(questions) if answers[i] is None}
         try:
             for index, known in opened.items():
                 answers[index] = await known.future
@@ -383,14 +383,14 @@ class Desk:
             return question_id in self._left
         return known.future.result() is None
 
-    def _opened(self, question: Question) -> _Open:
+    def _open_question(self, question: Question) -> _OpenQuestion:
         loop = asyncio.get_running_loop()
-        known = self._open[question.id] = _Open(question, loop.create_future())
+        known = self._open[question.id] = _OpenQuestion(question, loop.create_future())
         if self.patience is not None:
             known.timer = loop.call_later(self.patience, self._too_long, known)
         return known
 
-    def _too_long(self, known: _Open) -> None:
+    def _too_long(self, known: _OpenQuestion) -> None:
         known.is_late = True
         if not self._attending:
             _resolve(known.future, None)
@@ -432,7 +432,7 @@ class Desk:
         """Return what an interactor answers; one that gives something else is asked again, and in the end counts as having given no answer."""
         for _ in range(1 + ASKED_AGAIN):
             try:
-                value = await self._said(interactor, question)
+                value = await self._ask_interactor(interactor, question)
                 problem = None if value is None else answer_problem(value, question)
             except Exception as error:  # noqa: BLE001
                 LOGGER.warning(
@@ -446,7 +446,7 @@ class Desk:
             LOGGER.warning("%s, so the interactor is asked again", problem)
         return None
 
-    async def _said(self, interactor: Interactor, question: Question) -> AnswerLike | None:
+    async def _ask_interactor(self, interactor: Interactor, question: Question) -> AnswerLike | None:
         value: Any
         # A function that reads a terminal would hold up the loop for as long as the person thinks, with all other runs.
         if inspect.iscoroutinefunction(interactor.ask):
@@ -492,20 +492,20 @@ def shown_questions(item: Item) -> tuple[Question, ...]:
     effect = cast("AskPerson", item.effect)
     if effect.purpose != "permission":
         return effect.questions
-    return tuple([_shown(item, question, effect.place) for question in effect.questions])
+    return tuple([_with_preview(item, question, effect.place) for question in effect.questions])
 
 
-def _shown(item: Item, question: Question, place: tuple[str, int] | None) -> Question:
+def _with_preview(item: Item, question: Question, place: tuple[str, int] | None) -> Question:
     preview = _preview(item, question)
     if place is not None:
         preview = preview or JsonDict(action="", details=question.details)
         details = preview["details"]
         known = details if isinstance(details, Mapping) else {} if details is None else {"what": details}
-        preview = JsonDict({**preview, "details": freeze({**known, IN_PROGRAM: _marked(*place)})})
+        preview = JsonDict({**preview, "details": freeze({**known, IN_PROGRAM: _mark_line(*place)})})
     return attrs.evolve(question, preview=preview)
 
 
-def _marked(text: str, line: int) -> str:
+def _mark_line(text: str, line: int) -> str:
     """Return the lines of a program around the one at which it waits, that one marked, all with their numbers."""
     lines = lines_of(text)
     first, last = max(0, line - 1 - LINES_AROUND), min(len(lines), line + LINES_AROUND)

@@ -23,10 +23,10 @@ from stepengine.runtime.performer import Item, Performer
 if TYPE_CHECKING:
     from stepengine.runtime.tree import RunTree
 
-__all__ = ("Background", "Child")
+__all__ = ("BackgroundChild", "BackgroundChildren")
 
 
-class Child:
+class BackgroundChild:
     """
     One child in the background.
 
@@ -56,7 +56,7 @@ class Child:
         return outcome.value if type(outcome) is Value else None
 
 
-class Background:
+class BackgroundChildren:
     """
     The children in the background of one tree, by path.
 
@@ -70,8 +70,8 @@ class Background:
 
     def __init__(self, tree: RunTree) -> None:
         self._tree = tree
-        self.children: dict[str, Child] = {}
-        self.of: dict[str, list[Child]] = {}
+        self.children: dict[str, BackgroundChild] = {}
+        self.of: dict[str, list[BackgroundChild]] = {}
         self._ends: list[asyncio.Future[None]] = []
 
     def is_used_by(self, path: str) -> bool:
@@ -85,12 +85,12 @@ class Background:
     def start(self, item: Item, plan: RunPlan, state: AgentState, performer: Performer) -> None:
         """Start the child of an effect: from now on it is at work."""
         assert isinstance(item.effect, Spawn)  # noqa: S101
-        child = self.children[plan.path] = Child(plan.path, item.effect)
+        child = self.children[plan.path] = BackgroundChild(plan.path, item.effect)
         self.of.setdefault(item.path, []).append(child)
         asked = Item(plan.path, RunInBackground(plan.definition.id, plan=plan, state=state), plan)
         child.task = asyncio.create_task(self._run(child, item, asked, performer))
 
-    async def _run(self, child: Child, item: Item, asked: Item, performer: Performer) -> None:
+    async def _run(self, child: BackgroundChild, item: Item, asked: Item, performer: Performer) -> None:
         tree = self._tree
         try:
             outcome = await performer.perform(asked, tree)
@@ -127,7 +127,7 @@ class Background:
         child = self.children.get(path)
         return None if child is None else child.stopping
 
-    def child(self, path: str) -> Child:
+    def child(self, path: str) -> BackgroundChild:
         """Return the child at a path."""
         return self.children[path]
 
@@ -205,6 +205,6 @@ class Background:
             del self.children[child.path]
 
 
-def _result_of(child: Child) -> ChildResult[Any] | None:
+def _result_of(child: BackgroundChild) -> ChildResult[Any] | None:
     outcome = child.outcome
     return outcome.child if type(outcome) is Stop else child.result

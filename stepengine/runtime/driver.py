@@ -667,7 +667,7 @@ class _Together:
                 # is nothing that an order of intents could be built on.
                 task = asyncio.create_task(self._work(index))
                 self._running[task] = self.items[index]
-                task.add_done_callback(self._done)
+                task.add_done_callback(self._take_finished_task)
 
     async def _work(self, index: int) -> None:
         item = self.items[index]
@@ -702,7 +702,7 @@ class _Together:
             if message is not None and n != won:
                 self._run.tree.mail.give_back(message)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _take_finished_task(self, task: asyncio.Task[None]) -> None:
         kind = type(self._running.pop(task).effect)
         self._room[ROOM_OF.get(kind, kind)] += 1
         # A member turns everything into an outcome, so this is a bug of ours. Without it the missing outcome would be

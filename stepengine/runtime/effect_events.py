@@ -78,7 +78,7 @@ def started(item: Item, questions: Sequence[Question] = ()) -> list[Event]:
     return [] if make is None else [make(item, effect, at)]
 
 
-def _spawned(item: Item, effect: Spawn, at: At) -> Event:
+def _spawned_event(item: Item, effect: Spawn, at: At) -> Event:
     return AgentSpawned(
         **at,
         agent_id=effect.agent_id,
@@ -96,7 +96,7 @@ def _spawned(item: Item, effect: Spawn, at: At) -> Event:
 
 STARTED: Mapping[type[Leaf], Callable[[Item, Any, At], Event]] = {
     CallFunction: lambda _, effect, at: PerformStarted(**at, name=effect.call.name),
-    Spawn: _spawned,
+    Spawn: _spawned_event,
     AwaitTime: lambda item, effect, at: WaitStarted(**at, kind="time", wakes_at=_date(item, effect.wakes)),
     AwaitMessage: lambda item, effect, at: WaitStarted(
         **at, kind="message", topic=effect.topic, wakes_at=_date(item, effect.wakes)
@@ -160,7 +160,7 @@ def finished(item: Item, outcome: Single, duration_ms: int) -> list[Event]:
     return [] if make is None else make(item, outcome, at)
 
 
-def _answered(item: Item, outcome: Single, at: At) -> list[Event]:
+def _answer_events(item: Item, outcome: Single, at: At) -> list[Event]:
     effect: AskPerson = item.effect  # type: ignore[assignment]
     answers = outcome.value if type(outcome) is Value else ()
     del at["duration_ms"]
@@ -185,7 +185,7 @@ def _wait_finished(item: Item, outcome: Single, at: At) -> list[Event]:
 WAITED: Mapping[type[Leaf], WaitsFor] = {AwaitTime: "time", AwaitMessage: "message", AwaitRuns: "child"}
 FINISHED: Mapping[type[Leaf], Callable[[Item, Single, At], list[Event]]] = {
     CallFunction: _function_finished,
-    AskPerson: _answered,
+    AskPerson: _answer_events,
     Spawn: _run_finished,
     **dict.fromkeys(WAITED, _wait_finished),
 }

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stepengine.runtime.limits import Refusals
     from stepengine.runtime.tree import RunTree
 
-__all__ = ("LOST", "Brake", "Group", "given_up", "has_failed")
+__all__ = ("LOST", "Group", "StopOnFailure", "given_up", "has_failed")
 
 LOST = "another member of the race was first"
 
@@ -49,7 +49,7 @@ class Group:
         has_failed: Whether one failed before any of these began.
     """
 
-    def __init__(self, brake: Brake, items: Sequence[Item], *, has_failed: bool = False) -> None:
+    def __init__(self, brake: StopOnFailure, items: Sequence[Item], *, has_failed: bool = False) -> None:
         self._brake = brake
         self._children = {(i.path, i.effect.seq): child_path(i.path, i.effect.seq) for i in items if _spawns(i)}
         self._begun: set[tuple[str, int]] = set()
@@ -84,7 +84,7 @@ def _spawns(item: Item) -> bool:
     return type(item.effect) in RUNS
 
 
-class Brake:
+class StopOnFailure:
     """
     Stands beside the gate, and stops the effects of children whose group has failed.
 
@@ -187,7 +187,7 @@ class Brake:
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not work.done():
-                await _ended(work)
+                await _cancel_and_wait(work)
         return attrs.evolve(self._stop(item, pulls), begun=io.begun(item)) if work.cancelled() else work.result()
 
     @contextmanager
@@ -229,7 +229,7 @@ class Brake:
                 await asyncio.wait((work,))
         finally:
             if not work.done():
-                await _ended(work)
+                await _cancel_and_wait(work)
         if work.cancelled():
             return given_up(item, self._now())
         outcome = work.result()
@@ -269,7 +269,7 @@ def given_up(item: Item, now: int, outcome: Stop | None = None) -> Single:
     return Failure(RaceLost(LOST), now)
 
 
-async def _ended(work: asyncio.Future[Single]) -> None:
+async def _cancel_and_wait(work: asyncio.Future[Single]) -> None:
     """Cancel *work* and wait until it has ended, however often this is cancelled meanwhile."""
     again: asyncio.CancelledError | None = None
     while not work.done():

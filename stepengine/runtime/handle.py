@@ -28,19 +28,19 @@ from stepengine.runtime.mail import Message, result_message
 from stepengine.runtime.performer import Item
 from stepengine.runtime.tree import RunTree
 
-__all__ = ("ChildRun", "RunHandle", "Runner", "Turns")
+__all__ = ("ChildRun", "ResultMaker", "RunHandle", "Turns")
 
 Out = TypeVar("Out", default=Any)
 
 
-class Runner(Protocol):
+class ResultMaker(Protocol):
     """What makes a handle's result."""
 
     async def __call__(self) -> RunResult:
         """Run to the end."""
 
 
-Turns: TypeAlias = Callable[[RunResult, str], tuple[RunTree, Runner]]
+Turns: TypeAlias = Callable[[RunResult, str], tuple[RunTree, ResultMaker]]
 """Gives the next turn of a kept-open handle from how the last one ended and what the user says now."""
 
 
@@ -73,7 +73,7 @@ class RunHandle(Generic[Out]):
     ``history`` and ``result`` are those of the turn under way, or of the last one.
     """
 
-    def __init__(self, tree: RunTree, runner: Runner, *, turns: Turns | None = None) -> None:
+    def __init__(self, tree: RunTree, runner: ResultMaker, *, turns: Turns | None = None) -> None:
         self._turns = turns
         self._is_closing = False
         self._tells: list[Callable[[], object]] = []
@@ -84,7 +84,7 @@ class RunHandle(Generic[Out]):
         tree.hub.goes_on = turns is not None
         self._begin(tree, runner)
 
-    def _begin(self, tree: RunTree, runner: Runner) -> None:
+    def _begin(self, tree: RunTree, runner: ResultMaker) -> None:
         tree.hub.keep()
         tree.is_held = True
         self._tree = tree

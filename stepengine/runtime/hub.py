@@ -124,7 +124,7 @@ class Watcher:
 
 
 @frozen
-class Seat:
+class RunLabel:
     """A run under way: what its log lines carry."""
 
     run_id: str
@@ -135,7 +135,7 @@ WATCHED = attrgetter("watched")
 """Whether the events of a hub have to be made; a machine asks often, and this answers without a call of Python."""
 
 
-class Curtain:
+class EventRedactor:
     """
     Keeps secrets that the process knows out of events; the run itself has them.
 
@@ -158,16 +158,16 @@ class Curtain:
             return self._flowing(delta)
         # Before anything else of a run is shown, its own held-back text goes out, or a reply would seem to go on behind
         # its end.
-        clean = self._started(event) if type(event) is ModelStarted else KNOWN.frozen(event)
-        return (*self._ended(event.path), clean) if event.path in self._flows else (clean,)
+        clean = self._clean_model_started(event) if type(event) is ModelStarted else KNOWN.frozen(event)
+        return (*self._flush_text(event.path), clean) if event.path in self._flows else (clean,)
 
     def _flowing(self, delta: Delta) -> list[Event]:
         shown: list[Event] = []
         if type(delta) is ToolInputDelta:
-            delta = _named(delta)
+            delta = _clean_tool_name(delta)
         last, trickle = self._flows.get(delta.path, (delta, None))
         if trickle is None or not _goes_on(last, delta):
-            shown += self._ended(delta.path)
+            shown += self._flush_text(delta.path)
             trickle = Trickle(KNOWN)
         text = trickle.feed(delta.text)
         self._flows.pop(delta.path, None)
@@ -180,14 +180,14 @@ class Curtain:
 
     def rest(self) -> list[Event]:
         """Return what is still held back."""
-        return [event for path in list(self._flows) for event in self._ended(path)]
+        return [event for path in list(self._flows) for event in self._flush_text(path)]
 
-    def _ended(self, path: str) -> Sequence[Event]:
+    def _flush_text(self, path: str) -> Sequence[Event]:
         flow = self._flows.pop(path, None)
         text = "" if flow is None else flow[1].rest()
         return (attrs.evolve(flow[0], text=text),) if flow is not None and text else ()
 
-    def _started(self, event: ModelStarted) -> ModelStarted:
+    def _clean_model_started(self, event: ModelStarted) -> ModelStarted:
         """Return *event*; the tools of its request, the same at every step, are looked at once."""
         request = event.request
         if request is None:
@@ -202,7 +202,7 @@ class Curtain:
         return attrs.evolve(event, request=attrs.evolve(request, **changed)) if changed else event
 
 
-def _named(event: ToolInputDelta) -> ToolInputDelta:
+def _clean_tool_name(event: ToolInputDelta) -> ToolInputDelta:
     """Return *event* with a clean name: a model may call a tool whatever it likes."""
     # Cleaned as wholes, while the text of the input comes in pieces: a name arrives in one.
     name, call = KNOWN.frozen(event.tool_name), KNOWN.frozen(event.tool_call_id)
@@ -363,14 +363,14 @@ def _size(value: Any) -> int:
 
 
 @frozen
-class Place:
+class StreamPlace:
     """A place in the stream of an epoch."""
 
     epoch: str
     index: int
 
 
-def place_of(after: object, *, like: str = "5d0c2a17") -> Place:
+def place_of(after: object, *, like: str = "5d0c2a17") -> StreamPlace:
     """
     Return what an event's id says; *like* is an epoch, to show how one looks.
 
@@ -382,7 +382,7 @@ def place_of(after: object, *, like: str = "5d0c2a17") -> Place:
     if not (is_epoch and index.isascii() and index.isdigit() and len(index) <= MAX_INDEX_DIGITS):
         msg = f"after={after!r} is not an id of an event; one is such as {like}-0"
         raise StepEngineError(msg)
-    return Place(epoch, int(index))
+    return StreamPlace(epoch, int(index))
 
 
 class Hub:
@@ -422,10 +422,10 @@ class Hub:
         # Beginnings of steps of which not all is recorded: see `_news`.
         self._begun: dict[str, Event] = {}
         self._ring: Ring | None = None
-        self._seats: dict[str, Seat] = {}
+        self._seats: dict[str, RunLabel] = {}
         self._last: RunFinished | None = None
         self._is_over = False
-        self._curtain = Curtain()
+        self._curtain = EventRedactor()
         self.watched = bool(self._watchers)
         self.phase = RunPhase.IDLE
         self.history: Callable[[], Transcript] | None = None
@@ -459,9 +459,9 @@ class Hub:
 
     def seat(self, path: str, run_id: str, agent_id: str) -> None:
         """Say which run is at *path*, for its log lines."""
-        self._seats[path] = Seat(run_id, agent_id)
+        self._seats[path] = RunLabel(run_id, agent_id)
 
-    def seats(self) -> Mapping[str, Seat]:
+    def seats(self) -> Mapping[str, RunLabel]:
         """Return which runs are under way, by path."""
         return dict(self._seats)
 
@@ -625,7 +625,7 @@ class Hub:
 
     def log(self, event: LogLine | ToolLog, data: object = None, *, step: int = 0) -> None:
         """Write a log line where the engine logs; the event itself is shown by ``emit``."""
-        seat = self._seats.get(event.path) or Seat("", "")
+        seat = self._seats.get(event.path) or RunLabel("", "")
         # A cheap look for the beginnings of what is known; the thorough one copies, and hardly a line needs it.
         if KNOWN.suspicious(f"{event.message} {data!r}"):
             event, data = KNOWN.frozen(event), KNOWN.value(plain(data))
@@ -698,7 +698,7 @@ class Subscription:
         """Keep *event* for the reader, or count it as dropped."""
         # Not joined for a reader that keeps up: a page shows text as it comes, and would get it in jumps.
         waiting = len(self._queue)
-        if waiting > self._behind and self._joined(event):
+        if waiting > self._behind and self._join_to_last(event):
             return
         if waiting < self._limit or self._make_room(event):
             self._queue.append(event)
@@ -772,7 +772,7 @@ class Subscription:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    def _joined(self, event: Event) -> bool:
+    def _join_to_last(self, event: Event) -> bool:
         """Append a delta to the last one that waits, if it goes on where that stops."""
         last = self._queue[-1]
         # Only to the one that waits last: joined to an earlier one, text would come before what was shown between the two.

@@ -1,8 +1,8 @@
 """
 Budgets of a run tree.
 
-Each run has a ledger that knows its parent's, so that whatever a child spends counts for all above it. The ``Meter`` is
-the outermost performer: it reserves before effects begin and adds up what they used, replayed ones included. The ``Gate``
+Each run has a ledger that knows its parent's, so that whatever a child spends counts for all above it. The ``UsageMeter`` is
+the outermost performer: it reserves before effects begin and adds up what they used, replayed ones included. The ``LimitGate``
 stands inside everything that records: it refuses what the meter found no room for, so that a refusal is an outcome like
 any other. Where people are asked instead, and allow more, the limit of that one ledger is raised (``Ledgers.allow``). ``Repeats``
 stands outside, too: it notices when a model makes the same tool call again and again.
@@ -30,7 +30,7 @@ from stepengine.machine.plan import RunPlan
 from stepengine.runtime.performer import IO, Item, Performer, child_path
 from stepengine.runtime.sizes import estimated_tokens
 
-__all__ = ("Gate", "Ledger", "Ledgers", "Meter", "Price", "Refusals", "Repeats")
+__all__ = ("Ledgers", "LimitGate", "Price", "Refusals", "Repeats", "SpendingLedger", "UsageMeter")
 
 TOLD_AT = 3
 """Observers are told of so many equal calls in a row."""
@@ -46,7 +46,7 @@ Price = Callable[[str, Usage], "Decimal | None"]
 """Returns US dollars for a model string and what it used; ``None`` when the price is unknown."""
 
 
-class Ledger:
+class SpendingLedger:
     """
     What one run and the runs below it have spent, and have reserved for calls under way.
 
@@ -82,7 +82,7 @@ class Ledger:
         self,
         limits: Limits,
         given: Limits,
-        parent: Ledger | None = None,
+        parent: SpendingLedger | None = None,
         path: str = "",
         own: Bounds | None = None,
     ) -> None:
@@ -105,7 +105,7 @@ class Ledger:
 
     def refusal(self, tokens: int, cost: Decimal | None) -> LimitExceeded | None:
         """Return why a call of at most *tokens* and *cost* may not start here or above, or ``None``."""
-        ledger: Ledger | None = self
+        ledger: SpendingLedger | None = self
         # From the run upwards: each of them has to have room, and the nearest that has none is the one that is named.
         while ledger is not None:
             problem = ledger.own_refusal(tokens, cost)
@@ -148,7 +148,7 @@ class Ledger:
 
     def reserve(self, tokens: int, cost: Decimal) -> None:
         """Set room aside here and above; a negative number gives it back."""
-        ledger: Ledger | None = self
+        ledger: SpendingLedger | None = self
         while ledger is not None:
             ledger.reserved_tokens += tokens
             ledger.reserved_cost += cost
@@ -156,7 +156,7 @@ class Ledger:
 
     def spend(self, tokens: int, cost: Decimal) -> None:
         """Count what was used, here and above."""
-        ledger: Ledger | None = self
+        ledger: SpendingLedger | None = self
         while ledger is not None:
             ledger.tokens += tokens
             ledger.cost += cost
@@ -168,7 +168,7 @@ class Ledger:
 
         A limit that somebody set holds for every child; the default holds for those that models asked for (requirements:X50).
         """
-        ledger: Ledger | None = self
+        ledger: SpendingLedger | None = self
         while ledger is not None:
             most, started = ledger.given.max_total_children, ledger.children
             # An author who writes a loop over 10,000 items has meant it; the default is there for models, which spawn
@@ -185,7 +185,7 @@ class Ledger:
 
     def count_children(self, count: int, *, by_model: bool) -> None:
         """Count children here and above; a negative number takes back what never started."""
-        ledger: Ledger | None = self
+        ledger: SpendingLedger | None = self
         while ledger is not None:
             ledger.children += count
             if by_model:
@@ -199,15 +199,15 @@ class Ledgers:
     __slots__ = ("_open",)
 
     def __init__(self) -> None:
-        self._open: dict[str, Ledger] = {}
+        self._open: dict[str, SpendingLedger] = {}
 
-    def open(self, path: str, plan: RunPlan) -> Ledger:
+    def open(self, path: str, plan: RunPlan) -> SpendingLedger:
         """Return a ledger for a run that starts, below its parent's."""
         # The parent of a tree's own root is driven elsewhere, if it has one: what it may spend stands in its limits.
         parent = self._open.get(path.rpartition(".")[0]) if path else None
         is_bound = plan.limits.max_tokens is not None or plan.limits.max_cost_usd is not None
         own = _own_bounds(plan, parent.limits) if is_bound and parent is not None else None
-        ledger = self._open[path] = Ledger(plan.limits, plan.given, parent, path, own)
+        ledger = self._open[path] = SpendingLedger(plan.limits, plan.given, parent, path, own)
         return ledger
 
     def allow(self, ceiling: Ceiling) -> None:
@@ -220,7 +220,7 @@ class Ledgers:
         elif ceiling.kind == "cost" and ledger.max_cost is not None:
             ledger.max_cost = max(ledger.max_cost, ceiling.most)
 
-    def of(self, path: str) -> Ledger:
+    def of(self, path: str) -> SpendingLedger:
         """Return the ledger of a run."""
         return self._open[path]
 
@@ -272,7 +272,7 @@ class Refusals:
         return None if item.has_begun else error
 
 
-class Gate:
+class LimitGate:
     """Refuses what the meter found no room for; everything else passes."""
 
     def __init__(self, inner: Performer, refusals: Refusals, now: Callable[[], int]) -> None:
@@ -293,7 +293,7 @@ class Gate:
         return Value(ChildResult(agent_id=item.effect.agent_id, status=status, error=error), self._now())
 
 
-class Meter:
+class UsageMeter:
     """
     Reserves before effects begin, and counts what they used.
 
@@ -335,7 +335,7 @@ class Meter:
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Pass an effect on, and count it if it was reserved for."""
         if type(item.effect) is Spawn:
-            return self._spawned(item, io)
+            return self._count_child(item, io)
         if self._reserved and item.effect.seq in self._reserved.get(item.path, ()):
             return self._metered(item, io)
         return self._inner.perform(item, io)
@@ -407,7 +407,7 @@ class Meter:
         else:
             self._admitted.setdefault(path, {}).update({effect.seq: False for effect in spawns})
 
-    async def _spawned(self, item: Item, io: IO) -> Single:
+    async def _count_child(self, item: Item, io: IO) -> Single:
         """Pass a child on; one that never started, because its params were wrong or the like, does not count."""
         by_model = self._admitted.get(item.path, {}).pop(item.effect.seq, None)
         outcome = await self._inner.perform(item, io)
@@ -422,11 +422,11 @@ class Meter:
         used: tuple[int, Decimal] = (0, FREE)
         try:
             outcome = await self._inner.perform(item, io)
-            used = self._used(item, outcome, tokens, cost)
+            used = self._usage_of_call(item, outcome, tokens, cost)
         # A call that was cut off has been paid for in part; what is known of it counts, before the cancellation goes
         # on.
         except BaseException:
-            used = self._used(item, Stop("cancelled", begun=io.begun(item)), tokens, cost)
+            used = self._usage_of_call(item, Stop("cancelled", begun=io.begun(item)), tokens, cost)
             raise
         finally:
             if has_room:
@@ -434,7 +434,7 @@ class Meter:
             ledger.spend(*used)
         return outcome
 
-    def _used(self, item: Item, outcome: Single, tokens: int, cost: Decimal) -> tuple[int, Decimal]:
+    def _usage_of_call(self, item: Item, outcome: Single, tokens: int, cost: Decimal) -> tuple[int, Decimal]:
         """Return what a model call used; what it did not say counts as it was reserved."""
         model = cast("CallModel", item.effect).request.model
         if type(outcome) is Value and isinstance(outcome.value, ModelReply):

@@ -21,7 +21,7 @@ from stepengine.data.events import Event, ModelStarted, RunFinished, StepStarted
 from stepengine.data.state import AgentState, RunResult
 from stepengine.redaction import KNOWN
 
-__all__ = ("LOGGER", "EventFile", "Lines", "LogObserver", "log_once", "write")
+__all__ = ("LOGGER", "EventFile", "LineLogger", "LogObserver", "log_once", "write")
 
 OWNER_ONLY = 0o600
 LOGGER = logging.getLogger("stepengine")
@@ -43,7 +43,7 @@ def log_once(text: str) -> None:
         LOGGER.warning("%s", text)
 
 
-class Lines(ABC):
+class LineLogger(ABC):
     """A ``RunLogger``: whatever its level, a line goes through ``line``."""
 
     __slots__ = ()

@@ -74,14 +74,14 @@ from stepengine.errors import (
 )
 from stepengine.machine.plan import Finished
 from stepengine.models._stopping import note_usage, usage_when_stopped
-from stepengine.runtime.logs import LOGGER, Lines
+from stepengine.runtime.logs import LOGGER, LineLogger
 from stepengine.runtime.mail import Message, misfit_of
 from stepengine.runtime.performer import IO, Item, child_path
 from stepengine.runtime.rates import Notice, Obstacle, ParsingRegistry, queued
 from stepengine.runtime.retry import Retries, known_usage
 from stepengine.runtime.sizes import estimated_tokens
 from stepengine.runtime.standstill import waits_of
-from stepengine.system.guard import GUARD, Guard
+from stepengine.system.guard import GUARD, CallGuard
 from stepengine.system.threads import ThreadPool
 from stepengine.system.workspace import WORKSPACE, Workspace
 from stepengine.tooling.context import ResourceMap, ToolContext
@@ -185,10 +185,10 @@ class Innermost:
                 # would see the pieces.
                 reply = await (_streamed(provider, request, item, io) if io.watched else provider.complete(request))
                 reply = self._priced(request.model, reply, spent)
-            # All of it, since also a cancelled call has to say what it had used (reliability:MP30); `_failed` raises on
+            # All of it, since also a cancelled call has to say what it had used (reliability:MP30); `_to_our_error` raises on
             # whatever is no failure of the provider.
             except BaseException as raised:  # noqa: BLE001
-                failed = self._failed(item, request.model, raised, spent)
+                failed = self._to_our_error(item, request.model, raised, spent)
                 if not isinstance(failed, ModelError):
                     return self._failure(item, failed)
                 used = known_usage(failed)
@@ -210,10 +210,10 @@ class Innermost:
         try:
             await self._services.clock.sleep(seconds)
         except BaseException as raised:
-            self._failed(item, item.effect.request.model, raised, spent)  # type: ignore[union-attr]
+            self._to_our_error(item, item.effect.request.model, raised, spent)  # type: ignore[union-attr]
             raise
 
-    def _failed(self, item: Item, model: str, raised: BaseException, spent: Usage | None) -> StepEngineError:
+    def _to_our_error(self, item: Item, model: str, raised: BaseException, spent: Usage | None) -> StepEngineError:
         """
         Return what a call ended with as an error of ours; *spent* is what its failed attempts had used.
 
@@ -286,7 +286,7 @@ class Innermost:
         pricing, usage = self._services.pricing, reply.usage or Usage()
         whole: Callable[[str, ModelReply, datetime], Decimal | None] | None = getattr(pricing, "of_reply", None)
         if whole is not None:
-            return self._guarded(model, lambda: whole(model, reply, self._tree.now()))
+            return self._price_or_none(model, lambda: whole(model, reply, self._tree.now()))
         cost = self._cost(reply.model or model, usage)
         return self._cost(model, usage) if cost is None and reply.model is not None else cost
 
@@ -294,13 +294,13 @@ class Innermost:
         """Return the parts of *reply* that have no price, which makes its cost a lower bound."""
         of: Callable[[str, ModelReply, datetime], tuple[str, ...]] | None
         of = getattr(self._services.pricing, "unpriced", None)
-        return () if of is None else self._guarded(model, lambda: of(model, reply, self._tree.now())) or ()
+        return () if of is None else self._price_or_none(model, lambda: of(model, reply, self._tree.now())) or ()
 
     def _cost(self, model: str, usage: Usage) -> Decimal | None:
         pricing = self._services.pricing
-        return None if pricing is None else self._guarded(model, lambda: pricing(model, usage, self._tree.now()))
+        return None if pricing is None else self._price_or_none(model, lambda: pricing(model, usage, self._tree.now()))
 
-    def _guarded(self, model: str, price: Callable[[], Priced | None]) -> Priced | None:
+    def _price_or_none(self, model: str, price: Callable[[], Priced | None]) -> Priced | None:
         try:
             return price()
         # A price table of the user's that raises must not lose a reply that was paid for: its cost is unknown, and that
@@ -335,7 +335,7 @@ class Innermost:
             # there may be links. So they travel with the call to where files are opened (reliability:FP4).
             if self._services.tools.guard is not None:
                 guard = self._services.tools.guard(_request(item, effect, binding.spec))
-                running = _guarded(running, guard, self._services.tools.workspace)
+                running = _await_guarded(running, guard, self._services.tools.workspace)
             result = await (self._delivered(item, running, io) if is_deferred(item) else running)
         except StepEngineError as error:
             return self._failure(item, error)
@@ -734,7 +734,7 @@ class ModelRegistry(Protocol):
 
 
 @attrs.define
-class _Heard:
+class _StreamedChars:
     """How many characters of one reply were streamed."""
 
     said: int = 0
@@ -769,7 +769,7 @@ CHARS_OF_TOKEN = 4
 
 
 async def _streamed(provider: ModelProvider, request: ModelRequest, item: Item, io: IO) -> ModelReply:
-    shown, heard = False, _Heard()
+    shown, heard = False, _StreamedChars()
     calls: dict[int, tuple[str, str]] = {}
     path, seq, emit = item.path, item.effect.seq, io.emit
     try:
@@ -886,7 +886,7 @@ class ToolSetting:
     overrides: Mapping[Callable[..., Any], Callable[..., Any]] = attrs.field(factory=dict)
     workspace: Workspace | None = None
     resources: ResourceMap = attrs.field(factory=ResourceMap)
-    guard: Callable[[Request], Guard | None] | None = None
+    guard: Callable[[Request], CallGuard | None] | None = None
 
 
 def _request(item: Item, effect: CallTool, spec: ToolSpec) -> Request:
@@ -904,8 +904,8 @@ def _request(item: Item, effect: CallTool, spec: ToolSpec) -> Request:
     )
 
 
-async def _guarded(
-    running: Coroutine[object, Any, ToolResult], guard: Guard | None, workspace: Workspace | None
+async def _await_guarded(
+    running: Coroutine[object, Any, ToolResult], guard: CallGuard | None, workspace: Workspace | None
 ) -> ToolResult:
     """Await a call whose files are bound by *guard*; its threads see it, too. It does not begin where *guard* refuses it."""
     folder = None if workspace is None else workspace.here or workspace.root
@@ -970,7 +970,7 @@ class Deferred:
         Raises:
             ToolError: when no call with that id waits, or those of several runs do and *path* does not say which.
         """
-        future = self._found(call_id, path)[1]
+        future = self._find_waiting(call_id, path)[1]
         future.get_loop().call_soon_threadsafe(_deliver, future, as_result(result))
 
     def place(self, call_id: str, path: str | None = None) -> tuple[str, int]:
@@ -980,7 +980,7 @@ class Deferred:
         Raises:
             ToolError: as ``deliver``.
         """
-        return self._found(call_id, path)[0]
+        return self._find_waiting(call_id, path)[0]
 
     def settle(self, place: tuple[str, int], result: object) -> None:
         """
@@ -997,7 +997,7 @@ class Deferred:
         self._settled.add(place)
         _deliver(waiting[0], as_result(result))
 
-    def _found(self, call_id: str, path: str | None) -> tuple[tuple[str, int], asyncio.Future[ToolResult]]:
+    def _find_waiting(self, call_id: str, path: str | None) -> tuple[tuple[str, int], asyncio.Future[ToolResult]]:
         waiting = {key: entry for key, entry in list(self._open.items()) if not entry[1].done()}
         found = [key for key in waiting if key[1] == call_id and path in (None, key[0])]
         # Ids of calls are counters of a run, so two children have a `c1` each. To take the first would give somebody's
@@ -1078,7 +1078,7 @@ def _remaining(item: Item, effect: CallTool, state: AgentState, tree: RunTree) -
     return None if window is None else max(0, window - prompt_tokens(state, effect.measured))
 
 
-class _Voice(Lines):
+class _Voice(LineLogger):
     """What a tool says while it runs: its events and log lines, with the address of its call."""
 
     __slots__ = ("_effect", "_item", "_tree")

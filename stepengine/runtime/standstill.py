@@ -47,7 +47,7 @@ def _date(item: Item, at: int | None) -> datetime | None:
     return None if at is None else item.plan.created + timedelta(milliseconds=at)
 
 
-class _Parked(NamedTuple):
+class _ParkedWait(NamedTuple):
     """A wait: what ends it, what tells it that the tree stands still, and what it is."""
 
     events: tuple[asyncio.Future[Any], ...]
@@ -70,7 +70,7 @@ class Standstill:
 
     def __init__(self, tree: RunTree) -> None:
         self._tree = tree
-        self.parked: dict[tuple[str, int], _Parked] = {}
+        self.parked: dict[tuple[str, int], _ParkedWait] = {}
         self.held: dict[tuple[str, int], asyncio.Future[None]] = {}
         self.waits: dict[tuple[str, int], tuple[Waits, ...]] = {}
         self._busy = ""
@@ -84,13 +84,13 @@ class Standstill:
         """
         address = (item.path, item.effect.seq)
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.parked[address] = _Parked((), over, waits)
+        self.parked[address] = _ParkedWait((), over, waits)
         events: tuple[asyncio.Future[Any], ...] = ()
         try:
             self.look()
             if not over.done():
                 events = tuple([asyncio.ensure_future(one()) for one in begin])
-                self.parked[address] = _Parked(events, over, waits)
+                self.parked[address] = _ParkedWait(events, over, waits)
                 await asyncio.wait((*events, over), return_when=asyncio.FIRST_COMPLETED)
         finally:
             del self.parked[address]

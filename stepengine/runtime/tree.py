@@ -30,13 +30,13 @@ from stepengine.data.waiting import Waits
 from stepengine.errors import AgentError, AnswerRejected, LimitExceeded, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.machine.signals import is_callers
-from stepengine.runtime.asking import Desk, Remembered
-from stepengine.runtime.background import Background
+from stepengine.runtime.asking import OpenQuestions, Remembered
+from stepengine.runtime.background import BackgroundChildren
 from stepengine.runtime.clock import Clock, SystemClock
 from stepengine.runtime.driver import RunTask, drive
-from stepengine.runtime.failfast import Brake
+from stepengine.runtime.failfast import StopOnFailure
 from stepengine.runtime.hub import Hub
-from stepengine.runtime.limits import Gate, Ledger, Ledgers, Meter, Refusals, Repeats
+from stepengine.runtime.limits import Ledgers, LimitGate, Refusals, Repeats, SpendingLedger, UsageMeter
 from stepengine.runtime.mail import Mail, Message, PostBox, answer_in
 from stepengine.runtime.performer import Item, Middleware, Performer
 from stepengine.runtime.performing import NOTHING, Deferred, Innermost, ModelRegistry, Pricing, ToolSetting
@@ -145,9 +145,9 @@ lent = changer_of(Services, "models", "tools", "window", "planner", "remembered"
 class _Wrapping(NamedTuple):
     """What wraps the innermost performer, from the inside out; nobody asks for the gate."""
 
-    brake: Brake
+    brake: StopOnFailure
     recording: Performer
-    meter: Meter
+    meter: UsageMeter
     repeats: Repeats
     outermost: Performer
 
@@ -237,7 +237,7 @@ class RunTree:
         self.hub = hub
         # The bound method, looked up once: performers call it for each delta of each reply.
         self.emit: Callable[[Event], None] = hub.emit
-        self.desk = Desk(
+        self.desk = OpenQuestions(
             answers or {}, services.interactor, services.tools.threads, earlier, of_session=services.remembered
         )
         self.leaked: list[str] = []
@@ -246,13 +246,13 @@ class RunTree:
         self.deferred = Deferred()
         self.runs: dict[str, RunTask] = {}
         self.elsewhere: dict[str, asyncio.Future[Stop]] = {}
-        # The three tables below hold what a cancelled wait cannot return. Each is emptied by the outcome that tells of
-        # it.
+        # The next three hold what a cancelled wait cannot return, until the outcome that tells of it is made. They are
+        # the tree's, since whoever makes that outcome may be another run of it than the one that was cancelled.
         self.orphans: dict[str, Any] = {}
         self.stopped_calls: dict[tuple[str, int], Begun] = {}
         self.reraise: BaseException | None = None
         self.standstill = Standstill(self)
-        self.background = Background(self)
+        self.background = BackgroundChildren(self)
         self.inboxes: dict[str, list[UserMessage]] = {}
         self.is_held = self.is_replaying = False
         self.suspended: dict[str, Question] = {}
@@ -305,7 +305,7 @@ class RunTree:
         return (self._wrapping or self._wrap()).outermost
 
     @property
-    def brake(self) -> Brake:
+    def brake(self) -> StopOnFailure:
         """What stops the children of a group of which one has failed."""
         return (self._wrapping or self._wrap()).brake
 
@@ -315,12 +315,12 @@ class RunTree:
         # so that it counts also what comes out of a record: a run that goes on has spent what it had spent. What traces
         # stands outermost, and sees what the machine sees.
         services, refusals = self.services, Refusals()
-        brake = Brake(self.innermost, refusals, self.elapsed, self)
-        performer: Performer = Gate(brake, refusals, self.elapsed)
+        brake = StopOnFailure(self.innermost, refusals, self.elapsed, self)
+        performer: Performer = LimitGate(brake, refusals, self.elapsed)
         for wrap in services.middlewares:
             performer = wrap(performer)
         recording = performer
-        performer = meter = Meter(performer, refusals, self._ledgers, self._price)
+        performer = meter = UsageMeter(performer, refusals, self._ledgers, self._price)
         # Outside of the recorder, so that a run that goes on counts what was recorded, too: three equal calls are
         # three, also when a crash stands between them.
         performer = repeats = Repeats(performer, refusals)
@@ -350,7 +350,7 @@ class RunTree:
     def _price(self, model: str, usage: Usage) -> Decimal | None:
         return None if self.services.pricing is None else self.services.pricing(model, usage, self.now())
 
-    def ledger(self, path: str) -> Ledger:
+    def ledger(self, path: str) -> SpendingLedger:
         """Return what the run at *path*, which is under way, has spent and reserved."""
         return self._ledgers.of(path)
 

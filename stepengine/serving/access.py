@@ -272,7 +272,7 @@ class Tokens:
             entries = list(before)
             yield entries
             if tuple(entries) != before:
-                data = json.dumps({"format": FORMAT, "tokens": [_written(entry) for entry in entries]}, indent=1)
+                data = json.dumps({"format": FORMAT, "tokens": [_entry_as_json(entry) for entry in entries]}, indent=1)
                 replace_path(self.path, f"{data}\n".encode(), mode=OWNER_ONLY)
         finally:
             # Said, and not left to closing: a process that was forked meanwhile has the open file, too.
@@ -347,7 +347,7 @@ def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
-def _written(entry: _Entry) -> dict[str, Any]:
+def _entry_as_json(entry: _Entry) -> dict[str, Any]:
     known = entry.known
     return {
         "name": known.name,
@@ -576,12 +576,12 @@ class Guard:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            await self._answer(_Asked(scope), receive, send)
+            await self._answer(_RequestFacts(scope), receive, send)
         else:
             await receive()
             await send({"type": "websocket.close", "code": 1008, "reason": "there are no web sockets here"})
 
-    async def _answer(self, asked: _Asked, receive: Receive, send: Send) -> None:
+    async def _answer(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
         more = self._cors_headers(asked)
         has_begun = False
 
@@ -601,7 +601,7 @@ class Guard:
                 raise
             await problem_of(error).response()(asked.scope, receive, guarded)
 
-    async def _serve(self, asked: _Asked, receive: Receive, send: Send) -> None:
+    async def _serve(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
         if not asked.query().isascii():
             # Applications that decode it would fail at it.
             msg = "the query of this request is not percent-encoded"
@@ -609,7 +609,7 @@ class Guard:
         if self._is_open(asked.path):
             self._limit(self._requests, f"address {asked.address}")
             body = await self._body(asked, receive)
-            await self.app(asked.scope, _given(body, receive), send)
+            await self.app(asked.scope, _replay_body(body, receive), send)
             return
         self._check_host(asked)
         if self._is_preflight(asked):
@@ -620,16 +620,16 @@ class Guard:
             return
         caller = await self._caller(asked)
         self._limit(self._requests, f"caller {caller.name}")
-        with self._counted(caller):
+        with self._count_request(caller):
             body = await self._body(asked, receive)
             if self.logins is not None and asked.path == LOGOUT and asked.method == "POST":
                 await self._logged_out(asked, self.logins)(asked.scope, receive, send)
             else:
-                await self.app({**asked.scope, CALLER: caller}, _given(body, receive), send)
+                await self.app({**asked.scope, CALLER: caller}, _replay_body(body, receive), send)
 
     # --- who it is ---
 
-    async def _caller(self, asked: _Asked) -> Caller:
+    async def _caller(self, asked: _RequestFacts) -> Caller:
         bearer = asked.bearer()
         if bearer is not None and self.tokens is not None and (caller := self._by_token(self.tokens, bearer)):
             return caller
@@ -641,7 +641,7 @@ class Guard:
         if self.authenticate is not None and (caller := await self._by_application(self.authenticate, asked)):
             self._check_origin(asked, self.cors)
             return caller
-        raise self._refused(asked)
+        raise self._refuse(asked)
 
     def _by_token(self, tokens: Tokens, bearer: str) -> Caller | None:
         try:
@@ -651,7 +651,7 @@ class Guard:
             msg = "the server's file of tokens cannot be used; its log says why"
             raise Problem(msg, status=503, kind="tokens_unusable") from error
 
-    async def _by_application(self, authenticate: Authenticate, asked: _Asked) -> Caller | None:
+    async def _by_application(self, authenticate: Authenticate, asked: _RequestFacts) -> Caller | None:
         from starlette.concurrency import run_in_threadpool
         from starlette.requests import Request
 
@@ -668,12 +668,12 @@ class Guard:
             raise TypeError(msg)
         return caller
 
-    def _refused(self, asked: _Asked) -> Problem:
+    def _refuse(self, asked: _RequestFacts) -> Problem:
         if asked.is_presented():
             self._limit(self._failures, asked.address)
         return _unknown()
 
-    def _logged_in(self, asked: _Asked, logins: Logins) -> Response:
+    def _logged_in(self, asked: _RequestFacts, logins: Logins) -> Response:
         codes = parse_qs(asked.query(), max_num_fields=MAX_COOKIES).get("code", [""])
         secret = logins.exchange(codes[0])
         if secret is None:
@@ -683,7 +683,7 @@ class Guard:
         cookie = asked.cookie_of(secret, seconds=int(logins.session_seconds))
         return _empty(303, {"location": asked.root, "set-cookie": cookie})
 
-    def _logged_out(self, asked: _Asked, logins: Logins) -> Response:
+    def _logged_out(self, asked: _RequestFacts, logins: Logins) -> Response:
         for secret in asked.cookies():
             logins.end(secret)
         return _empty(204, {"set-cookie": asked.cookie_of("", seconds=0)})
@@ -693,7 +693,7 @@ class Guard:
     def _is_open(self, path: str) -> bool:
         return any(path == one or (one.endswith("/") and path.startswith(one)) for one in self.open_paths)
 
-    def _check_host(self, asked: _Asked) -> None:
+    def _check_host(self, asked: _RequestFacts) -> None:
         if "*" in self.hosts:
             return
         name, port = asked.host()
@@ -703,7 +703,7 @@ class Guard:
             )
             raise Problem(msg, status=421, kind="foreign_host")
 
-    def _check_origin(self, asked: _Asked, others: Collection[str]) -> None:
+    def _check_origin(self, asked: _RequestFacts, others: Collection[str]) -> None:
         """Raise for requests that a page of another site makes a browser send in its user's name."""
         site, origin = asked.header("sec-fetch-site"), asked.header("origin")
         if asked.method in SAFE:
@@ -720,11 +720,11 @@ class Guard:
             msg = "a page of another site asked for this; a program sends a token instead of a cookie"
             raise Problem(msg, status=403, kind="cross_site")
 
-    def _is_preflight(self, asked: _Asked) -> bool:
+    def _is_preflight(self, asked: _RequestFacts) -> bool:
         is_asked = asked.method == "OPTIONS" and asked.header("access-control-request-method") is not None
         return is_asked and asked.header("origin") in self.cors
 
-    def _cors_headers(self, asked: _Asked) -> dict[str, str]:
+    def _cors_headers(self, asked: _RequestFacts) -> dict[str, str]:
         if not self.cors:
             return {}
         origin = asked.header("origin")
@@ -747,7 +747,7 @@ class Guard:
             raise Problem(msg, status=429, kind="rate_limited", headers={"Retry-After": seconds})
 
     @contextmanager
-    def _counted(self, caller: Caller) -> Iterator[None]:
+    def _count_request(self, caller: Caller) -> Iterator[None]:
         count = self._at_once.get(caller.name, 0)
         if count >= self.caps.at_once:
             msg = f"{count:,} requests of this caller are being answered; end some of them first"
@@ -760,7 +760,7 @@ class Guard:
             if not self._at_once[caller.name]:
                 del self._at_once[caller.name]
 
-    async def _body(self, asked: _Asked, receive: Receive) -> bytes:
+    async def _body(self, asked: _RequestFacts, receive: Receive) -> bytes:
         """
         Return the whole body, so that no application ever acts on half of one.
 
@@ -802,7 +802,7 @@ class _Gone(Exception):
     """The client left before it had sent its whole request: there is nobody to answer, and nothing to act on."""
 
 
-class _Asked:
+class _RequestFacts:
     """What a request says of itself, read from its scope: bytes of strangers."""
 
     def __init__(self, scope: Scope) -> None:
@@ -932,7 +932,7 @@ def _secured(
     return [*given, *[(k.encode(), v.encode("latin-1")) for k, v in added.items() if k.encode() not in has]]
 
 
-def _given(body: bytes, receive: Receive) -> Receive:
+def _replay_body(body: bytes, receive: Receive) -> Receive:
     """Return what gives a body that has arrived, then whatever comes after it."""
     is_given = False
 

@@ -59,7 +59,7 @@ class AgentRun(BaseModel):
 
 
 async def run_agent(request: Request) -> Response:
-    given = await _given(request)
+    given = await _read_input(request)
     agent, thread = agent_of(request), await Conversation.of(request, given.thread_id)
     thread.check_rests()
     asked = asked_of(given, _session(thread.name, thread.state), shares=request.app.state.shares)
@@ -69,7 +69,7 @@ async def run_agent(request: Request) -> Response:
     return _streamed(thread, ag_ui(events, thread_id=asked.thread_id, run_id=asked.run_id, asked=asked))
 
 
-async def _given(request: Request) -> Any:
+async def _read_input(request: Request) -> Any:
     if find_spec("ag_ui") is None:
         msg = "this server does not speak AG-UI; it would with the package ag-ui-protocol: pip install 'stepengine[ag-ui]'"
         raise Problem(msg, status=501, kind="extra_missing", members={"extra": "ag-ui"})
@@ -111,7 +111,7 @@ async def _with_results(request: Request, taken: Taken, asked: Asked) -> AsyncGe
 
 
 async def come_back(request: Request) -> Response:
-    given, agent = await _given(request), agent_of(request)
+    given, agent = await _read_input(request), agent_of(request)
     thread = await Conversation.of(request, given.thread_id)
     shares = request.app.state.shares
     if thread.last is None or not thread.is_under_way:

@@ -123,7 +123,7 @@ def app(
     from stepengine.serving.webhooks import Posts, Webhooks
     from stepengine.serving.workshop import Workshop
 
-    kept = _kept(
+    kept = _make_runs(
         engine,
         runs,
         max_live,
@@ -161,7 +161,7 @@ def app(
     served = Starlette(
         routes=[_route(one) for one in (*operations, *(PAGES if ui else ()))],
         lifespan=lifespan,
-        exception_handlers={Exception: _refused, HTTPException: _refused},
+        exception_handlers={Exception: _problem_response, HTTPException: _problem_response},
     )
     _furnish(served, kept, hooks, metrics=metrics, shares=shares, reports=shown)
     served.state.operations, served.state.workshop = operations, None if maker is None else Workshop(kept, maker)
@@ -214,7 +214,7 @@ async def _shut(served: Starlette, kept: AnyRuns) -> None:
     await served.state.mcp.close()
 
 
-def _kept(
+def _make_runs(
     engine: Engine | DurableEngine,
     place: str | Path | None,
     max_live: int | None,
@@ -294,7 +294,7 @@ def _route(one: Operation) -> Route:
     return Route(path, answer, methods=[one.method], name=one.name)
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _problem_response(request: Request, error: Exception) -> Response:
     from starlette.routing import Match
 
     problem = problem_of(error)

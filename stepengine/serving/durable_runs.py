@@ -31,9 +31,9 @@ from stepengine.serving.ledger import OPEN, RunRow
 from stepengine.serving.problems import Problem
 from stepengine.serving.runs import (
     GRACE_SECONDS,
-    Asked,
-    Look,
     Runs,
+    RunStanding,
+    WantedRun,
     check_may_converse,
     check_open,
     checked,
@@ -102,7 +102,7 @@ class DurableRuns:
         self._followed: dict[tuple[str, int], SharedEvents] = {}
         self._readers: Counter[tuple[str, int]] = Counter()
         self._left: dict[tuple[str, int], float] = {}
-        self._looks: OrderedDict[tuple[str, str, int], Look] = OrderedDict()
+        self._looks: OrderedDict[tuple[str, str, int], RunStanding] = OrderedDict()
         self._is_closing = False
         self._stack = contextlib.AsyncExitStack()
 
@@ -197,7 +197,7 @@ class DurableRuns:
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
-    async def start(self, caller: Caller, asked: Asked, *, key: str | None = None) -> tuple[str, bool]:
+    async def start(self, caller: Caller, asked: WantedRun, *, key: str | None = None) -> tuple[str, bool]:
         """
         Start a run, and return its id and whether it is new; there is no bound on how many wait in the database for a worker.
 
@@ -311,7 +311,7 @@ class DurableRuns:
                 return shown[:limit]
             before = found[-1].created, found[-1].run
 
-    async def look(self, row: RunRow) -> Look:
+    async def look(self, row: RunRow) -> RunStanding:
         """Return how a run stands, by the database."""
         if row.status in OPEN:
             return await self._under_way(row)
@@ -319,33 +319,33 @@ class DurableRuns:
         known = self._looks.get(key)
         if known is not None:
             return attrs.evolve(known, row=row)
-        look = self._looks[key] = await self._ended(row)
+        look = self._looks[key] = await self._look_at_ended(row)
         while len(self._looks) > LOOKS_KEPT:
             self._looks.popitem(last=False)
         return look
 
-    async def _under_way(self, row: RunRow) -> Look:
+    async def _under_way(self, row: RunRow) -> RunStanding:
         asked = await self._operator.waiting(row.run)
         rests = row.run in await self._operator.resting([row.run]) if row.status == "running" else False
-        return Look(
+        return RunStanding(
             row=row,
             status="suspended" if rests else "running",
             questions=tuple([question for each in asked for question in each.questions]),
         )
 
-    async def _ended(self, row: RunRow) -> Look:
+    async def _look_at_ended(self, row: RunRow) -> RunStanding:
         found = await self._register.find(row.run)
         if found is not None and not found.is_submitted:
-            return Look(row=row, status=row.status, error=row.error)
+            return RunStanding(row=row, status=row.status, error=row.error)
         try:
             result = await self._durable.result(row.run)
         except JournalError:
             raise
         except StepEngineError as error:
             # Why it stopped without a result.
-            return Look(row=row, status=row.status, error=error.message)
+            return RunStanding(row=row, status=row.status, error=error.message)
         has_result = row.status not in ("cancelled", "stranded")
-        return Look(
+        return RunStanding(
             row=row,
             status=row.status,
             output=plain(result.output),
@@ -357,7 +357,7 @@ class DurableRuns:
 
     # --- watching -----------------------------------------------------------------------------------------------------
 
-    def _shared(self, row: RunRow) -> SharedEvents:
+    def _shared_events(self, row: RunRow) -> SharedEvents:
         key = row.run, row.tries
         known = self._followed.get(key)
         if known is None:
@@ -378,7 +378,7 @@ class DurableRuns:
         if self._readers[row.run, row.tries] >= MOST_READERS:
             msg = f"{MOST_READERS} watch this run already; ask again in a moment"
             raise LimitExceeded(msg, kind="readers", limit=MOST_READERS)
-        shared = self._shared(row)
+        shared = self._shared_events(row)
         await shared.place(after)
         if shared.is_resting:
             # It may have been answered since: who is told that nothing more comes does not ask again.
@@ -397,7 +397,7 @@ class DurableRuns:
         key = row.run, row.tries
         self._readers[key] += 1
         try:
-            shared = self._shared(row)
+            shared = self._shared_events(row)
             async with contextlib.aclosing(shared.read(await shared.place(after), patience=self._patience)) as events:
                 async for event in events:
                     yield event

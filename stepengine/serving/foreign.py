@@ -28,7 +28,7 @@ from stepengine.journal.sqlite import SqliteJournal
 from stepengine.judging.viewing.payload import Texts
 from stepengine.serving.access import caller_of
 from stepengine.serving.bodies import Body, View, body_of, limit_of, page_of, place_of
-from stepengine.serving.openapi import Operation, Parameter
+from stepengine.serving.openapi import HttpParameter, Operation
 from stepengine.serving.problems import Problem
 from stepengine.serving.runs import Runs
 
@@ -296,8 +296,8 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="GET", path="/foreign", name="list_foreign", scope="admin", handler=list_foreign, gives={200: ForeignList},
         refuses=(422,), parameters=(
-            Parameter("cursor", "What `next` of the last answer said."),
-            Parameter("limit", "At most so many, 1 to 100; 20 by default.", int),
+            HttpParameter("cursor", "What `next` of the last answer said."),
+            HttpParameter("limit", "At most so many, 1 to 100; 20 by default.", int),
         ),
         about="List the journals of the place that this server did not start.\nNothing of them is gone on with by itself.",
     ),
@@ -307,7 +307,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         method="GET", path="/foreign/{journal}/view", name="view_foreign", scope="admin", handler=view_foreign,
-        parameters=(Parameter("after", "As for the view of a run.", int),), gives={200: "application/json"}, refuses=(404, 409),
+        parameters=(HttpParameter("after", "As for the view of a run.", int),), gives={200: "application/json"}, refuses=(404, 409),
         about="Give what the page of such a journal shows.",
     ),
     Operation(

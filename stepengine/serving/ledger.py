@@ -143,7 +143,7 @@ class Ledger:
         One that raises ``InputError`` gives that error and does not spoil the others.
         """
         made: list[Any] = []
-        with self._used() as known, known.lock, known.writing() as database:
+        with self._use_database() as known, known.lock, known.writing() as database:
             for act in acts:
                 try:
                     made.append(act(database))
@@ -164,7 +164,7 @@ class Ledger:
     def left(self, row: RunRow) -> str | None:
         """Return the state that a run left, as JSON, where it was the last one of its conversation to come to rest."""
         # A run that waited and then ended left two; a process that was killed in between kept the first one alone.
-        known = self._found(
+        known = self._find_row(
             "SELECT state FROM served_left WHERE session = ? AND run = ? AND status = ?",
             (row.session, row.run, row.status),
         )
@@ -172,21 +172,21 @@ class Ledger:
 
     def woken(self, run: str) -> int:
         """Return how often something came for a run since it was suspended last."""
-        known = self._found("SELECT times FROM served_woken WHERE run = ?", (run,))
+        known = self._find_row("SELECT times FROM served_woken WHERE run = ?", (run,))
         return 0 if known is None else int(known[0])
 
     def shown(self, run: str) -> tuple[str, str] | None:
         """Return the id of the message of a page that shows a run, and behind which event of it that begins."""
-        known: tuple[str, str] | None = self._found("SELECT message, place FROM served_shown WHERE run = ?", (run,))
+        known: tuple[str, str] | None = self._find_row("SELECT message, place FROM served_shown WHERE run = ?", (run,))
         return known
 
-    def _found(self, statement: str, values: Sequence[object]) -> Any:
-        with self._used() as known, known.reading() as database:
+    def _find_row(self, statement: str, values: Sequence[object]) -> Any:
+        with self._use_database() as known, known.reading() as database:
             return database.execute(statement, values).fetchone()
 
     def under_way(self) -> list[str]:
         """Return the ids of the runs that are not known to rest or to have ended: what goes on when its process was killed."""
-        with self._used() as known, known.reading() as database:
+        with self._use_database() as known, known.reading() as database:
             found = database.execute("SELECT run FROM served WHERE status IN ('started', 'running') ORDER BY run")
             return [run for (run,) in found]
 
@@ -241,14 +241,14 @@ class Ledger:
 
     def read(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of a query."""
-        with self._used() as known, known.reading() as database:
+        with self._use_database() as known, known.reading() as database:
             return list(database.execute(query, values))
 
     def _rows(self, condition: str, values: Sequence[object]) -> list[RunRow]:
         return [_row(row) for row in self.read(f"SELECT {ROW} FROM served {condition}", values)]  # noqa: S608 - of names of ours
 
     @contextmanager
-    def _used(self) -> Iterator[Database]:
+    def _use_database(self) -> Iterator[Database]:
         import sqlite3
 
         try:

@@ -22,10 +22,10 @@ from stepengine.journal import diff
 from stepengine.journal.records import shown_address
 from stepengine.journal.store import MemoryJournal
 from stepengine.judging.texts import SafeTexts
-from stepengine.judging.viewing.rendering import Source, payload_of
+from stepengine.judging.viewing.rendering import PageSource, payload_of
 from stepengine.serving.access import caller_of
 from stepengine.serving.bodies import Body, View, body_of
-from stepengine.serving.openapi import Operation, Parameter
+from stepengine.serving.openapi import HttpParameter, Operation
 from stepengine.serving.problems import Problem
 from stepengine.serving.showing import PING_SECONDS
 from stepengine.serving.workshop import Job, JobKind
@@ -360,7 +360,8 @@ async def compare_runs(request: Request) -> Response:
     one, other = await _row(request), await _row(request, "other")
     journals = [await _journal(request, row) for row in (one, other)]
     sources = [
-        Source(journal=journal, file=row.run, without="") for journal, row in zip(journals, (one, other), strict=True)
+        PageSource(journal=journal, file=row.run, without="")
+        for journal, row in zip(journals, (one, other), strict=True)
     ]
     made = await asyncio.to_thread(payload_of, *sources)
     return Response(await asyncio.to_thread(json.dumps, made.told), media_type="application/json")
@@ -391,7 +392,7 @@ async def look_at_sample(request: Request) -> Response:
     if journal is None:
         msg = f"the report {report[:200]!r} has no journal {name[:200]!r}"
         raise Problem(msg, status=404, kind="no_such_sample")
-    source = Source(journal=journal, file=f"{report}/{name}", without="")
+    source = PageSource(journal=journal, file=f"{report}/{name}", without="")
     try:
         made = await asyncio.to_thread(payload_of, source)
     except JournalError as error:
@@ -529,7 +530,7 @@ async def cancel_job(request: Request) -> Response:
     return _json(_job(job))
 
 
-AT = Parameter("at", "Where to begin: a step, or an effect; the beginning by default.")
+AT = HttpParameter("at", "Where to begin: a step, or an effect; the beginning by default.")
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="GET", path="/runs/{run}/places", name="list_places", scope="debug", handler=list_places, gives={200: PlaceList},
@@ -546,7 +547,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="GET", path="/samples", name="look_at_sample", scope="debug", handler=look_at_sample, gives={200: "application/json"},
         refuses=(404, 409),
-        parameters=(Parameter("report", "The id of a report."), Parameter("journal", "The journal of a sample, as the report names it.")),
+        parameters=(HttpParameter("report", "The id of a report."), HttpParameter("journal", "The journal of a sample, as the report names it.")),
         about="Give the run of a case of an evaluation, as the page of a run shows it.",
     ),
     Operation(

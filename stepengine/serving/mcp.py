@@ -16,12 +16,12 @@ from starlette.responses import Response
 
 from stepengine.data.events import RunFinished
 from stepengine.errors import DefinitionError, StepEngineError
-from stepengine.mcp.serving import AgentServer, Call, Offered, Waiting
+from stepengine.mcp.serving import AgentServer, Offered, OfferedCall, WaitingCall
 from stepengine.serving.access import caller_of
 from stepengine.serving.openapi import Operation
 from stepengine.serving.pages import followed, noted, runs_of
 from stepengine.serving.problems import Problem
-from stepengine.serving.runs import Asked, Runs
+from stepengine.serving.runs import Runs, WantedRun
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -78,7 +78,7 @@ class Door:
         try:
             offered = [Offered(runs.engine, runs.engine.agent(name)) for name in runs.agents]
             # What it imports takes half a second.
-            server = await asyncio.to_thread(AgentServer, offered, runner=Runner(runs))
+            server = await asyncio.to_thread(AgentServer, offered, runner=ServerCallRunner(runs))
         except DefinitionError as error:
             raise Problem(error.message, status=501, kind="not_offered") from error
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -99,7 +99,7 @@ class Door:
             await asyncio.wait((self._task,))
 
 
-class Runner:
+class ServerCallRunner:
     """
     Runs the calls of clients as runs of a server.
 
@@ -113,19 +113,19 @@ class Runner:
 
     async def begin(
         self, ctx: Any, offered: Offered, prompt: str, params: Any, tell: Tell
-    ) -> tuple[Call, RunResult]:  # fmt: skip
+    ) -> tuple[OfferedCall, RunResult]:  # fmt: skip
         """Run an agent until it ends or waits, and *tell* of its events."""
         caller, asked = (
             caller_of(ctx.request),
-            Asked(agent=offered.definition.id, prompt=prompt, params=params, is_patient=False),
+            WantedRun(agent=offered.definition.id, prompt=prompt, params=params, is_patient=False),
         )
         with _in_words():
             run, _ = await self._runs.start(caller, asked)
         handle = self._runs.whole(run)
         events = followed(self._runs, caller, run, None) if handle is None else noted(self._runs, run, handle.events())
-        return _call(offered, run), await self._ended(caller, run, events, tell)
+        return _call(offered, run), await self._wait_for_end(caller, run, events, tell)
 
-    async def answer(self, ctx: Any, call: Call, answers: Mapping[str, AnswerLike]) -> RunResult:
+    async def answer(self, ctx: Any, call: OfferedCall, answers: Mapping[str, AnswerLike]) -> RunResult:
         """Go on with a run that waits, until it ends or waits again."""
         caller = caller_of(ctx.request)
         with _in_words():
@@ -137,9 +137,11 @@ class Runner:
             if handle is None
             else noted(self._runs, row.run, handle.events())
         )
-        return await self._ended(caller, row.run, events, _nothing)
+        return await self._wait_for_end(caller, row.run, events, _nothing)
 
-    async def _ended(self, caller: Caller, run: str, events: AsyncGenerator[Event, None], tell: Tell) -> RunResult:
+    async def _wait_for_end(
+        self, caller: Caller, run: str, events: AsyncGenerator[Event, None], tell: Tell
+    ) -> RunResult:
         """Return how a run ends; end it where the client takes its call back."""
         result: RunResult | None = None
         try:
@@ -169,11 +171,11 @@ class Runner:
         """Return whether who calls has the scope for it."""
         return caller_of(ctx.request).may("answer")
 
-    def keep(self, waiting: Waiting) -> str:
+    def keep(self, waiting: WaitingCall) -> str:
         """Return the run's id: it stands in the ledger, and belongs to its caller."""
         return str(waiting.call.run)
 
-    async def find(self, ctx: Any, word: str) -> Waiting | None:
+    async def find(self, ctx: Any, word: str) -> WaitingCall | None:
         """Return a run of the caller that waits for answers."""
         try:
             row = await self._runs.find(caller_of(ctx.request), word)
@@ -183,12 +185,12 @@ class Runner:
         if not questions or row.agent not in self._runs.agents:
             return None
         engine = self._runs.engine
-        return Waiting(_call(Offered(engine, engine.agent(row.agent)), row.run), questions)
+        return WaitingCall(_call(Offered(engine, engine.agent(row.agent)), row.run), questions)
 
 
-def _call(offered: Offered, run: str) -> Call:
+def _call(offered: Offered, run: str) -> OfferedCall:
     goes_on = f"it is kept as the run {run!r} of this server, and goes on when what it waits for has come"
-    return Call(offered, run, {RUN: run}, goes_on)
+    return OfferedCall(offered, run, {RUN: run}, goes_on)
 
 
 async def _nothing(event: Event) -> None:

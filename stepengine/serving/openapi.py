@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from stepengine.serving.access import ScopeName
 
-__all__ = ("Operation", "Parameter", "document")
+__all__ = ("HttpParameter", "Operation", "document")
 
 BY_GUARD = (400, 408, 413, 429)
 BY_SCOPE = (401, 403, 421, 503)
@@ -40,7 +40,7 @@ PROBLEM = {
 
 
 @frozen
-class Parameter:
+class HttpParameter:
     """
     A parameter in the query, or a header.
 
@@ -82,7 +82,7 @@ class Operation:
     scope: ScopeName | None
     handler: Callable[[Request], Awaitable[Response]]
     body: type[BaseModel] | None = None
-    parameters: tuple[Parameter, ...] = ()
+    parameters: tuple[HttpParameter, ...] = ()
     gives: Mapping[int, type[BaseModel] | str | None] = attrs.field(factory=dict)
     refuses: tuple[int, ...] = ()
 
@@ -103,7 +103,7 @@ def document(operations: Iterable[Operation], *, version: str, base: str = "") -
     _, schemas = models_json_schema([(model, "validation") for model in ordered], ref_template=REF)
     paths: dict[str, dict[str, Any]] = {}
     for one in found:
-        paths.setdefault(one.path, {})[one.method.lower()] = _described(one)
+        paths.setdefault(one.path, {})[one.method.lower()] = _describe_operation(one)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -124,14 +124,14 @@ def document(operations: Iterable[Operation], *, version: str, base: str = "") -
     }
 
 
-def _described(one: Operation) -> dict[str, Any]:
+def _describe_operation(one: Operation) -> dict[str, Any]:
     title, _, more = one.about.partition("\n")
     problem = {"application/problem+json": {"schema": {"$ref": REF.format(model="Problem")}}}
     said: dict[str, Any] = {
         "operationId": one.name,
         "summary": title,
         "parameters": [*_in_path(one.path), *[_parameter(each) for each in one.parameters]],
-        "responses": {str(status): _given(status, what) for status, what in one.gives.items()},
+        "responses": {str(status): _describe_response(status, what) for status, what in one.gives.items()},
     }
     if more.strip():
         said["description"] = " ".join(more.split())
@@ -153,12 +153,12 @@ def _in_path(path: str) -> list[dict[str, Any]]:
     return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
 
 
-def _parameter(each: Parameter) -> dict[str, Any]:
+def _parameter(each: HttpParameter) -> dict[str, Any]:
     schema = TypeAdapter(each.type).json_schema()
     return {"name": each.name, "in": each.place, "required": False, "description": each.about, "schema": schema}
 
 
-def _given(status: int, what: type[BaseModel] | str | None) -> dict[str, Any]:
+def _describe_response(status: int, what: type[BaseModel] | str | None) -> dict[str, Any]:
     said: dict[str, Any] = {"description": "Accepted." if status == 202 else "Done."}  # noqa: PLR2004 - it is the status of HTTP
     if isinstance(what, str):
         said["content"] = {what: {"schema": {"type": "object" if what == "application/json" else "string"}}}

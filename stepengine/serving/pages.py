@@ -23,7 +23,7 @@ from stepengine.journal.watching import FIRST_PAUSE, LAST_PAUSE, Watch
 from stepengine.serving.access import caller_of
 from stepengine.serving.ledger import OPEN
 from stepengine.serving.problems import Problem
-from stepengine.serving.runs import Asked, Runs, Turn
+from stepengine.serving.runs import NextTurn, Runs, WantedRun
 from stepengine.serving.showing import PING_SECONDS
 
 if TYPE_CHECKING:
@@ -174,14 +174,14 @@ class Conversation:
             if answers:
                 msg = "nothing is asked here any more; nothing was taken"
                 raise AnswerRejected(msg)
-            asked = Asked(
-                agent=agent, prompt=prompt, metadata=metadata, session=self.name, turn=Turn(self.last), is_patient=False
+            asked = WantedRun(
+                agent=agent, prompt=prompt, metadata=metadata, session=self.name, turn=NextTurn(self.last), is_patient=False
             )  # fmt: skip
             run, _ = await self.runs.start(self.caller, asked)
             return Taken(run, self.shown(run))
         await self._check_asks(agent, self.last, self.state)
         given = answers or {self.state.pending[0].id: prompt}
-        return await self._answered(self.last, given, by=by, say=prompt if answers else "")
+        return await self._resume_with_answers(self.last, given, by=by, say=prompt if answers else "")
 
     async def _check_asks(self, agent: str, last: RunRow, state: AgentState) -> None:
         if not state.pending:
@@ -192,7 +192,9 @@ class Conversation:
             msg = f"the agent {last.agent!r} has asked something in this conversation, and waits for the answer"
             raise Problem(msg, status=409, kind="waits", members={"run_id": last.run})
 
-    async def _answered(self, last: RunRow, given: Mapping[str, AnswerLike], *, by: str | None, say: str) -> Taken:
+    async def _resume_with_answers(
+        self, last: RunRow, given: Mapping[str, AnswerLike], *, by: str | None, say: str
+    ) -> Taken:
         place = await asyncio.to_thread(_place, Watch(self.runs.journal(last.run)))
         handle = await self.runs.answer_turn(self.caller, last, given, by=by, say=say)
         if handle is None:

@@ -88,7 +88,7 @@ class Problem(Exception):
             "type": f"{URN}{self.kind}",
             "title": _title(self.status),
             "status": self.status,
-            "detail": _shown(self.message),
+            "detail": _clean_text(self.message),
         }
         return {**_Bounded().plain(self.members), **own}
 
@@ -139,7 +139,7 @@ def kind_of(error: StepEngineError) -> str:
 # --- what is told of each -------------------------------------------------------------------------------------------
 
 
-def _said(status: int, **fields: str) -> Callable[[Any], Problem]:
+def _from_message(status: int, **fields: str) -> Callable[[Any], Problem]:
     """Return what tells an error's own message, and attributes of it as members: its name here, and there."""
 
     def told(error: StepEngineError) -> Problem:
@@ -181,18 +181,18 @@ def _of_data(error: DataError) -> Problem:
 
 MAX_WAIT = 86_400
 TOLD: Mapping[type[StepEngineError], Callable[[Any], Problem]] = {
-    InputError: _said(422, issues="issues"),
-    ToolInputError: _said(422, issues="issues"),
+    InputError: _from_message(422, issues="issues"),
+    ToolInputError: _from_message(422, issues="issues"),
     DataError: _of_data,
-    TranscriptError: _said(422),
-    DefinitionError: _said(422),
-    UnknownModel: _said(422),
+    TranscriptError: _from_message(422),
+    DefinitionError: _from_message(422),
+    UnknownModel: _from_message(422),
     DatabaseAway: _of_database,
     MissingKey: _hidden(503, "the server has no key for this model"),
     ModelError: _of_model,
-    PermissionDenied: _said(403),
-    LimitExceeded: _said(409, limit_kind="kind", limit="limit"),
-    AnswerRejected: _said(409),
+    PermissionDenied: _from_message(403),
+    LimitExceeded: _from_message(409, limit_kind="kind", limit="limit"),
+    AnswerRejected: _from_message(409),
     SessionConflict: _hidden(409, "somebody else wrote to this session in the meantime; read it again, then repeat"),
     SessionError: _hidden(409, "the session refused this"),
     JournalMissing: _hidden(404, "there is no such run"),
@@ -219,7 +219,7 @@ def _title(status: int) -> str:
         return "Problem"
 
 
-def _shown(text: str) -> str:
+def _clean_text(text: str) -> str:
     shown = visible(text[: MAX_TEXT + 1])
     return shown if len(shown) <= MAX_TEXT else f"{shown[:MAX_TEXT]}..."
 
@@ -240,10 +240,10 @@ class _Bounded:
             case float():
                 return value if math.isfinite(value) else str(value)
             case str():
-                return _shown(value)
+                return _clean_text(value)
             case Mapping() if depth < MAX_DEPTH:
                 items = islice(value.items(), max(0, self._left))
-                return {_shown(name): self.plain(each, depth + 1) for name, each in items if self._left > 0}
+                return {_clean_text(name): self.plain(each, depth + 1) for name, each in items if self._left > 0}
             case Sequence() if depth < MAX_DEPTH and not isinstance(value, bytes | bytearray):
                 items = islice(value, max(0, self._left))
                 return [self.plain(each, depth + 1) for each in items if self._left > 0]

@@ -186,7 +186,7 @@ def _read(place: ReportPlace) -> Report | None:
         descriptor = os.open(place.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             data = file.read(MAX_BYTES + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
-        report = _parsed(data)
+        report = _parse_report(data)
     except (OSError, ValidationError, ValueError) as error:
         logger.info("%s is not a report of an evaluation: %s", place.file, type(error).__name__)
         return None
@@ -195,7 +195,7 @@ def _read(place: ReportPlace) -> Report | None:
     return report
 
 
-def _parsed(data: bytes) -> Report | None:
+def _parse_report(data: bytes) -> Report | None:
     """Return the report that a text holds; ``None`` where it is something else's, or none; raises ``ValueError`` where it is damaged."""
     if not 0 < len(data) <= MAX_BYTES:
         return None

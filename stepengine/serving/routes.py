@@ -30,11 +30,11 @@ from stepengine.serving.foreign import OPERATIONS as FOREIGN
 from stepengine.serving.ledger import OPEN, RunRow, SessionRow
 from stepengine.serving.mcp import OPERATIONS as MCP
 from stepengine.serving.metrics import OPERATIONS as METRICS
-from stepengine.serving.openapi import Operation, Parameter, document
+from stepengine.serving.openapi import HttpParameter, Operation, document
 from stepengine.serving.pages import Conversation
 from stepengine.serving.problems import Problem, problem_of
 from stepengine.serving.reports import Report, Reports
-from stepengine.serving.runs import Asked, Look, Runs, Turn
+from stepengine.serving.runs import NextTurn, Runs, RunStanding, WantedRun
 from stepengine.serving.showing import sse
 from stepengine.serving.studio import Asking, Views, get_page, get_part
 from stepengine.serving.vercel import OPERATIONS as VERCEL
@@ -556,7 +556,7 @@ async def start_run(request: Request) -> Response:
         # It sets members of the agent's state, of which a page reaches those alone that are shared.
         msg = f"metadata.{PAGE_KEY}: what pages send over AG-UI goes to /ag-ui/AGENT"
         raise InputError(msg, issues=(msg,))
-    asked = Asked(
+    asked = WantedRun(
         agent=body.agent,
         prompt=body.prompt,
         params=body.params,
@@ -569,7 +569,7 @@ async def start_run(request: Request) -> Response:
         msg = "turn: a turn has no Idempotency-Key: of two who take it the second is refused"
         raise InputError(msg, issues=(msg,))
     run, is_new = await _runs(request).start(caller_of(request), await _turned(request, body, asked), key=key)
-    return _started(request, run, is_new=is_new)
+    return _started_response(request, run, is_new=is_new)
 
 
 def _limits(body: StartRun) -> dict[str, float] | None:
@@ -586,7 +586,7 @@ def _base64(text: str) -> str:
     return text
 
 
-async def _turned(request: Request, body: StartRun, asked: Asked) -> Asked:
+async def _turned(request: Request, body: StartRun, asked: WantedRun) -> WantedRun:
     """Return what is asked as the next turn of its conversation, where nothing else keeps what was said in it."""
     runs = _runs(request)
     keeps = not isinstance(runs, Runs) or runs.engine.sessions is not None
@@ -605,10 +605,10 @@ async def _turned(request: Request, body: StartRun, asked: Asked) -> Asked:
     if conversation.last is not None and conversation.last.status in OPEN:
         msg = f"the run {conversation.last.run} of this conversation waits; answer what it asks, or end it, before more is said"
         raise Problem(msg, status=409, kind="waits", members={"run_id": conversation.last.run})
-    return attrs.evolve(asked, turn=Turn(conversation.last))
+    return attrs.evolve(asked, turn=NextTurn(conversation.last))
 
 
-def _started(request: Request, run: str, *, is_new: bool) -> Response:
+def _started_response(request: Request, run: str, *, is_new: bool) -> Response:
     # By Starlette's own names a path is only found where nothing mounts this.
     place = f"{request.scope.get('root_path', '')}/runs/{run}/events"
     return _json(StartedRun(run_id=run, events=place, is_new=is_new), 202)
@@ -762,7 +762,7 @@ def _question(question: Question) -> QuestionView:
     )
 
 
-def _run(look: Look) -> RunView:
+def _run(look: RunStanding) -> RunView:
     told = _summary(look.row) | {"status": look.status}
     return RunView(
         **told,
@@ -882,7 +882,7 @@ async def fork_run(request: Request) -> Response:
     run = await _runs(request).fork(
         caller, row, at=body.at, edit=body.edit, has_edit=has_edit, changes=changes, allow_repeat=body.allow_repeat
     )
-    return _started(request, run, is_new=True)
+    return _started_response(request, run, is_new=True)
 
 
 async def undo_run(request: Request) -> Response:
@@ -909,14 +909,18 @@ async def cost_of_run(request: Request) -> Response:
     return _json(
         CostView(
             run_id=row.run,
-            **_spent(spent.usage, spent.cost),
-            by_agent={name: Spent(**_spent(usage, of_agents[name])) for name, usage in spent.by_agent.items()},
-            by_model={name: Spent(**_spent(usage, of_models[name])) for name, usage in spent.by_model.items()},
+            **_spending_as_json(spent.usage, spent.cost),
+            by_agent={
+                name: Spent(**_spending_as_json(usage, of_agents[name])) for name, usage in spent.by_agent.items()
+            },
+            by_model={
+                name: Spent(**_spending_as_json(usage, of_models[name])) for name, usage in spent.by_model.items()
+            },
         )
     )
 
 
-def _spent(usage: Usage, cost: Decimal | None) -> dict[str, Any]:
+def _spending_as_json(usage: Usage, cost: Decimal | None) -> dict[str, Any]:
     told = {**plain(usage), "total_tokens": usage.total_tokens}
     return {"usage": told, "cost_usd": None if cost is None else str(cost)}
 
@@ -953,7 +957,7 @@ async def look_at_session(request: Request) -> Response:
     name, owner = request.path_params["session"], request.query_params.get("owner")
     row, kept = await _runs(request).session(caller_of(request), name, owner=owner)
     said = None if kept is None else list(kept.messages)
-    last = None if said is None else [_said(one) for one in said[-MOST_SAID:]]
+    last = None if said is None else [_message_view(one) for one in said[-MOST_SAID:]]
     return _json(
         SessionView(
             **_session(row),
@@ -965,7 +969,7 @@ async def look_at_session(request: Request) -> Response:
     )
 
 
-def _said(message: Message) -> SaidView:
+def _message_view(message: Message) -> SaidView:
     text = message_text(message)
     shown = text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}..."
     return SaidView(role=message.role, text=shown)
@@ -1049,16 +1053,16 @@ async def openapi(request: Request) -> Response:
 
 
 AFTER = (
-    Parameter("Last-Event-ID", "The id of the last event that the reader has.", place="header"),
-    Parameter("after", "The same, for who cannot send headers; the header wins."),
-    Parameter("full", "With 1 also what the model was sent and the final state; needs the scope debug.", int),
+    HttpParameter("Last-Event-ID", "The id of the last event that the reader has.", place="header"),
+    HttpParameter("after", "The same, for who cannot send headers; the header wins."),
+    HttpParameter("full", "With 1 also what the model was sent and the final state; needs the scope debug.", int),
 )
 EVENTS = "text/event-stream"
-OWNER = Parameter("owner", "Somebody else's; needs the scope admin.")
+OWNER = HttpParameter("owner", "Somebody else's; needs the scope admin.")
 PAGE = (
     OWNER,
-    Parameter("cursor", "What `next` of the last answer said."),
-    Parameter("limit", f"At most so many, 1 to {MOST_LISTED}; 20 by default.", int),
+    HttpParameter("cursor", "What `next` of the last answer said."),
+    HttpParameter("limit", f"At most so many, 1 to {MOST_LISTED}; 20 by default.", int),
 )
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
@@ -1072,17 +1076,17 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="POST", path="/runs", name="start_run", scope="run", handler=start_run, body=StartRun, gives={202: StartedRun},
         refuses=(409, 413, 415, 429, 503),
-        parameters=(Parameter("Idempotency-Key", "A second request with it is answered by the same run for a day.", place="header"),),
+        parameters=(HttpParameter("Idempotency-Key", "A second request with it is answered by the same run for a day.", place="header"),),
         about="Start a run.\nIt is registered on the disk before this answers: a server that is killed resumes it.",
     ),
     Operation(
         method="GET", path="/runs", name="list_runs", scope="read", handler=list_runs, gives={200: RunList}, refuses=(422,),
         parameters=(
-            Parameter("agent", "Only those of an agent."),
-            Parameter("status", "Only those of these states, with commas between them."),
-            Parameter("session", "Only those of a conversation, by its id."),
-            Parameter("search", "Only those whose prompt, params, id or agent hold this."),
-            Parameter("details", "With 1 also what each of them was asked, spent and waits for.", int),
+            HttpParameter("agent", "Only those of an agent."),
+            HttpParameter("status", "Only those of these states, with commas between them."),
+            HttpParameter("session", "Only those of a conversation, by its id."),
+            HttpParameter("search", "Only those whose prompt, params, id or agent hold this."),
+            HttpParameter("details", "With 1 also what each of them was asked, spent and waits for.", int),
             *PAGE,
         ),
         about="List your runs, newest first; with the scope admin everybody's.",
@@ -1093,12 +1097,12 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         method="GET", path="/runs/{run}/view", name="view_run", scope="debug", handler=view_run, gives={200: "application/json"},
-        refuses=(404, 422), parameters=(Parameter("after", "What `follow`, or `after` of the last answer, said: only what came since.", int),),
+        refuses=(404, 422), parameters=(HttpParameter("after", "What `follow`, or `after` of the last answer, said: only what came since.", int),),
         about="Give what the page of a run shows: its steps, texts and figures.\nIts form is the page's, and may be another in the next version.",
     ),
     Operation(
         method="GET", path="/runs/{run}/lines", name="lines_of_run", scope="debug", handler=lines_of_run, gives={200: "application/json"},
-        refuses=(404, 422), parameters=(Parameter("last", "With 1 only where the handlers stand now.", int),),
+        refuses=(404, 422), parameters=(HttpParameter("last", "With 1 only where the handlers stand now.", int),),
         about="Say where the handlers of a run stood at each step, with their variables.\nIts form is the page's, and may be another in the next version.",
     ),
     Operation(

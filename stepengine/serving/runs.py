@@ -54,7 +54,7 @@ from stepengine.journal.mailbox import Letter
 from stepengine.journal.questions import DOUBT, doubts
 from stepengine.journal.records import to_text
 from stepengine.journal.show import ended_of, spending_of, status_of
-from stepengine.journal.sleeping import arrived, index_of, sleeper
+from stepengine.journal.sleeping import index_of, make_due, sleeper
 from stepengine.journal.sqlite import SqliteJournal
 from stepengine.journal.undoing import undo
 from stepengine.runtime.logs import LOGGER
@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     from stepengine.sessions import Session
     from stepengine.system.workspace import Workspace
 
-__all__ = ("Asked", "Look", "Runs", "Turn")
+__all__ = ("NextTurn", "RunStanding", "Runs", "WantedRun")
 
 UNDER_WAY = ("started", "running")
 KEPT = 100
@@ -112,7 +112,7 @@ MOST_OPEN = 100
 
 
 @frozen
-class Turn:
+class NextTurn:
     """
     The next turn of a conversation.
 
@@ -124,7 +124,7 @@ class Turn:
 
 
 @frozen(kw_only=True)
-class Asked:
+class WantedRun:
     """
     What somebody wants to be run.
 
@@ -147,12 +147,12 @@ class Asked:
     session: str | None = None
     limits: Mapping[str, float] | None = None
     images: Sequence[Mapping[str, str]] = ()
-    turn: Turn | None = None
+    turn: NextTurn | None = None
     is_patient: bool = True
 
 
 @frozen(kw_only=True)
-class Look:
+class RunStanding:
     """
     How a run stands.
 
@@ -241,7 +241,7 @@ class Runs:
         self._going_on: dict[str, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._caring: asyncio.Task[Any] | None = None
-        self._looks: OrderedDict[tuple[str, str, float], Look] = OrderedDict()
+        self._looks: OrderedDict[tuple[str, str, float], RunStanding] = OrderedDict()
         self._acts: list[tuple[Act, asyncio.Future[Any]]] = []
         self._writing: asyncio.Task[None] | None = None
         self._strangers: set[str] = set()
@@ -418,7 +418,7 @@ class Runs:
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
-    async def start(self, caller: Caller, asked: Asked, *, key: str | None = None) -> tuple[str, bool]:
+    async def start(self, caller: Caller, asked: WantedRun, *, key: str | None = None) -> tuple[str, bool]:
         """
         Start a run, and return its id and whether it is new: one with the key of an earlier one is that one.
 
@@ -523,7 +523,7 @@ class Runs:
         self._live[run] = handle
         if went_on:
             self._went_on.add(run)
-        self._watching[run] = task = self._spawn(self._watched(run, handle))
+        self._watching[run] = task = self._spawn(self._watch_run(run, handle))
         task.add_done_callback(lambda _: self._watching.get(run) is task and self._watching.pop(run))
         return handle
 
@@ -540,7 +540,7 @@ class Runs:
         await self._write(registering(RunRow(run, "", agent, "running", now, now, request), None))
         self._hold(run, handle)
 
-    async def _watched(self, run: str, handle: RunHandle) -> None:
+    async def _watch_run(self, run: str, handle: RunHandle) -> None:
         """Wait for the end of a run of this process, and say in the ledger what became of it."""
         error: BaseException | None = None
         try:
@@ -558,7 +558,7 @@ class Runs:
         if result is not None and isinstance(result.error, JournalError):
             error = result.error
         if error is not None:
-            await self._failed(run, error)
+            await self._note_failed_resume(run, error)
         # What closing cut is under way for whoever comes next, so nothing is written down as its end.
         elif result is not None and not (self._is_closing and result.status is RunStatus.CANCELLED):
             await self._rests(run, handle, result)
@@ -593,7 +593,7 @@ class Runs:
         found = sleeper(self.journal(run), run)
         return found is not None and found.wakes_at is not None and found.wakes_at.timestamp() <= time.time()
 
-    async def _failed(self, run: str, error: BaseException) -> None:
+    async def _note_failed_resume(self, run: str, error: BaseException) -> None:
         """Take note that nobody could resume a run; after three times it is left alone."""
         if isinstance(error, JournalLocked):
             return
@@ -673,7 +673,7 @@ class Runs:
         except JournalLocked:
             pass  # another process has it
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one run, the others go on
-            await self._failed(row.run, error)
+            await self._note_failed_resume(row.run, error)
 
     async def _taken_up(self, row: RunRow, **options: Any) -> None:
         lock = self._going_on.setdefault(row.run, asyncio.Lock())
@@ -683,7 +683,7 @@ class Runs:
                     return
                 journal = self.journal(row.run)
                 try:
-                    ended = await asyncio.to_thread(_ended, journal)
+                    ended = await asyncio.to_thread(_recorded_end, journal)
                 except JournalMissing:
                     if row.status != "started":
                         raise
@@ -728,7 +728,7 @@ class Runs:
             await handle.fetch_mail()
             return
         # Where another process has it, that one looks by itself, and this finds its lock.
-        await asyncio.to_thread(arrived, self.journal(row.run))
+        await asyncio.to_thread(make_due, self.journal(row.run))
         if row.status in OPEN:
             self._waking[row.run] = task = self._spawn(self._go_on(row))
             task.add_done_callback(lambda _: self._waking.get(row.run) is task and self._waking.pop(row.run))
@@ -784,11 +784,11 @@ class Runs:
         )
         return await asyncio.to_thread(look)
 
-    async def look(self, row: RunRow) -> Look:
+    async def look(self, row: RunRow) -> RunStanding:
         """Return how a run stands: from its handle where this process has it, else from its journal."""
         handle = self._live.get(row.run)
         if handle is not None:
-            return Look(
+            return RunStanding(
                 row=row, status="running", phase=handle.phase.value, epoch=handle.epoch, questions=handle.questions
             )
         # What rests is as it was: its journal is read once, and not with every look of everybody.
@@ -797,16 +797,16 @@ class Runs:
         if known is not None:
             return attrs.evolve(known, row=row)
         try:
-            look = await asyncio.to_thread(self._recorded, row)
+            look = await asyncio.to_thread(self._look_at_record, row)
         except JournalMissing:
-            return Look(row=row, status=row.status, error=row.error)
+            return RunStanding(row=row, status=row.status, error=row.error)
         if row.status not in UNDER_WAY:
             self._looks[key] = look
             while len(self._looks) > LOOKS_KEPT:
                 self._looks.popitem(last=False)
         return look
 
-    def _recorded(self, row: RunRow) -> Look:
+    def _look_at_record(self, row: RunRow) -> RunStanding:
         history = self.journal(row.run).history()
         ended, spending = ended_of(history), spending_of(history)
         status = _status(row, history)
@@ -816,7 +816,7 @@ class Runs:
             questions += doubts(history)
         error = row.error if ended is None or ended.error is None else str(ended.error)
         handle = self._rested.get(row.run)
-        return Look(
+        return RunStanding(
             row=row,
             status=status,
             epoch=None if handle is None else handle.epoch,
@@ -925,7 +925,7 @@ class Runs:
                 return known
             # A run puts its questions away before it has come to rest, and who answers then is not too late.
             with contextlib.suppress(JournalMissing):
-                recorded = (await asyncio.to_thread(self._recorded, row)).questions
+                recorded = (await asyncio.to_thread(self._look_at_record, row)).questions
                 if not {question.id for question in recorded}.intersection(wanted):
                     return known
             await asyncio.sleep(SUSPENDED_SOON)
@@ -951,14 +951,14 @@ class Runs:
     async def say(self, row: RunRow, text: str) -> None:
         """Say something to a run: its next model call sees it as what the user says."""
         check_open(row)
-        if await self._sent(row, Letter(kind="input", value=text)) is None:
+        if await self._post_letter(row, Letter(kind="input", value=text)) is None:
             self._live[row.run].send_input(text)
 
     async def cancel(self, row: RunRow, reason: str) -> None:
         """End a run; one that has ended stays as it is."""
         if row.status not in OPEN:
             return
-        if await self._sent(row, Letter(kind="cancel", value=reason, id=f"cancel@{row.changed}")) is None:
+        if await self._post_letter(row, Letter(kind="cancel", value=reason, id=f"cancel@{row.changed}")) is None:
             self._live[row.run].interrupt()
 
     async def give_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
@@ -980,7 +980,7 @@ class Runs:
             raise _of_request(error, StepEngineError, row, journal, status=409, kind="not_possible") from None
         await self._nudge(row)
 
-    async def _sent(self, row: RunRow, letter: Letter) -> Letter | None:
+    async def _post_letter(self, row: RunRow, letter: Letter) -> Letter | None:
         """Post a letter and return it; ``None`` for a run of this process that has done nothing yet, so that it has no mailbox."""
         try:
             await asyncio.to_thread(self._post, row, [letter])
@@ -1305,7 +1305,7 @@ def known_agent(agents: Sequence[str], name: str) -> str:
     return name
 
 
-def further(most: Limits, asked: Asked) -> dict[str, Any]:
+def further(most: Limits, asked: WantedRun) -> dict[str, Any]:
     """
     Return what is to be kept of the limits and pictures of what somebody asked.
 
@@ -1338,7 +1338,7 @@ def started_with(request: Mapping[str, Any], previous: AgentState | None = None)
     return options
 
 
-def check_may_converse(caller: Caller, asked: Asked, *, keeps: bool) -> None:
+def check_may_converse(caller: Caller, asked: WantedRun, *, keeps: bool) -> None:
     """Raise ``Problem`` for who speaks in a conversation that is kept, and may not answer in it."""
     if asked.session is not None and keeps and not caller.may("answer"):
         msg = (
@@ -1389,7 +1389,7 @@ def _unended() -> Problem:
     return Problem(msg, status=409, kind="under_way")
 
 
-def _ended(journal: Journal) -> str | None:
+def _recorded_end(journal: Journal) -> str | None:
     """
     Return how a run ended by its journal; ``None`` for one that did not, or waits.
 

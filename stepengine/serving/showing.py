@@ -35,11 +35,11 @@ def event_json(event: Event, *, full: bool = False) -> dict[str, Any]:
         event: The event.
         full: Whether what the model was sent and the final state are there, too.
     """
-    cleaned: dict[str, Any] = KNOWN.seen(_told(event, full=full))
+    cleaned: dict[str, Any] = KNOWN.seen(_event_as_json(event, full=full))
     return cleaned
 
 
-def _told(event: Event, *, full: bool) -> dict[str, Any]:
+def _event_as_json(event: Event, *, full: bool) -> dict[str, Any]:
     told = event.to_json()
     if isinstance(event, RunFinished):
         result = event.result
@@ -62,7 +62,7 @@ def sse_line(event: Event, *, full: bool = False, id: str | None = None) -> str:
     # `EventsDropped` has no id: it must not move the place from which the browser asks next time.
     given = event.id if id is None else id
     place = f"id: {given}\n" if given else ""
-    told = _told(event, full=full)
+    told = _event_as_json(event, full=full)
     data = _text(told)
     if KNOWN.suspicious(data):
         data = _text(KNOWN.seen(told))

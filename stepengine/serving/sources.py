@@ -23,7 +23,7 @@ import attrs
 
 from stepengine.engine.beside import PREFIX
 from stepengine.judging.desk import Maker
-from stepengine.judging.edits import files_since, modules_since, places_of, said_of
+from stepengine.judging.edits import error_text, files_since, modules_since, places_of
 from stepengine.serving.problems import Problem
 from stepengine.serving.processes import Process
 
@@ -114,7 +114,7 @@ class Sources:
             self._taken_out()
             sys.modules.update(held)
             file, line = next(iter(reversed(list(places_of(error)))), ("", 0))
-            raise _broken(said_of(error), file, line) from error
+            raise _broken(error_text(error), file, line) from error
         # A file that is saved while it is imported is seen the next time.
         self._since, self._refused = since, None
         self._marks = {file: before.get(file) or self._first_mark(file) for file in self._files()}

@@ -33,9 +33,9 @@ from stepengine.journal.programs import program_of
 from stepengine.journal.records import ROOT, Address, Intent, Result
 from stepengine.journal.store import MemoryJournal
 from stepengine.judging.viewing.page import PLACE
-from stepengine.judging.viewing.payload import RunView, Texts
+from stepengine.judging.viewing.payload import RunPayload, Texts
 from stepengine.judging.viewing.rendering import stored
-from stepengine.judging.viewing.serving import Following
+from stepengine.judging.viewing.serving import FollowedJournal
 from stepengine.judging.viewing.walking import SHOWN, Walked, walk
 from stepengine.serving.problems import Problem
 from stepengine.serving.runs import UNDER_WAY, Runs
@@ -136,7 +136,7 @@ class Views:
 
     def __init__(self, runs: AnyRuns) -> None:
         self._runs = runs
-        self._followed: OrderedDict[str, tuple[Following, asyncio.Lock]] = OrderedDict()
+        self._followed: OrderedDict[str, tuple[FollowedJournal, asyncio.Lock]] = OrderedDict()
         self._digests: OrderedDict[str, tuple[_Digest, asyncio.Lock]] = OrderedDict()
         self._rested: OrderedDict[_Key, Brief] = OrderedDict()
         self._asked: OrderedDict[_Key, tuple[Question, ...]] = OrderedDict()
@@ -166,7 +166,7 @@ class Views:
     async def followed(self, name: str, journal: Journal, after: int | None, *, shown: str = "") -> bytes:
         """Return the payload of a journal, which is called *shown* in it; errors are those of ``payload``."""
         if name not in self._followed:
-            made = await asyncio.to_thread(Following, journal, shown or name)
+            made = await asyncio.to_thread(FollowedJournal, journal, shown or name)
             self._followed.setdefault(name, (made, asyncio.Lock()))
             _trim(self._followed, VIEWS_KEPT)
         self._followed.move_to_end(name)
@@ -259,13 +259,13 @@ def _trim(known: OrderedDict[Any, Any], most: int) -> None:
         known.popitem(last=False)
 
 
-def _read(following: Following, after: int | None) -> bytes:
+def _read(following: FollowedJournal, after: int | None) -> bytes:
     following.read()
     # In here, where nobody else reads: what is told are the lists themselves, which grow.
     return json.dumps(_payload(following) if after is None else following.after(after)).encode()
 
 
-def _payload(following: Following) -> dict[str, Any]:
+def _payload(following: FollowedJournal) -> dict[str, Any]:
     told = following.payload()
     # Where handlers stood is asked for by itself.
     told["missing"] = [one for one in told["missing"] if not one.get("handler")]
@@ -273,7 +273,7 @@ def _payload(following: Following) -> dict[str, Any]:
 
 
 def _whole(journal: Journal, name: str, after: int | None) -> bytes:
-    following = Following(journal, name)
+    following = FollowedJournal(journal, name)
     told: dict[str, Any] = {"after": after}
     if after is None:
         told = _payload(following)
@@ -283,7 +283,7 @@ def _whole(journal: Journal, name: str, after: int | None) -> bytes:
 
 
 def _walked(engine: Engine, journal: Journal, name: str) -> bytes:
-    view = RunView(Texts(), name)
+    view = RunPayload(Texts(), name)
     view.take(stored(journal))
     own = len(view.texts.all)
     try:

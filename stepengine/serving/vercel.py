@@ -13,7 +13,7 @@ from stepengine.errors import AnswerRejected, InputError
 from stepengine.redaction import KNOWN
 from stepengine.serving.access import caller_of
 from stepengine.serving.bodies import checked_as, json_of
-from stepengine.serving.openapi import Operation, Parameter
+from stepengine.serving.openapi import HttpParameter, Operation
 from stepengine.serving.pages import Conversation, agent_of, paced
 from stepengine.vercel import HEADERS, VERSIONS, answers_of, prompt_of, sse, vercel
 
@@ -88,10 +88,10 @@ def _version(request: Request) -> int:
 
 def _streamed(chat: Conversation, events: AsyncGenerator[Event, None], message: str, version: int) -> Response:
     chunks = vercel(events, message_id=message, version=version)
-    return StreamingResponse(paced(sse(_seen(chunks)), chat.runs.stopping), headers=dict(HEADERS))
+    return StreamingResponse(paced(sse(_redact_chunks(chunks)), chat.runs.stopping), headers=dict(HEADERS))
 
 
-async def _seen(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[dict[str, Any], None]:
+async def _redact_chunks(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[dict[str, Any], None]:
     """Give chunks without secrets that the process knows."""
     try:
         async for chunk in chunks:
@@ -101,7 +101,7 @@ async def _seen(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[
 
 
 OF_PAGE = (
-    Parameter(
+    HttpParameter(
         VERSION, "The major version of the page's package `ai`: 5, 6 or 7, which is the default.", int, place="header"
     ),
 )

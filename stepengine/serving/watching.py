@@ -29,7 +29,7 @@ from stepengine.data.state import RunStatus
 from stepengine.errors import StepEngineError
 from stepengine.journal.watching import FIRST_PAUSE, Watch, next_pause
 from stepengine.runtime.effect_events import STOPPED
-from stepengine.runtime.hub import Place, place_of
+from stepengine.runtime.hub import StreamPlace, place_of
 from stepengine.runtime.performer import child_path
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Had:
         is_mixed: Whether it has events of another stream, too, so that the place does not say what it has of this one.
     """
 
-    def __init__(self, place: Place | None, marks: Mapping[str, Mark] | None, *, is_mixed: bool = False) -> None:
+    def __init__(self, place: StreamPlace | None, marks: Mapping[str, Mark] | None, *, is_mixed: bool = False) -> None:
         self.place = place
         self.marks: dict[str, Mark] | None = None if marks is None else dict(marks)
         self.is_mixed = is_mixed
@@ -108,7 +108,7 @@ class Had:
         if not tilde:
             return cls(place_of(place), None)
         is_mixed, told = told.startswith("+"), told.removeprefix("+")
-        found = dict(map(_marked, told.split(",", MOST_PATHS))) if told else {}
+        found = dict(map(_parse_mark, told.split(",", MOST_PATHS))) if told else {}
         if len(after) > MAX_ID or None in found:
             msg = f"after={after[:100]!r} is not an id of an event; one is such as 5d0c2a17-0"
             raise StepEngineError(msg)
@@ -168,7 +168,7 @@ def _moves(event: Event, mark: Mark | None) -> bool:
     return mark is None or event.seq >= mark[0] or not event.type.endswith("_started")
 
 
-def _marked(told: str) -> tuple[str, Mark] | tuple[None, None]:
+def _parse_mark(told: str) -> tuple[str, Mark] | tuple[None, None]:
     path, _, mark = told.partition(":")
     number, _, kind = mark.partition(":")
     digits = number.removeprefix("-")
@@ -178,7 +178,7 @@ def _marked(told: str) -> tuple[str, Mark] | tuple[None, None]:
     return path, (int(number), kind)
 
 
-class Past:
+class JournalSoFar:
     """
     What stands in a journal, for a reader who has some of it.
 
@@ -286,12 +286,12 @@ class Following:
         """
         self.readers += 1
         try:
-            async for event in self._given(had, stay=stay):
+            async for event in self._give_events(had, stay=stay):
                 yield event
         finally:
-            self._left()
+            self._remove_reader()
 
-    async def past(self, had: Had) -> tuple[Past, Sequence[Event], int]:
+    async def past(self, had: Had) -> tuple[JournalSoFar, Sequence[Event], int]:
         """
         Return what stands in the journal now for a reader of another stream.
 
@@ -304,24 +304,24 @@ class Following:
             events, start, end = [*self._events], self._start, self._end
             if start and had.marks:
                 # Whoever comes back was here a moment ago, and has all that is older.
-                past = await asyncio.to_thread(Past, events, had.marks)
+                past = await asyncio.to_thread(JournalSoFar, events, had.marks)
                 if not past.missing:
                     return past, events, end - 1
             events = [*(await self._older(0, start)), *events]
-            return await asyncio.to_thread(Past, events, had.marks or {}), events, end - 1
+            return await asyncio.to_thread(JournalSoFar, events, had.marks or {}), events, end - 1
         finally:
-            self._left()
+            self._remove_reader()
 
-    def _left(self) -> None:
+    def _remove_reader(self) -> None:
         self.readers -= 1
         self.since = asyncio.get_running_loop().time()
 
-    async def _given(self, had: Had, *, stay: bool) -> AsyncGenerator[Event, None]:
+    async def _give_events(self, had: Had, *, stay: bool) -> AsyncGenerator[Event, None]:
         await self._caught_up()
         if self._task is None:
             self._task = asyncio.create_task(self._follow())
         turn = self._turn
-        waiting, place, marks = await self._begun(had)
+        waiting, place, marks = await self._begin_reading(had)
         while True:
             for event in waiting:
                 yield event
@@ -342,7 +342,7 @@ class Following:
             raise self._error
         return self._watch.is_over(stay=stay)
 
-    async def _begun(self, had: Had) -> tuple[Sequence[Event], int, dict[str, Mark]]:
+    async def _begin_reading(self, had: Had) -> tuple[Sequence[Event], int, dict[str, Mark]]:
         """Return what a reader gets first, behind which place it goes on, and what it has that is not there yet."""
         if had.place is None:
             return (), -1, {}

@@ -33,7 +33,7 @@ from stepengine.journal.questions import DOUBT
 from stepengine.redaction import KNOWN
 from stepengine.runtime.logs import LOGGER
 from stepengine.serving.access import Caller, opened_secret
-from stepengine.serving.openapi import Operation, Parameter
+from stepengine.serving.openapi import HttpParameter, Operation
 from stepengine.serving.problems import Problem
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from stepengine.serving.durable_runs import AnyRuns
     from stepengine.serving.ledger import Act, RunRow
     from stepengine.serving.metrics import Metrics
-    from stepengine.serving.runs import Look, Runs
+    from stepengine.serving.runs import Runs, RunStanding
 
 __all__ = ("OPERATIONS", "Posts", "Target", "Topic", "Webhooks", "sign", "verify")
 
@@ -304,9 +304,9 @@ async def receive_event(request: Request) -> Response:
     signed = (topic or NOBODY).signed(_headers(request), body, time.time())
     if topic is None or signed is None:
         metrics.received("" if topic is None else name, "refused")
-        raise _refused()
+        raise _signature_problem()
     try:
-        answer = await _taken(request, name, topic, body, signed)
+        answer = await _take_event(request, name, topic, body, signed)
     except Exception:
         metrics.received(name, "failed")
         raise
@@ -323,7 +323,7 @@ def _headers(request: Request) -> dict[str, list[str]]:
     return found
 
 
-def _refused() -> Problem:
+def _signature_problem() -> Problem:
     msg = (
         "no signature of this request is right: Stepengine-Signature with t and v1, or the headers of Standard Webhooks, made of the "
         f"bytes of the body with a secret of the topic not more than {TOLERANCE} s ago, would be fine"
@@ -332,7 +332,7 @@ def _refused() -> Problem:
     return Problem(msg, status=401, kind="not_signed", headers=headers)
 
 
-async def _taken(request: Request, name: str, topic: Topic, body: bytes, signed: str) -> Received | None:
+async def _take_event(request: Request, name: str, topic: Topic, body: bytes, signed: str) -> Received | None:
     """Post an event, and return how; ``None`` for one that is for no run."""
     value = _event_in(body)
     run = request.path_params.get("run") or _run_in(value, topic)
@@ -401,11 +401,11 @@ def _at(value: Any, pointer: str) -> Any:
 
 
 SIGNATURE = (
-    Parameter("Stepengine-Signature", "t=<unix>,v1=<hex HMAC-SHA256 of t, a dot and the body>.", place="header"),
-    Parameter("Stripe-Signature", "The same, as Stripe calls it.", place="header"),
-    Parameter("webhook-id", "Of Standard Webhooks, as the next two: the id of the event.", place="header"),
-    Parameter("webhook-timestamp", "When it was sent.", place="header"),
-    Parameter("webhook-signature", "v1,<base64>, made with a secret that begins with whsec_.", place="header"),
+    HttpParameter("Stepengine-Signature", "t=<unix>,v1=<hex HMAC-SHA256 of t, a dot and the body>.", place="header"),
+    HttpParameter("Stripe-Signature", "The same, as Stripe calls it.", place="header"),
+    HttpParameter("webhook-id", "Of Standard Webhooks, as the next two: the id of the event.", place="header"),
+    HttpParameter("webhook-timestamp", "When it was sent.", place="header"),
+    HttpParameter("webhook-signature", "v1,<base64>, made with a secret that begins with whsec_.", place="header"),
 )
 SIGNED = "It needs no token, but a signature with a secret of the topic. The same event a second time is none."
 OPERATIONS: tuple[Operation, ...] = (
@@ -500,7 +500,7 @@ class Posts:
         )
         self._client = await self._stack.enter_async_context(client)
         task = asyncio.ensure_future(self._care())
-        self._stack.push_async_callback(_ended, task)
+        self._stack.push_async_callback(_cancel_and_wait, task)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -541,11 +541,11 @@ class Posts:
             is_told = True
             for message in messages:
                 # Behind one that is not taken the others would not be, either, and each of them costs ten seconds.
-                is_told = is_told and (message.id in known or await self._sent(one, message))
+                is_told = is_told and (message.id in known or await self._send(one, message))
         except StepEngineError as error:
             LOGGER.warning("nobody can be told of run %s now: %s", one.run, error)
             is_told = False
-        await asyncio.to_thread(self._ledger.write, [_told(one) if is_told else self._later(one)])
+        await asyncio.to_thread(self._ledger.write, [_mark_told(one) if is_told else self._later(one)])
 
     def _later(self, one: _Untold) -> Act:
         has_more = one.tries < len(self._retries)
@@ -561,7 +561,7 @@ class Posts:
             return self._questions(look) if "question" in self._target.events else []
         return [self._end(look)] if "finished" in self._target.events else []
 
-    def _questions(self, look: Look) -> list[_Message]:
+    def _questions(self, look: RunStanding) -> list[_Message]:
         row = look.row
         made = []
         for question in look.questions:
@@ -576,7 +576,7 @@ class Posts:
             made.append(self._message(row, "question", f"{question.id}{again}", {"question": told, "answer_url": url}))
         return made
 
-    def _end(self, look: Look) -> _Message:
+    def _end(self, look: RunStanding) -> _Message:
         row = look.row
         url = f"{self._target.public_url.rstrip('/')}/runs/{row.run}"
         return self._message(row, "finished", row.status, {"status": row.status, "run_url": url})
@@ -588,7 +588,7 @@ class Posts:
         told = {"id": id_, "type": kind, "run_id": row.run, "agent_id": row.agent, **more}
         return _Message(id_, KNOWN.seen(told))
 
-    async def _sent(self, one: _Untold, message: _Message) -> bool:
+    async def _send(self, one: _Untold, message: _Message) -> bool:
         """Send a message once, and write down that it was taken."""
         body = json.dumps(message.content, ensure_ascii=True, separators=(",", ":")).encode()
         now = int(time.time())
@@ -626,7 +626,7 @@ def _signatures(known: tuple[str, ...], id_: str, body: bytes, now: int) -> dict
     return made
 
 
-async def _ended(task: asyncio.Task[None]) -> None:
+async def _cancel_and_wait(task: asyncio.Task[None]) -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
@@ -667,7 +667,7 @@ def _claiming(now: float, since: float, begun: float) -> Act:
     return claim
 
 
-def _told(one: _Untold) -> Act:
+def _mark_told(one: _Untold) -> Act:
     def tell(database: sqlite3.Connection) -> None:
         # Only if the run has not changed since: a run that asked again while the message was under way has something
         # new to tell.

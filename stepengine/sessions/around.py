@@ -75,20 +75,20 @@ class AnyStore:
             SessionError: when the store fails.
         """
         try:
-            return await self._loaded(session_id)
+            return await self._load(session_id)
         except StepEngineError:
             raise
         except Exception as error:
             msg = f"the session {session_id!r} could not be loaded, so nothing was run: {type(error).__name__}: {error}"
             raise SessionError(msg) from error
 
-    async def _loaded(self, session_id: str) -> Session:
+    async def _load(self, session_id: str) -> Session:
         if self.is_whole:
-            loaded: Session = await self._done(self.store.load, session_id)
+            loaded: Session = await self._call_store(self.store.load, session_id)
             return loaded
-        messages, repairs = mended(await self._done(self.store.get_history, session_id) or ())
+        messages, repairs = mended(await self._call_store(self.store.get_history, session_id) or ())
         session = Session(info=SessionInfo(session_id=session_id), messages=messages, repairs=repairs)
-        kept = await self._done(self.store.get_state, session_id) if self.has_state else None
+        kept = await self._call_store(self.store.get_state, session_id) if self.has_state else None
         if not kept or repairs:
             return session
         state: AgentState = codec.from_json(kept["state"])
@@ -105,13 +105,13 @@ class AnyStore:
             SessionConflict: when somebody else saved it since it was loaded, and the store can tell.
         """
         if self.is_whole:
-            saved: Session = await self._done(self.store.save, session)
+            saved: Session = await self._call_store(self.store.save, session)
             return saved
         session_id, state = session.session_id, session.state
-        await self._done(self.store.save_history, session_id, session.messages)
+        await self._call_store(self.store.save_history, session_id, session.messages)
         if self.has_state and state is not None:
             kept = {"state": codec.to_json(state), "turns": session.turns, "journal": session.journal}
-            await self._done(self.store.save_state, session_id, kept)
+            await self._call_store(self.store.save_state, session_id, kept)
         return session
 
     async def delete(self, session_id: str) -> bool:
@@ -125,7 +125,7 @@ class AnyStore:
         if not callable(method):
             return False
         try:
-            await self._done(method, session_id)
+            await self._call_store(method, session_id)
         except StepEngineError:
             raise
         except Exception as error:
@@ -133,7 +133,7 @@ class AnyStore:
             raise SessionError(msg) from error
         return True
 
-    async def _done(self, method: Callable[..., Any], *arguments: Any) -> Any:
+    async def _call_store(self, method: Callable[..., Any], *arguments: Any) -> Any:
         if getattr(self.store, "blocking", False):
             value = await asyncio.to_thread(method, *arguments)
         else:

@@ -109,7 +109,7 @@ class Store(ABC):
     def save_history(self, session_id: str, messages: Sequence[Message]) -> None:
         """Store messages in place of those of a session, whoever saved it last."""
         history = messages if isinstance(messages, Transcript) else Transcript(messages)
-        self._changed(session_id, lambda session: attrs.evolve(session, messages=history, state=None, journal=None))
+        self._change(session_id, lambda session: attrs.evolve(session, messages=history, state=None, journal=None))
 
     def replace(self, session_id: str, messages: Sequence[Message]) -> None:
         """Let a session go on from other messages; it stays what it is but for them."""
@@ -131,7 +131,7 @@ class Store(ABC):
     def save_state(self, session_id: str, state: dict[str, Any]) -> None:
         """Store a state and its history, whoever saved the session last."""
         loaded: AgentState = codec.from_json(state)
-        self._changed(session_id, lambda s: attrs.evolve(s, messages=loaded.message_history, state=loaded))
+        self._change(session_id, lambda s: attrs.evolve(s, messages=loaded.message_history, state=loaded))
 
     def get_metadata(self, session_id: str) -> Mapping[str, Any]:
         """Return the free JSON of a session."""
@@ -144,7 +144,7 @@ class Store(ABC):
             members = {k: v for k, v in {**session.info.metadata, key: value}.items() if v is not None}
             return attrs.evolve(session, info=attrs.evolve(session.info, metadata=members))
 
-        self._changed(session_id, change)
+        self._change(session_id, change)
 
     def add_child(self, session_id: str, child_id: str, *, tool_call_id: str | None = None) -> Session:
         """Begin a session as part of another, which notes it; return the child's."""
@@ -159,10 +159,10 @@ class Store(ABC):
                 return session
             return attrs.evolve(session, info=attrs.evolve(session.info, child_session_ids=(*children, child_id)))
 
-        self._changed(session_id, change)
+        self._change(session_id, change)
         return child
 
-    def _changed(self, session_id: str, change: Callable[[Session], Session]) -> Session:
+    def _change(self, session_id: str, change: Callable[[Session], Session]) -> Session:
         """Change what is stored, again on top of what somebody else saved meanwhile."""
         for _ in range(TRIES):
             try:
@@ -304,7 +304,7 @@ def _metadata(session: Session) -> dict[str, object]:
     }
 
 
-def _described(data: Any, session_id: str, where: str) -> Session:
+def _read_metadata(data: Any, session_id: str, where: str) -> Session:
     """Return the session that ``_metadata`` described, without messages and state."""
     try:
         if data["session_id"] != session_id:
@@ -312,29 +312,29 @@ def _described(data: Any, session_id: str, where: str) -> Session:
             raise SessionError(msg)
         info = SessionInfo(
             session_id=session_id,
-            agent_id=_typed(data.get("agent_type") or "", str),
-            parent_session_id=_typed(data.get("parent_session_id"), str, type(None)),
-            parent_tool_call_id=_typed(data.get("parent_tool_use_id"), str, type(None)),
-            child_session_ids=tuple([_typed(c, str) for c in data.get("child_session_ids") or ()]),
-            model=_typed(data.get("model"), str, type(None)),
-            provider=_typed(data.get("provider"), str, type(None)),
-            user_id=_typed(data.get("user_id"), str, type(None)),
-            status=_typed(data.get("status"), str, type(None)),
+            agent_id=_check_type(data.get("agent_type") or "", str),
+            parent_session_id=_check_type(data.get("parent_session_id"), str, type(None)),
+            parent_tool_call_id=_check_type(data.get("parent_tool_use_id"), str, type(None)),
+            child_session_ids=tuple([_check_type(c, str) for c in data.get("child_session_ids") or ()]),
+            model=_check_type(data.get("model"), str, type(None)),
+            provider=_check_type(data.get("provider"), str, type(None)),
+            user_id=_check_type(data.get("user_id"), str, type(None)),
+            status=_check_type(data.get("status"), str, type(None)),
             created_at=_instant(data.get("created_at")),
             updated_at=_instant(data.get("updated_at")),
             metadata=data.get("metadata") or {},
         )
-        turns, version = _typed(data.get("turns", 0), int), _typed(data.get("version", 0), int)
-        journal = _typed(data.get("journal"), str, type(None))
+        turns, version = _check_type(data.get("turns", 0), int), _check_type(data.get("version", 0), int)
+        journal = _check_type(data.get("journal"), str, type(None))
         usage = codec.restored(data["usage"]) if data.get("usage") else Usage()
-        _typed(usage, Usage)
+        _check_type(usage, Usage)
     except (KeyError, TypeError, ValueError, AttributeError, DataError) as error:
         msg = f"{where} is no description of a session: {type(error).__name__}: {error}"
         raise SessionError(msg) from None
     return Session(info=info, turns=turns, journal=journal, version=version, usage=usage)
 
 
-def _typed(value: object, *kinds: type) -> Any:
+def _check_type(value: object, *kinds: type) -> Any:
     if type(value) not in kinds:
         msg = f"{str(value)[:80]!r} is a {type(value).__name__}, not {' or '.join(k.__name__ for k in kinds)}"
         raise TypeError(msg)
@@ -439,14 +439,14 @@ class FileSessions(Store):
         folder = self.folder(session_id)
         if not folder.is_dir():
             return Session(info=SessionInfo(session_id=session_id))
-        with self._locked(folder):
+        with self._lock(folder):
             return self._read(session_id, folder)
 
     def _read(self, session_id: str, folder: Path) -> Session:
         described = _read_json(folder / "metadata.json")
         session = Session(info=SessionInfo(session_id=session_id))
         if described is not None:
-            session = _described(described, session_id, str(folder / "metadata.json"))
+            session = _read_metadata(described, session_id, str(folder / "metadata.json"))
         history = folder / "history.jsonl"
         content = _read_file(history) or b""
         complete = content[: content.rfind(b"\n") + 1]
@@ -458,9 +458,9 @@ class FileSessions(Store):
         folder = self.folder(session.session_id)
         try:
             make_folder(folder, FOLDER)
-            with self._locked(folder):
+            with self._lock(folder):
                 described = _read_json(folder / "metadata.json")
-                stored = 0 if described is None else _described(described, session.session_id, str(folder)).version
+                stored = 0 if described is None else _read_metadata(described, session.session_id, str(folder)).version
                 made = self._next(session, stored)
                 self._write_history(folder / "history.jsonl", _lines(made.messages))
                 self._write_state(folder / "state.json", made)
@@ -502,7 +502,7 @@ class FileSessions(Store):
         for folder in sorted(self.root.iterdir()):
             data = _read_json(folder / "metadata.json") if folder.is_dir() else None
             if isinstance(data, dict) and isinstance(data.get("session_id"), str):
-                found.append(_described(data, data["session_id"], str(folder / "metadata.json")).info)
+                found.append(_read_metadata(data, data["session_id"], str(folder / "metadata.json")).info)
         return _newest_first(found)
 
     @override
@@ -510,7 +510,7 @@ class FileSessions(Store):
         folder = self.folder(session_id)
         if not folder.is_dir():
             return
-        with self._locked(folder):
+        with self._lock(folder):
             for name in ("metadata.json", "state.json", "history.jsonl"):
                 (folder / name).unlink(missing_ok=True)
             for kind in ("*.jsonl", "*.jsonl.mail"):
@@ -535,7 +535,7 @@ class FileSessions(Store):
         return self.root / ".cache" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
     @contextmanager
-    def _locked(self, folder: Path) -> Iterator[None]:
+    def _lock(self, folder: Path) -> Iterator[None]:
         """Hold the session; whoever comes second waits, threads of one process too."""
         descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE)
         try:
@@ -565,7 +565,7 @@ def _read_file(path: Path) -> bytes | None:
 
 
 def _read_json(path: Path) -> object:
-    return _parsed(_read_file(path), repr(str(path)))
+    return _parse_json(_read_file(path), repr(str(path)))
 
 
 # --- in SQLite ------------------------------------------------------------------------------------------------------
@@ -592,14 +592,14 @@ class SqliteSessions(Store):
     def __init__(self, path: str | os.PathLike[str], *, clock: Clock = _utc) -> None:
         super().__init__(clock=clock)
         self.path = Path(path)
-        with self._shared() as database, database.lock:
+        with self._use_shared() as database, database.lock:
             database.connection().executescript(SCHEMA)
 
     def __repr__(self) -> str:
         return f"SqliteSessions({str(self.path)!r})"
 
     @contextmanager
-    def _shared(self) -> Iterator[Database]:
+    def _use_shared(self) -> Iterator[Database]:
         """Give what all sessions of this process share for this file, for one operation."""
         import sqlite3
 
@@ -620,7 +620,7 @@ class SqliteSessions(Store):
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         """Give a connection that sees one state of the database."""
-        with self._shared() as database, database.reading() as connection:
+        with self._use_shared() as database, database.reading() as connection:
             connection.execute("BEGIN")
             try:
                 yield connection
@@ -629,7 +629,7 @@ class SqliteSessions(Store):
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._shared() as database, database.lock, database.writing() as connection:
+        with self._use_shared() as database, database.lock, database.writing() as connection:
             yield connection
 
     @override
@@ -642,8 +642,8 @@ class SqliteSessions(Store):
             found = database.execute("SELECT line FROM messages WHERE id = ? ORDER BY number", (session_id,))
             lines = [bytes(line) for (line,) in found]
         where = f"{str(self.path)!r}, session {session_id!r}"
-        session = _described(_parsed(row[0], where), session_id, where)
-        return _with_contents(session, _messages(iter(lines), where), _parsed(row[1], where), where)
+        session = _read_metadata(_parse_json(row[0], where), session_id, where)
+        return _with_contents(session, _messages(iter(lines), where), _parse_json(row[1], where), where)
 
     @override
     def save(self, session: Session) -> Session:
@@ -689,7 +689,9 @@ class SqliteSessions(Store):
         with self._reading() as database:
             rows = database.execute("SELECT id, described FROM sessions").fetchall()
         where = repr(str(self.path))
-        return _newest_first([_described(_parsed(text, where), identity, where).info for identity, text in rows])
+        return _newest_first(
+            [_read_metadata(_parse_json(text, where), identity, where).info for identity, text in rows]
+        )
 
     @override
     def delete(self, session_id: str) -> None:
@@ -720,7 +722,7 @@ class SqliteSessions(Store):
             row = database.execute("SELECT until, value FROM cache WHERE key = ?", (key,)).fetchone()
         if row is None or _is_over(row[0], self._clock()):
             return None
-        return freeze(_parsed(row[1], f"{str(self.path)!r}, cache {key!r}"))
+        return freeze(_parse_json(row[1], f"{str(self.path)!r}, cache {key!r}"))
 
     @override
     def set_cached(self, key: str, value: object, ttl: float | None = None) -> None:
@@ -744,7 +746,7 @@ def _made_private(path: Path) -> None:
             raise SessionError(msg) from None
 
 
-def _parsed(text: str | bytes | None, where: str) -> object:
+def _parse_json(text: str | bytes | None, where: str) -> object:
     if text is None:
         return None
     try:

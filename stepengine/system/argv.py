@@ -144,13 +144,13 @@ class _Splitter:
         while self._at < len(self._text):
             char = self._text[self._at]
             if char in " \t":
-                found += self._finished()
+                found += self._finish_word()
             else:
                 self._plain(char)
             self._at += 1
-        return found + self._finished()
+        return found + self._finish_word()
 
-    def _finished(self) -> list[str]:
+    def _finish_word(self) -> list[str]:
         made, self._word = self._word, None
         return [] if made is None else ["".join(made)]
 

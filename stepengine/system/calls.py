@@ -19,8 +19,25 @@ from stepengine.system import whole_files
 from stepengine.system.far import Far
 
 __all__ = (
-    "FILE", "FOLDER", "WALK", "Entry", "Fd", "close", "fstat", "lseek", "mkdir", "mount_of", "open_at", "put", "read",
-    "readlink", "rmdir", "scandir", "stat_at", "sweep", "unlink",
+    "FILE",
+    "FOLDER",
+    "WALK",
+    "Fd",
+    "FolderEntry",
+    "close",
+    "fstat",
+    "lseek",
+    "mkdir",
+    "mount_of",
+    "open_at",
+    "put",
+    "read",
+    "readlink",
+    "rmdir",
+    "scandir",
+    "stat_at",
+    "sweep",
+    "unlink",
 )  # fmt: skip
 
 WALK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -34,7 +51,7 @@ Fd: TypeAlias = int | Far
 """Something open: a descriptor of this process, or of a program elsewhere."""
 
 
-class Entry(Protocol):
+class FolderEntry(Protocol):
     """What stands in a folder, as ``os.DirEntry`` tells it."""
 
     @property
@@ -112,13 +129,13 @@ def lseek(fd: Fd, position: int) -> None:
         os.lseek(fd, position, os.SEEK_SET)
 
 
-def scandir(fd: Fd) -> AbstractContextManager[Iterator[Entry]]:
+def scandir(fd: Fd) -> AbstractContextManager[Iterator[FolderEntry]]:
     """List an open folder."""
-    return _listed(fd) if isinstance(fd, Far) else os.scandir(fd)
+    return _list_far(fd) if isinstance(fd, Far) else os.scandir(fd)
 
 
 @contextmanager
-def _listed(fd: Far) -> Iterator[Iterator[Entry]]:
+def _list_far(fd: Far) -> Iterator[Iterator[FolderEntry]]:
     yield iter(fd.list())
 
 

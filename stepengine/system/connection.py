@@ -1,5 +1,5 @@
 """
-``Connection``: a program at the other end of a pipe that does what it is asked, and is believed nothing.
+``ProgramConnection``: a program at the other end of a pipe that does what it is asked, and is believed nothing.
 
 Whatever comes is bounded before it is kept: the size of a frame, of an answer, of what a program prints before somebody has taken it,
 and the time that an answer takes. What breaks a rule ends the connection, and every call on it with a typed error. What must not be
@@ -26,7 +26,7 @@ import attrs
 from stepengine.errors import UnknownOutcome, WorkspaceLost
 from stepengine.system.threads import CancelSignal
 
-__all__ = ("PROGRAM", "Answer", "Connection", "Listener", "source_of")
+__all__ = ("PROGRAM", "CallReply", "Listener", "ProgramConnection", "source_of")
 
 READY = b"stepengine worker 1\n"
 BEFORE_BYTES = 65_536
@@ -49,7 +49,7 @@ KILL_SECONDS = 2.0
 
 
 @attrs.frozen
-class Answer:
+class CallReply:
     """
     What came of a call.
 
@@ -84,14 +84,14 @@ class _Pending:
 
     def __init__(self, *, effect: bool) -> None:
         self.settled = threading.Event()
-        self.answer: Answer | None = None
+        self.answer: CallReply | None = None
         self.parts: list[bytes] = []
         self.size = 0
         self.effect = effect
         self.is_forgotten = False
 
 
-class Connection:
+class ProgramConnection:
     """
     A program that was started, and the calls on it; from any number of threads.
 
@@ -145,7 +145,7 @@ class Connection:
         # ours, and both ends are always of one version.
         text = b"%09d" % len(source) + source
         deadline = time.monotonic() + seconds
-        with contextlib.suppress(_Ended):
+        with contextlib.suppress(_ConnectionEnded):
             self._write(text, deadline)
         if not self._ready.wait(max(0.0, deadline - time.monotonic())):
             self._break(f"its program did not begin within {seconds:g} s")
@@ -200,18 +200,18 @@ class Connection:
             with self._lock:
                 self._pending.pop(number, None)
                 self._deafen(number)
-            if not isinstance(error, _Ended):
+            if not isinstance(error, _ConnectionEnded):
                 raise
             raise WorkspaceLost(self._message()) from None
         return number
 
     def tell(self, do: str, *, seconds: float = 5.0, **given: object) -> None:
         """Make a call that has no answer; nothing is said when the connection has ended."""
-        with contextlib.suppress(_Ended):
+        with contextlib.suppress(_ConnectionEnded):
             if not self._why:
                 self._send({"do": do, **given}, b"", time.monotonic() + seconds)
 
-    def answer(self, number: int, *, seconds: float, cancelled: CancelSignal | None = None) -> Answer:
+    def answer(self, number: int, *, seconds: float, cancelled: CancelSignal | None = None) -> CallReply:
         """
         Wait for what comes of a call.
 
@@ -334,7 +334,7 @@ class Connection:
             text = bytes(buffer[LENGTHS.size : LENGTHS.size + head_size])
             content = bytes(buffer[LENGTHS.size + head_size : end])
             del buffer[:end]
-            self._frame(_parsed(text), content)
+            self._frame(_parse_head(text), content)
 
     def _frame(self, head: dict[str, Any], data: bytes) -> None:
         if "on" in head:
@@ -353,7 +353,7 @@ class Connection:
             if not pending.is_forgotten:
                 pending.parts.append(data)
             if head.get("more") is not True:
-                pending.answer = Answer(head, b"".join(pending.parts), self._line)
+                pending.answer = CallReply(head, b"".join(pending.parts), self._line)
                 pending.parts.clear()
                 pending.settled.set()
                 if pending.is_forgotten and type(number) is int:
@@ -471,10 +471,10 @@ class Connection:
         with self._writing:
             stream = self._process.stdin
             if self._why or stream is None or stream.closed:
-                raise _Ended
+                raise _ConnectionEnded
             try:
                 self._write_all(memoryview(data), deadline)
-            except _Ended:
+            except _ConnectionEnded:
                 raise
             except BaseException:
                 self._break("a call was interrupted while it was sent")
@@ -488,11 +488,11 @@ class Connection:
                 left = deadline - time.monotonic()
                 if left <= 0 or self._why:
                     self._break("it does not read what it is sent")
-                    raise _Ended from None
+                    raise _ConnectionEnded from None
                 select.select([], [self._in], [], min(left, POLL_SECONDS * 4))
             except OSError:
                 self._gone_quiet()
-                raise _Ended from None
+                raise _ConnectionEnded from None
 
     def _gone_quiet(self) -> None:
         """Give the thread that reads a moment to find out why: the other end says so last."""
@@ -502,7 +502,7 @@ class Connection:
         self._break("it ended")
 
 
-class _Ended(Exception):
+class _ConnectionEnded(Exception):
     """The connection has ended."""
 
 
@@ -519,7 +519,7 @@ def _why(error: Exception) -> str:
     return f"what came could not be taken: {type(error).__name__}: {error}"
 
 
-def _parsed(text: bytes) -> dict[str, Any]:
+def _parse_head(text: bytes) -> dict[str, Any]:
     try:
         head = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError):

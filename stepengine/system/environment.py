@@ -35,8 +35,8 @@ __all__ = (
     "NAMES_BYTES",
     "READ_SECONDS",
     "SUPERVISOR",
-    "Environment",
-    "Look",
+    "CommandEnvironment",
+    "GitQuery",
     "Private",
     "as_variables",
     "check_names",
@@ -100,7 +100,7 @@ VALUED = frozenset(("-C", "-c", "--attr-source", "--config-env", "--git-dir", "-
 
 
 @frozen
-class Look:
+class GitQuery:
     """
     A git command that only looks.
 
@@ -129,7 +129,7 @@ class Look:
         return as_variables({**ALWAYS, **LOOKING, **found}) | NO_FETCH
 
 
-def looking(argv: Argv) -> Look | None:
+def looking(argv: Argv) -> GitQuery | None:
     """Return the git command that only looks, which *argv* is; ``None`` for any other command."""
     if argv[0].rpartition("/")[2] != "git":
         return None
@@ -140,7 +140,7 @@ def looking(argv: Argv) -> Look | None:
         return None
     after = at + 1
     question = ("git", *argv[1:at], "config", "--list", "--includes", "--name-only", "-z")
-    return Look((*argv[:after], *ADDED[argv[at]], *argv[after:]), question)
+    return GitQuery((*argv[:after], *ADDED[argv[at]], *argv[after:]), question)
 
 
 def as_variables(settings: Mapping[str, str]) -> dict[str, str]:
@@ -278,7 +278,7 @@ class Private:
 
 
 @frozen(kw_only=True)
-class Environment:
+class CommandEnvironment:
     """
     The rules for what commands see.
 
@@ -296,7 +296,7 @@ class Environment:
 
     def search_path(self) -> str:
         """Return the search path: the absolute folders of ours that are outside of the root."""
-        given, _, _ = self._known()
+        given, _, _ = self._known_variables()
         folders = dict.fromkeys([f for f in given.get("PATH", DEFAULT_PATH).split(os.pathsep) if f.startswith("/")])
         if self.system is None:
             kept = [f for f in folders if not below(f, self.root)]
@@ -310,7 +310,7 @@ class Environment:
             return find_program(name, search_path, self.root)
         return self.system.which(name, search_path.split(os.pathsep), self.root)
 
-    def _known(self) -> tuple[Mapping[str, str], str, str]:
+    def _known_variables(self) -> tuple[Mapping[str, str], str, str]:
         """Return the variables that may matter, the user, and the home folder."""
         if self.system is not None:
             return self.system.variables(("PATH", "TZ", *self.names))
@@ -318,7 +318,7 @@ class Environment:
 
     def variables(self, private: Private) -> dict[str, str]:
         """Return the variables of one command, with a marker of its own."""
-        given, user, home = self._known()
+        given, user, home = self._known_variables()
         named = {name: given[name] for name in ("TZ", *self.names) if name in given}
         made = QUIET | named | as_variables(ALWAYS)
         made |= {"PATH": self.search_path(), "USER": user, "LOGNAME": user, "TMPDIR": str(private.tmp)}

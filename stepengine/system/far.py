@@ -26,10 +26,10 @@ from stepengine.system.after_fork import leave, renewed
 from stepengine.system.threads import CANCELLED
 
 if TYPE_CHECKING:
-    from stepengine.system.connection import Answer, Connection, Listener
+    from stepengine.system.connection import CallReply, Listener, ProgramConnection
     from stepengine.system.containers import Container
 
-__all__ = ("Elsewhere", "Far", "FarEntry", "Place")
+__all__ = ("Elsewhere", "Far", "FarEntry", "RemotePlace")
 
 CALL_SECONDS = 60.0
 NAME_BYTES = 4_096
@@ -44,7 +44,7 @@ ISOLATED = ("-I", "-S", "-X", "utf8")
 
 
 @attrs.frozen
-class Place:
+class RemotePlace:
     """
     How a system is reached.
 
@@ -97,7 +97,7 @@ class Far:
     def __repr__(self) -> str:
         return f"<{self.system.name}: {self.number}>"
 
-    def known(self, answer: Answer) -> Far:
+    def known(self, answer: CallReply) -> Far:
         """Take in what was said of it when it was opened."""
         self._info = _info(answer.head.get("info"))
         mount = answer.head.get("mount", "")
@@ -105,7 +105,7 @@ class Far:
         self._start = answer.data or None
         return self
 
-    def _ask(self, do: str, data: bytes = b"", *, effect: bool = False, **given: object) -> Answer:
+    def _ask(self, do: str, data: bytes = b"", *, effect: bool = False, **given: object) -> CallReply:
         return self.system.ask(do, data, line=None if self.is_root else self.line, effect=effect, **given)
 
     def open(self, name: str, kind: str) -> Far:
@@ -145,7 +145,7 @@ class Far:
     def list(self) -> list[FarEntry]:
         """List it."""
         answer = self._ask("list", handle=self.number)
-        return [_entry(one) for one in _listed(answer.data, self.system)]
+        return [_entry(one) for one in _read_listing(answer.data, self.system)]
 
     def stat(self, name: str) -> os.stat_result:
         """Return what the system says of a name in it."""
@@ -215,10 +215,10 @@ class Elsewhere:
         place: How it is reached.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RemotePlace) -> None:
         self.place = place
         self._lock = threading.RLock()
-        self._connection: Connection | None = None
+        self._connection: ProgramConnection | None = None
         self._numbers = itertools.count(1)
         self._roots: weakref.WeakValueDictionary[int, Far] = weakref.WeakValueDictionary()
         self._paths: dict[int, tuple[str, tuple[int, int]]] = {}
@@ -262,7 +262,7 @@ class Elsewhere:
         msg = f"the workspace {self.name} does not keep to the protocol: its answer is {what}"
         raise WorkspaceLost(msg)
 
-    def connected(self, line: int | None = None) -> Connection:
+    def connected(self, line: int | None = None) -> ProgramConnection:
         """
         Return the connection, after opening it where that is needed.
 
@@ -277,14 +277,14 @@ class Elsewhere:
                 if line is not None:
                     msg = f"the workspace {self.name} was lost, and with it what was open there; ask again"
                     raise WorkspaceLost(msg)
-                self._connection = self._opened()
+                self._connection = self._connect()
             elif line is not None and line != self.line:
                 msg = f"the workspace {self.name} was lost in between, and with it what was open there; ask again"
                 raise WorkspaceLost(msg)
             return self._connection
 
-    def _opened(self) -> Connection:
-        from stepengine.system.connection import PROGRAM, Connection, source_of
+    def _connect(self) -> ProgramConnection:
+        from stepengine.system.connection import PROGRAM, ProgramConnection, source_of
 
         place = self.place
         if self.line and place.once:
@@ -295,7 +295,7 @@ class Elsewhere:
         argv = place.argv((*ISOLATED, "-c", PROGRAM))
         self.line += 1
         source = source_of("worker.py")
-        made = Connection(argv, place.env, name=place.name, source=source, seconds=place.start, line=self.line)
+        made = ProgramConnection(argv, place.env, name=place.name, source=source, seconds=place.start, line=self.line)
         self._closing.clear()
         self._variables.clear()
         try:
@@ -310,7 +310,7 @@ class Elsewhere:
             raise
         return made
 
-    def _open_roots(self, connection: Connection) -> None:
+    def _open_roots(self, connection: ProgramConnection) -> None:
         """Open the roots that are in use again; each has to be the folder that it was."""
         for handle, root in list(self._roots.items()):
             path, same = self._paths.get(handle, ("", (0, 0)))
@@ -326,7 +326,7 @@ class Elsewhere:
 
     def ask(
         self, do: str, data: bytes = b"", *, line: int | None = None, effect: bool = False, **given: object
-    ) -> Answer:
+    ) -> CallReply:
         """
         Make a call, and wait for what comes of it, or until the call of the tool is cancelled.
 
@@ -472,7 +472,7 @@ class Elsewhere:
 class Spawned:
     """A program that was started elsewhere."""
 
-    def __init__(self, connection: Connection, number: int) -> None:
+    def __init__(self, connection: ProgramConnection, number: int) -> None:
         self._connection = connection
         self._number = number
 
@@ -519,7 +519,7 @@ def _info(told: object) -> os.stat_result:
     return os.stat_result((mode, inode, device, links, user, group, size, seconds, seconds, seconds), times)
 
 
-def _listed(data: bytes, system: Elsewhere) -> Iterator[Any]:
+def _read_listing(data: bytes, system: Elsewhere) -> Iterator[Any]:
     """Give the entries of a listing, which comes as several lists of JSON, one after the other."""
     try:
         text, at, decode = data.decode("utf-8"), 0, json.JSONDecoder().raw_decode

@@ -1,5 +1,5 @@
 """
-``Guard``: what the rules of a run say about the call that runs now.
+``CallGuard``: what the rules of a run say about the call that runs now.
 
 A rule judges the words of a call before it runs. Which files those words lead to is known only when they are opened, and a
 search names none at all. So whoever carries a call out says here what the rules make of each file, and every ``Root`` asks:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stepengine.system.argv import Argv
     from stepengine.system.root import Root
 
-__all__ = ("GUARD", "CommandGuard", "FileGuard", "Guard", "file_guard", "left_out")
+__all__ = ("GUARD", "CallGuard", "CommandGuard", "FileGuard", "file_guard", "left_out")
 
 FileGuard: TypeAlias = Callable[[Sequence[str], Sequence[str]], str]
 """
@@ -37,7 +37,7 @@ Takes the root of a tool, the place of the working folder below it, and a comman
 
 
 @frozen(kw_only=True)
-class Guard:
+class CallGuard:
     """
     What binds one call.
 
@@ -77,7 +77,7 @@ class Guard:
         return ""
 
 
-GUARD: contextvars.ContextVar[Guard | None] = contextvars.ContextVar("stepengine_guard", default=None)
+GUARD: contextvars.ContextVar[CallGuard | None] = contextvars.ContextVar("stepengine_guard", default=None)
 """What binds the call that runs now."""
 
 

@@ -1,4 +1,4 @@
-"""``Policy``: what a set of tools may touch below its root; light, since the sets are described before they are built."""
+"""``PathPolicy``: what a set of tools may touch below its root; light, since the sets are described before they are built."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import attrs
 
 from stepengine.data.frozen import frozen
 
-__all__ = ("Policy",)
+__all__ = ("PathPolicy",)
 
 
 def _patterns(given: Sequence[str]) -> tuple[str, ...]:
@@ -16,7 +16,7 @@ def _patterns(given: Sequence[str]) -> tuple[str, ...]:
 
 
 @frozen(kw_only=True)
-class Policy:
+class PathPolicy:
     """
     What a set of tools may touch below its root.
 

@@ -61,7 +61,7 @@ def _translated(pattern: str) -> str:
     return f"(?:^|/){body}(?:/|$)"
 
 
-def _compiled(patterns: Iterable[str]) -> re.Pattern[str] | None:
+def _compile(patterns: Iterable[str]) -> re.Pattern[str] | None:
     sources = [_translated(p) for p in patterns if p.strip("/")]
     return re.compile("|".join(sources)) if sources else None
 
@@ -78,8 +78,8 @@ class PathRules:
     def __init__(self, patterns: Sequence[str], allowed: Sequence[str]) -> None:
         self.patterns = tuple(patterns)
         self.has_exceptions = bool(allowed)
-        self._matched = _compiled(patterns)
-        self._allowed = _compiled(allowed)
+        self._matched = _compile(patterns)
+        self._allowed = _compile(allowed)
 
     def match(self, parts: Sequence[str]) -> bool:
         """Return whether a path inside the root is one of those."""

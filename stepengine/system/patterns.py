@@ -55,7 +55,7 @@ class GlobPattern:
         if problem:
             msg = f"the pattern {pattern[:PATTERN_CHARS]!r} cannot be used: {problem}"
             raise ToolError(msg)
-        self._forms = [_compiled(form, pattern) for form in expanded(text)]
+        self._forms = [_compile(form, pattern) for form in expanded(text)]
 
     def match(self, parts: Sequence[str]) -> bool:
         """Return whether a path matches."""
@@ -83,7 +83,7 @@ def expanded(pattern: str) -> list[str]:
     return done
 
 
-def _compiled(form: str, pattern: str) -> list[Component]:
+def _compile(form: str, pattern: str) -> list[Component]:
     names = [n for n in form.split("/") if n not in {"", "."}]
     if len(names) > COMPONENTS:
         msg = f"the pattern {pattern!r} cannot be used: it has more than {COMPONENTS} components"
@@ -100,7 +100,7 @@ def _compiled(form: str, pattern: str) -> list[Component]:
 def _matches(form: Sequence[Component], parts: Sequence[str]) -> bool:
     if form and parts and form[0] is not None and not form[0](parts[0]):
         return False  # so it is with most files that a rule is not about
-    places = _reached(form, {0})
+    places = _expand_places(form, {0})
     for part in parts:
         if not places:
             return False
@@ -112,11 +112,11 @@ def _matches(form: Sequence[Component], parts: Sequence[str]) -> bool:
                     after.add(place)
                 elif one(part):
                     after.add(place + 1)
-        places = _reached(form, after)
+        places = _expand_places(form, after)
     return len(form) in places
 
 
-def _reached(form: Sequence[Component], places: set[int]) -> set[int]:
+def _expand_places(form: Sequence[Component], places: set[int]) -> set[int]:
     """Return *places* and those behind a ``**``, which may stand for no name at all."""
     for place in sorted(places):
         at = place
@@ -217,7 +217,7 @@ def _class(text: str, at: int) -> tuple[str, int]:
     start = at = at + is_negated
     members, before = list[str](), ""
     while at < len(text) and (text[at] != "]" or at == start):
-        name = _named(text, at)
+        name = _read_class_name(text, at)
         if name:
             if name not in CLASSES:
                 break
@@ -239,7 +239,7 @@ def _class(text: str, at: int) -> tuple[str, int]:
     return f"[^{made}]" if is_negated else f"[{made}]", at + 1
 
 
-def _named(text: str, at: int) -> str:
+def _read_class_name(text: str, at: int) -> str:
     """Return the name when a class such as ``[:alpha:]`` stands there; a name that is none is a blank, never empty."""
     if not text.startswith("[:", at):
         return ""

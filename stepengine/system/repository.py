@@ -22,12 +22,12 @@ from stepengine.errors import DefinitionError, ToolError
 from stepengine.system import calls
 from stepengine.system.argv import Argv
 from stepengine.system.calls import Fd
-from stepengine.system.environment import NAMES_BYTES, Environment, Private, find_program, looking
-from stepengine.system.path_policy import Policy
+from stepengine.system.environment import NAMES_BYTES, CommandEnvironment, Private, find_program, looking
+from stepengine.system.path_policy import PathPolicy
 from stepengine.system.path_rules import INSTRUCTION_FILES
 from stepengine.system.root import Missing, Root
 from stepengine.system.skills import find_skills, project_top, read_start, user_folder
-from stepengine.system.walk import Budget, walk
+from stepengine.system.walk import WalkBudget, walk
 from stepengine.system.workspace import WORKSPACE
 
 __all__ = ("read_project",)
@@ -101,7 +101,7 @@ class _Instructions:
     def read(self, *, user: bool) -> None:
         """Read them; the nearest has the first claim on the room, and stands last."""
         top = project_top(self._folder)
-        with suppress(DefinitionError), closing(Root(top, Policy(allow_wide_root=True))) as root:
+        with suppress(DefinitionError), closing(Root(top, PathPolicy(allow_wide_root=True))) as root:
             below = self._folder.relative_to(top).parts
             found = []
             for depth in range(len(below), -1, -1):
@@ -112,7 +112,7 @@ class _Instructions:
             self._made["deeper"] = list(self._deeper(root, below))
         own = user_folder() if user else None
         if own is not None:
-            with suppress(DefinitionError), closing(Root(own, Policy(allow_wide_root=True))) as root:
+            with suppress(DefinitionError), closing(Root(own, PathPolicy(allow_wide_root=True))) as root:
                 if one := self._file(root, "AGENTS.md", "~/AGENTS.md"):
                     self._made["instructions"].insert(0, one)
 
@@ -157,7 +157,7 @@ class _Instructions:
         except ToolError:
             return
         try:
-            with closing(walk(root.holds, opened.fd, opened.parts, Budget(ENTRIES, SECONDS), enter)) as entries:
+            with closing(walk(root.holds, opened.fd, opened.parts, WalkBudget(ENTRIES, SECONDS), enter)) as entries:
                 count = 0
                 for parts, entry in entries:
                     if entry.name in INSTRUCTION_FILES and len(parts) > len(opened.parts) + 1 and count < DEEPER_FILES:
@@ -180,20 +180,20 @@ def _git(folder: Path) -> dict[str, object]:
     try:
         private.make()
         place = tuple([part for part in str(folder).split("/") if part])
-        env = Environment(names=(), real_home=False, root=place).variables(private)
+        env = CommandEnvironment(names=(), real_home=False, root=place).variables(private)
         look = looking(STATUS)
         program = find_program("git", env["PATH"], place)
         if look is None or program is None:
             return {}
-        names = _said(program, look.question, folder, env, NAMES_BYTES)
-        return _facts(_said(program, look.argv, folder, {**env, **look.variables(names)}, STATUS_BYTES))
+        names = _run_git(program, look.question, folder, env, NAMES_BYTES)
+        return _facts(_run_git(program, look.argv, folder, {**env, **look.variables(names)}, STATUS_BYTES))
     except (OSError, ToolError, subprocess.SubprocessError):
         return {}
     finally:
         private.remove()
 
 
-def _said(program: str, argv: Argv, folder: Path, env: Mapping[str, str], most: int) -> bytes:
+def _run_git(program: str, argv: Argv, folder: Path, env: Mapping[str, str], most: int) -> bytes:
     """Return what git prints, through a file, so that no flood of it is held in memory."""
     with tempfile.TemporaryFile() as out:
         subprocess.run(  # noqa: S603  (git alone, kept from running what the repository names)

@@ -25,14 +25,14 @@ from stepengine.errors import DefinitionError, ToolError
 from stepengine.system import calls
 from stepengine.system.calls import FILE, FOLDER, WALK, Fd
 from stepengine.system.guard import file_guard
-from stepengine.system.path_policy import Policy
+from stepengine.system.path_policy import PathPolicy
 from stepengine.system.path_rules import PROTECTED, SECRETS, UNPROTECTED, PathRules
 from stepengine.system.paths import parts_of, target_parts
-from stepengine.system.walk import Budget, walk
+from stepengine.system.walk import WalkBudget, walk
 from stepengine.system.workspace import Workspace
 from stepengine.system.writes import root_id
 
-__all__ = ("Missing", "Opened", "Root")
+__all__ = ("Missing", "OpenedFolder", "Root")
 
 SYMLINK_HOPS = 8
 SECRET_SCAN_ENTRIES = 200_000
@@ -47,7 +47,7 @@ class Missing(ToolError):
 
 
 @frozen
-class Opened:
+class OpenedFolder:
     """
     What a walk has reached.
 
@@ -82,7 +82,7 @@ class Root:
     fd: Fd
     real: tuple[str, ...]
 
-    def __init__(self, folder: str | os.PathLike[str] | Workspace, policy: Policy) -> None:
+    def __init__(self, folder: str | os.PathLike[str] | Workspace, policy: PathPolicy) -> None:
         self.policy = policy
         self.system = folder.system if isinstance(folder, Workspace) else None
         path = folder.root if isinstance(folder, Workspace) else folder
@@ -93,13 +93,13 @@ class Root:
             self.real = tuple([p for p in real.split("/") if p])
         self._closer = weakref.finalize(self, calls.close, self.fd)
         self.info = calls.fstat(self.fd)
-        self.id = root_id(self._named(os.fspath(path)))
+        self.id = root_id(self._identity(os.fspath(path)))
         self.secrets = PathRules((*SECRETS, *policy.withhold), policy.allow_secrets)
         self.protected = PathRules(PROTECTED, (*policy.allow_protected, *UNPROTECTED))
         if self.system is None and not policy.allow_wide_root:
             self._refuse_wide(path)
 
-    def _named(self, path: str) -> tuple[str, ...]:
+    def _identity(self, path: str) -> tuple[str, ...]:
         """Return what tells it from other roots: its real path here, where it stands here, too."""
         if self.system is None:
             return self.real
@@ -163,7 +163,7 @@ class Root:
         """Return the components of a path as given; see ``parts_of``."""
         return parts_of(path, self.real)
 
-    def open_file(self, path: str) -> Opened:
+    def open_file(self, path: str) -> OpenedFolder:
         """
         Open a regular file for reading.
 
@@ -179,7 +179,7 @@ class Root:
             raise
         return opened
 
-    def open_folder(self, path: str) -> Opened:
+    def open_folder(self, path: str) -> OpenedFolder:
         """Open a folder for listing; the errors are those of ``open_file``."""
         return self._reach(path, lambda folder, name: calls.open_at(name, FOLDER, folder))
 
@@ -201,7 +201,7 @@ class Root:
         guard = file_guard()
         return self.secrets.match(parts) or (guard is not None and bool(guard(self.real, parts)))
 
-    def check_file(self, opened: Opened, path: str) -> None:
+    def check_file(self, opened: OpenedFolder, path: str) -> None:
         """Refuse what is not a regular file, or another name of a secret one."""
         mode = opened.info.st_mode
         if stat.S_ISDIR(mode):
@@ -214,7 +214,7 @@ class Root:
         if opened.info.st_nlink > 1 or is_alias:
             self._check_hardlink(opened, path)
 
-    def _check_hardlink(self, opened: Opened, path: str) -> None:
+    def _check_hardlink(self, opened: OpenedFolder, path: str) -> None:
         if self.policy.refuse_hardlinks and opened.info.st_nlink > 1:
             msg = f"{path!r} has more than one name (a hard link), which this set of tools refuses"
             raise ToolError(msg)
@@ -226,7 +226,7 @@ class Root:
         """Return whether a file is also known by a secret name; true as well when the tree is too large to tell."""
         # A hard link is no link: nothing in the file says that it has another name, and only a walk finds that. Where
         # the tree is too large to tell, it counts as secret.
-        budget = Budget(SECRET_SCAN_ENTRIES)
+        budget = WalkBudget(SECRET_SCAN_ENTRIES)
         fd = calls.open_at(".", FOLDER, self.fd)
         try:
             with closing(walk(self.holds, fd, (), budget, lambda _, __: True)) as entries:
@@ -251,7 +251,7 @@ class Root:
         found = self._files(lambda place: not self.withholds(place))
         return [place for place, info in found if (info.st_dev, info.st_ino) in linked]
 
-    def withheld_in(self, folder: Opened, *, deep: bool) -> list[tuple[str, ...]]:
+    def withheld_in(self, folder: OpenedFolder, *, deep: bool) -> list[tuple[str, ...]]:
         """
         Return what listings leave out of an open folder, by its place below that; of a folder that is left out not its files.
 
@@ -271,7 +271,7 @@ class Root:
             found.append(place[start:])
             return False
 
-        budget = Budget(SECRET_SCAN_ENTRIES)
+        budget = WalkBudget(SECRET_SCAN_ENTRIES)
         with closing(walk(self.holds if deep else lambda _: False, folder.fd, folder.parts, budget, enter)) as entries:
             found += [place[start:] for place, entry in entries if not entry.is_dir() and self.withholds(place)]
         if budget.cut:
@@ -279,7 +279,7 @@ class Root:
             raise ToolError(msg)
         return found
 
-    def shows_one_of(self, folder: Opened, names: Collection[str], *, deep: bool) -> bool:
+    def shows_one_of(self, folder: OpenedFolder, names: Collection[str], *, deep: bool) -> bool:
         """
         Return whether a file or folder of one of these names stands in an open folder, and is not withheld.
 
@@ -289,7 +289,7 @@ class Root:
             deep: Whether what folders in it hold counts, too.
         """
         holds = self.holds if deep else lambda _: False
-        budget = Budget(SECRET_SCAN_ENTRIES)
+        budget = WalkBudget(SECRET_SCAN_ENTRIES)
         with closing(
             walk(holds, folder.fd, folder.parts, budget, lambda place, _: not self.withholds(place))
         ) as entries:
@@ -299,7 +299,7 @@ class Root:
         """Yield the places of files that are wanted, with what the system says of them."""
         fd = calls.open_at(".", FOLDER, self.fd)
         try:
-            with closing(walk(self.holds, fd, (), Budget(SECRET_SCAN_ENTRIES), lambda _, __: True)) as entries:
+            with closing(walk(self.holds, fd, (), WalkBudget(SECRET_SCAN_ENTRIES), lambda _, __: True)) as entries:
                 for place, entry in entries:
                     if entry.is_file(follow_symlinks=False) and wanted(place):
                         with suppress(OSError):
@@ -307,7 +307,7 @@ class Root:
         finally:
             calls.close(fd)
 
-    def _reach(self, path: str, use: Callable[[Fd, str], Fd]) -> Opened:
+    def _reach(self, path: str, use: Callable[[Fd, str], Fd]) -> OpenedFolder:
         """Walk to the last component and open it with *use*, following links that stay inside."""
         parts = self.parts(path)
         self.check_secret(parts, path)
@@ -334,7 +334,7 @@ class Root:
                 if name != ".":
                     done.append(name)
                 if not todo:
-                    return self._opened(fd, tuple(done), path)
+                    return self._open_parts(fd, tuple(done), path)
                 folder = self._move(folder, fd)
                 self._same_device(folder, path)
         finally:
@@ -352,9 +352,9 @@ class Root:
             msg = f"{path!r} goes through more than {SYMLINK_HOPS} symbolic links"
             raise ToolError(msg)
 
-    def _opened(self, fd: Fd, parts: tuple[str, ...], path: str) -> Opened:
+    def _open_parts(self, fd: Fd, parts: tuple[str, ...], path: str) -> OpenedFolder:
         try:
-            return Opened(fd, parts, self._same_device(fd, path))
+            return OpenedFolder(fd, parts, self._same_device(fd, path))
         except ToolError:
             calls.close(fd)
             raise

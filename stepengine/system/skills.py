@@ -24,15 +24,15 @@ from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.system import calls
 from stepengine.system.guard import GUARD, file_guard
-from stepengine.system.path_policy import Policy
+from stepengine.system.path_policy import PathPolicy
 from stepengine.system.root import Root
-from stepengine.system.walk import Budget, walk
+from stepengine.system.walk import WalkBudget, walk
 
 __all__ = (
     "FILE_BYTES",
     "NAME_CHARS",
-    "Catalog",
     "Skill",
+    "SkillCatalog",
     "find_skills",
     "instructions_of",
     "project_top",
@@ -83,7 +83,7 @@ class Skill:
 
 
 @frozen
-class Catalog:
+class SkillCatalog:
     """
     The skills of a project.
 
@@ -147,7 +147,7 @@ class _Scan:
 
     Attributes:
         skills: The members of each skill but its root, and the folder of that: a root that is kept would stay open.
-        warnings: As of ``Catalog``.
+        warnings: As of ``SkillCatalog``.
         stamps: The folders and heads that were seen, by path.
     """
 
@@ -164,7 +164,7 @@ _scans: dict[tuple[Place, ...], _Scan] = {}
 """The last scans: of thousands of folders one takes seconds, and every call of ``skill`` would need one."""
 
 
-def find_skills(folder: Path, *, user: bool) -> Catalog:
+def find_skills(folder: Path, *, user: bool) -> SkillCatalog:
     """
     Return the skills of the project that *folder* belongs to; with *user* also the user's, which stand behind those.
 
@@ -178,7 +178,7 @@ def find_skills(folder: Path, *, user: bool) -> Catalog:
             _scans.pop(next(iter(_scans), places), None)
         if not _is_fresh(known):
             _scans[places] = known
-    return _opened(known)
+    return _open_catalog(known)
 
 
 def _places(folder: Path, *, user: bool) -> Iterator[Place]:
@@ -191,7 +191,7 @@ def _places(folder: Path, *, user: bool) -> Iterator[Place]:
 
 
 def _scanned(places: Iterable[Place]) -> _Scan:
-    found, left, stamps = Catalog(), Budget(FOLDERS * 10, SECONDS), dict[str, Stamp]()
+    found, left, stamps = SkillCatalog(), WalkBudget(FOLDERS * 10, SECONDS), dict[str, Stamp]()
     bases: dict[str, Path] = {}
     # What rules keep from one call is left out of its answer below: what is kept serves all calls.
     token = GUARD.set(None)
@@ -212,9 +212,9 @@ def _scanned(places: Iterable[Place]) -> _Scan:
     return _Scan(tuple(skills), tuple(found.warnings), stamps)
 
 
-def _opened(known: _Scan) -> Catalog:
+def _open_catalog(known: _Scan) -> SkillCatalog:
     """Return the skills of a scan with open roots, without those that rules keep from the call that runs now."""
-    found, roots = Catalog(warnings=[*known.warnings]), dict[Path, Root | None]()
+    found, roots = SkillCatalog(warnings=[*known.warnings]), dict[Path, Root | None]()
     for base, members in known.skills:
         if base not in roots:
             roots[base] = _root_of(base)
@@ -234,7 +234,7 @@ def _opened(known: _Scan) -> Catalog:
 
 def _root_of(base: Path) -> Root | None:
     try:
-        return Root(base, Policy(allow_wide_root=True))
+        return Root(base, PathPolicy(allow_wide_root=True))
     except DefinitionError:
         return None
 
@@ -253,7 +253,9 @@ def _is_fresh(scan: _Scan) -> bool:
     return any(stamp is not None and now - stamp[1] < FRESH_NS for stamp in scan.stamps.values())
 
 
-def _folders(base: Path, place: str, left: Budget, stamps: dict[str, Stamp]) -> Generator[tuple[Root, str], None, None]:
+def _folders(
+    base: Path, place: str, left: WalkBudget, stamps: dict[str, Stamp]
+) -> Generator[tuple[Root, str], None, None]:
     """
     Yield the folders with a ``SKILL.md``, at most three below *place*, and the root that they are read below.
 
@@ -286,7 +288,7 @@ def _folders(base: Path, place: str, left: Budget, stamps: dict[str, Stamp]) -> 
         calls.close(opened.fd)
 
 
-def _take(found: Catalog, root: Root, path: str, scope: str) -> None:
+def _take(found: SkillCatalog, root: Root, path: str, scope: str) -> None:
     shown = visible(path if scope == "project" else f"~/{path}", strict=True)
     try:
         head, _ = _read(root, path)
@@ -408,7 +410,7 @@ def instructions_of(found: Skill) -> str:
 def _files(found: Skill) -> list[str]:
     opened = found.root.open_folder(found.folder)
     try:
-        start, budget = len(opened.parts), Budget(FOLDERS, SECONDS)
+        start, budget = len(opened.parts), WalkBudget(FOLDERS, SECONDS)
         with closing(walk(found.root.holds, opened.fd, opened.parts, budget, lambda *_: True)) as entries:
             names = [
                 "/".join(parts[start:])

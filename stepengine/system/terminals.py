@@ -11,11 +11,11 @@ from typing import Protocol
 
 from stepengine.data.frozen import frozen
 
-__all__ = ("Ran", "Terminals")
+__all__ = ("TerminalResult", "Terminals")
 
 
 @frozen(kw_only=True)
-class Ran:
+class TerminalResult:
     """
     What came of a command in a terminal.
 
@@ -47,7 +47,7 @@ class Terminals(Protocol):
         seconds: float | None,
         path: str,
         call_id: str,
-    ) -> Ran | None:
+    ) -> TerminalResult | None:
         """
         Run a program to its end, or for so many *seconds*, and let go of its terminal; ``None`` where the editor offers none.
 

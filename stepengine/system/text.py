@@ -10,7 +10,7 @@ from stepengine.data.frozen import frozen
 from stepengine.system import calls
 from stepengine.system.calls import Fd
 
-__all__ = ("FileText", "Lines", "binary_kind", "cut_line", "decode", "digest", "read_capped", "stream_lines")
+__all__ = ("FileText", "LineRange", "binary_kind", "cut_line", "decode", "digest", "read_capped", "stream_lines")
 
 READ_LINE_CHARS = 2_000
 READ_WHOLE_BYTES = 10_000_000
@@ -102,7 +102,7 @@ def read_capped(fd: Fd, limit: int = READ_WHOLE_BYTES) -> bytes | None:
 
 
 @frozen
-class Lines:
+class LineRange:
     """
     Some lines of a file.
 
@@ -125,7 +125,7 @@ def cut_line(line: str) -> str:
     return f"{body[:READ_LINE_CHARS]} [... {len(body) - READ_LINE_CHARS:,} characters of this line were cut]{line[len(body) :]}"
 
 
-def stream_lines(fd: Fd, offset: int, limit: int) -> Lines:
+def stream_lines(fd: Fd, offset: int, limit: int) -> LineRange:
     """Return a window of a UTF-8 file of any size, in bounded memory."""
     window = _Window(offset, limit)
     seen = 0
@@ -133,8 +133,8 @@ def stream_lines(fd: Fd, offset: int, limit: int) -> Lines:
         seen += len(chunk)
         window.feed(chunk)
         if seen > COUNTED_BYTES and window.is_full:
-            return Lines(window.lines, None)
-    return Lines(window.lines, window.end())
+            return LineRange(window.lines, None)
+    return LineRange(window.lines, window.end())
 
 
 class _Window:

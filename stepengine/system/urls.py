@@ -24,7 +24,7 @@ from stepengine.errors import BlockedAddress, DefinitionError
 __all__ = (
     "AllowList",
     "Network",
-    "Target",
+    "UrlTarget",
     "blocked_reason",
     "joined",
     "networks",
@@ -112,7 +112,7 @@ IPV6 = 6
 
 
 @frozen
-class Target:
+class UrlTarget:
     """
     Where a request goes.
 
@@ -140,12 +140,12 @@ class Target:
         return f"{self.scheme}://{self.authority}{self.path}"
 
 
-def _refused(url: str, why: str) -> BlockedAddress:
+def _refusal(url: str, why: str) -> BlockedAddress:
     shown = url if len(url) <= 200 else f"{url[:200]}..."  # noqa: PLR2004
     return BlockedAddress(f"{shown!r} is not fetched: {why}")
 
 
-def parse_url(text: str) -> Target:
+def parse_url(text: str) -> UrlTarget:
     """
     Return where an address leads.
 
@@ -154,41 +154,41 @@ def parse_url(text: str) -> Target:
     """
     url = text.strip(" ")
     if len(url) > URL_CHARS:
-        raise _refused(url, f"the address has more than {URL_CHARS:,} characters")
+        raise _refusal(url, f"the address has more than {URL_CHARS:,} characters")
     if any(unicodedata.category(c) in {"Cc", "Cf", "Cs", "Zs", "Zl", "Zp"} or c == "\\" for c in url):
-        raise _refused(url, "it holds a blank, a control character or a backslash; percent-encode them")
+        raise _refusal(url, "it holds a blank, a control character or a backslash; percent-encode them")
     found = URL.fullmatch(url)
     if found is None:
-        raise _refused(url, "only addresses that begin with http:// or https:// are")
+        raise _refusal(url, "only addresses that begin with http:// or https:// are")
     scheme, authority, rest = found[1].lower(), found[2], found[3]
     if "@" in authority:
-        raise _refused(url, "it holds a user name; leave out everything up to the '@'")
+        raise _refusal(url, "it holds a user name; leave out everything up to the '@'")
     parts = AUTHORITY.fullmatch(authority)
     if parts is None:
-        raise _refused(url, "it has no host that could be understood")
+        raise _refusal(url, "it has no host that could be understood")
     port = int(parts[2]) if parts[2] else PORTS[scheme]
     if not 0 < port <= MAX_PORT:
-        raise _refused(url, f"{port} is not a port")
+        raise _refusal(url, f"{port} is not a port")
     path = quote(rest if rest.startswith("/") else f"/{rest}", safe=SAFE)
-    return Target(scheme, _host(parts[1], url), port, path)
+    return UrlTarget(scheme, _host(parts[1], url), port, path)
 
 
 def _host(text: str, url: str) -> str:
     if text.startswith("["):
         address = numeric_address(text[1:-1])
         if address is None or address.version != IPV6:
-            raise _refused(url, "the brackets hold no IPv6 address")
+            raise _refusal(url, "the brackets hold no IPv6 address")
         return str(address)
     name = _idna(text.removesuffix("."), url)
     labels = name.split(".")
     if not all(LABEL.fullmatch(label) for label in labels) or len(name) > HOST_CHARS:
-        raise _refused(url, "its host holds characters that host names do not have")
+        raise _refusal(url, "its host holds characters that host names do not have")
     if NUMERIC_LABEL.fullmatch(labels[-1]):
         if text != name or numeric_address(text) is None:
-            raise _refused(url, "write IPv4 addresses as four decimal numbers, such as 192.0.2.1")
+            raise _refusal(url, "write IPv4 addresses as four decimal numbers, such as 192.0.2.1")
         return text
     if name == "localhost" or name.endswith(".localhost"):
-        raise _refused(url, "localhost is this machine")
+        raise _refusal(url, "localhost is this machine")
     return name
 
 
@@ -200,10 +200,10 @@ def _idna(name: str, url: str) -> str:
     try:
         return idna.encode(name, uts46=True, std3_rules=True).decode("ascii").lower()
     except (idna.IDNAError, UnicodeError):
-        raise _refused(url, "its host is no international host name") from None
+        raise _refusal(url, "its host is no international host name") from None
 
 
-def joined(base: Target, location: str) -> Target:
+def joined(base: UrlTarget, location: str) -> UrlTarget:
     """
     Return where a redirect leads.
 
@@ -211,11 +211,11 @@ def joined(base: Target, location: str) -> Target:
         BlockedAddress: when that is not a plain http or https address.
     """
     if any(c <= " " or c in {"\x7f", "\\"} for c in location.strip(" ")):
-        raise _refused(location, "the redirect holds a blank, a control character or a backslash")
+        raise _refusal(location, "the redirect holds a blank, a control character or a backslash")
     try:
         return parse_url(urljoin(base.url, location.strip(" ")))
     except ValueError:
-        raise _refused(location, "the redirect is not an address") from None
+        raise _refusal(location, "the redirect is not an address") from None
 
 
 class AllowList:
@@ -258,7 +258,7 @@ class AllowList:
         else:
             self._exact.add((target.host, port))
 
-    def check(self, target: Target) -> None:
+    def check(self, target: UrlTarget) -> None:
         """
         Refuse a host or port that is not allowed.
 
@@ -272,8 +272,8 @@ class AllowList:
         if not self._public and not self._below.isdisjoint(below):
             return
         if target.port not in self._ports:
-            raise _refused(target.url, f"port {target.port} is not among the ports that may be used")
+            raise _refusal(target.url, f"port {target.port} is not among the ports that may be used")
         any_port = [(names, None) for names, _ in below]
         if self._public or (target.host, None) in self._exact or not self._below.isdisjoint(any_port):
             return
-        raise _refused(target.url, f"the host {target.host!r} is not among those that may be fetched from")
+        raise _refusal(target.url, f"the host {target.host!r} is not among those that may be fetched from")

@@ -8,11 +8,11 @@ from contextlib import closing
 from typing import Any
 
 from stepengine.system import calls
-from stepengine.system.calls import FOLDER, Entry, Fd
+from stepengine.system.calls import FOLDER, Fd, FolderEntry
 from stepengine.system.threads import CancelSignal
 from stepengine.system.whole_files import TEMPORARY
 
-__all__ = ("TEMPORARY", "Budget", "walk")
+__all__ = ("TEMPORARY", "WalkBudget", "walk")
 
 LIST_ENTRIES = 20_000
 LIST_SECONDS = 10.0
@@ -20,7 +20,7 @@ LIST_SECONDS = 10.0
 DEPTH = 100
 
 
-class Budget:
+class WalkBudget:
     """
     How far a walk may go.
 
@@ -60,9 +60,9 @@ def walk(
     holds: Callable[[Fd], bool],
     fd: Fd,
     parts: tuple[str, ...],
-    budget: Budget,
+    budget: WalkBudget,
     enter: Callable[[tuple[str, ...], Fd], bool],
-) -> Generator[tuple[tuple[str, ...], Entry], None, None]:
+) -> Generator[tuple[tuple[str, ...], FolderEntry], None, None]:
     """
     Yield the entries below an open folder, folders before what they hold, names in order.
 
@@ -97,7 +97,7 @@ def walk(
 
 
 def _below(
-    holds: Callable[[Fd], bool], at: tuple[Fd, str], place: tuple[str, ...], budget: Budget, enter: Any
+    holds: Callable[[Fd], bool], at: tuple[Fd, str], place: tuple[str, ...], budget: WalkBudget, enter: Any
 ) -> Generator[Any, None, None]:
     try:
         inner = calls.open_at(at[1], FOLDER, at[0])

@@ -106,7 +106,7 @@ class Worker:
         self.sink = sink
         self.lock = threading.Lock()
         self.open: dict[int, int] = {}
-        self.children: dict[int, Child] = {}
+        self.children: dict[int, ChildProcess] = {}
         self.private: list[str] = []
         self.atomic: dict[str, Any] = {}
 
@@ -372,7 +372,7 @@ class Worker:
                 raise
             finally:
                 os.umask(old)
-        child = self.children[number] = Child(self, number, made, (out, err, line.detach()), log)
+        child = self.children[number] = ChildProcess(self, number, made, (out, err, line.detach()), log)
         threading.Thread(target=child.pump, daemon=True).start()
         return {}
 
@@ -440,7 +440,7 @@ def marked(mark: Any) -> Iterator[int]:
                         yield int(name)
 
 
-class Child:
+class ChildProcess:
     """A program that was started, and what it prints."""
 
     def __init__(self, worker: Worker, number: Any, popen: subprocess.Popen[bytes], fds: Any, log: Any) -> None:

@@ -457,9 +457,9 @@ class Workspace:
         kept: Container | None = None,
         again: Callable[[str], Workspace] | None = None,
     ) -> Workspace:
-        from stepengine.system.far import Elsewhere, Place
+        from stepengine.system.far import Elsewhere, RemotePlace
 
-        place = Place(
+        place = RemotePlace(
             name=name, argv=argv, env=_seen(env), limits=_limits(limits or {}), start=start, once=once, shown=shown or {},
             kept=kept, again=again,
         )  # fmt: skip

@@ -37,10 +37,10 @@ from stepengine.data.yields import (
     Yieldable,
 )
 from stepengine.errors import DataError, PerformError, StepEngineError
-from stepengine.machine.author import blamed
+from stepengine.machine.author import handler_error
 from stepengine.runtime.mail import misfit_of
 
-__all__ = ("NOTHING", "Place", "answer_to", "passed")
+__all__ = ("NOTHING", "HandlerPlace", "answer_to", "passed")
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 
@@ -55,7 +55,7 @@ MISFIT = " is no answer to "
 
 
 @frozen
-class Place:
+class HandlerPlace:
     """
     Where a handler stands when it is answered.
 
@@ -70,7 +70,7 @@ class Place:
     children: int = 0
 
 
-def answer_to(asked: Yieldable, answer: object, place: Place) -> StepResult:
+def answer_to(asked: Yieldable, answer: object, place: HandlerPlace) -> StepResult:
     """
     Return the ``StepResult`` that *answer* stands for when *asked* was yielded at *place*.
 
@@ -106,7 +106,7 @@ def passed(asked: object, value: object, now: datetime) -> datetime:
     return now if patience is None else now + timedelta(seconds=patience)
 
 
-def _gathered(asked: Parallel[Any], answer: object, place: Place) -> StepResult:
+def _gathered(asked: Parallel[Any], answer: object, place: HandlerPlace) -> StepResult:
     answers = _items(asked, answer)
     if len(answers) != len(asked.calls):
         raise _misfit(asked, answer, f"a list with one answer for each of its {len(asked.calls)} members")
@@ -114,7 +114,7 @@ def _gathered(asked: Parallel[Any], answer: object, place: Place) -> StepResult:
     return StepResult(place.state, tuple([v for v in value if isinstance(v, ToolResult)]), value=value)
 
 
-def _entry(asked: object, answer: object, place: Place) -> Any:
+def _entry(asked: object, answer: object, place: HandlerPlace) -> Any:
     """Return the entry of a member of a ``Parallel`` or ``Race``, in which an error is a value: that of what failed."""
     if not isinstance(answer, Exception):
         return _member(asked, answer, place)
@@ -131,7 +131,7 @@ def _as_known(error: Exception) -> StepEngineError:
     """Return *error* as the error of a child whose handler let it out."""
     if isinstance(error, StepEngineError):
         return error
-    known = blamed("the child's handler", error)
+    known = handler_error("the child's handler", error)
     known.__cause__ = error
     return known
 
@@ -145,26 +145,26 @@ def _as_performed(asked: Perform[Any], error: Exception) -> PerformError:
     return failed
 
 
-def _member(asked: Any, answer: Any, place: Place) -> Any:
+def _member(asked: Any, answer: Any, place: HandlerPlace) -> Any:
     """Return the value that *answer* stands for, as it is alone and among others."""
     if answer is NOTHING and type(asked) not in FINE_WITH_NOTHING:
         raise _misfit(asked, answer, FINE.get(type(asked), "a value"))
     return VALUES[type(asked)](asked, answer, place)
 
 
-def _answered(asked: Ask, answer: Any, _: Place) -> Any:
+def _answer_ask(asked: Ask, answer: Any, _: HandlerPlace) -> Any:
     question = Question("q1", asked.question, asked.options, asked.multi_select, allow_text=asked.allow_text)
     return answered(answer, question).value
 
 
-def _performed(_: object, answer: Any, __: Place) -> Any:
+def _performed(_: object, answer: Any, __: HandlerPlace) -> Any:
     return answer if isinstance(answer, PerformError) else freeze(answer)
 
 
 # --- what waits -------------------------------------------------------------------------------------------------------
 
 
-def _woke(asked: Sleep, answer: object, place: Place) -> datetime:
+def _woke(asked: Sleep, answer: object, place: HandlerPlace) -> datetime:
     """Return when a sleeper woke: when it was to, or when the test says."""
     if answer is NOTHING:
         due = place.now + timedelta(seconds=asked.seconds or 0)
@@ -174,7 +174,7 @@ def _woke(asked: Sleep, answer: object, place: Place) -> datetime:
     raise _misfit(asked, answer, f"nothing, or a date with a time zone that is not before {place.now.isoformat()}")
 
 
-def _received(asked: Receive[Any], answer: Any, _: Place) -> Any:
+def _received(asked: Receive[Any], answer: Any, _: HandlerPlace) -> Any:
     if answer is None:
         if asked.timeout is None:
             raise _misfit(asked, answer, "a message, since it has no timeout")
@@ -186,7 +186,7 @@ def _received(asked: Receive[Any], answer: Any, _: Place) -> Any:
     return message
 
 
-def _started(asked: Start[Any], answer: Any, place: Place) -> Any:
+def _answer_start(asked: Start[Any], answer: Any, place: HandlerPlace) -> Any:
     """Return references to the children, made up where the test gives none."""
     if answer is NOTHING:
         numbers = range(place.children, place.children + len(asked.calls))
@@ -203,12 +203,12 @@ def _started(asked: Start[Any], answer: Any, place: Place) -> Any:
     return given[0] if len(given) == 1 else tuple(given)
 
 
-def _waited(asked: Wait[Any], answer: object, _: Place) -> Waited[Any]:
+def _answer_wait(asked: Wait[Any], answer: object, _: HandlerPlace) -> Waited[Any]:
     if isinstance(answer, Waited):
         waited: Waited[Any] = answer
     else:
         given = _by_ref(asked, answer)
-        done = tuple([_ended(ref, came, asked) for ref, came in given.items()])
+        done = tuple([_end_of_child(ref, came, asked) for ref, came in given.items()])
         waited = Waited(done, tuple([ref for ref in asked.refs if ref not in given]))
     ids = [*[child.run_id for child in waited.done], *[ref.id for ref in waited.open]]
     if sorted(ids) != sorted([ref.id for ref in asked.refs]):
@@ -232,7 +232,7 @@ def _by_ref(asked: Wait[Any], answer: Any) -> Mapping[ChildRef[Any], Any]:
     return dict(zip(asked.refs, answers, strict=True))
 
 
-def _ended(ref: ChildRef[Any], answer: object, asked: object) -> ChildResult[Any]:
+def _end_of_child(ref: ChildRef[Any], answer: object, asked: object) -> ChildResult[Any]:
     """Return how a child in the background ended."""
     if isinstance(answer, Exception):
         return ChildResult(agent_id=ref.agent_id, run_id=ref.id, status=RunStatus.FAILED, error=_as_known(answer))
@@ -241,18 +241,18 @@ def _ended(ref: ChildRef[Any], answer: object, asked: object) -> ChildResult[Any
     return attrs.evolve(_child(asked, ref.agent_id, answer), run_id=ref.id)
 
 
-def _told(asked: Tell, answer: object, _: Place) -> bool:
+def _answer_tell(asked: Tell, answer: object, _: HandlerPlace) -> bool:
     return True if answer is NOTHING else bool(_of(bool, asked, answer))
 
 
-def _cancelled(asked: Cancel, answer: object, _: Place) -> ChildResult[Any]:
+def _cancelled(asked: Cancel, answer: object, _: HandlerPlace) -> ChildResult[Any]:
     ref = asked.ref
     if answer is NOTHING:
         return ChildResult(agent_id=ref.agent_id, run_id=ref.id, status=RunStatus.CANCELLED)
-    return _ended(ref, answer, asked)
+    return _end_of_child(ref, answer, asked)
 
 
-def _raced(asked: Race[Any], answer: Any, place: Place) -> tuple[int, Any]:
+def _raced(asked: Race[Any], answer: Any, place: HandlerPlace) -> tuple[int, Any]:
     is_pair = isinstance(answer, list | tuple) and len(answer) == 2  # noqa: PLR2004
     if not is_pair or type(answer[0]) is not int or not 0 <= answer[0] < len(asked.members):
         raise _misfit(asked, answer, FINE[Race])
@@ -262,7 +262,7 @@ def _raced(asked: Race[Any], answer: Any, place: Place) -> tuple[int, Any]:
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
-def _tool_result(asked: ToolCall, answer: object, _: Place) -> ToolResult:
+def _tool_result(asked: ToolCall, answer: object, _: HandlerPlace) -> ToolResult:
     result = _block_result(answer)
     return result if result.tool_name else attrs.evolve(result, tool_name=asked.tool)
 
@@ -281,7 +281,7 @@ def _child(asked: object, agent_id: str, answer: object) -> ChildResult[Any]:
     return ChildResult(agent_id=agent_id, output=answer, text=answer if isinstance(answer, str) else "")
 
 
-def _stepped(asked: object, answer: object, place: Place) -> StepResult:
+def _stepped(asked: object, answer: object, place: HandlerPlace) -> StepResult:
     state = place.state
     if answer is NOTHING:
         return StepResult(state, steps_complete=asked is Sentinel.STEP_ALL)
@@ -318,39 +318,39 @@ def _misfit(asked: object, answer: object, fine: str) -> DataError:
     return DataError(f"{answer!r}{MISFIT}{asked!r}; send {fine}, or a StepResult")
 
 
-def _called(asked: ToolCall, answer: object, place: Place) -> StepResult:
+def _answer_tool_call(asked: ToolCall, answer: object, place: HandlerPlace) -> StepResult:
     return StepResult(place.state, (_member(asked, answer, place),))
 
 
-def _said(asked: StepText, answer: object, place: Place) -> StepResult:
+def _answer_step_text(asked: StepText, answer: object, place: HandlerPlace) -> StepResult:
     return StepResult(place.state, tuple([_block_result(r) for r in _items(asked, answer, empty=True)]))
 
 
-def _candidates(asked: GenerateN, answer: object, place: Place) -> StepResult:
+def _candidates(asked: GenerateN, answer: object, place: HandlerPlace) -> StepResult:
     return StepResult(place.state, n_responses=tuple([_of(str, asked, t) for t in _items(asked, answer)]))
 
 
-STEPS: Mapping[type, Callable[[Any, Any, Place], StepResult]] = {
+STEPS: Mapping[type, Callable[[Any, Any, HandlerPlace], StepResult]] = {
     Sentinel: _stepped,
     StepWith: _stepped,
-    StepText: _said,
+    StepText: _answer_step_text,
     GenerateN: _candidates,
-    ToolCall: _called,
+    ToolCall: _answer_tool_call,
     Parallel: _gathered,
 }
 """What is sent for what has more than a value."""
 
-VALUES: Mapping[type, Callable[[Any, Any, Place], Any]] = {
+VALUES: Mapping[type, Callable[[Any, Any, HandlerPlace], Any]] = {
     ToolCall: _tool_result,
     AgentCall: lambda asked, answer, _: _child(asked, asked.agent_id, answer),
     Perform: _performed,
-    Ask: _answered,
+    Ask: _answer_ask,
     Complete: lambda asked, answer, _: _reply(asked, answer),
     Sleep: _woke,
     Receive: _received,
-    Start: _started,
-    Wait: _waited,
-    Tell: _told,
+    Start: _answer_start,
+    Wait: _answer_wait,
+    Tell: _answer_tell,
     Cancel: _cancelled,
     Race: _raced,
 }

@@ -31,7 +31,7 @@ MAX_BEFORE_END = 4
 
 
 @attrs.define
-class _Child:
+class _BackstageChild:
     """One child in the background: what it is started with, and how it ended once it has."""
 
     plan: RunPlan
@@ -105,7 +105,7 @@ class Backstage:
         self._run = run
         self._letters = letters
         self._draw = draw
-        self._children: dict[str, _Child] = {}
+        self._children: dict[str, _BackstageChild] = {}
         self.order: list[str] = []
         self.cut: dict[str, int] = {}
 
@@ -116,7 +116,7 @@ class Backstage:
 
     def start(self, plan: RunPlan, state: AgentState) -> ChildRef[Any]:
         """Start a child, which runs once somebody waits for it."""
-        self._children.setdefault(plan.path, _Child(plan, state))
+        self._children.setdefault(plan.path, _BackstageChild(plan, state))
         return ChildRef(plan.run_id, plan.definition.id, plan.path)
 
     def planned(self, path: str) -> tuple[RunPlan, AgentState]:
@@ -172,15 +172,15 @@ class Backstage:
         is_impatient = effect.timeout is not None and random.random() < IMPATIENCE
         enough = random.randrange(max(1, effect.need)) if is_impatient else random.randint(effect.need, len(paths))
         for path in paths:
-            if len(self._done(paths)) < enough:
+            if len(self._finished_among(paths)) < enough:
                 self._end(path)
         stop = self.stopped()
         if stop is not None:
             return stop
-        done = self._done(paths)
+        done = self._finished_among(paths)
         if len(done) < effect.need and effect.timeout is None:
             return Stop("suspended", now)
-        return self._found(effect.children, done, now)
+        return self._await_outcome(effect.children, done, now)
 
     def ended(self, item: Item, now: int) -> Single:
         """Return how children end that are ended: some had come to their end before, some come a little further."""
@@ -189,13 +189,13 @@ class Backstage:
             if self._children[path].result is None:
                 self.cut[path] = self._random(item, path).randrange(MAX_BEFORE_END)
                 self._end(path)
-        return self.stopped() or self._found(effect.children, self._done(effect.children), now)
+        return self.stopped() or self._await_outcome(effect.children, self._finished_among(effect.children), now)
 
-    def _done(self, paths: Sequence[str]) -> list[str]:
+    def _finished_among(self, paths: Sequence[str]) -> list[str]:
         found = [path for path in paths if self._children[path].result is not None]
         return sorted(found, key=self.order.index)
 
-    def _found(self, paths: Sequence[str], done: Sequence[str], now: int) -> Single:
+    def _await_outcome(self, paths: Sequence[str], done: Sequence[str], now: int) -> Single:
         left = [path for path in paths if path not in done]
         return Value(Awaited(tuple(done), tuple(left), {path: self._children[path].result for path in done}), now)
 

@@ -24,7 +24,7 @@ from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.usage import Usage
 from stepengine.errors import AgentError
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.runtime.limits import Gate, Ledgers, Meter, Refusals
+from stepengine.runtime.limits import Ledgers, LimitGate, Refusals, UsageMeter
 from stepengine.runtime.performer import IO, Item, Middleware, Performer
 from stepengine.runtime.performing import NOTHING
 from stepengine.runtime.sizes import expected_tokens
@@ -148,9 +148,9 @@ class Budgets:
         self._io = _Unheard(ended)
         self._refusals = Refusals()
         self._ledgers = Ledgers()
-        gate = Gate(_Acting(happens), self._refusals, now)
+        gate = LimitGate(_Acting(happens), self._refusals, now)
         self._recording = recording(gate)
-        self._meter = Meter(self._recording, self._refusals, self._ledgers, _price)
+        self._meter = UsageMeter(self._recording, self._refusals, self._ledgers, _price)
         self._nodes: dict[str, _Node] = {}
         self._held: dict[tuple[str, int], int] = {}
 
@@ -193,7 +193,7 @@ class Budgets:
                 self._admitted(path, effect)
             elif isinstance(effect, Spawn):
                 together[effect.tool_call_id] += 1
-                self._started(path, effect, together[effect.tool_call_id])
+                self._count_start(path, effect, together[effect.tool_call_id])
 
     def run(self, item: Item) -> Single:
         """Run a child in the background; what it uses counts when it does."""
@@ -205,7 +205,7 @@ class Budgets:
         outcome: Single = at_once(self._meter.perform(Item(run.plan.path, effect, run.plan, gather), self._io))
         at = (run.plan.path, effect.seq)
         if at in self._held:
-            used = _used(outcome)
+            used = _used_tokens(outcome)
             held = self._release(at)
             for node in self._lineage(at[0]):
                 node.tokens += held if used is None else used
@@ -249,7 +249,7 @@ class Budgets:
             node.reserved -= tokens
         return tokens
 
-    def _started(self, path: str, effect: Spawn, together: int) -> None:
+    def _count_start(self, path: str, effect: Spawn, together: int) -> None:
         depth = path.count(".") + 1 + bool(path)
         nodes = [*self._lineage(path)]
         for node in nodes:
@@ -293,7 +293,7 @@ class _Node:
         return min(bounds, default=None)
 
 
-def _used(outcome: Single) -> int | None:
+def _used_tokens(outcome: Single) -> int | None:
     """Return what a model call used; ``None`` when nobody said it."""
     if isinstance(outcome, Value) and isinstance(outcome.value, ModelReply):
         return None if outcome.value.usage is None else outcome.value.usage.total_tokens

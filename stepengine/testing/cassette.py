@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import attrs
 
 from stepengine.data.frozen import frozen
-from stepengine.data.json import ABSENT, Difference, differences, parting
+from stepengine.data.json import ABSENT, JsonDifference, differences, parting
 from stepengine.errors import DataError
 from stepengine.redaction import Redactor
 from stepengine.system.after_fork import Lock
@@ -43,9 +43,9 @@ __all__ = (
     "CassetteMiss",
     "CassetteUnused",
     "Key",
-    "Known",
+    "KnownRequest",
     "Matcher",
-    "Place",
+    "RequestPlace",
     "Situation",
     "Slot",
     "describe_miss",
@@ -61,7 +61,7 @@ PORTS = {"http": 80, "https": 443}
 
 
 @frozen
-class Place:
+class RequestPlace:
     """Where a request goes: everything of its URL that counts."""
 
     scheme: str
@@ -76,16 +76,16 @@ class Place:
         return f"{self.scheme}://{self.host}:{self.port}"
 
 
-def place_of(url: str) -> Place:
+def place_of(url: str) -> RequestPlace:
     """Return the place of *url*, with query pairs sorted and secret values replaced."""
     parts = urlsplit(clean_url(url))
     query = tuple(sorted(parse_qsl(parts.query, keep_blank_values=True)))
-    return Place(
+    return RequestPlace(
         parts.scheme, parts.hostname or "", parts.port or PORTS.get(parts.scheme), unquote(parts.path) or "/", query
     )
 
 
-def _stored(_: object, __: object, names: tuple[str, ...]) -> None:
+def _check_kept_headers(_: object, __: object, names: tuple[str, ...]) -> None:
     for name in names:
         if name.lower() not in KEPT_REQUEST_HEADERS:
             msg = f"the header {name!r} is never stored, so it cannot be matched; stored are {sorted(KEPT_REQUEST_HEADERS)}"
@@ -103,7 +103,7 @@ class Matcher:
     """
 
     ignore: tuple[str, ...] = ()
-    match_headers: tuple[str, ...] = attrs.field(default=(), validator=_stored)
+    match_headers: tuple[str, ...] = attrs.field(default=(), validator=_check_kept_headers)
 
     def key(self, request: RecordedRequest) -> Key:
         """Return the key of a cleaned *request*."""
@@ -191,11 +191,11 @@ class Candidate:
 
     index: int
     used: bool
-    differences: tuple[Difference, ...]
+    differences: tuple[JsonDifference, ...]
 
 
 @frozen
-class Known:
+class KnownRequest:
     """A recorded request, cleaned, with its key and whether it is used."""
 
     request: RecordedRequest
@@ -219,7 +219,7 @@ class Situation:
 
     source: str
     exists: bool
-    recorded: Sequence[Known]
+    recorded: Sequence[KnownRequest]
     matcher: Matcher
     hint: str | None = None
     mode: str = "none"
@@ -265,7 +265,7 @@ def nearest(request: RecordedRequest, at: Situation) -> tuple[Candidate, ...]:
     return tuple(sorted(found, key=lambda c: (len(c.differences), c.used, c.index))[:MAX_CANDIDATES])
 
 
-def _in_body(recorded: object, now: object) -> list[Difference]:
+def _in_body(recorded: object, now: object) -> list[JsonDifference]:
     return [each._replace(pointer=each.pointer or "(body)") for each in differences(recorded, now)]
 
 
@@ -273,10 +273,10 @@ def _query(recorded: Any, now: Any) -> Any:
     return differences(dict(recorded), dict(now), "?query") if recorded != now else ()
 
 
-def _headers(recorded: RecordedRequest, now: RecordedRequest, at: Situation) -> list[Difference]:
+def _headers(recorded: RecordedRequest, now: RecordedRequest, at: Situation) -> list[JsonDifference]:
     names = [n.lower() for n in at.matcher.match_headers]
     pairs = [(n, recorded.header(n), now.header(n)) for n in names]
-    return [Difference(f"header {n}", a or ABSENT, b or ABSENT) for n, a, b in pairs if a != b]
+    return [JsonDifference(f"header {n}", a or ABSENT, b or ABSENT) for n, a, b in pairs if a != b]
 
 
 def describe_miss(request: RecordedRequest, at: Situation, reason: str, candidates: Sequence[Candidate]) -> str:
@@ -303,12 +303,15 @@ def describe_miss(request: RecordedRequest, at: Situation, reason: str, candidat
     return "\n".join(lines)
 
 
-def _field(difference: Difference) -> str:
-    recorded, now = _shown(difference.recorded, difference.now), _shown(difference.now, difference.recorded)
+def _field(difference: JsonDifference) -> str:
+    recorded, now = (
+        _window_on_difference(difference.recorded, difference.now),
+        _window_on_difference(difference.now, difference.recorded),
+    )
     return f"    {difference.pointer:<{POINTER_WIDTH}} recorded {recorded:<{RECORDED_WIDTH}} now {now}"
 
 
-def _shown(value: object, other: object) -> str:
+def _window_on_difference(value: object, other: object) -> str:
     """Return *value* as JSON, cut to a window that begins shortly before it and *other* part ways."""
     if value is ABSENT:
         return repr(ABSENT)
@@ -347,7 +350,7 @@ def _cause(request: RecordedRequest, at: Situation, reason: str, candidates: Seq
     return _body_cause(request, candidates[0].differences) if candidates else "another body"
 
 
-def _body_cause(request: RecordedRequest, found: Sequence[Difference]) -> str:
+def _body_cause(request: RecordedRequest, found: Sequence[JsonDifference]) -> str:
     if not found:
         return "another body"
     first = found[0].pointer
@@ -418,7 +421,7 @@ class Slot:
     """
 
     interaction: Interaction | None = None
-    asked: Known | None = None
+    asked: KnownRequest | None = None
     used: bool = False
     secrets: dict[str, str] = attrs.field(factory=dict, repr=False)
 
@@ -532,7 +535,7 @@ class Cassette:
         request = Cleaner(slot.secrets, base=self.redactor).request(interaction.request)
         key = self._matcher.key(request)
         with self._lock:
-            slot.interaction, slot.asked = interaction, Known(request, key, used=False)
+            slot.interaction, slot.asked = interaction, KnownRequest(request, key, used=False)
             self._waiting.setdefault(key, deque()).append(slot)
             self._last[key] = slot
 
@@ -572,7 +575,7 @@ class Cassette:
             msg = "this cassette has no path; give one to save()"
             raise DataError(msg)
         cleaner = Cleaner(dict(self._secrets), base=self.redactor)
-        kept = [_cleaned(i, cleaner) for i in self.interactions if i.complete or allow_partial]
+        kept = [_clean_interaction(i, cleaner) for i in self.interactions if i.complete or allow_partial]
         data = dump_cassette(kept)
         for index, interaction in enumerate(parse_cassette(data, str(target))):
             _refuse_secrets(interaction, cleaner, f"{target}: interactions[{index}]")
@@ -602,7 +605,7 @@ class Cassette:
         return miss
 
 
-def _cleaned(interaction: Interaction, cleaner: Cleaner) -> Interaction:
+def _clean_interaction(interaction: Interaction, cleaner: Cleaner) -> Interaction:
     request, response = cleaner.request(interaction.request), cleaner.response(interaction.response)
     return attrs.evolve(interaction, request=request, response=response)
 

@@ -156,7 +156,7 @@ def parse_cassette(data: bytes, source: str) -> tuple[Interaction, ...]:
     if tree.get("version", 1) != 1:
         msg = f"{source} has cassette version {tree['version']!r}; this reads version 1"
         raise DataError(msg)
-    _known(tree, TOP_KEYS, source, "$")
+    _refuse_unknown_keys(tree, TOP_KEYS, source, "$")
     return tuple([_read_interaction(item, source, index) for index, item in enumerate(tree["interactions"])])
 
 
@@ -234,12 +234,12 @@ def _within(count: int, limit: int, what: str, event: Any, source: str) -> None:
 def _read_interaction(item: Any, source: str, index: int) -> Interaction:
     at = f"interactions[{index}]"
     _mapping(item, source, at)
-    _known(item, INTERACTION_KEYS, source, at)
+    _refuse_unknown_keys(item, INTERACTION_KEYS, source, at)
     request, response = item.get("request"), item.get("response")
     _mapping(request, source, f"{at}.request")
-    _known(request, REQUEST_KEYS, source, f"{at}.request")
+    _refuse_unknown_keys(request, REQUEST_KEYS, source, f"{at}.request")
     _mapping(response, source, f"{at}.response")
-    _known(response, RESPONSE_KEYS, source, f"{at}.response")
+    _refuse_unknown_keys(response, RESPONSE_KEYS, source, f"{at}.response")
     extras = item.get("x_stepengine") or {}
     _mapping(extras, source, f"{at}.x_stepengine")
     status, reason = _status(response.get("status"), source, f"{at}.response.status")
@@ -268,7 +268,7 @@ def _read_body(message: dict[str, object], source: str, at: str, *, bare: bool) 
     if isinstance(body, dict) and "type" in body:
         return _typed_body(body, source, at)
     if isinstance(body, dict) and not bare:
-        _known(body, {"string"}, source, at)
+        _refuse_unknown_keys(body, {"string"}, source, at)
         body, bare, at = body.get("string"), True, f"{at}.string"
     if body is None:
         return b"", True
@@ -282,7 +282,7 @@ def _read_body(message: dict[str, object], source: str, at: str, *, bare: bool) 
 
 
 def _typed_body(body: dict[str, object], source: str, at: str) -> tuple[bytes, bool]:
-    _known(body, {"type", "content"}, source, at)
+    _refuse_unknown_keys(body, {"type", "content"}, source, at)
     content = body.get("content")
     match body["type"]:
         case "none":
@@ -364,7 +364,7 @@ def _mapping(value: Any, source: str, at: str) -> None:
         raise _misfit(value, "a mapping", source, at)
 
 
-def _known(value: dict[str, object], known: set[str], source: str, at: str) -> None:
+def _refuse_unknown_keys(value: dict[str, object], known: set[str], source: str, at: str) -> None:
     for key in value:
         if key not in known:
             msg = f"{source}: {at} has the unknown key {key!r}; known are {sorted(known)}"

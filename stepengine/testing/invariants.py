@@ -323,7 +323,7 @@ class Watched:
         kinds = set()
         for effect, outcome in zip(effects, outcomes, strict=True):
             kinds.add(type(outcome).__name__)
-            self._counted(effect, outcome)
+            self._count_outcome(effect, outcome)
             if isinstance(outcome, Stop):
                 self._stop = outcome
                 continue
@@ -343,7 +343,7 @@ class Watched:
         self._told.update(news)
         return [awaited.ended[path] for path in news]
 
-    def _counted(self, effect: Leaf, outcome: Single) -> None:
+    def _count_outcome(self, effect: Leaf, outcome: Single) -> None:
         child = outcome.child if isinstance(outcome, Stop) else getattr(outcome, "value", None)
         body = None if isinstance(outcome, Failure) else outcome.body
         if body is not None:

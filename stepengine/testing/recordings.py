@@ -272,11 +272,11 @@ class CassetteFixture(Cassette):
                 self.path.unlink()
             return False
         kept = [held for index, held in enumerate(self.interactions) if index not in dropped]
-        whole = self._joined([*kept, *self.fresh.interactions])
+        whole = self._join_cassette([*kept, *self.fresh.interactions])
         whole.save()
         return True
 
-    def _joined(self, interactions: Iterable[Interaction]) -> Cassette:
+    def _join_cassette(self, interactions: Iterable[Interaction]) -> Cassette:
         options = {n: v for n, v in self._options.items() if n not in ("command", "chunks", "keeps")}
         whole = Cassette(interactions, path=self.path, **options)
         # What one request kept secret must not stand in the reply to another.
@@ -311,11 +311,11 @@ class CassetteFixture(Cassette):
 def interactions_of(path: Path) -> tuple[Interaction, ...]:
     """Return what the file at *path* holds; a file that several tests read is parsed once."""
     status = path.stat()
-    return _parsed(path, status.st_mtime_ns, status.st_size)
+    return _parse_file(path, status.st_mtime_ns, status.st_size)
 
 
 @lru_cache(maxsize=MAX_SHARED)
-def _parsed(path: Path, changed: int, size: int) -> tuple[Interaction, ...]:  # noqa: ARG001 - another file is another key
+def _parse_file(path: Path, changed: int, size: int) -> tuple[Interaction, ...]:  # noqa: ARG001 - another file is another key
     from stepengine.testing.cassette_files import parse_cassette
 
     return tuple(parse_cassette(path.read_bytes(), str(path)))
@@ -416,18 +416,18 @@ class JournalFixture(Deciding):
             msg = (
                 f"{self.name} holds one run, and this is the second one of its test; give it a name: journal('second')"
             )
-            raise self._refused(msg)
+            raise self._note_problem(msg)
         if self.replaying and not self.existed:
             msg = (
                 f"there is no journal {self.name}, and in the mode {self.mode!r} nothing is recorded\n"
                 f"  to record it: {self._command} --stepengine-record=once"
             )
-            raise self._refused(msg)
-        self.begun = run = self._made(answers)
+            raise self._note_problem(msg)
+        self.begun = run = self._make_run(answers)
         run.raises = run.tells = True
         return run
 
-    def _made(self, answers: Mapping[str, AnswerLike] | None) -> JournaledRun:
+    def _make_run(self, answers: Mapping[str, AnswerLike] | None) -> JournaledRun:
         leeway = Leeway(may_leave=self.allow_unused)
         if self.existed and self.mode == "extend":
             # Who records a test anew wants what it does to happen, as when it was recorded first.
@@ -438,7 +438,7 @@ class JournalFixture(Deciding):
             return JournaledRun.replay(self, leeway=leeway)
         return JournaledRun.record(self, answers)
 
-    def _refused(self, message: str) -> AssertionError:
+    def _note_problem(self, message: str) -> AssertionError:
         problem = AssertionError(message)
         self.problem = self.problem or problem
         return problem
@@ -500,7 +500,7 @@ class JournalFixture(Deciding):
         """
         if self.misses:
             raise self.misses[0]
-        for one in [] if self.allow_unused or not self.replaying else self._left():
+        for one in [] if self.allow_unused or not self.replaying else self._unused_journals():
             msg = (
                 f"the test did not run the journal {shown_path(one)}: no run was given it as journal=\n"
                 "  delete the file when it is not needed any more, or mark the test with "
@@ -508,7 +508,7 @@ class JournalFixture(Deciding):
             )
             raise AssertionError(msg)
 
-    def _left(self) -> list[Path]:
+    def _unused_journals(self) -> list[Path]:
         """Return the journals of the test that no run was given, also those whose names the test does not say any more."""
         run = {one.path for one in (self, *self._others.values()) if one.begun is not None}
         folder, start = self.path.parent, f"{self.path.stem}."

@@ -24,7 +24,7 @@ MAX_SHOWN = 300
 
 
 @frozen
-class _Line:
+class _ScriptLine:
     """One line of a script: what shall be yielded, and what is sent for it."""
 
     expected: Any
@@ -94,10 +94,10 @@ def run_with(
     return walk.returned
 
 
-def _line(item: object, index: int) -> _Line:
+def _line(item: object, index: int) -> _ScriptLine:
     parts = item if isinstance(item, tuple) else (item,)
     if 1 <= len(parts) <= 2 and (isinstance(parts[0], YIELDABLES) or callable(parts[0])):  # noqa: PLR2004
-        return _Line(*parts)
+        return _ScriptLine(*parts)
     msg = (
         f"item {index} of the script is {item!r}; an item is (expected, reply) or expected alone, and expected is a "
         "yieldable, a class of them, or a function that says whether one fits"
@@ -105,19 +105,19 @@ def _line(item: object, index: int) -> _Line:
     raise DataError(msg)
 
 
-def _expect(walk: Walk, lines: list[_Line], index: int) -> None:
+def _expect(walk: Walk, lines: list[_ScriptLine], index: int) -> None:
     if walk.finished:
-        raise _failed(walk, lines, f"the handler returned {_short(walk.returned)} before its script was over")
+        raise _failure(walk, lines, f"the handler returned {_short(walk.returned)} before its script was over")
     if not lines[index].fits(walk.asked):
-        raise _failed(walk, lines, "the handler yielded something else")
+        raise _failure(walk, lines, "the handler yielded something else")
 
 
-def _expect_end(walk: Walk, lines: list[_Line]) -> None:
+def _expect_end(walk: Walk, lines: list[_ScriptLine]) -> None:
     if not walk.finished:
-        raise _failed(walk, lines, "the script is over, and the handler goes on")
+        raise _failure(walk, lines, "the script is over, and the handler goes on")
 
 
-def _answer(walk: Walk, line: _Line) -> None:
+def _answer(walk: Walk, line: _ScriptLine) -> None:
     reply = line.answer(walk.asked)
     if isinstance(reply, BaseException) and not _is_value(walk.asked, reply):
         walk.throw(reply)
@@ -130,21 +130,21 @@ def _is_value(asked: object, reply: BaseException) -> bool:
     return isinstance(asked, Perform) and isinstance(reply, PerformError)
 
 
-def _failed(walk: Walk, lines: list[_Line], what: str) -> AssertionError:
+def _failure(walk: Walk, lines: list[_ScriptLine], what: str) -> AssertionError:
     return AssertionError(f"{what}\n{_log(walk, lines)}")
 
 
-def _log(walk: Walk, lines: list[_Line]) -> str:
+def _log(walk: Walk, lines: list[_ScriptLine]) -> str:
     """Return the exchange: what went well, what was expected, what came, what is left."""
     done = walk.history
     told = [f"  {i}  {_short(e.asked)}\n     <- {_short(e.answer, of=lines[i])}" for i, e in enumerate(done)]
     shown = ["exchange so far:", *(told or ["  nothing"])]
     rest = lines[len(done) :]
-    expected = _named(rest[0].expected) if rest else "the end of the handler"
+    expected = _describe_expected(rest[0].expected) if rest else "the end of the handler"
     shown.append(f"expected at {len(done)}:\n  {expected}")
     where = f"   ({walk.location})" if walk.location else ""
     shown.append(f"came:\n  {_came(walk)}{where}")
-    shown += [f"  {i}  {_named(line.expected)}" for i, line in enumerate(rest[1:], len(done) + 1)]
+    shown += [f"  {i}  {_describe_expected(line.expected)}" for i, line in enumerate(rest[1:], len(done) + 1)]
     if len(rest) > 1:
         shown.insert(len(shown) - len(rest) + 1, "left after that:")
     return "\n".join(shown)
@@ -156,7 +156,7 @@ def _came(walk: Walk) -> str:
     return f"the handler returned {_short(walk.returned)}" if walk.finished else _short(walk.asked)
 
 
-def _named(expected: Any) -> str:
+def _describe_expected(expected: Any) -> str:
     if isinstance(expected, type):
         return f"any {expected.__name__}"
     if isinstance(expected, YIELDABLES):
@@ -168,7 +168,7 @@ def _name_of(function: Callable[..., object]) -> str:
     return getattr(function, "__qualname__", repr(function))
 
 
-def _short(value: object, of: _Line | None = None) -> str:
+def _short(value: object, of: _ScriptLine | None = None) -> str:
     """Return *value* in one line; an answer is shown as the script has it, since a ``StepResult`` holds a whole state."""
     if of is not None and not isinstance(value, BaseException) and not callable(of.reply):
         value = of.reply

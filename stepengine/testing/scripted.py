@@ -268,7 +268,7 @@ class ScriptedModel(Provider):
             return
         asked, written = len(self.calls), len(self._script)
         if asked < written:
-            rest = "".join(f"\n  {index}: {_shown(item)}" for index, item in enumerate(self.unused, asked))
+            rest = "".join(f"\n  {index}: {_describe_item(item)}" for index, item in enumerate(self.unused, asked))
             msg = f"{written - asked} of {written} scripted replies were not asked for:{rest}"
             raise AssertionError(msg)
         if asked > written:
@@ -356,7 +356,7 @@ def _message_text(message: Any) -> str:
     return _cut(message.text + calls)
 
 
-def _shown(item: object) -> str:
+def _describe_item(item: object) -> str:
     if type(item) is Failing:
         return f"failure({item.error!r})"
     return _message_text(item) if type(item) is ModelReply else repr(item)

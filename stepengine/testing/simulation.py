@@ -29,7 +29,7 @@ from stepengine.machine import Finished
 from stepengine.testing.faults import CRASHES, FAULTS, KINDS, MEANINGS, ON_RECORD, Drawn, Fault, Given, known
 from stepengine.testing.invariants import Violation, expect_same_end, name_of, refuse, shown
 from stepengine.testing.recorded import Record, Recorded
-from stepengine.testing.world import Canned, Invariant, Replies, Setting, World, stand_in
+from stepengine.testing.world import Canned, Invariant, Replies, SimulationSetting, World, stand_in
 from stepengine.tooling.spawning import BUILT_IN
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def simulate(
     said: Replies = () if history is not None and replies is None else replies
     catalog = _catalog(known, tools, {**_unlisted(known, history), **(results or {})})
     ids = tuple([definition.id for definition in catalog.definitions if definition is not agent])
-    setting = Setting(
+    setting = SimulationSetting(
         catalog=catalog,
         agent=agent,
         prompt=prompt,
@@ -197,16 +197,16 @@ def simulate(
         is_same_in_any_order=bool(orders),
     )
     if history is not None:
-        setting = _recorded(setting, history)
+        setting = _setting_from_record(setting, history)
     statuses: Counter[RunStatus] = Counter()
     happened: Counter[str] = Counter()
     runs = effects = 0
     for seed, due, order in _ordered(_worlds(setting, seeds, given, history), orders):
         world = World(setting, seed, due, order)
         try:
-            finished = _checked(setting, world)
+            finished = _run_checked(setting, world)
         except Violation as violation:
-            raise _told(setting, seed, world, violation) from None
+            raise _failure_of_seed(setting, seed, world, violation) from None
         runs += 1
         effects += len(world.records)
         statuses[finished.status] += 1
@@ -218,7 +218,7 @@ def simulate(
 
 
 def _worlds(
-    setting: Setting, seeds: Iterable[int] | None, given: Sequence[str | Fault], history: History | None
+    setting: SimulationSetting, seeds: Iterable[int] | None, given: Sequence[str | Fault], history: History | None
 ) -> Iterator[tuple[int, Drawn | Given]]:
     """Give the seed and the faults of each world."""
     if history is not None:
@@ -260,7 +260,7 @@ def _where_they_part(first: World, world: World) -> str:
     return "they ask for the same effects, and differ in what the handler makes of them"
 
 
-def _recorded(setting: Setting, history: History) -> Setting:
+def _setting_from_record(setting: SimulationSetting, history: History) -> SimulationSetting:
     """Return a setting in which the world says what was recorded, and the run starts as it did."""
     opening, head, canned, record = opening_of(history), history.head, setting.canned, Record(history)
 
@@ -284,7 +284,7 @@ def _unlisted(agents: Iterable[AgentDefinition], history: History | None) -> dic
     return dict.fromkeys([name for name in names if name not in own])
 
 
-def _on_record(setting: Setting, given: Sequence[str | Fault]) -> Iterator[tuple[int, Given]]:
+def _on_record(setting: SimulationSetting, given: Sequence[str | Fault]) -> Iterator[tuple[int, Given]]:
     """Give the worlds of a recorded run: none goes wrong, then one thing at each effect; of many such places some."""
     exact = [fault for fault in given if isinstance(fault, Fault)]
     kinds = [known(kind) for kind in given if isinstance(kind, str)]
@@ -326,7 +326,7 @@ def _catalog(agents: Sequence[AgentDefinition], tools: Iterable[ToolLike], resul
     return Catalog(agents, given.values(), Hooks(), Limits())
 
 
-def _checked(setting: Setting, world: World) -> Finished:
+def _run_checked(setting: SimulationSetting, world: World) -> Finished:
     """Run *world* to its end; when processes died on the way, compare with the same world in which none did (I11)."""
     finished = world.run()
     if world.resumed and not world.unknown:
@@ -338,7 +338,7 @@ def _checked(setting: Setting, world: World) -> Finished:
     return finished
 
 
-def _undisturbed(setting: Setting, world: World) -> Finished:
+def _undisturbed(setting: SimulationSetting, world: World) -> Finished:
     """Return how the run ends when no process dies; kept, since an exhaustive simulation asks for the same one again."""
     faults = tuple([fault for fault in world.happened if fault.kind not in CRASHES])
     key = (world.seed, faults, world.order)
@@ -348,7 +348,7 @@ def _undisturbed(setting: Setting, world: World) -> Finished:
     return setting.undisturbed[key]
 
 
-def _every(setting: Setting, given: Sequence[str | Fault]) -> Iterator[tuple[int, Given]]:
+def _every(setting: SimulationSetting, given: Sequence[str | Fault]) -> Iterator[tuple[int, Given]]:
     """Give every world of an exhaustive simulation: no fault, each kind at each effect, each two crashes."""
     exact = [fault for fault in given if isinstance(fault, Fault)]
     yield 0, Given(exact)
@@ -381,14 +381,14 @@ def _faults_of(seed: int, given: Sequence[str | Fault]) -> Drawn | Given:
 # --- what is told -------------------------------------------------------------------------------------------------------
 
 
-def _told(setting: Setting, seed: int, world: World, violation: Violation) -> SimulationFailed:
+def _failure_of_seed(setting: SimulationSetting, seed: int, world: World, violation: Violation) -> SimulationFailed:
     """Return the error for a seed that failed, with the fewest faults that still make it fail in the same way."""
     faults = tuple(world.happened)
     for size in range(len(faults) if len(faults) <= MAX_SHRUNK else 0):
         for fewer in itertools.combinations(faults, size):
             again = World(setting, seed, Given(fewer), world.order)
             try:
-                _checked(setting, again)
+                _run_checked(setting, again)
             except Violation as same:
                 if same.row == violation.row:
                     return _error(setting, seed, fewer, again, same)
@@ -396,7 +396,7 @@ def _told(setting: Setting, seed: int, world: World, violation: Violation) -> Si
 
 
 def _error(
-    setting: Setting, seed: int, faults: tuple[Fault, ...], world: World, violation: Violation
+    setting: SimulationSetting, seed: int, faults: tuple[Fault, ...], world: World, violation: Violation
 ) -> SimulationFailed:
     listed = "".join(f"\n  {fault!r}: {MEANINGS[fault.kind]}" for fault in faults) or " none, it fails without any"
     given = f"[{', '.join(map(repr, faults))}]" if faults else "()"

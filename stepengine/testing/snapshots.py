@@ -61,7 +61,7 @@ def tree_of(run: object, *, cost: bool = False) -> dict[str, Any]:
     return clean
 
 
-class _Text(SingleFileSnapshotExtension):
+class _TextSnapshot(SingleFileSnapshotExtension):
     """One text file per assertion; subclasses say what is shown of what was asserted, as JSON, and how it is written."""
 
     _write_mode = WriteMode.TEXT
@@ -86,7 +86,7 @@ class _Text(SingleFileSnapshotExtension):
         return _indented(value)
 
 
-class RunSnapshot(_Text):
+class RunSnapshot(_TextSnapshot):
     """A run as text; of a ``RunResult``, a journal, the path of one, or what ``tree_of`` gave."""
 
     file_extension = "run.md"
@@ -96,13 +96,13 @@ class RunSnapshot(_Text):
         return render(value)
 
 
-class RunJsonSnapshot(_Text):
+class RunJsonSnapshot(_TextSnapshot):
     """A run as indented JSON: ``assert result == run_snapshot(extension_class=RunJsonSnapshot)``."""
 
     file_extension = "run.json"
 
 
-class RequestSnapshot(_Text):
+class RequestSnapshot(_TextSnapshot):
     """
     The body of one request as it went over the wire, as indented JSON, its keys in their own order.
 
@@ -128,7 +128,7 @@ class RequestSnapshot(_Text):
             return clean_tree(text)
 
 
-class EventsSnapshot(_Text):
+class EventsSnapshot(_TextSnapshot):
     """The names and addresses of events in order, without deltas; of any iterable of events."""
 
     file_extension = "events.txt"

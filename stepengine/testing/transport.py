@@ -151,7 +151,7 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         if is_credential_exchange(recorded):
             return self.inner.handle_request(request)
         slot = self.cassette.reserve(known_secrets(recorded.headers))
-        return self._kept(self.inner.handle_request(request), recorded, slot)
+        return self._keep_response(self.inner.handle_request(request), recorded, slot)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Pass on the request of an async client."""
@@ -163,7 +163,7 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         if is_credential_exchange(recorded):
             return await self.inner.handle_async_request(request)
         slot = self.cassette.reserve(known_secrets(recorded.headers))
-        return self._kept(await self.inner.handle_async_request(request), recorded, slot)
+        return self._keep_response(await self.inner.handle_async_request(request), recorded, slot)
 
     def close(self) -> None:
         """Close the real transport."""
@@ -175,7 +175,7 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         if isinstance(self.inner, httpx2.AsyncBaseTransport):
             await self.inner.aclose()
 
-    def _kept(self, response: httpx2.Response, request: RecordedRequest, slot: Slot) -> httpx2.Response:
+    def _keep_response(self, response: httpx2.Response, request: RecordedRequest, slot: Slot) -> httpx2.Response:
         code = response.status_code
         if (code in NOT_RECORDED or code >= FIRST_SERVER_ERROR) and not self._record_errors:
             return response

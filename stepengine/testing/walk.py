@@ -32,13 +32,13 @@ from stepengine.errors import (
     ReplayDivergence,
 )
 from stepengine.machine.author import describe_yield, site
-from stepengine.machine.protocol import By, accepted, rows_for
+from stepengine.machine.protocol import By, names_of_yieldables, rows_for
 from stepengine.runtime.performer import computed
-from stepengine.testing.answering import NOTHING, Place, answer_to, passed
+from stepengine.testing.answering import NOTHING, HandlerPlace, answer_to, passed
 from stepengine.tooling.context import Belongings
 from stepengine.tooling.definition import Tool
 
-__all__ = ("Exchange", "Finished", "Handler", "Note", "Walk", "is_same_yield")
+__all__ = ("Exchange", "Handler", "HandlerNote", "HandlerReturned", "Walk", "is_same_yield")
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 
@@ -46,7 +46,7 @@ Handler: TypeAlias = "Callable[[StepContext], Generator[Any, Any, Any]] | AgentD
 
 
 @frozen
-class Finished:
+class HandlerReturned:
     """What ``Walk.asked`` is after the handler returned *value*."""
 
     value: Any = None
@@ -67,7 +67,7 @@ class Exchange:
 
 
 @frozen
-class Note:
+class HandlerNote:
     """
     What a handler said beside its yields.
 
@@ -126,7 +126,7 @@ class Walk:
         self._history: list[Exchange] = []
         self._error: BaseException | None = None
         self._waited_ms = self._children = 0
-        self.notes: list[Note] = []
+        self.notes: list[HandlerNote] = []
         steps, definition = _handler_of(handler, params)
         self._by: By = "tool" if isinstance(handler, Tool) else "handler"
         self._accepted = rows_for(self._by)
@@ -136,7 +136,7 @@ class Walk:
             params=_params_of(definition, params),
             agent_state=self.state,
             model=model or (definition.model if definition else None),
-            logger=_Notes(self.notes),
+            logger=_NoteLogger(self.notes),
             random=partial(Random, seed),
             created=now,
             elapsed=lambda: tick_ms * len(self._history) + self._waited_ms,
@@ -152,13 +152,13 @@ class Walk:
 
     @property
     def asked(self) -> Any:
-        """What the handler yielded last, or ``Finished(value)`` after it returned; ``None`` after it raised."""
+        """What the handler yielded last, or ``HandlerReturned(value)`` after it returned; ``None`` after it raised."""
         return self._asked
 
     @property
     def finished(self) -> bool:
         """Whether the handler has returned or raised."""
-        return self._error is not None or isinstance(self._asked, Finished)
+        return self._error is not None or isinstance(self._asked, HandlerReturned)
 
     @property
     def returned(self) -> object:
@@ -168,7 +168,7 @@ class Walk:
         Raises:
             AssertionError: when it has not.
         """
-        if isinstance(self._asked, Finished):
+        if isinstance(self._asked, HandlerReturned):
             return self._asked.value
         how = f"raised {self._error!r}" if self._error else f"waits at {self.location} with {self._asked!r}"
         msg = f"{self._name} has not returned: it {how}"
@@ -221,7 +221,7 @@ class Walk:
         """
         self._expect_open("send")
         now = self._context.now()
-        result = answer_to(self._asked, answer, Place(self.state, now, self._children))
+        result = answer_to(self._asked, answer, HandlerPlace(self.state, now, self._children))
         self._history.append(Exchange(self._asked, result))
         self.state = result.agent_state
         self._waited_ms += (passed(self._asked, result.value, now) - now) // timedelta(milliseconds=1)
@@ -283,7 +283,7 @@ class Walk:
             if type(asked) not in self._accepted:
                 asked = self._refuse(asked)
         except StopIteration as stop:
-            self._asked = Finished(stop.value)
+            self._asked = HandlerReturned(stop.value)
             self._kept.close()
         except BaseException as error:
             self._asked, self._error = None, error
@@ -301,7 +301,7 @@ class Walk:
         return self._steps.send(StepResult(self.state, value=freeze(outcome.value)))
 
     def _refuse(self, foreign: object) -> Any:
-        asked = self._steps.throw(describe_yield(self._name, foreign, self.location, accepted(self._by)))
+        asked = self._steps.throw(describe_yield(self._name, foreign, self.location, names_of_yieldables(self._by)))
         return asked if type(asked) in self._accepted else self._refuse(asked)
 
     def _expect_open(self, verb: str) -> None:
@@ -311,10 +311,10 @@ class Walk:
             raise AssertionError(msg)
 
 
-class _Notes:
+class _NoteLogger:
     """A ``RunLogger`` that keeps what it is told."""
 
-    def __init__(self, notes: list[Note]) -> None:
+    def __init__(self, notes: list[HandlerNote]) -> None:
         self._notes = notes
 
     def debug(self, message: str, /, **data: object) -> None:
@@ -330,12 +330,12 @@ class _Notes:
         self._keep("error", message, data)
 
     def _keep(self, kind: str, message: str, data: dict[str, object]) -> None:
-        self._notes.append(Note(kind, message, freeze(data) if data else None))
+        self._notes.append(HandlerNote(kind, message, freeze(data) if data else None))
 
 
-def _notify(notes: list[Note]) -> Callable[[str, Any], None]:
+def _notify(notes: list[HandlerNote]) -> Callable[[str, Any], None]:
     def notify(message: str, data: object = None) -> None:
-        notes.append(Note("notify", message, freeze(data)))
+        notes.append(HandlerNote("notify", message, freeze(data)))
 
     return notify
 

@@ -74,7 +74,7 @@ __all__ = (
     "Invariant",
     "Replies",
     "Saying",
-    "Setting",
+    "SimulationSetting",
     "World",
     "drawn",
     "stand_in",
@@ -256,7 +256,7 @@ It fails by returning ``False`` or raising an ``AssertionError``.
 
 
 @frozen(kw_only=True)
-class Setting:
+class SimulationSetting:
     """
     What all seeds have in common.
 
@@ -308,7 +308,7 @@ class World:
         lines: What happened, as text.
     """
 
-    def __init__(self, setting: Setting, seed: int, faults: Drawn | Given, order: int = 0) -> None:
+    def __init__(self, setting: SimulationSetting, seed: int, faults: Drawn | Given, order: int = 0) -> None:
         self._setting = setting
         self.seed = seed
         self.order = order
@@ -393,15 +393,15 @@ class World:
     def _process(self, run: JournaledRun) -> Finished:
         """Let one process work on the run, as an engine does: to its end, or until it dies."""
         try:
-            finished = self._started(run)
+            finished = self._start(run)
             ended: Finished = at_once(run.finish(finished))
         finally:
             run.close()
         self._expect_sound(run)
         return ended
 
-    def _started(self, run: JournaledRun) -> Finished:
-        from stepengine.engine.planning import Planner, Request, with_prompt
+    def _start(self, run: JournaledRun) -> Finished:
+        from stepengine.engine.planning import Planner, RunRequest, with_prompt
         from stepengine.models import Models
 
         setting, opening, models = self._setting, run.opening, Models.of(_anything())
@@ -421,11 +421,11 @@ class World:
         )
         agent = setting.catalog.find(setting.agent)
         prompt, params = (setting.prompt, setting.params) if opening is None else (opening.prompt, opening.params)
-        plan, state = planner.root(Request(agent=agent, prompt=prompt, params=params, run_id="run", **setting.more))
+        plan, state = planner.root(RunRequest(agent=agent, prompt=prompt, params=params, run_id="run", **setting.more))
         try:
             plan, state = run.start(plan, with_prompt(plan, state))
         except ReplayDivergence as error:
-            self._diverged(error)
+            self._refuse_divergence(error)
         self._services = run.wrap(Services(machine=run_agent, models=models, planner=planner.child))
         (recorder,) = self._services.middlewares
         self._budgets = Budgets(
@@ -512,7 +512,7 @@ class World:
         try:
             self._budgets.begin(run, members, effect if isinstance(effect, Gather) and len(members) > 1 else None)
         except ReplayDivergence as error:
-            self._diverged(error)
+            self._refuse_divergence(error)
         self._open |= {(run.plan.path, member.seq) for member in members}
         outcomes: tuple[Single, ...]
         if isinstance(effect, Gather):
@@ -611,9 +611,9 @@ class World:
 
     def _expect_sound(self, run: JournaledRun) -> None:
         if run.fatal is not None:
-            self._diverged(run.fatal)
+            self._refuse_divergence(run.fatal)
 
-    def _diverged(self, error: StepEngineError) -> NoReturn:
+    def _refuse_divergence(self, error: StepEngineError) -> NoReturn:
         refuse("I3", f"{self._when} {error.message}")
 
     @property
@@ -667,7 +667,9 @@ class World:
             return given_up(item, now)
         made = next((o for kind in kinds if (o := faulty(kind, effect, now)) is not None), None)
         if made is None:
-            happens = BEHIND.get(type(effect)) or (World._started_run if isinstance(effect, RUNS) else World._said)
+            happens = BEHIND.get(type(effect)) or (
+                World._started_run if isinstance(effect, RUNS) else World._canned_outcome
+            )
             made = happens(self, item)
         made = turned(kinds, effect, made)
         heard = self._letters.inbox(*at)
@@ -686,7 +688,7 @@ class World:
         self.lines.append(f"{name_of(at):>8}  {shown(effect)}   !! {kind}")
         raise _Crash
 
-    def _said(self, item: Item) -> Single:
+    def _canned_outcome(self, item: Item) -> Single:
         return self._canned.outcome(item.path, item.effect, self._now - self._since)
 
     # --- what waits ---------------------------------------------------------------------------------------------------
@@ -701,7 +703,7 @@ class World:
             self._pass(item)
         return attrs.evolve(made, at=self._now - self._since)
 
-    def _waited(self, item: Item) -> Single:
+    def _wait(self, item: Item) -> Single:
         made = self.backstage.waited(item, self._now - self._since)
         if isinstance(made, Value) and len(made.value.done) < cast("AwaitRuns", item.effect).need:
             self._pass(item)
@@ -713,10 +715,10 @@ class World:
         patience = max(0, (effect.wakes or 0) - effect.asked)
         self._now = max(self._now, self._asked[item.path, effect.seq] + patience)
 
-    def _told(self, item: Item) -> Single:
+    def _tell(self, item: Item) -> Single:
         return Value(self.backstage.told(item), self._now - self._since)
 
-    def _ended(self, item: Item) -> Single:
+    def _end_children(self, item: Item) -> Single:
         return attrs.evolve(self.backstage.ended(item, 0), at=self._now - self._since)
 
     def _ran_behind(self, item: Item) -> Single:
@@ -734,9 +736,9 @@ class World:
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     def _started_run(self, item: Item) -> Single:
-        return self._spawned(item, item.effect) if isinstance(item.effect, Spawn) else self._called(item)
+        return self._spawn(item, item.effect) if isinstance(item.effect, Spawn) else self._call_body(item)
 
-    def _called(self, item: Item) -> Single:
+    def _call_body(self, item: Item) -> Single:
         """Run the body of a tool that yields."""
         effect = cast("CallBody", item.effect)
         try:
@@ -752,7 +754,7 @@ class World:
         runs = cast("Yielding", item.plan.tools[effect.tool_name].runs)
         return Value(finished.as_tool_result(runs), now, body=body)
 
-    def _spawned(self, item: Item, effect: Spawn) -> Single:
+    def _spawn(self, item: Item, effect: Spawn) -> Single:
         path = child_path(item.path, effect.seq)
         try:
             plan, state = self._services.planner(item.plan, effect, path)
@@ -823,9 +825,9 @@ def _is_unknown(outcome: Single) -> bool:
 BEHIND: Mapping[type[Leaf], Callable[[World, Item], Single]] = {
     AwaitTime: World._slept,  # noqa: SLF001 - it is the world's own table
     AwaitMessage: World._received,  # noqa: SLF001
-    AwaitRuns: World._waited,  # noqa: SLF001
-    TellRun: World._told,  # noqa: SLF001
-    EndRuns: World._ended,  # noqa: SLF001
+    AwaitRuns: World._wait,  # noqa: SLF001
+    TellRun: World._tell,  # noqa: SLF001
+    EndRuns: World._end_children,  # noqa: SLF001
     RunInBackground: World._ran_behind,  # noqa: SLF001
 }
 

@@ -74,7 +74,7 @@ AGENT = {
 ID = described(STRING, "The agent's id, as start_agents gave it.")
 
 
-class Started(Protocol):
+class StartedChildren(Protocol):
     """What a call knows of the children of its run."""
 
     @property
@@ -129,7 +129,7 @@ def _tool(
     return checked(spec, Driving(steps, reports))
 
 
-def _start(given: JsonDict, _: Started) -> Steps:
+def _start(given: JsonDict, _: StartedChildren) -> Steps:
     entries: list[Any] = []
     for agent in given["agents"]:
         kind = agent["agent_type"]
@@ -144,8 +144,8 @@ def _start(given: JsonDict, _: Started) -> Steps:
     return ToolResult.json(entries, status="error" if all_failed else "ok")
 
 
-def _wait(given: JsonDict, started: Started) -> Steps:
-    refs = _chosen(given.get("ids"), started)
+def _wait(given: JsonDict, started: StartedChildren) -> Steps:
+    refs = _select_children(given.get("ids"), started)
     if isinstance(refs, ToolResult):
         return refs
     if not refs:
@@ -158,8 +158,8 @@ def _wait(given: JsonDict, started: Started) -> Steps:
     return ToolResult.json({"done": done, "at_work": at_work})
 
 
-def _message(given: JsonDict, started: Started) -> Steps:
-    refs = _chosen([given["id"]], started)
+def _message(given: JsonDict, started: StartedChildren) -> Steps:
+    refs = _select_children([given["id"]], started)
     if isinstance(refs, ToolResult):
         return refs
     is_at_work = yield from Tell(refs[0], given["text"])
@@ -170,22 +170,22 @@ def _message(given: JsonDict, started: Started) -> Steps:
     )
 
 
-def _cancel(given: JsonDict, started: Started) -> Steps:
-    refs = _chosen([given["id"]], started)
+def _cancel(given: JsonDict, started: StartedChildren) -> Steps:
+    refs = _select_children([given["id"]], started)
     if isinstance(refs, ToolResult):
         return refs
     child: ChildResult[Any] = yield from Cancel(refs[0], given.get("reason", ""))
     return ToolResult.json({"id": refs[0].path, **shown_child(child)})
 
 
-def _list(_: JsonDict, started: Started) -> Steps:
+def _list(_: JsonDict, started: StartedChildren) -> Steps:
     at_work = set(started.at_work)
     entries: list[Any] = [{**_entry(ref), "at_work": ref in at_work} for ref in started.refs]
     return ToolResult.json({"agents": entries})
     yield  # a generator, as those of its siblings
 
 
-def _sleep(given: JsonDict, _: Started) -> Steps:
+def _sleep(given: JsonDict, _: StartedChildren) -> Steps:
     woke = yield from Sleep(timedelta(seconds=given["seconds"]))
     note = given.get("note", "")
     return ToolResult.text(f"It is {woke.isoformat(timespec='seconds')}." + (f" Your note: {note}" if note else ""))
@@ -195,7 +195,7 @@ def _entry(ref: ChildRef[Any]) -> dict[str, Any]:
     return {"id": ref.path, "agent_type": ref.agent_id}
 
 
-def _chosen(ids: Sequence[str] | None, started: Started) -> Sequence[ChildRef[Any]] | ToolResult:
+def _select_children(ids: Sequence[str] | None, started: StartedChildren) -> Sequence[ChildRef[Any]] | ToolResult:
     """Return the children that a model means, or the result that says which there are."""
     if ids is None:
         return started.at_work

@@ -75,11 +75,11 @@ def tool(
     """
     names = outer_names("stepengine.tooling")
     if fn is None:
-        return lambda function: _made(function, name, description, options, names)
-    return _made(fn, name, description, options, names)
+        return lambda function: _make_tool(function, name, description, options, names)
+    return _make_tool(fn, name, description, options, names)
 
 
-def _made(fn: Any, name: str | None, description: str | None, options: ToolOptions, names: Any) -> Tool:
+def _make_tool(fn: Any, name: str | None, description: str | None, options: ToolOptions, names: Any) -> Tool:
     if isinstance(fn, Tool):
         msg = f"{fn!r} is a tool already; @tool stands once above a function"
         raise DefinitionError(msg)

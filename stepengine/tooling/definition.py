@@ -37,7 +37,7 @@ from stepengine.tooling.depends import Overrides
 from stepengine.tooling.execution import bound_body, execute
 from stepengine.tooling.repair import Aliases, renamer, repairer
 from stepengine.tooling.schemas import SchemaInputs
-from stepengine.tooling.signatures import Body, Signature, body_of
+from stepengine.tooling.signatures import FunctionBody, Signature, body_of
 
 __all__ = ("Inputs", "Tool", "ToolOptions", "ToolPreview", "check_name", "decode_result")
 
@@ -133,7 +133,7 @@ OF_BODIES: Mapping[str, str] = {
 """What a tool that yields has no use for, and why."""
 
 
-def _shown(returned: Any, error: BaseException | None) -> ToolResult:
+def _result_of_body(returned: Any, error: BaseException | None) -> ToolResult:
     """Return the result of a tool that yields: of what its body returned, or the *error* that it ended with."""
     return as_result(returned) if error is None else ToolResult.error(error_text(error))
 
@@ -173,7 +173,7 @@ OPTIONS = {
 }
 
 
-def _checked(name: str, given: Mapping[str, object]) -> dict[str, Any]:
+def _check_options(name: str, given: Mapping[str, object]) -> dict[str, Any]:
     """Return the options of a tool; raises ``DefinitionError`` for one that there is not, or that is of another kind."""
     problems = [OPTIONS[option].problem(option, value) for option, value in given.items() if option in OPTIONS]
     if unknown := given.keys() - OPTIONS.keys():
@@ -269,8 +269,8 @@ class Tool(Generic[P, R]):
         made._binding, made._preview, made._signature = binding, None, None  # noqa: SLF001  (a third constructor)
         return made
 
-    def _set_up(self, name: str, description: str, inputs: Inputs, body: Body, options: ToolOptions) -> None:
-        flags = _checked(name, {**options, "description": description})
+    def _set_up(self, name: str, description: str, inputs: Inputs, body: FunctionBody, options: ToolOptions) -> None:
+        flags = _check_options(name, {**options, "description": description})
         del flags["description"]
         if "idempotent" in flags:
             annotations = flags.get("annotations", ToolAnnotations())
@@ -286,7 +286,7 @@ class Tool(Generic[P, R]):
         self.body = body
         self.spec = ToolSpec(name, description, inputs.schema, **flags)
         self.runs_inline = not (body.is_async or body.needs or self.in_thread)
-        runs: Runs = Yielding(self._begin, _shown, tuple(uses)) if body.is_generator else Ordinary(self)
+        runs: Runs = Yielding(self._begin, _result_of_body, tuple(uses)) if body.is_generator else Ordinary(self)
         self._binding = ToolBinding(self.spec, inputs.validate, repair, rename, runs=runs)
         self._check_options(options)
 

@@ -17,7 +17,16 @@ from stepengine.errors import DefinitionError
 from stepengine.tooling.context import ToolContext
 from stepengine.tooling.places import hints_of, place_of
 
-__all__ = ("Dependency", "Depends", "Node", "Overrides", "Resolver", "dependency_of", "is_asynchronous", "node_of")
+__all__ = (
+    "Dependency",
+    "Depends",
+    "FactoryNode",
+    "Overrides",
+    "Resolver",
+    "dependency_of",
+    "is_asynchronous",
+    "node_of",
+)
 
 Factory: TypeAlias = Callable[..., Any]
 Overrides: TypeAlias = Mapping[Callable[..., Any], Callable[..., Any]]
@@ -60,7 +69,7 @@ def Depends(factory: Factory, *, use_cache: bool = True) -> Any:  # noqa: N802  
 
 
 @frozen(eq=False)
-class Node:
+class FactoryNode:
     """
     A factory and what it needs.
 
@@ -73,7 +82,7 @@ class Node:
 
     factory: Factory
     kind: Kind
-    needs: Mapping[str, tuple[Dependency, Node]]
+    needs: Mapping[str, tuple[Dependency, FactoryNode]]
     context: tuple[str, ...]
 
 
@@ -87,7 +96,7 @@ def dependency_of(annotation: object, default: object) -> Dependency | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def node_of(factory: Factory) -> Node:
+def node_of(factory: Factory) -> FactoryNode:
     """
     Return the node of a factory.
 
@@ -97,12 +106,12 @@ def node_of(factory: Factory) -> Node:
     return _node(factory, ())
 
 
-def _node(factory: Factory, chain: tuple[Factory, ...]) -> Node:
+def _node(factory: Factory, chain: tuple[Factory, ...]) -> FactoryNode:
     if factory in chain:
         names = " -> ".join(_name(f) for f in (*chain[chain.index(factory) :], factory))
         msg = f"{place_of(factory)}: dependencies form a cycle: {names}"
         raise DefinitionError(msg)
-    needs: dict[str, tuple[Dependency, Node]] = {}
+    needs: dict[str, tuple[Dependency, FactoryNode]] = {}
     context: list[str] = []
     hints = hints_of(factory)
     for name, parameter in _parameters(factory).items():
@@ -121,7 +130,7 @@ def _node(factory: Factory, chain: tuple[Factory, ...]) -> Node:
                 "use Depends(...), ToolContext or a default"
             )
             raise DefinitionError(msg)
-    return Node(factory, _kind(factory), needs, tuple(context))
+    return FactoryNode(factory, _kind(factory), needs, tuple(context))
 
 
 def _name(factory: Factory) -> str:
@@ -148,7 +157,7 @@ def _kind(factory: Factory) -> Kind:
     return "generator" if inspect.isgeneratorfunction(called) else "plain"
 
 
-def is_asynchronous(node: Node, overrides: Overrides) -> bool:
+def is_asynchronous(node: FactoryNode, overrides: Overrides) -> bool:
     """Return whether the node or anything that it needs has to run on the event loop."""
     override = overrides.get(node.factory)
     if override is not None and override is not node.factory:
@@ -176,7 +185,7 @@ class Resolver:
         self._teardowns: list[tuple[str, Any]] = []
         self._replaced: list[Factory] = []
 
-    async def value(self, dependency: Dependency, node: Node) -> Any:
+    async def value(self, dependency: Dependency, node: FactoryNode) -> Any:
         """Return the value of one dependency, making it and what it needs."""
         override = self._overrides.get(node.factory)
         if override is None or node.factory in self._replaced:
@@ -187,7 +196,7 @@ class Resolver:
         finally:
             self._replaced.pop()
 
-    async def _value(self, dependency: Dependency, node: Node) -> object:
+    async def _value(self, dependency: Dependency, node: FactoryNode) -> object:
         if dependency.use_cache and node.factory in self._values:
             return self._values[node.factory]
         arguments: dict[str, object] = dict.fromkeys(node.context, self._context)
@@ -198,7 +207,7 @@ class Resolver:
             self._values[node.factory] = value
         return value
 
-    async def _make(self, node: Node, make: Callable[[], Any]) -> Any:
+    async def _make(self, node: FactoryNode, make: Callable[[], Any]) -> Any:
         if node.kind == "async":
             return await make()
         if node.kind == "async_generator":

@@ -21,7 +21,7 @@ from stepengine.tooling.context import ToolContext
 from stepengine.tooling.conversion import as_result, error_text
 from stepengine.tooling.depends import Overrides, Resolver, is_asynchronous
 from stepengine.tooling.leftovers import OWNER, Checks, Mark, end_tasks
-from stepengine.tooling.signatures import Body
+from stepengine.tooling.signatures import FunctionBody
 from stepengine.tooling.worker import OnLoop, context_for_thread
 
 # asyncio is imported where something runs: loading it takes as long as all that `from stepengine import tool` needs beside it.
@@ -56,7 +56,7 @@ async def execute(tool: Tool, arguments: Mapping[str, object], ctx: ToolContext,
         if tool.runs_inline and not Checks.inline:
             outcome = _caught(bound_body(body, scoped, arguments))
         else:
-            outcome = await _marked(tool, arguments, scoped, overrides)
+            outcome = await _run_body_once(tool, arguments, scoped, overrides)
         if type(outcome) is not Raised:
             if type(outcome) is str and tool.returns is not None:
                 from stepengine.data.events import Warned
@@ -79,7 +79,7 @@ def _misnamed(tool_name: str, returns: str) -> str:
     )
 
 
-async def _marked(tool: Tool, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides) -> Any:
+async def _run_body_once(tool: Tool, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides) -> Any:
     """Run the body once, and end what it leaves behind."""
     mark = Mark()
     try:
@@ -118,7 +118,7 @@ def _failure(tool_name: str, raised: Raised) -> ToolResult:
 
 
 def bound_body(
-    body: Body, ctx: Any, arguments: Mapping[str, object], needed: Mapping[str, object] | None = None
+    body: FunctionBody, ctx: Any, arguments: Mapping[str, object], needed: Mapping[str, object] | None = None
 ) -> Any:
     """Return the body with everything that it takes."""
     first = (ctx,) if body.wants_context else ()
@@ -223,7 +223,7 @@ async def _with_thread(
 
 
 async def _resolved(  # noqa: PLR0917  (bound step by step with partial)
-    body: Body,
+    body: FunctionBody,
     arguments: Mapping[str, object],
     ctx: ToolContext,
     overrides: Overrides,

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 __all__ = ("Checks", "Mark", "end_tasks")
 
 
-class Owner:
+class CallOwner:
     """Stands for one call in the contexts that were copied while it ran."""
 
     __slots__ = ("__weakref__",)
 
 
-OWNER: ContextVar[Owner | None] = ContextVar("stepengine_tool_call", default=None)
+OWNER: ContextVar[CallOwner | None] = ContextVar("stepengine_tool_call", default=None)
 
 
 class Checks:
@@ -44,11 +44,11 @@ class Mark:
 
     __slots__ = ("_owner", "_token")
 
-    _token: Token[Owner | None]
-    _owner: weakref.ref[Owner]
+    _token: Token[CallOwner | None]
+    _owner: weakref.ref[CallOwner]
 
     def __enter__(self) -> Self:
-        owner = Owner()
+        owner = CallOwner()
         self._owner = weakref.ref(owner)
         self._token = OWNER.set(owner)
         return self

@@ -34,29 +34,29 @@ class Maker:
         return f"{self.function}({', '.join(self.arguments)})"
 
 
-def _made(maker: Maker | None, *names: str) -> dict[str, Maker | None]:
+def _same_maker_for(maker: Maker | None, *names: str) -> dict[str, Maker | None]:
     return dict.fromkeys(names, maker)
 
 
 ROOT = '"."'
 MAKERS: Mapping[str, Maker | None] = MappingProxyType(
     {
-        **_made(Maker("file_tools", (ROOT,)), "read_files", "list_directory", "read_subtree"),
-        **_made(Maker("file_tools", (ROOT, "write=True")), "write_file", "str_replace"),
-        **_made(Maker("file_tools", (ROOT, "write=True", "delete=True")), "delete_file"),
-        **_made(Maker("file_tools", (ROOT, "propose=True")), "propose_write_file", "propose_str_replace"),
-        **_made(Maker("search_tools", (ROOT,)), "code_search", "glob", "find_files"),
-        **_made(Maker("shell_tools", (ROOT,)), "run_terminal_command", "check_job", "kill_job"),
-        **_made(Maker("change_hook_tools", (ROOT, "hooks")), "run_file_change_hooks"),
-        **_made(Maker("web_tools", ("search=...",)), "web_search"),
-        **_made(Maker("web_tools", ("docs=...",)), "read_docs"),
-        **_made(Maker("web_tools", ("fetch=...",)), "read_url"),
-        **_made(Maker("skill_tools", (ROOT,)), "skill"),
-        **_made(Maker("memory_tools"), "remember", "recall", "forget"),
-        **_made(Maker("followup_tools"), "suggest_followups"),
-        **_made(None, "ask_user", "spawn_agents", "spawn_agent_inline"),
+        **_same_maker_for(Maker("file_tools", (ROOT,)), "read_files", "list_directory", "read_subtree"),
+        **_same_maker_for(Maker("file_tools", (ROOT, "write=True")), "write_file", "str_replace"),
+        **_same_maker_for(Maker("file_tools", (ROOT, "write=True", "delete=True")), "delete_file"),
+        **_same_maker_for(Maker("file_tools", (ROOT, "propose=True")), "propose_write_file", "propose_str_replace"),
+        **_same_maker_for(Maker("search_tools", (ROOT,)), "code_search", "glob", "find_files"),
+        **_same_maker_for(Maker("shell_tools", (ROOT,)), "run_terminal_command", "check_job", "kill_job"),
+        **_same_maker_for(Maker("change_hook_tools", (ROOT, "hooks")), "run_file_change_hooks"),
+        **_same_maker_for(Maker("web_tools", ("search=...",)), "web_search"),
+        **_same_maker_for(Maker("web_tools", ("docs=...",)), "read_docs"),
+        **_same_maker_for(Maker("web_tools", ("fetch=...",)), "read_url"),
+        **_same_maker_for(Maker("skill_tools", (ROOT,)), "skill"),
+        **_same_maker_for(Maker("memory_tools"), "remember", "recall", "forget"),
+        **_same_maker_for(Maker("followup_tools"), "suggest_followups"),
+        **_same_maker_for(None, "ask_user", "spawn_agents", "spawn_agent_inline"),
         # One that searches for tools is offered by itself: nobody names it.
-        **_made(None, *[action for action in get_args(Action) if action != FIND_TOOLS]),
+        **_same_maker_for(None, *[action for action in get_args(Action) if action != FIND_TOOLS]),
     }
 )
 """What makes each bundled tool; ``None`` for those that every run knows."""

@@ -71,18 +71,16 @@ class ToolRegistry:
         Raises:
             ToolNotAvailable: when the agent names a tool that is not registered.
         """
-        return tuple(
-            [self._found(t) if isinstance(t, str) else t for t in agent.tools if isinstance(t, str | ToolLike)]
-        )
+        return tuple([self._find(t) if isinstance(t, str) else t for t in agent.tools if isinstance(t, str | ToolLike)])
 
     def specs(self, names: Iterable[str] | None = None) -> Mapping[str, ToolSpec]:
         """Return name to specification, of all tools or of those named."""
-        tools = self.list() if names is None else [self._found(n) for n in names]
+        tools = self.list() if names is None else [self._find(n) for n in names]
         return {t.spec.name: t.spec for t in tools}
 
     def category(self, name: str) -> str:
         """Return the category of a tool; raises ``ToolNotAvailable`` for an unknown name."""
-        return self._found(name).spec.category
+        return self._find(name).spec.category
 
     async def execute(
         self,
@@ -111,7 +109,7 @@ class ToolRegistry:
             return ToolResult.error(error.message)
         return await found.execute(validated.arguments, ctx or ToolContext.for_test(), overrides=overrides)
 
-    def _found(self, name: str) -> ToolLike:
+    def _find(self, name: str) -> ToolLike:
         found = self._tools.get(name)
         if found is None:
             raise ToolNotAvailable(self._unknown(name), tool_name=name, available=tuple(self._tools))

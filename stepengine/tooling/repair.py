@@ -182,7 +182,7 @@ def _kinds(form: Mapping[str, Any]) -> tuple[str, ...]:
 def _fitting(value: object, kinds: set[str]) -> object:
     """Return what a value of another kind was probably meant as, where an array or an object is due; else the value."""
     if isinstance(value, str) and "string" not in kinds and kinds & {"array", "object"}:
-        value = _decoded(value, kinds)
+        value = _decode_if_wanted(value, kinds)
     return [value] if _wants_list(value, kinds) else value
 
 
@@ -193,7 +193,7 @@ def _wants_list(value: object, kinds: set[str]) -> bool:
     return ("object" not in kinds and isinstance(value, Mapping)) or kinds <= {"array", "null"}
 
 
-def _decoded(text: str, kinds: set[str]) -> object:
+def _decode_if_wanted(text: str, kinds: set[str]) -> object:
     """Return what JSON text stands for, when that is of a wanted kind; else the text."""
     value: object = text
     for _ in range(ROUNDS):

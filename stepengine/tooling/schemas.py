@@ -138,7 +138,7 @@ class JsonSchema:
             problem = self._problem("#", value)
             if problem is None:
                 return []
-            return [f"{path}: {TOO_LONG}"] if call.is_spent else self._told(value, path)
+            return [f"{path}: {TOO_LONG}"] if call.is_spent else self._find_issues(value, path)
         finally:
             del self._calls.now
 
@@ -179,14 +179,14 @@ class JsonSchema:
 
     # --- what is wrong with one that does not
 
-    def _told(self, value: object, path: str) -> list[str]:
+    def _find_issues(self, value: object, path: str) -> list[str]:
         call: _Call = self._calls.now
         call.left = MOST_WORK
         try:
             found = list(dict.fromkeys(self._sentences("#", value, path)))
         except RecursionError:
             return [f"{path}: does not fit its schema, and is nested too deeply to say where"]
-        return [f"{path}: {TOO_LONG}"] if call.is_spent else _ended(found)
+        return [f"{path}: {TOO_LONG}"] if call.is_spent else _cut_issues(found)
 
     def _sentences(self, place: str, value: object, path: str) -> Sequence[str]:
         """Return what is wrong with the value at *path*, of which the schema at *place* says that it does not fit."""
@@ -206,7 +206,7 @@ class JsonSchema:
             told.extend(self._of_error(error, place, path))
             if len(told) > MOST_ISSUES:
                 break
-        call.told[key] = _ended(list(dict.fromkeys(told)))
+        call.told[key] = _cut_issues(list(dict.fromkeys(told)))
         return call.told[key]
 
     def _of_error(self, error: ValidationError, place: str, above: str) -> Iterator[str]:
@@ -534,7 +534,7 @@ def _start(text: str, most: int = SHOWN_CHARS) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
-def _ended(sentences: Sequence[str]) -> list[str]:
+def _cut_issues(sentences: Sequence[str]) -> list[str]:
     """Return at most a hundred sentences, and that there are more."""
     return [*sentences[:MOST_ISSUES], *([": and there is more"] if len(sentences) > MOST_ISSUES else ())]
 
@@ -557,13 +557,13 @@ def _sentence(path: str, word: str, kind: Any, error: ValidationError) -> str:
         return f"{path}: {LIMITS[word].format(kind.limit)}{given}"
     if word in {"enum", "const"}:
         allowed = ", ".join(map(canonical, kind.options if word == "enum" else [kind.expected_value]))
-        return f"{path}: should be one of {_start(allowed)}; not {_start(_shown(error.instance), SHORT_CHARS)}"
+        return f"{path}: should be one of {_start(allowed)}; not {_start(_format_value(error.instance), SHORT_CHARS)}"
     if word == "multipleOf":
         return f"{path}: should be a multiple of {kind.multiple_of}"
     return f"{path}: {OTHERS.get(word) or _start(error.message)}"
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     return canonical(value) if isinstance(value, str) else repr(value)
 
 
@@ -614,7 +614,7 @@ def validator(
         issues = compiled().issues(value)
         if also is not None and not issues:
             issues.extend(also(value))
-        return _judged(tool_name, issues, value)
+        return _validated_or_refused(tool_name, issues, value)
 
     return validate
 
@@ -654,10 +654,10 @@ class SchemaInputs:
         Raises:
             ToolInputError: listing every field with its problem.
         """
-        return _judged(self._name, self._checked.issues(value), value)
+        return _validated_or_refused(self._name, self._checked.issues(value), value)
 
 
-def _judged(tool_name: str, issues: Sequence[str], value: JsonDict) -> Validated:
+def _validated_or_refused(tool_name: str, issues: Sequence[str], value: JsonDict) -> Validated:
     if issues:
         raise refusal(tool_name, [issue.removeprefix(": ") for issue in issues], value)
     return Validated(value, value)

@@ -11,11 +11,11 @@ from stepengine.data.frozen import frozen
 from stepengine.data.hooks import StepContext
 from stepengine.errors import DefinitionError
 from stepengine.tooling.context import ToolContext
-from stepengine.tooling.depends import Dependency, Node, dependency_of, node_of
+from stepengine.tooling.depends import Dependency, FactoryNode, dependency_of, node_of
 from stepengine.tooling.places import hints_of, place_of
 
 __all__ = (
-    "Body",
+    "FunctionBody",
     "Signature",
     "body_of",
     "read_docstring",
@@ -24,7 +24,7 @@ __all__ = (
 
 
 @frozen(eq=False)
-class Body:
+class FunctionBody:
     """
     A function and how it is called.
 
@@ -41,7 +41,7 @@ class Body:
     fn: Callable[..., Any]
     is_async: bool
     wants_context: bool
-    needs: Mapping[str, tuple[Dependency, Node]]
+    needs: Mapping[str, tuple[Dependency, FactoryNode]]
     positional: tuple[str, ...] = ()
     whole_input: bool = False
     is_generator: bool = False
@@ -58,7 +58,7 @@ class Signature:
         returns: The return annotation; ``Any`` when there is none.
     """
 
-    body: Body
+    body: FunctionBody
     parameters: tuple[inspect.Parameter, ...]
     returns: Any
 
@@ -71,7 +71,9 @@ def _refuse(fn: Callable[..., object], problem: str) -> NoReturn:
 def _likely(fn: Callable[..., object], parameter: inspect.Parameter) -> str:
     """Return the type that a parameter without one probably has, as it is written."""
     if parameter.name in {"ctx", "context"}:
-        return f"{'StepContext' if inspect.isgeneratorfunction(_called(fn)) else 'ToolContext'} (from stepengine)"
+        return (
+            f"{'StepContext' if inspect.isgeneratorfunction(_function_called(fn)) else 'ToolContext'} (from stepengine)"
+        )
     return "str, for example"
 
 
@@ -95,7 +97,7 @@ def _split(
 
 def _check_context(fn: Callable[..., object], name: str, index: int, *, of_handler: bool) -> None:
     """Refuse a context that is not the first parameter, or that of the other kind of tool."""
-    yields = inspect.isgeneratorfunction(_called(fn))
+    yields = inspect.isgeneratorfunction(_function_called(fn))
     if of_handler and not yields:
         _refuse(fn, f"takes a StepContext as {name!r}, which is for tools that yield; it takes a ToolContext")
     if yields and not of_handler:
@@ -107,7 +109,7 @@ def _check_context(fn: Callable[..., object], name: str, index: int, *, of_handl
         )
 
 
-def _called(fn: Callable[..., object]) -> Callable[..., object]:
+def _function_called(fn: Callable[..., object]) -> Callable[..., object]:
     return fn if inspect.isroutine(fn) or hasattr(fn, "func") else type(fn).__call__
 
 
@@ -118,7 +120,7 @@ def _returned_by(annotation: Any) -> Any:
 
 
 def _is_generator(fn: Callable[..., object], needs: Mapping[str, object]) -> bool:
-    yields = inspect.isgeneratorfunction(_called(fn))
+    yields = inspect.isgeneratorfunction(_function_called(fn))
     if yields and needs:
         _refuse(
             fn,
@@ -129,7 +131,7 @@ def _is_generator(fn: Callable[..., object], needs: Mapping[str, object]) -> boo
 
 
 def _is_async(fn: Callable[..., object]) -> bool:
-    called = _called(fn)
+    called = _function_called(fn)
     if inspect.isasyncgenfunction(called):
         _refuse(
             fn,
@@ -164,12 +166,12 @@ def read_signature(fn: Callable[..., object], names: Mapping[str, object]) -> Si
                 fn, f"has no type for parameter {parameter.name!r}; write {parameter.name}: {_likely(fn, parameter)}"
             )
     positional = tuple([p.name for p in rest if p.kind is p.POSITIONAL_ONLY])
-    body = Body(fn, _is_async(fn), wants_context, needs, positional, is_generator=_is_generator(fn, needs))
+    body = FunctionBody(fn, _is_async(fn), wants_context, needs, positional, is_generator=_is_generator(fn, needs))
     returns = hints.get("return", Any)
     return Signature(body, tuple(rest), _returned_by(returns) if body.is_generator else returns)
 
 
-def body_of(fn: Callable[..., object]) -> Body:
+def body_of(fn: Callable[..., object]) -> FunctionBody:
     """
     Return how the function of a tool with a JSON Schema is called: with the whole input as one object.
 
@@ -187,7 +189,7 @@ def body_of(fn: Callable[..., object]) -> Body:
     if len(required) > 1 or len(rest) == 0:
         _refuse(fn, "has to take the whole input as its one parameter, as in `def run(input: dict)`")
     yields = _is_generator(fn, needs)
-    return Body(fn, _is_async(fn), wants_context, needs, whole_input=True, is_generator=yields)
+    return FunctionBody(fn, _is_async(fn), wants_context, needs, whole_input=True, is_generator=yields)
 
 
 HEADER = re.compile(r"^(?P<title>[A-Za-z][A-Za-z ]*):[ \t]*$", re.MULTILINE)

@@ -16,7 +16,7 @@ from stepengine.data.definition import AgentDefinition, parts_of_id
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze, freeze_object, thaw
 from stepengine.data.messages import ToolResult
 from stepengine.data.state import ChildResult, RunStatus
-from stepengine.data.tools import Entry, Spawning, ToolBinding, ToolLike, ToolSpec, Validated, Yielding
+from stepengine.data.tools import ChildRequest, Spawning, ToolBinding, ToolLike, ToolSpec, Validated, Yielding
 from stepengine.errors import DataError, DefinitionError, LimitExceeded, ToolInputError
 from stepengine.tooling.arguments import without_titles
 from stepengine.tooling.control import ALIASES, CONTROL_TOOLS, FINDER, LOOKUP, ask_user_tool, checked
@@ -107,8 +107,8 @@ def task_tool(agents: Sequence[AgentDefinition]) -> Tool:
         prompt=described(STRING, "What the agent should do; it knows nothing else."),
     )
 
-    def entries(value: JsonDict) -> list[Entry]:
-        return [Entry(value["agent"], value["prompt"], None, known[value["agent"]])]
+    def entries(value: JsonDict) -> list[ChildRequest]:
+        return [ChildRequest(value["agent"], value["prompt"], None, known[value["agent"]])]
 
     return _tool("task", description, schema, entries, _final_text, *offered)
 
@@ -131,8 +131,8 @@ def agent_tool(definition: AgentDefinition, *, name: str | None = None, descript
     check_name(name)
     text = _description(definition) if description is None else description
 
-    def entries(value: JsonDict) -> list[Entry]:
-        return [Entry(definition.id, value.get("prompt", ""), value.get("params"), definition)]
+    def entries(value: JsonDict) -> list[ChildRequest]:
+        return [ChildRequest(definition.id, value.get("prompt", ""), value.get("params"), definition)]
 
     return _tool(name, text, _input_schema(definition), entries, _output, definition)
 
@@ -151,8 +151,8 @@ def direct_tool(definition: AgentDefinition, agent_id: str = "") -> Tool:
         DefinitionError: when the params have no JSON Schema.
     """
 
-    def entries(value: JsonDict) -> list[Entry]:
-        return [Entry(agent_id or definition.id, value.get("prompt", ""), value.get("params"))]
+    def entries(value: JsonDict) -> list[ChildRequest]:
+        return [ChildRequest(agent_id or definition.id, value.get("prompt", ""), value.get("params"))]
 
     publisher, name, _ = parts_of_id(agent_id)
     called = tool_name(definition) if publisher is None else f"{publisher}_{name}".replace("-", "_")
@@ -253,7 +253,7 @@ def _tool(
     name: str,
     description: str,
     schema: JsonDict,
-    entries: Callable[[JsonDict], Sequence[Entry]],
+    entries: Callable[[JsonDict], Sequence[ChildRequest]],
     shown: Callable[[Sequence[ChildResult]], ToolResult],
     *agents: AgentDefinition,
 ) -> Tool:
@@ -279,7 +279,7 @@ def _without_strays(value: JsonDict) -> JsonDict:
     return value if len(kept) == len(value) else JsonDict(kept)
 
 
-def _failed(child: ChildResult) -> ToolResult:
+def _failure_result(child: ChildResult) -> ToolResult:
     """Return why a child did not complete, and what it had when its budget was spent."""
     why, kept = f"Agent {child.agent_id} failed: {why_not(child)}", kept_output(child)
     if kept in (None, ""):
@@ -290,14 +290,14 @@ def _failed(child: ChildResult) -> ToolResult:
 def _final_text(children: Sequence[ChildResult]) -> ToolResult:
     (child,) = children
     if child.is_error:
-        return _failed(child)
+        return _failure_result(child)
     return ToolResult.text(child.text) if child.text or child.output is None else _output(children)
 
 
 def _output(children: Sequence[ChildResult]) -> ToolResult:
     (child,) = children
     if child.is_error:
-        return _failed(child)
+        return _failure_result(child)
     try:
         output = output_as_json(child.output)
     except DataError as error:
@@ -371,8 +371,8 @@ def _within_cap(text: str) -> str:
 # --- the tools that every run knows --------------------------------------------------------------------------------------
 
 
-def _child_entry(value: JsonDict) -> Entry:
-    return Entry(value["agent_type"], value.get("prompt", ""), value.get("params"))
+def _child_entry(value: JsonDict) -> ChildRequest:
+    return ChildRequest(value["agent_type"], value.get("prompt", ""), value.get("params"))
 
 
 @functools.cache
@@ -380,15 +380,15 @@ def _agent_schema() -> JsonSchema:
     return JsonSchema("an entry of tool 'spawn_agents'", _AGENT)
 
 
-def _child_entries(value: JsonDict) -> list[Entry]:
+def _child_entries(value: JsonDict) -> list[ChildRequest]:
     """Return what the objects of ``agents`` ask for, each judged for itself."""
-    entries: list[Entry] = []
+    entries: list[ChildRequest] = []
     for index, given in enumerate(value["agents"]):
         issues = tuple(_agent_schema().issues(given, f"agents.{index}"))
         if issues:
             wanted = given.get("agent_type") if isinstance(given, Mapping) else None
             error = ToolInputError(f"not started: {'; '.join(issues)}", tool_name="spawn_agents", issues=issues)
-            entries.append(Entry(wanted if isinstance(wanted, str) else "", refused=error))
+            entries.append(ChildRequest(wanted if isinstance(wanted, str) else "", refused=error))
         else:
             entries.append(_child_entry(given))
     return entries

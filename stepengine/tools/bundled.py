@@ -18,7 +18,7 @@ import attrs
 
 from stepengine.data.frozen import frozen
 from stepengine.errors import DefinitionError
-from stepengine.system.path_policy import Policy
+from stepengine.system.path_policy import PathPolicy
 from stepengine.system.workspace import Workspace
 from stepengine.tools.changes import COMMAND_MAX_SECONDS
 
@@ -52,7 +52,7 @@ Folder: TypeAlias = "str | os.PathLike[str] | Workspace"
 
 
 @frozen(kw_only=True)
-class FileTools(Policy):
+class FileTools(PathPolicy):
     """
     ``read_files``, ``list_directory`` and ``read_subtree``, and with *write* also ``write_file`` and ``str_replace``.
 
@@ -107,7 +107,7 @@ class FileTools(Policy):
 
 
 @frozen(kw_only=True)
-class SearchTools(Policy):
+class SearchTools(PathPolicy):
     """
     ``glob``, ``code_search`` and ``find_files``, confined to the root like ``file_tools``.
 
@@ -226,7 +226,7 @@ class ShellTools:
     def below(self, root: Folder) -> list[Tool]:
         """Return the tools for a root folder."""
         self._check()
-        from stepengine.system.environment import Environment, check_names
+        from stepengine.system.environment import CommandEnvironment, check_names
         from stepengine.system.root import Root
         from stepengine.tools.shell.running import Shell, limits_text
         from stepengine.tools.shell.sandbox import sandboxed
@@ -235,11 +235,13 @@ class ShellTools:
 
         names = check_names(self.env, env_secrets=self.env_secrets)
         _check_lent(root, terminals=self.terminals, sandbox=self.sandbox or None)
-        held = Root(root, Policy(allow_wide_root=self.allow_wide_root))
+        held = Root(root, PathPolicy(allow_wide_root=self.allow_wide_root))
         shell = Shell(
             root=held,
             allow_shell=self.allow_shell,
-            environment=Environment(names=names, real_home=self.home == "real", root=held.real, system=held.system),
+            environment=CommandEnvironment(
+                names=names, real_home=self.home == "real", root=held.real, system=held.system
+            ),
             timeout=float(self.timeout),
             max_timeout=float(self.max_timeout),
             allow_unlimited=self.allow_unlimited,
@@ -372,7 +374,7 @@ def change_hook_tools(
     from stepengine.tools.checks import checking_tool
 
     run, *_ = shell_tools(root, env=env, runner=runner, allow_wide_root=allow_wide_root)
-    return _working_in(root, [checking_tool(Root(root, Policy(allow_wide_root=allow_wide_root)), hooks, run)])
+    return _working_in(root, [checking_tool(Root(root, PathPolicy(allow_wide_root=allow_wide_root)), hooks, run)])
 
 
 def followup_tools() -> list[Tool]:

@@ -32,7 +32,7 @@ class _Check:
     pattern: GlobPattern
 
 
-def _compiled(hooks: Sequence[FileChangeHook]) -> list[_Check]:
+def _compile_hooks(hooks: Sequence[FileChangeHook]) -> list[_Check]:
     if not hooks:
         msg = 'change_hook_tools needs hooks, such as FileChangeHook("types", ["mypy", "src"], pattern="**/*.py")'
         raise DefinitionError(msg)
@@ -51,7 +51,7 @@ def checking_tool(root: Root, hooks: Sequence[FileChangeHook], run: Tool) -> Too
         hooks: The checks, in the order in which they run.
         run: ``run_terminal_command`` below the same root: clean environment, limits of time and output.
     """
-    checks = _compiled(hooks)
+    checks = _compile_hooks(hooks)
 
     @tool(category="execute", annotations=RUNS, timeout=float("inf"))
     async def run_file_change_hooks(  # noqa: D417  (the context is no parameter of the tool)

@@ -210,12 +210,18 @@ class FileMemory:
 def _notes(lines: Sequence[str]) -> list[Note]:
     found = [m for line in lines if (m := LINE.fullmatch(line))]
     return [
-        Note(id=f"m{m[1]}", date=m[2], tags=[tag[1:] for tag in m[3].split()], origin=m[4] or "", text=_shown(m[5]))
+        Note(
+            id=f"m{m[1]}",
+            date=m[2],
+            tags=[tag[1:] for tag in m[3].split()],
+            origin=m[4] or "",
+            text=_to_plain_text(m[5]),
+        )
         for m in found
     ]
 
 
-def _shown(text: str) -> str:
+def _to_plain_text(text: str) -> str:
     return text.encode("utf-8", KEPT).decode("utf-8", "replace")
 
 

@@ -130,13 +130,13 @@ def recall_history_tool() -> Tool:
         if place > len(messages):
             return f"There is no message {place}; {len(messages)} were left out."
         words = [_folded(word) for word in query.split()]
-        shown = _found(messages, words, place) if words else _read(messages, place, offset, limit)
+        shown = _search_messages(messages, words, place) if words else _read(messages, place, offset, limit)
         return "\n".join(shown)
 
     return recall_history
 
 
-def _found(messages: Sequence[Message], words: Sequence[str], place: int) -> Iterator[str]:
+def _search_messages(messages: Sequence[Message], words: Sequence[str], place: int) -> Iterator[str]:
     hits = 0
     for number in range(place, len(messages) + 1):
         text = message_text(messages[number - 1])

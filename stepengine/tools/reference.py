@@ -21,7 +21,7 @@ from stepengine.data.tools import ToolSpec
 from stepengine.tools.names import BUNDLED, Bundled
 from stepengine.tools.shapes import StartedJob
 
-__all__ = ("Form", "Key", "Parameter", "Told", "keys_of", "told")
+__all__ = ("Form", "Parameter", "ResultKey", "ToolPage", "keys_of", "told")
 
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "add_message": {"role": "user", "content": "There are TODOs left."},
@@ -57,7 +57,7 @@ class Parameter:
 
 
 @frozen
-class Key:
+class ResultKey:
     """
     A key of a result.
 
@@ -89,11 +89,11 @@ class Form:
 
     type: str
     shape: str = ""
-    keys: tuple[Key, ...] = ()
+    keys: tuple[ResultKey, ...] = ()
 
 
 @frozen
-class Told:
+class ToolPage:
     """
     What is told of one tool.
 
@@ -120,16 +120,16 @@ class Told:
     example: JsonDict
 
 
-def told() -> list[Told]:
+def told() -> list[ToolPage]:
     """Return what is told of every bundled tool."""
     specs = _specs()
-    return [_told(one, specs[name]) for name, one in BUNDLED.items()]
+    return [_document_tool(one, specs[name]) for name, one in BUNDLED.items()]
 
 
-def _told(one: Bundled, spec: ToolSpec) -> Told:
+def _document_tool(one: Bundled, spec: ToolSpec) -> ToolPage:
     name = str(one.name)
     forms = [_form(one.name.returns), *([_form(StartedJob)] if name == "run_terminal_command" else [])]
-    return Told(
+    return ToolPage(
         name=name,
         text=one.says(""),
         maker="" if one.maker is None else str(one.maker),
@@ -241,14 +241,14 @@ def _form(annotation: object) -> Form:
     return Form(_type(annotation), shape.__name__, keys_of(shape))
 
 
-def keys_of(shape: Any) -> tuple[Key, ...]:
+def keys_of(shape: Any) -> tuple[ResultKey, ...]:
     """Return the keys that a class of ``stepengine.tools.shapes`` has."""
     keys = []
     for name, annotation in get_type_hints(shape, include_extras=True).items():
         docs = [one.documentation for one in _extras(annotation) if isinstance(one, Doc)]
         inner = _shape_in(annotation)
         form = None if inner is None else _form(inner)
-        keys.append(Key(name, _type(annotation), name in shape.__required_keys__, " ".join(docs), form))
+        keys.append(ResultKey(name, _type(annotation), name in shape.__required_keys__, " ".join(docs), form))
     return tuple(keys)
 
 

@@ -52,7 +52,7 @@ def project_scope(folder: Path) -> str:
 
 
 @frozen
-class _Notes:
+class _SharedNotes:
     """The notes of one set of tools: what keeps them, and which may be used."""
 
     store: MemoryStore
@@ -74,11 +74,11 @@ def memory_tools_of(store: MemoryStore | None, scopes: Sequence[str]) -> list[To
             f"memory_tools(scopes={scopes!r}) is no list of scopes; {known!r}, or one of them in a list, would be fine"
         )
         raise DefinitionError(msg)
-    notes = _Notes(FileMemory() if store is None else store, cast("tuple[Scope, ...]", tuple(scopes)))
+    notes = _SharedNotes(FileMemory() if store is None else store, cast("tuple[Scope, ...]", tuple(scopes)))
     return [_remembering(notes), _recalling(notes), _forgetting(notes)]
 
 
-def _remembering(notes: _Notes) -> Tool:
+def _remembering(notes: _SharedNotes) -> Tool:
     first = notes.scopes[0]
 
     @tool(category="memory", annotations=ToolAnnotations(destructive=False))
@@ -121,7 +121,7 @@ def _remembering(notes: _Notes) -> Tool:
     return remember
 
 
-def _recalling(notes: _Notes) -> Tool:
+def _recalling(notes: _SharedNotes) -> Tool:
     @tool(
         category="read",
         annotations=ToolAnnotations(read_only=True, idempotent=True),
@@ -169,7 +169,7 @@ def _recalling(notes: _Notes) -> Tool:
     return recall
 
 
-def _forgetting(notes: _Notes) -> Tool:
+def _forgetting(notes: _SharedNotes) -> Tool:
     first = notes.scopes[0]
 
     @tool(category="memory", annotations=ToolAnnotations(destructive=True, idempotent=True))

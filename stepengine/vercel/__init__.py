@@ -114,7 +114,7 @@ async def vercel(
             yield chunk
     finally:
         for source in sources:
-            await _closed(source)
+            await _close(source)
 
 
 async def sse(chunks: AsyncIterable[Chunk]) -> AsyncGenerator[str, None]:
@@ -123,11 +123,11 @@ async def sse(chunks: AsyncIterable[Chunk]) -> AsyncGenerator[str, None]:
         async for chunk in chunks:
             yield f"data: {json.dumps(chunk)}\n\n"
     finally:
-        await _closed(chunks)
+        await _close(chunks)
     yield "data: [DONE]\n\n"
 
 
-async def _closed(source: object) -> None:
+async def _close(source: object) -> None:
     close = getattr(source, "aclose", None)
     if close is not None:
         await close()
@@ -212,7 +212,7 @@ def _parts(message: Mapping[str, object]) -> list[dict[str, object]]:
 
 
 @attrs.define(eq=False)
-class _Block:
+class _OpenPart:
     """A part of the message that is open: its kind, its id, and what was shown of it."""
 
     kind: str
@@ -226,7 +226,7 @@ class _Page:
     def __init__(self, message_id: str, version: int) -> None:
         self._message_id = message_id
         self._version = version
-        self._blocks: dict[tuple[str, int], _Block] = {}
+        self._blocks: dict[tuple[str, int], _OpenPart] = {}
         self._calls: dict[str, bool] = {}
         self._approvals: dict[str, str] = {}
         self._decided_calls: set[str] = set()
@@ -259,7 +259,7 @@ class _Page:
     def _of_any_run(self, event: Event) -> Iterator[Chunk] | None:
         match event:
             case AgentSpawned():
-                return self._spawned(event)
+                return self._show_child(event)
             case AgentFinished():
                 return self._agent_finished(event)
             case RunFinished():
@@ -278,11 +278,11 @@ class _Page:
     def _of_question(self, event: Event) -> Iterator[Chunk] | None:
         match event:
             case QuestionAsked():
-                return self._asked(event)
+                return self._show_question(event)
             case PermissionRequested():
                 return self._requested(event)
             case PermissionDecided():
-                return self._decided(event)
+                return self._show_decision(event)
             case _:
                 return None
 
@@ -291,7 +291,7 @@ class _Page:
             case TextDelta() | ThinkingDelta():
                 return self._delta(event)
             case TextCompleted() | ThinkingCompleted():
-                return self._completed(event)
+                return self._complete_part(event)
             case ReplyDiscarded():
                 return self._discarded(event)
             case StepStarted():
@@ -404,12 +404,12 @@ class _Page:
         block = self._blocks.get((kind, seq))
         if block is None:
             self._made += 1
-            block = self._blocks[kind, seq] = _Block(kind, f"{kind}-{self._made}")
+            block = self._blocks[kind, seq] = _OpenPart(kind, f"{kind}-{self._made}")
             yield {"type": f"{kind}-start", "id": block.id}
         block.shown += text
         yield {"type": f"{kind}-delta", "id": block.id, "delta": text}
 
-    def _completed(self, event: TextCompleted | ThinkingCompleted) -> Iterator[Chunk]:
+    def _complete_part(self, event: TextCompleted | ThinkingCompleted) -> Iterator[Chunk]:
         """End a part; what a reader who fell behind did not get is made up for, what it got wrongly is taken back."""
         kind = "text" if isinstance(event, TextCompleted) else "reasoning"
         if kind == "text":
@@ -501,7 +501,7 @@ class _Page:
         if event.question.problem:
             return  # the tool refuses the call by itself
         if self._version < APPROVALS_FROM:
-            yield from self._asked(event)
+            yield from self._show_question(event)
             return
         call = _call_id(event)
         # The runs of one message count their questions each from the beginning; its approvals are told apart by their ids.
@@ -509,7 +509,7 @@ class _Page:
         yield from self._available(call, event.tool_name, event.input)
         yield {"type": "tool-approval-request", "approvalId": approval, "toolCallId": call}
 
-    def _asked(self, event: QuestionAsked | PermissionRequested) -> Iterator[Chunk]:
+    def _show_question(self, event: QuestionAsked | PermissionRequested) -> Iterator[Chunk]:
         question = event.question
         told = {
             "id": question.id,
@@ -521,7 +521,7 @@ class _Page:
         }
         yield self._data("question", told, id=question.id)
 
-    def _decided(self, event: PermissionDecided) -> Iterator[Chunk]:
+    def _show_decision(self, event: PermissionDecided) -> Iterator[Chunk]:
         call = _call_id(event)
         self._decided_calls.add(call)
         approval = self._approvals.pop(call, "")
@@ -546,7 +546,7 @@ class _Page:
 
     # --- children ---------------------------------------------------------------------------------------------------------
 
-    def _spawned(self, event: AgentSpawned) -> Iterator[Chunk]:
+    def _show_child(self, event: AgentSpawned) -> Iterator[Chunk]:
         name = event.display_name or event.agent_id
         yield self._agent(
             event.child_path,

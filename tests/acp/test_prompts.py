@@ -87,9 +87,9 @@ def test_a_prompt_begins_with_a_skill_only_where_there_is_one(tmp_path: Path, mo
     (skill / "SKILL.md").write_text("---\nname: tidy\ndescription: Tidy up\n---\nSort the imports.\n")
 
     assert ["tidy"] == [command.name for command in prompts.commands_in(tmp_path)]
-    told = prompts.instructed("/tidy  a.py", tmp_path)
+    told = prompts.add_instructions("/tidy  a.py", tmp_path)
     assert told.startswith("# Skill tidy")
     assert "Sort the imports." in told
     assert told.endswith("\n\na.py")
     for other in ("/etc/passwd is what?", "tidy a.py", "//tidy", "/"):
-        assert other == prompts.instructed(other, tmp_path)
+        assert other == prompts.add_instructions(other, tmp_path)

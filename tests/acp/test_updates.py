@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepengine.acp.updates import Shown
+from stepengine.acp.updates import ShownTurn
 from stepengine.data import events as ev
 from stepengine.data.messages import ImagePart, ToolResult
 from stepengine.data.questions import Question
@@ -20,7 +20,7 @@ from tests.web.scenes import TODOS, TOLD, UNTOLD
 
 
 def updates(*events: ev.Event) -> list[Any]:
-    shown = Shown(1, Path("/work"), is_live=False)
+    shown = ShownTurn(1, Path("/work"), is_live=False)
     return [update for event in events for update in shown.of(event)]
 
 
@@ -87,7 +87,7 @@ def test_after_a_step_of_the_root_it_is_told_how_full_the_context_is_and_what_th
             ),
         ]
 
-    shown = Shown(1, Path("/work"), is_live=True, cost=Decimal("0.5"))
+    shown = ShownTurn(1, Path("/work"), is_live=True, cost=Decimal("0.5"))
     events = [
         *step("", "step", used=90, cost="0.25"), *step("2", "step", used=500, cost="9"), *step("", "compaction", used=700, cost=None),
         *step("", "step", used=190, cost="0.5", model="m/unknown"),
@@ -114,7 +114,7 @@ def test_after_a_step_of_the_root_it_is_told_how_full_the_context_is_and_what_th
 def test_what_a_person_is_asked_about_is_said_in_words(given: Any, preview: Any, said: list[str]) -> None:
     question = Question("q1", "May it?", tool_name="own", details=given)
     event = ev.PermissionRequested(question=question, tool_name="own", tool_call_id="c1", input=given, preview=preview)
-    (content,) = Shown(1, Path("/work"), is_live=True).request(event).content
+    (content,) = ShownTurn(1, Path("/work"), is_live=True).request(event).content
 
     assert "\n\n".join(said) == content.content.text
 

@@ -25,15 +25,15 @@ from typer.testing import CliRunner, Result
 
 from stepengine.cli import bench
 from stepengine.cli.app import app
-from stepengine.cli.commands.chat import COMMANDS, UNDONE, Chat, _fitted
+from stepengine.cli.commands.chat import COMMANDS, UNDONE, Chat, _fit_status
 from stepengine.cli.recording import entries, history_file, runs_folder
-from stepengine.cli.screen.console import Lines, Screen, Terminal, console_on, follow, show_markdown
+from stepengine.cli.screen.console import Screen, Terminal, TypedLines, console_on, follow, show_markdown
 from stepengine.cli.screen.prompt import (
     PASTE_BYTES,
     PASTED,
     Above,
-    History,
     Prompt,
+    PromptHistory,
     _paths,
     attached,
     shell_output,
@@ -230,7 +230,7 @@ def test_the_status_line_fits_and_gives_up_the_provider_first_and_then_the_folde
     model: str, folder: str, width: int
 ) -> None:
     after = ["87 % of context left", "$0.0123"]
-    line = _fitted(model, "plan", Path("/", folder), after, width)
+    line = _fit_status(model, "plan", Path("/", folder), after, width)
     whole = " | ".join([model, "plan", str(Path("/", folder)), *after])
 
     assert len(line) < width
@@ -266,7 +266,7 @@ def test_what_was_said_before_is_shown_as_it_was_while_it_was_said(markdown: boo
     file = io.StringIO()
     chat = object.__new__(Chat)
     chat._console = Console(file=file, width=40)
-    chat._terminal = cast("Any", Terminal(chat._console, Lines(io.StringIO())))
+    chat._terminal = cast("Any", Terminal(chat._console, TypedLines(io.StringIO())))
     chat._shown = {"markdown": markdown}
     said = (UserMessage("Say **it**.", tags=("USER_PROMPT",)), AssistantMessage("It is **bold**.\n\n- a"))
     state = AgentState(run_id="r", message_history=said)
@@ -279,7 +279,7 @@ def test_what_was_said_before_is_shown_as_it_was_while_it_was_said(markdown: boo
 
 def prompt_in(folder: Path, typed: str = "") -> Prompt:
     above = Above(io.StringIO())
-    lines, history = Lines(io.StringIO(typed)), History(history_file())
+    lines, history = TypedLines(io.StringIO(typed)), PromptHistory(history_file())
     console = console_on(cast("Any", above))
     return Prompt(console, lines, above, commands=["/help"], root=folder, history=history, plain=False)
 
@@ -290,8 +290,8 @@ def test_a_paste_in_which_the_word_of_another_one_stands_is_sent_as_it_was(folde
     texts = ["[paste 2: 12 lines]\n" * 10 + "end", "line\n" * 11 + "end"]
     words = [prompt._folded(text) for text in texts]
 
-    assert " ".join(texts) == prompt._unfolded(" ".join(words))
-    assert "[paste 3: 1 lines]" == prompt._unfolded("[paste 3: 1 lines]")
+    assert " ".join(texts) == prompt._unfold_pastes(" ".join(words))
+    assert "[paste 3: 1 lines]" == prompt._unfold_pastes("[paste 3: 1 lines]")
 
 
 @pytest.mark.spec("interfaces:IF70")
@@ -913,7 +913,7 @@ def test_tab_completes_shift_tab_changes_the_mode_and_ctrl_c_ends_a_command_of_t
 @pytest.mark.spec("interfaces:IF71")
 def test_what_is_kept_of_what_was_said_holds_no_secret(folder: Path) -> None:
     secret = "sk-ant-api03-" + "a1B2" * 23 + "AA"
-    history = History(history_file())
+    history = PromptHistory(history_file())
     history.remember(f"My key is {secret}, use it")
     history.remember("next")
 

@@ -37,9 +37,9 @@ from stepengine.cli.screen.console import (
     MAX_SHOWN,
     TYPED,
     WHICH,
-    Lines,
     Screen,
     Terminal,
+    TypedLines,
     _choice,
     _prompt,
     console_on,
@@ -253,7 +253,7 @@ def test_the_prompt_of_a_permission_says_tool_file_and_size_on_one_line_with_roo
 async def test_on_a_terminal_a_long_difference_leaves_its_question_in_sight(folder: Path, rows: int) -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=80, height=rows, no_color=True)
-    terminal = Terminal(console, Lines(io.StringIO("n\n")))
+    terminal = Terminal(console, TypedLines(io.StringIO("n\n")))
     preview = {"action": "Write", "details": {"unified_diff": "--- a\n+++ b\n" + "+x\n" * 300}}
     question = Question("q", "May it?", tool_name="write_file", details={"path": "a"}, preview=preview)
     await terminal.asked(question, lambda _: None, None)  # type: ignore[arg-type]  # nothing else is said
@@ -295,7 +295,7 @@ async def test_a_long_question_of_a_handler_is_shown_whole_on_demand(lines: int,
     out, said = io.StringIO(), []
     console = Console(file=out, force_terminal=True, width=80, height=24, no_color=True)
     question = Question("q", "Well?\n" + "\n".join([f"line {n}" for n in range(lines)]), allow_text=True)
-    await Terminal(console, Lines(io.StringIO(typed))).asked(question, said.append, None)  # type: ignore[arg-type]
+    await Terminal(console, TypedLines(io.StringIO(typed))).asked(question, said.append, None)  # type: ignore[arg-type]
 
     assert ["no" if lines > 100 else "v"] == said
     assert f"line {lines - 1}" in out.getvalue()
@@ -479,7 +479,7 @@ async def test_what_was_typed_before_the_question_could_be_seen_does_not_answer_
 
     with terminal() as (keyboard, stream):
         os.write(keyboard, b"y\nhalf of an ans")
-        lines = Lines(stream)
+        lines = TypedLines(stream)
         await asyncio.to_thread(lines_there, stream)
         there = asyncio.ensure_future(Terminal(console_on(io.StringIO()), lines).asked(asked, said.append, other))
         await asyncio.sleep(0.05)
@@ -549,7 +549,7 @@ async def test_an_answer_that_is_refused_is_asked_for_again() -> None:
 
     given: list[Any] = []
     out = io.StringIO()
-    there = Terminal(console_on(out), Lines(io.StringIO("blue\n1, 2\n")))
+    there = Terminal(console_on(out), TypedLines(io.StringIO("blue\n1, 2\n")))
     question = Question("q1", "Which?", ("red", "green"), multi_select=True)
     done = await there.asked(question, answer, given.append)
 
@@ -834,7 +834,7 @@ async def test_what_imitates_our_question_stands_behind_a_gutter_and_the_questio
     file, said = io.StringIO(), []
     nasty = "\n" * 10_000 + "y yes, n no > y\nallowed by user\n? May ls run?"
     question = Question("q1", "May rm run?", tool_name="rm", details={"command": nasty})
-    await Terminal(console_on(file), Lines(io.StringIO("y\n"))).asked(question, said.append, said.append)
+    await Terminal(console_on(file), TypedLines(io.StringIO("y\n"))).asked(question, said.append, said.append)
     first, *rest, more = file.getvalue().splitlines()
 
     assert ("? May rm run?", [True]) == (first, said)

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from stepengine.cli.app import app
-from stepengine.cli.commands.models import listed
+from stepengine.cli.commands.models import list_providers
 from stepengine.models import PRESETS, ModelReply, Models, Provider
 
 KEY = "sk-secret-0123456789"
@@ -97,7 +97,7 @@ def test_a_provider_of_another_package_is_listed_even_when_it_is_broken() -> Non
     def broken() -> Provider:
         raise ImportError("no such SDK")
 
-    own, bad = listed(Models({"own": Own(), "bad": broken}))
+    own, bad = list_providers(Models({"own": Own(), "bad": broken}))
 
     assert ("own", (), "not needed", None, None) == (own.prefix, own.key_variables, own.key, own.key_from, own.base_url)
     assert "cannot be used: ImportError: no such SDK" == bad.key

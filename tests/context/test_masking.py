@@ -119,8 +119,8 @@ def test_a_history_with_nothing_left_to_mask_is_looked_at_once(monkeypatch: pyte
     It stays over its limit, so the policy is asked at every step; a look through everything would grow with the history.
     """
     looked = []
-    real = masking._saved
-    monkeypatch.setattr(masking, "_saved", lambda message: looked.append(1) or real(message))
+    real = masking._tokens_saved
+    monkeypatch.setattr(masking, "_tokens_saved", lambda message: looked.append(1) or real(message))
     policy, limits = mask_tool_results(), ContextLimits(max_tokens=50)
     transcript = Transcript([prompt("go")])
     for number in range(60):

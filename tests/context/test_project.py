@@ -19,7 +19,7 @@ from stepengine import AgentDefinition, Engine, Hooks, RunResult
 from stepengine.context import project_context
 from stepengine.journal import MemoryJournal
 from stepengine.system import skills, walk
-from stepengine.system.guard import GUARD, Guard
+from stepengine.system.guard import GUARD, CallGuard
 from stepengine.system.repository import ALL_BYTES, FILE_BYTES, read_project
 from stepengine.testing import ScriptedModel, tool_call
 from stepengine.tools import skill_tools
@@ -322,7 +322,7 @@ def test_a_kept_look_shows_no_call_what_its_rules_deny(tmp_path: Path, monkeypat
     skill(tmp_path, "one", "description: a\n")
     skill(tmp_path, "two", "description: b\n")
     before = list(skills.find_skills(tmp_path, user=False).skills)
-    token = GUARD.set(Guard(file=lambda root, parts: "is denied" if "two" in parts else ""))
+    token = GUARD.set(CallGuard(file=lambda root, parts: "is denied" if "two" in parts else ""))
     try:
         found = skills.find_skills(tmp_path, user=False)
     finally:
@@ -344,7 +344,7 @@ def test_a_look_that_a_bound_call_began_is_kept_whole_and_leaves_the_call_bound(
     skill(tmp_path, "one", "description: a\n")
     skill(tmp_path, "two", "description: b\n")
     guards = [
-        Guard(file=lambda root, parts, name=name: "is denied" if name in parts else "") for name in ("two", "one")
+        CallGuard(file=lambda root, parts, name=name: "is denied" if name in parts else "") for name in ("two", "one")
     ]
     shown = []
     for guard in (*guards, None):
@@ -362,7 +362,7 @@ def test_a_look_that_a_bound_call_began_is_kept_whole_and_leaves_the_call_bound(
 def test_a_look_that_fails_leaves_the_call_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skill(tmp_path, "one", "description: a\n")
     monkeypatch.setattr(skills, "_take", lambda *_: 1 / 0)
-    token = GUARD.set(guard := Guard(file=lambda root, parts: "is denied"))
+    token = GUARD.set(guard := CallGuard(file=lambda root, parts: "is denied"))
     try:
         with pytest.raises(ZeroDivisionError):
             skills.find_skills(tmp_path, user=False)

@@ -298,9 +298,9 @@ def test_a_worker_waits_for_a_database_whose_socket_is_gone_and_not_for_what_is_
     from dbos import _sys_db
     from sqlalchemy.exc import DBAPIError
 
-    from stepengine.durable.database import guarded
+    from stepengine.durable.database import import_guarded
 
-    guarded()
+    import_guarded()
     gone = psycopg.OperationalError(
         "connection is bad: connection to server on socket failed: No such file or directory"
     )

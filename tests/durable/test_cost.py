@@ -249,9 +249,9 @@ async def test_migrating_leaves_room_beside_the_rows_that_are_written_often(db: 
 def test_the_database_package_says_one_line_for_each_place_and_none_of_its_frames():
     from dbos._error import DBOSAwaitedWorkflowCancelledError, DBOSWorkflowCancelledError
 
-    from stepengine.durable.database import guarded
+    from stepengine.durable.database import import_guarded
 
-    guarded()
+    import_guarded()
     logger, heard = logging.getLogger("dbos"), list[logging.LogRecord]()
     handler = logging.Handler()
     handler.emit = heard.append  # type: ignore[method-assign]

@@ -19,15 +19,15 @@ async def test_the_list_of_workers_says_who_works_and_nobody_misses_it_where_it_
         await own.execute("drop schema if exists stepengine cascade")
         await workers.enlist(own, "app", "one", "all", "r1")
         await workers.strike_off(own, "app", "one")
-        missing = await workers.listed(own, "app")
+        missing = await workers.list_workers(own, "app")
         await workers.made_list(own)
         await workers.enlist(own, "app", "one", "all", "r1")
         await workers.enlist(own, "app", "two", "all", "r1")
         await workers.enlist(own, "other", "three", "all", "r1")
         await workers.enlist(own, "app", "one", "all", "r2")
-        both = await workers.listed(own, "app")
+        both = await workers.list_workers(own, "app")
         await workers.strike_off(own, "app", "two")
-        left = await workers.listed(own, "app")
+        left = await workers.list_workers(own, "app")
 
     assert ({}, {"one": "r2", "two": "r1"}, {"one": "r2"}) == (missing, both, left)
 

@@ -16,7 +16,7 @@ import pytest
 from stepengine import AgentDefinition, Ask, StepContext, call, tool
 from stepengine.data.state import RunInfo
 from stepengine.durable import Operator, migrate
-from stepengine.durable.database import plain_connection, quoted
+from stepengine.durable.database import plain_connection, quote_name
 from stepengine.durable.indexes import made_indexes
 from stepengine.durable.steps import DurableRun
 from stepengine.durable.upkeep import FINISHED_ROOTS, WORKERS
@@ -191,7 +191,7 @@ async def test_who_waits_for_dead_workers_does_not_read_what_has_ended(db: str):
 
 
 async def test_a_role_that_may_not_make_indexes_is_told_and_works_without_them(db: str, caplog):
-    name = quoted(f"limited-{db.rpartition('/')[2][:20]}")
+    name = quote_name(f"limited-{db.rpartition('/')[2][:20]}")
     async with await Operator.connect(db) as operator:
         own = await plain_connection(operator.url)
         try:

@@ -35,7 +35,7 @@ from stepengine.cli.app import app
 from stepengine.data.outcomes import Value
 from stepengine.data.waiting import Received
 from stepengine.durable import DurableEngine, DurableScheduler, migrate
-from stepengine.durable.messages import Heard
+from stepengine.durable.messages import HeardMessages
 from stepengine.errors import BadYield, InputError, JournalError
 from stepengine.runtime.mail import Mail, Message
 from stepengine.testing import ScriptedModel
@@ -69,7 +69,7 @@ def test_a_message_that_the_loser_of_a_race_took_is_recorded_once_whatever_becom
     class Tree:
         mail = Mail(None, id, id)
 
-    heard, message = Heard(), Message("m1", "", "order", 1)
+    heard, message = HeardMessages(), Message("m1", "", "order", 1)
     heard.hand_over(Tree(), "m1::run", message)  # type: ignore[arg-type]
     lost = heard.taken_by(Value(Received("m1", 1), 5))
     if then == "refused":
@@ -85,6 +85,7 @@ RECEIVING = AgentDefinition("receiving", handle_steps=receiving_steps)
 
 
 @pytest.mark.spec("waiting:WT22")
+@pytest.mark.deep
 async def test_a_run_sleeps_until_the_time_it_said_whichever_worker_has_it(db: str, until):
     # As long as it sleeps whoever sleeps again would be seen, however busy the machine is.
     async with worker_of([SLEEPING], db) as engine:

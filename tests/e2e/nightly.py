@@ -52,7 +52,7 @@ from stepengine.errors import UnknownOutcome
 from stepengine.journal import FileJournal, Journal, SqliteJournal, check
 from stepengine.journal.files import FileWriter
 from stepengine.journal.mailbox import Letter
-from stepengine.journal.sleeping import arrived, index_of
+from stepengine.journal.sleeping import index_of, make_due
 from stepengine.journal.sqlite import SqliteWriter
 from stepengine.journal.waking import WakeIndex
 from stepengine.testing import ScriptedModel, text
@@ -279,7 +279,7 @@ class Night:
         (question,) = [one.question for one in self.journal.history().waits() if one.kind == "question"]
         assert question is not None
         self.journal.mailbox().post(Letter(kind="answer", topic=question.id, value="yes", id="yes"))
-        arrived(self.journal)
+        make_due(self.journal)
 
 
 @attrs.define

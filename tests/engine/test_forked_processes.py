@@ -478,7 +478,7 @@ def test_a_child_that_lives_on_keeps_no_lock_that_was_held_for_a_moment(tmp_path
     from stepengine.permissions import policy as policies
 
     def locked() -> Any:
-        return sessions._locked(tmp_path / "one") if kind == "session" else policies._locked(tmp_path / "policy.json")
+        return sessions._lock(tmp_path / "one") if kind == "session" else policies._lock_file(tmp_path / "policy.json")
 
     kept, gone = os.pipe()
     with locked():
@@ -510,11 +510,11 @@ def test_a_child_is_told_that_its_parent_has_the_file_of_batches(tmp_path: Path)
             return {}
 
     provider: Any = Batched(Batching([]), file=tmp_path / "batches.db")
-    provider._opened()
+    provider._open_output()
 
     def child() -> str:
         try:
-            provider._opened()
+            provider._open_output()
         except DataError as error:
             return error.message
         return "opened"

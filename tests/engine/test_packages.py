@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from stepengine import AgentCall, AgentDefinition, Engine, load_agent
 from stepengine.engine import packages, trust
-from stepengine.engine.packages import FILE, FORMAT, find, installed, read_declaration
+from stepengine.engine.packages import FILE, FORMAT, find, find_installed, read_declaration
 from stepengine.errors import DefinitionError
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel
@@ -214,7 +214,7 @@ def test_a_package_that_cannot_be_used_is_told_and_costs_no_other(
     site.put("fine", {"a": leaf("reviewer", "r")}, {"reviewer": {}}, publisher="fine")
     site.put("odd", {"a": "raise SystemExit('imported')\n"}, **{"agents": {"reviewer": {}}, **options})
 
-    found = installed()
+    found = find_installed()
 
     (problem,) = {*found.problems.values()}
     assert problem.startswith("the agents of 'odd' cannot be used: ")
@@ -237,8 +237,10 @@ def test_a_declaration_that_lies_elsewhere_than_the_package_is_not_taken(
     (other / FILE).write_text(json.dumps({"format": FORMAT, "agents": {"reviewer": {}}}))
     monkeypatch.syspath_prepend(str(other.parent))
 
-    assert not installed().packages
-    assert "no 'stepengine-agents.json' lies in the folder of 'acme_agents'" in "".join(installed().problems.values())
+    assert not find_installed().packages
+    assert "no 'stepengine-agents.json' lies in the folder of 'acme_agents'" in "".join(
+        find_installed().problems.values()
+    )
 
 
 @given(

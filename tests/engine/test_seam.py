@@ -26,7 +26,7 @@ from stepengine import (
 )
 from stepengine.data.effects import CallModel
 from stepengine.data.outcomes import Failure, Value
-from stepengine.engine.planning import Request, info_of
+from stepengine.engine.planning import RunRequest, info_of
 from stepengine.models import ModelReply
 from stepengine.runtime import IO, Item, Performer, Services
 from stepengine.testing import Clock, ScriptedModel, text, tool_call
@@ -103,7 +103,7 @@ async def test_a_middleware_sees_every_effect_of_the_tree_begun_before_it_is_per
         )
 
     engine = Engine([agent], models=ScriptedModel([reply] * 4))
-    request = Request(agent=engine._launcher.catalog.find("lead"), prompt="go")
+    request = RunRequest(agent=engine._launcher.catalog.find("lead"), prompt="go")
     result = await engine._launcher.ready(request, wrap=wrapped(middlewares=(Recorder("r", log),))).run()
     seen = [(address, kind) for _, what, address, kind in log if what == "begin"]
 
@@ -128,7 +128,7 @@ async def test_recorders_stand_inside_the_meter_and_outside_the_gate_and_outermo
     engine = Engine([agent], models=ScriptedModel([text("never")]))
     wrap = wrapped(middlewares=(Recorder("inner", log), Recorder("middle", log)), outermost=(Recorder("outer", log),))
     result = await engine._launcher.ready(
-        Request(agent=engine._launcher.catalog.find("a"), prompt="x" * 100), wrap=wrap
+        RunRequest(agent=engine._launcher.catalog.find("a"), prompt="x" * 100), wrap=wrap
     ).run()
 
     assert "tokens" == result.error.kind  # type: ignore[union-attr]
@@ -157,7 +157,7 @@ async def test_a_middleware_may_answer_instead_and_the_meter_counts_what_it_says
     model = ScriptedModel([text("1"), text("2")])
     agent = AgentDefinition("a", model="test/m", handle_steps=twice, limits=Limits(max_tokens=100))
     engine = Engine([agent], models=model)
-    request = Request(agent=engine._launcher.catalog.find("a"), prompt="hi")
+    request = RunRequest(agent=engine._launcher.catalog.find("a"), prompt="hi")
     result = await engine._launcher.ready(request, wrap=wrapped(middlewares=(Player,))).run()
 
     assert "tokens" == result.error.kind  # type: ignore[union-attr]
@@ -187,7 +187,7 @@ async def test_the_seed_can_be_given_and_the_date_is_that_of_the_clock_also_for_
 
         launcher = engine._launcher
         launcher.seed = seed
-        result = await launcher.ready(Request(agent=launcher.catalog.find("a")), wrap=wrap).run()
+        result = await launcher.ready(RunRequest(agent=launcher.catalog.find("a")), wrap=wrap).run()
         return result.output, services[0].seed
 
     first, seed = await run("s")
@@ -209,7 +209,7 @@ async def test_plan_and_state_can_be_exchanged_before_the_run_starts() -> None:
         return attrs.evolve(plan, run_id="known"), attrs.evolve(state, run_id="known")
 
     result = await engine._launcher.ready(
-        Request(agent=engine._launcher.catalog.find("a"), prompt="hi"), prepare=prepare
+        RunRequest(agent=engine._launcher.catalog.find("a"), prompt="hi"), prepare=prepare
     ).run()
 
     assert "known" == result.state.run_id
@@ -239,7 +239,7 @@ async def test_what_runs_are_started_with_is_what_the_constructors_would_make_of
     ]
     engine = Engine(agents, models=ScriptedModel([text("1"), text("2")]), limits=Limits(max_seconds=60))
     info = info_of({"session_id": "s", "user_id": "u", "metadata": {"k": [1]}})
-    request = Request(agent=engine._launcher.catalog.find("lead"), prompt="go", info=info)
+    request = RunRequest(agent=engine._launcher.catalog.find("lead"), prompt="go", info=info)
     result = await engine._launcher.ready(request, prepare=prepare, wrap=wrap).run()
 
     assert RunStatus.COMPLETED is result.status

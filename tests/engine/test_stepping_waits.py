@@ -33,7 +33,7 @@ from stepengine.journal import FileJournal, Journal, MemoryJournal, diff
 from stepengine.journal.records import Result, shown_address
 from stepengine.journal.show import render, run_tree
 from stepengine.judging import debug, render_run
-from stepengine.judging.viewing.payload import RunView, Texts
+from stepengine.judging.viewing.payload import RunPayload, Texts
 from stepengine.judging.viewing.walking import walk
 from stepengine.testing import ScriptedModel, text
 
@@ -303,7 +303,7 @@ async def test_show_tells_each_wait_and_where_children_in_the_background_ended(j
 
 async def test_the_page_has_a_row_for_each_wait_and_the_lines_of_all_handlers(journal: MemoryJournal) -> None:
     await recorded(journal)
-    walked = RunView(Texts(), "run.jsonl")
+    walked = RunPayload(Texts(), "run.jsonl")
     walked.take(journal.history())
 
     told = walk(engine_of().stepper(journal), walked)

@@ -1040,7 +1040,7 @@ async def test_what_only_google_s_own_servers_have_is_refused_or_left_out_on_ver
     assert [{"googleSearch": {}}] == body["tools"]
     assert "toolConfig" not in body
     assert "store" not in encoded(provider, asked(model, store=True))
-    assert ("store",) == provider._of(model)._dropped(asked(model, store=True))
+    assert ("store",) == provider._of(model)._dropped_settings(asked(model, store=True))
 
 
 @pytest.mark.spec("providers:PV91", "providers:PV93", "providers:PV95", "providers:PV96", "providers:PV55")
@@ -1107,7 +1107,7 @@ async def test_the_platform_is_where_the_sdk_looks_for_it_and_has_the_whole_api(
     assert home == f"{str(client.base_url).rstrip('/')}/"
     assert WORKSPACE == client.workspace_id
     assert provider.batch_member(asked(request.model)).content is not None
-    assert () == provider._dropped(request)
+    assert () == provider._dropped_settings(request)
     assert "anthropic" == provider_list(provider.name)
 
 

@@ -252,11 +252,13 @@ async def test_sound_that_a_chat_model_makes_is_a_part_and_its_words_are_the_tex
     if streamed:
         halves = [{"id": "audio_1", "data": base64.b64encode(WAV[:5]).decode(), "transcript": "It is"}]
         halves += [{"data": base64.b64encode(WAV[5:]).decode(), "transcript": " five.", "expires_at": 9}]
-        from stepengine.models._failures import Call
+        from stepengine.models._failures import RequestLabel
         from stepengine.models.keys import Credentials
         from stepengine.models.openai_chat.decode import ChatAccumulator
 
-        reading = ChatAccumulator(Call(provider="openai_chat", model="m", credentials=Credentials(None, "")), "m", None)
+        reading = ChatAccumulator(
+            RequestLabel(provider="openai_chat", model="m", credentials=Credentials(None, "")), "m", None
+        )
         deltas = []
         for half in halves:
             deltas += reading.event("", json.dumps({"choices": [{"index": 0, "delta": {"audio": half}}]}).encode())

@@ -25,7 +25,7 @@ from stepengine import (
 from stepengine.data.messages import ToolResult
 from stepengine.errors import ContextOverflow, ModelError, TruncatedReply
 from stepengine.models import Models, OpenAIChatProvider, OpenAIProvider, fallback
-from stepengine.models._failures import OVERFLOW, Call, body_failure
+from stepengine.models._failures import OVERFLOW, RequestLabel, body_failure
 from stepengine.models.keys import Credentials
 from tests.faults.scripts import WIRES, chat_reply, chat_stream, chunk, google_chunk
 from tests.faults.server import Answer, fault_server, json_answer, sse
@@ -555,7 +555,9 @@ async def test_every_wording_of_a_full_window_is_an_overflow_and_every_entry_is_
 def test_a_refusal_without_a_word_is_an_overflow_where_that_is_how_it_is_said_and_the_request_is_long(
     provider, model, size, kind
 ):
-    call = Call(provider=provider, model=f"{provider}/{model}", credentials=Credentials(None, "no key"), size=size)
+    call = RequestLabel(
+        provider=provider, model=f"{provider}/{model}", credentials=Credentials(None, "no key"), size=size
+    )
     assert kind is type(body_failure(b"", 400, {}, call))
     assert ContextOverflow is type(body_failure(b"", 413, {}, call))
 

@@ -25,7 +25,7 @@ from stepengine import (
     retry,
 )
 from stepengine.data.tools import ToolAnnotations
-from stepengine.engine.planning import Request, info_of
+from stepengine.engine.planning import RunRequest, info_of
 from stepengine.engine.run import EngineRun
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.replayer import Leeway
@@ -54,7 +54,7 @@ class Rig:
         options.setdefault("info", info_of(options))
         launcher = self.engine._launcher
         agent = launcher.catalog.find(self.agent)
-        return launcher.ready_with(session, Request(agent=agent, prompt=prompt, answers=session.answers, **options))
+        return launcher.ready_with(session, RunRequest(agent=agent, prompt=prompt, answers=session.answers, **options))
 
     async def launch(self, session: JournaledRun, prompt: str = "", **options: Any) -> RunResult[Any]:
         return await self.begin(session, prompt, **options).run()

@@ -283,7 +283,7 @@ def test_a_system_that_keeps_no_lock_by_a_mapping_keeps_its_files_open(
     """
     A mapping that keeps nothing is found out before anything counts on it.
     """
-    monkeypatch.setattr(held, "_mapped", lambda _: None)
+    monkeypatch.setattr(held, "_map_page", lambda _: None)
     monkeypatch.setattr(HeldFile, "_keeping", {})
     writers: list[Any] = [FileJournal(tmp_path / str(n)).writer() for n in range(4)]
     is_open = [writer._held.descriptor is not None for writer in writers]

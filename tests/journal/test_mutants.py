@@ -17,7 +17,7 @@ import pytest
 
 from stepengine import STEP, AgentDefinition, Ask, RunStatus
 from stepengine.cli.commands.show import show
-from stepengine.cli.exits import explained
+from stepengine.cli.exits import explain_errors
 from stepengine.errors import HandlerError, JournalCorrupt, JournalError, JournalVersion, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal, check, diff, scrub, sealed
 from stepengine.journal.forks import branch
@@ -97,8 +97,8 @@ def ways(data: bytes, good: list[bytes], rig: Any, path: Path) -> dict[str, Call
         "replay": lambda: rig().replay(journal()),
         "resume": lambda: rig().resume(FileJournal(path, sync="write"), in_doubt="retry"),
         "tree": lambda: render(run_tree(journal())),
-        "show": lambda: explained(lambda: show(str(path))),
-        "step": lambda: explained(lambda: show(str(path), step="2", as_json=True)),
+        "show": lambda: explain_errors(lambda: show(str(path))),
+        "step": lambda: explain_errors(lambda: show(str(path), step="2", as_json=True)),
         "diff": lambda: str(diff(MemoryJournal(good), journal())),
         "scrub": lambda: scrub(journal()),
         "seal": lambda: sealed(journal()),

@@ -29,7 +29,7 @@ from stepengine import (
     Wait,
 )
 from stepengine.cli.commands.show import show
-from stepengine.cli.exits import explained
+from stepengine.cli.exits import explain_errors
 from stepengine.errors import HandlerError, JournalCorrupt, JournalError, JournalVersion, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.journal.show import render, run_tree
@@ -218,7 +218,7 @@ def ways(data: bytes, path: Path) -> dict[str, Callable[[], Any]]:
     return {
         "replay": lambda: asyncio.run(in_time(lambda built: built.replay(MemoryJournal(data)))),
         "tree": lambda: render(run_tree(MemoryJournal(data))),
-        "show": lambda: explained(lambda: show(str(path))),
+        "show": lambda: explain_errors(lambda: show(str(path))),
         "resume": lambda: resumed(now=False),
         "wake": lambda: resumed(now=True),
     }

@@ -25,7 +25,7 @@ from stepengine.data.state import ChildResult
 from stepengine.data.transcript import Transcript
 from stepengine.errors import JournalCorrupt, JournalVersion, StepEngineError
 from stepengine.journal import FileJournal, MemoryJournal, Redactor, check
-from stepengine.journal.encoding import Encoder, outcome_members, outcome_of, packed, unpacked
+from stepengine.journal.encoding import Encoder, outcome_members, outcome_of, pack_texts, unpack_texts
 from stepengine.journal.fingerprints import fingerprint
 from stepengine.journal.reading import read_lines
 from stepengine.journal.records import TAIL, Intent, Result, check_effect, check_input, check_members, to_line
@@ -82,10 +82,10 @@ def test_fingerprints_are_those_of_the_specification():
 def test_packing_long_texts_into_blobs_loses_nothing(value, long):
     value = {"value": value, "long": ["x" * 40_000] * long, "$": {"$blob": "mine"}}
     blobs = {}
-    stored = packed(value, blobs)
+    stored = pack_texts(value, blobs)
     assert len(blobs) == (1 if long else 0)
     assert len(json.dumps(stored)) < 40_000
-    assert unpacked(json.loads(json.dumps(stored)), blobs) == value
+    assert unpack_texts(json.loads(json.dumps(stored)), blobs) == value
 
 
 @pytest.mark.spec("replay:J15", "replay:J35", "reliability:JR30")
@@ -312,7 +312,7 @@ def expected(encoder, line):
     """
     members = json.loads(line)
     del members["crc"]
-    return to_line(packed(members, {}), 0)[0] if '"$' in line.decode() else line
+    return to_line(pack_texts(members, {}), 0)[0] if '"$' in line.decode() else line
 
 
 @pytest.mark.spec("replay:J41", "reliability:JR02")

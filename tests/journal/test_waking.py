@@ -438,8 +438,8 @@ def test_a_look_costs_what_is_due_and_not_what_sleeps(bench: Bench) -> None:
         with closing(sqlite3.connect(bench.file)) as database:
             costs[size] = [
                 steps(database, waking.DUE, (0, 100)),
-                steps(database, waking.DUE, (waking._stored(NOW), 5)),
-                steps(database, waking.DUE, (waking._stored(NOW), 100)),
+                steps(database, waking.DUE, (waking._microseconds(NOW), 5)),
+                steps(database, waking.DUE, (waking._microseconds(NOW), 100)),
                 steps(database, waking.NEXT, ()),
             ]
             plan = [row[3] for row in database.execute(f"EXPLAIN QUERY PLAN {waking.DUE}", (0, 1))]

@@ -25,8 +25,8 @@ from stepengine.data.outcomes import Value
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError
 from stepengine.journal import FileJournal, MemoryJournal
-from stepengine.journal.encoding import Encoder, outcome_of, unpacked
-from stepengine.journal.fingerprints import PLAIN_AND_SEEN, UNSEEN, Fingerprints, fingerprint, seen
+from stepengine.journal.encoding import Encoder, outcome_of, unpack_texts
+from stepengine.journal.fingerprints import PLAIN_AND_SEEN, UNSEEN, Fingerprints, fingerprint, fingerprinted_part
 from stepengine.journal.records import Intent, Result
 from stepengine.redaction import redactor_for
 from tests import strategies
@@ -107,7 +107,7 @@ def test_the_line_of_a_call_and_its_fingerprint_are_those_of_plain_json(value: A
         "tool_call_id": "c1",
         "source": "model",
     }
-    said = {"kind": "intent", "path": "", "seq": 3, "fp": fingerprint(seen(form)), "effect": form}
+    said = {"kind": "intent", "path": "", "seq": 3, "fp": fingerprint(fingerprinted_part(form)), "effect": form}
 
     assert plainly(said) == line_of(Intent("", 3, form))
 
@@ -203,7 +203,7 @@ def test_every_journal_of_the_repository_is_written_again_byte_by_byte() -> None
             line = record.line
             if type(record) not in (Result, Intent) or line is None:
                 continue
-            members = unpacked({k: v for k, v in line.items() if k != "crc"}, history.blobs)
+            members = unpack_texts({k: v for k, v in line.items() if k != "crc"}, history.blobs)
             if type(record) is Result and "value" in members and not members.keys() & {"attempts", "writes", "inputs"}:
                 made = Result(record.path, record.seq, record.at, outcome_of(members).value)  # type: ignore[union-attr]
                 if made.given is None or type(made.given).__name__ == "ChildResult":

@@ -16,7 +16,7 @@ from stepengine import Engine, load_agent
 from stepengine.engine.stepping import Tape
 from stepengine.errors import JournalError
 from stepengine.journal import FileJournal
-from stepengine.judging.edits import Look, look
+from stepengine.judging.edits import MomentView, look
 from stepengine.testing import ScriptedModel, text
 
 CODE = '''
@@ -79,11 +79,11 @@ def load() -> tuple[Engine, Any]:
     return Engine([agent], models=ScriptedModel(lambda _: text("a model was asked"))), agent
 
 
-def seen(at: str = "#4", **options: Any) -> Look:
+def seen(at: str = "#4", **options: Any) -> MomentView:
     return look(load, Tape(FileJournal("run.jsonl")), at, **options)
 
 
-def variables(found: Look) -> dict[str, str]:
+def variables(found: MomentView) -> dict[str, str]:
     assert found.place is not None, (found.problem, found.differs)
     return {name: value for name, value in found.place["frames"][0]["locals"].items() if name != "ctx"}
 
@@ -195,6 +195,7 @@ print("printed")
 
 
 @pytest.mark.spec("studio:ST6")
+@pytest.mark.deep
 def test_a_place_that_the_run_does_not_have_is_refused(project: Path) -> None:
     with pytest.raises(JournalError, match="so there is no step 12"):
         seen("12")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from stepengine.cli.exits import Exit
 from stepengine.journal import MemoryJournal
-from stepengine.judging.impact import Found, Impact, Judged, Sample
+from stepengine.judging.impact import Impact, Judged, RepeatedJournal, Sample
 from stepengine.judging.rerun import Course
 
 
@@ -356,7 +356,7 @@ def test_whatever_was_paid_for_no_number_is_told_that_is_none(runs: Any, n: int)
     With a budget some runs are asked by the new agent alone, some by the old one alone, some by none.
     """
     judged = [
-        Judged(Found(f"{number}.jsonl", kind, MemoryJournal(), "#1", 1), recorded, new, old)
+        Judged(RepeatedJournal(f"{number}.jsonl", kind, MemoryJournal(), "#1", 1), recorded, new, old)
         for number, (kind, recorded, new, old) in enumerate(runs)
     ]
     report = Impact("a", n, "recorded", tuple(judged), Decimal(1), "the budget is spent")

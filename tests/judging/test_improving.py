@@ -26,7 +26,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.engine.loading import AgentPlace, module_of
 from stepengine.errors import DataError, DefinitionError, LimitExceeded
 from stepengine.judging.altering import AgentFile
-from stepengine.judging.buying import Book, Buyer
+from stepengine.judging.buying import Buyer, ReplyBook
 from stepengine.models import ModelReply, ModelRequest, Models, Provider
 from stepengine.models.pricing import cost_of
 from stepengine.testing import ScriptedModel, text
@@ -271,7 +271,7 @@ async def test_calls_are_made_side_by_side_as_long_as_all_of_them_fit_in(
     What a call can cost at most is set aside; one that may not fit is made alone, so that at most one goes beyond.
     """
     model = Slow()
-    with Book(tmp_path / "book.jsonl", Decimal("0.105")) as book:
+    with ReplyBook(tmp_path / "book.jsonl", Decimal("0.105")) as book:
         buyer = Buyer(book, "page", Models.of(model), lambda *_: Decimal(most))
         done = await asyncio.gather(*[buyer.complete(asking(n)) for n in range(20)], return_exceptions=True)
 
@@ -285,13 +285,13 @@ async def test_calls_are_made_side_by_side_as_long_as_all_of_them_fit_in(
 @pytest.mark.spec("judging:JG142", "judging:JG146")
 async def test_a_book_keeps_what_was_bought_and_counts_what_was_cut_off(tmp_path: Path) -> None:
     file = tmp_path / "book.jsonl"
-    with Book(file, Decimal(1)) as book:
+    with ReplyBook(file, Decimal(1)) as book:
         await Buyer(
             book, "a", Models.of(ScriptedModel([text("one", cost="0.2")])), cost_of, may_be_unpriced=True
         ).complete(asking(1))
     with file.open("a") as torn:
         torn.write('{"number": 7, "most": "0.5"}\n{"number": 8, "mo')
-    with Book(file, Decimal(1)) as book:
+    with ReplyBook(file, Decimal(1)) as book:
         again = Buyer(book, "a", Models.of(ScriptedModel()), cost_of)
         other = Buyer(book, "b", Models.of(ScriptedModel()), cost_of, before=["a"])
 
@@ -300,7 +300,7 @@ async def test_a_book_keeps_what_was_bought_and_counts_what_was_cut_off(tmp_path
         assert (1, 0, 1) == (again.served, again.bought, other.served)
         with pytest.raises(LimitExceeded, match="price of 'x/y' is unknown"):
             await other.complete(ModelRequest("x/y"))
-    with Book(file, Decimal(1)) as book:
+    with ReplyBook(file, Decimal(1)) as book:
         assert "one" == book.replies("b")[book.key(asking(1))][0].text
 
 
@@ -313,7 +313,7 @@ def test_a_book_that_holds_something_else_is_refused(line: str, tmp_path: Path) 
     file.write_text(f"{line}\n")
 
     with pytest.raises(DataError, match="line 1, is not a line of a book"):
-        Book(file, Decimal(1))
+        ReplyBook(file, Decimal(1))
 
 
 TWO_CALLS = '''

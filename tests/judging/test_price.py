@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from stepengine import Usage
 from stepengine.cli.exits import Exit
 from stepengine.journal import FileJournal
-from stepengine.judging.prices import Call, calls_of, family_of, priced
+from stepengine.judging.prices import RecordedCall, calls_of, family_of, priced
 from stepengine.models.pricing import cost_of
 from stepengine.testing import text, tool_call
 
@@ -40,8 +40,8 @@ def test_the_range_holds_what_the_same_tokens_cost_and_every_guess_about_them(us
     """
     For any usage: the recorded buckets, no cache, no thoughts, and the tokens of other tokenizers all lie within.
     """
-    same = priced([Call("x/claude-1", usage, None, shared)], "y/claude-2", by_bucket, NOW)
-    other = priced([Call("x/claude-1", usage, None, shared)], "y/gpt-5", by_bucket, NOW)
+    same = priced([RecordedCall("x/claude-1", usage, None, shared)], "y/claude-2", by_bucket, NOW)
+    other = priced([RecordedCall("x/claude-1", usage, None, shared)], "y/gpt-5", by_bucket, NOW)
     no_cache = Usage(usage.prompt_tokens, usage.output_tokens, 0, 0, usage.reasoning_tokens)
 
     assert same.low is not None

@@ -38,7 +38,7 @@ from stepengine.errors import JournalError, LimitExceeded, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal, check, diff
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.records import Intent
-from stepengine.journal.replayer import Past
+from stepengine.journal.replayer import RecordedPart
 from stepengine.journal.rerunning import Called, Purse
 from stepengine.runtime.clock import SystemClock
 from stepengine.testing import ScriptedModel, text, tool_call
@@ -405,7 +405,7 @@ def test_an_equal_call_of_the_same_run_answers_before_one_of_a_sibling(office: A
         for path in [address[0]]
     }
     for path in ("2", "1", ""):
-        past = Past(office.journal.history(), Fingerprints(office.journal.redactor))
+        past = RecordedPart(office.journal.history(), Fingerprints(office.journal.redactor))
         asked = Intent(path, 99, history.form(history.intents[common[path]]))
 
         assert common[path] == past.same_elsewhere(asked)

@@ -26,8 +26,8 @@ from stepengine.journal.records import ROOT, shown_address
 from stepengine.judging import render_run
 from stepengine.judging.texts import SafeTexts
 from stepengine.judging.viewing.comparing import pairs_of
-from stepengine.judging.viewing.payload import SILENT, RunView, Texts
-from stepengine.judging.viewing.rendering import Source, rendered, stored
+from stepengine.judging.viewing.payload import SILENT, RunPayload, Texts
+from stepengine.judging.viewing.rendering import PageSource, rendered, stored
 from stepengine.testing import ScriptedModel, tool_call
 
 from .pages import frames_at, opened
@@ -37,8 +37,8 @@ from .runs import HOSTILE, KEY, PNG, REVIEWER, engine, hostile_run, read_all, re
 PLAIN = tuple([f"{first}-{second}" for first, second in (("sword", "fish"), ("plain", "value"), ("short", "word"))])
 
 
-def viewed(journal: Journal) -> RunView:
-    view = RunView(Texts(), "run.jsonl")
+def viewed(journal: Journal) -> RunPayload:
+    view = RunPayload(Texts(), "run.jsonl")
     view.take(stored(journal))
     return view
 
@@ -309,7 +309,7 @@ def test_nothing_hostile_stands_in_the_page_but_packed() -> None:
 
 @pytest.mark.spec("judging:JG45")
 def test_a_title_is_text_and_fills_no_place_of_the_page(reviewer: Journal, tmp_path: Path) -> None:
-    page = rendered(Source(journal=reviewer, file="run.jsonl"), title=HOSTILE).html
+    page = rendered(PageSource(journal=reviewer, file="run.jsonl"), title=HOSTILE).html
 
     assert 2 == page.count("<script")
     assert 2 == page.count(html.escape("<svg/onload=alert(1)>"))
@@ -344,9 +344,9 @@ def test_only_the_pages_own_script_and_style_may_run_and_nothing_may_be_loaded(r
 def test_a_run_that_is_taken_record_by_record_comes_to_the_same(name: str, reviewer: Journal, reader: Journal) -> None:
     journal = {"reviewer": reviewer, "reader": reader}[name]
     lines = list(journal.lines())
-    whole = RunView(Texts(), "run.jsonl")
+    whole = RunPayload(Texts(), "run.jsonl")
     whole.take(MemoryJournal(lines).history())
-    grown = RunView(Texts(), "run.jsonl")
+    grown = RunPayload(Texts(), "run.jsonl")
     for end in range(2, len(lines) + 1):
         before, taken = json.dumps(grown.rows), end - 2
         grown.take(MemoryJournal(lines[:end]).history())
@@ -407,7 +407,7 @@ def test_of_several_engines_that_may_have_made_a_run_the_one_that_repeats_it_tel
     other = attrs.evolve(REVIEWER, system_prompt="Something else.")
     wrong, right = (partial(Engine([agent]).stepper, reviewer, agent=agent) for agent in (other, REVIEWER))
     found = [
-        rendered(Source(journal=reviewer, file="run.jsonl", steppers=steppers))
+        rendered(PageSource(journal=reviewer, file="run.jsonl", steppers=steppers))
         for steppers in ([right], [wrong, right], [wrong], [wrong, wrong])
     ]
     data = [opened(each.html) for each in found]
@@ -430,7 +430,7 @@ def test_without_an_agent_the_page_says_why_there_are_no_lines(reviewer: Journal
 # --- two runs -----------------------------------------------------------------------------------------------------------
 
 
-def content(view: RunView, number: int) -> Any:
+def content(view: RunPayload, number: int) -> Any:
     """
     Return what a step is about: what was said, and which calls were made.
     """
@@ -513,7 +513,7 @@ def test_a_page_that_would_be_too_large_keeps_the_ends_of_long_results_and_says_
     journal = MemoryJournal()
     with Engine([agent], models=ScriptedModel([said("", tool_call("dump", {"n": 1})), said("End.")])) as running:
         running.run_sync("dumper", "Go", journal=journal)
-    source = Source(journal=journal, file="run.jsonl")
+    source = PageSource(journal=journal, file="run.jsonl")
     whole, cut = rendered(source), rendered(source, most=150_000)
     (long,) = [t[0]["text"] for t in opened(cut.html)["texts"] if isinstance(t, list) and t and "<begin>" in str(t)]
 

@@ -29,8 +29,8 @@ from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.journal import following as following_module
 from stepengine.journal.reading import read_later
 from stepengine.judging.viewing import serving
-from stepengine.judging.viewing.payload import RunView, Texts
-from stepengine.judging.viewing.serving import Following, server_of
+from stepengine.judging.viewing.payload import RunPayload, Texts
+from stepengine.judging.viewing.serving import FollowedJournal, server_of
 from stepengine.testing import ScriptedModel
 
 from .pages import opened
@@ -199,7 +199,7 @@ def test_a_page_over_its_size_leaves_with_1_and_writes_nothing(recorded: Path) -
 
 
 @contextmanager
-def served(following: Following) -> Iterator[tuple[str, Any]]:
+def served(following: FollowedJournal) -> Iterator[tuple[str, Any]]:
     """
     Give the path of the page, and what asks for something: its status and its text.
     """
@@ -227,7 +227,7 @@ def served(following: Following) -> Iterator[tuple[str, Any]]:
 @pytest.mark.spec("judging:JG50")
 def test_only_who_knows_the_address_reads_and_nobody_writes(tmp_path: Path) -> None:
     journal = reviewed(FileJournal(tmp_path / "run.jsonl", sync="write"))
-    with served(Following(journal, "run.jsonl")) as (page, ask):
+    with served(FollowedJournal(journal, "run.jsonl")) as (page, ask):
         statuses = [
             ask(page)[0],
             ask(f"{page}records?after=0")[0],
@@ -266,7 +266,7 @@ def test_the_end_of_a_line_that_a_page_has_is_no_news(tmp_path: Path) -> None:
     whole = b"".join(reviewed().lines())
     path = tmp_path / "run.jsonl"
     path.write_bytes(whole[:-1])
-    following = Following(FileJournal(path), "run.jsonl")
+    following = FollowedJournal(FileJournal(path), "run.jsonl")
     page = opened(following.page())
     path.write_bytes(whole)
     following.read()
@@ -286,7 +286,7 @@ def test_a_page_that_asks_for_what_came_after_comes_to_the_same_as_one_that_is_m
     path = tmp_path / "run.jsonl"
     begun = whole.index(b"\n", whole.index(b"\n") + 1) + 1
     path.write_bytes(whole[:begun])
-    following = Following(FileJournal(path), "run.jsonl")
+    following = FollowedJournal(FileJournal(path), "run.jsonl")
     page = opened(following.page())
     ends = [*range(begun, len(whole), max(step, len(whole) // 60)), len(whole)]
     for end in ends:
@@ -307,7 +307,7 @@ def test_a_page_that_asks_for_what_came_after_comes_to_the_same_as_one_that_is_m
             series.pop("from", None)
             page |= {name: news[name] for name in ("run", "agents", "series")} | {"follow": news["after"]}
 
-    made = RunView(Texts(), "run.jsonl")
+    made = RunPayload(Texts(), "run.jsonl")
     made.take(FileJournal(path).history())
     expected = json.loads(json.dumps(made.told()))
     assert resolved(expected["steps"], made.texts.all) == resolved(page["steps"], page["texts"])
@@ -324,7 +324,7 @@ def test_following_reads_only_what_is_new_and_all_of_another_journal_in_its_plac
     lines = reviewed(MemoryJournal(link=link)).lines()
     path, other = tmp_path / "run.jsonl", tmp_path / "other.jsonl"
     path.write_bytes(b"".join(lines[:3]))
-    following = Following(FileJournal(path), "run.jsonl")
+    following = FollowedJournal(FileJournal(path), "run.jsonl")
     read: list[int] = []
     monkeypatch.setattr(
         following_module, "read_later", lambda data, *a, **o: read.append(len(data)) or read_later(data, *a, **o)
@@ -345,7 +345,7 @@ def test_following_reads_only_what_is_new_and_all_of_another_journal_in_its_plac
 
 @pytest.mark.spec("judging:JG50")
 def test_the_page_is_answered_while_other_connections_say_nothing(recorded: Path) -> None:
-    with served(Following(FileJournal("run.jsonl"), "run.jsonl")) as (page, ask), ExitStack() as idle:
+    with served(FollowedJournal(FileJournal("run.jsonl"), "run.jsonl")) as (page, ask), ExitStack() as idle:
         for _ in range(4):
             idle.enter_context(socket.create_connection(("127.0.0.1", ask.port)))
         began = time.monotonic()
@@ -357,7 +357,7 @@ def test_the_page_is_answered_while_other_connections_say_nothing(recorded: Path
 
 @pytest.mark.spec("judging:JG50", "judging:JG119")
 def test_damage_that_comes_while_a_run_is_followed_is_told_and_a_port_in_use_leaves_with_2(recorded: Path) -> None:
-    following = Following(FileJournal("run.jsonl"), "run.jsonl")
+    following = FollowedJournal(FileJournal("run.jsonl"), "run.jsonl")
     with served(following) as (page, ask), socket.create_server(("127.0.0.1", 0)) as taken:
         content = Path("run.jsonl").read_bytes()
         Path("run.jsonl").write_bytes(content.replace(b"Three.", b"Seven.!"))

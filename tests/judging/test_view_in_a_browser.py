@@ -22,7 +22,7 @@ from stepengine.journal import FileJournal, Journal, MemoryJournal
 from stepengine.judging import render_run
 from stepengine.judging.viewing.payload import Texts
 from stepengine.judging.viewing.rendering import stored
-from stepengine.judging.viewing.serving import Following, server_of
+from stepengine.judging.viewing.serving import FollowedJournal, server_of
 from stepengine.testing import ScriptedModel
 
 from .browser import AXE, CHROMIUM, Browser, browser, faults
@@ -544,7 +544,7 @@ def test_a_page_that_is_served_shows_what_is_recorded_meanwhile(chromium: Browse
     lines = list(reviewed().lines())
     path = tmp_path / "run.jsonl"
     path.write_bytes(b"".join(lines[:8]))
-    server, address = server_of(Following(FileJournal(path), "run.jsonl"))
+    server, address = server_of(FollowedJournal(FileJournal(path), "run.jsonl"))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

@@ -12,13 +12,13 @@ from stepengine.data.messages import AssistantMessage, TextPart, ToolCallPart, T
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.errors import TranscriptError
-from stepengine.machine.history import EXPIRED, LOOKED_AT, History, left_by
+from stepengine.machine.history import EXPIRED, LOOKED_AT, RunHistory, left_by
 from tests.machine.world import lines
 
 
 def history(*messages, view=None, keeps=None):
     record = Transcript(messages)
-    return History(record, record if view is None else Transcript(view), keeps or {})
+    return RunHistory(record, record if view is None else Transcript(view), keeps or {})
 
 
 def said(text, **fields):
@@ -143,7 +143,7 @@ def test_a_suspended_step_is_taken_out_and_what_came_after_it_is_given_back():
     past = history(said("a"))
     past.commit(calling("c1"), [waiting])
     past.add([said("are you there?")])
-    taken_up = History(past.record, past.view, {})
+    taken_up = RunHistory(past.record, past.view, {})
     assert lines(taken_up.reopen()) == ["user: are you there?"]
     assert lines(taken_up.record) == lines(taken_up.view) == ["user: a"]
     assert taken_up.open_step is not None

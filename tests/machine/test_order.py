@@ -18,7 +18,7 @@ from stepengine.data.questions import Decision
 from stepengine.data.tools import Driving, Ordinary
 from stepengine.data.waiting import ChildRef
 from stepengine.errors import ModelError
-from stepengine.machine.plan import Body
+from stepengine.machine.plan import ToolBody
 from stepengine.machine.protocol import ANYWHERE, BODY, FIRST, LAST, ORDER, SILENT, STOPPED, advance
 from tests.machine.test_stops import COUNT, Rich
 from tests.machine.world import (
@@ -171,7 +171,7 @@ def rows_of_bodies():
         world = World(replies=lambda k: reply("x"), **given)
         if tool is pending:
             world = World(replies=lambda k: reply("x"), tools={"add": lambda **_: ToolResult.json(0, status="pending")})
-        made = Body(tool_name="release", tool_call_id="c1", by_model=True, steps=steps)
+        made = ToolBody(tool_name="release", tool_call_id="c1", by_model=True, steps=steps)
         used |= play(
             agent(tools=[tool.spec.name], hooks=points, limits=limits(max_actions=20)), world, tools=[tool], body=made
         ).rows

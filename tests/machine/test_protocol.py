@@ -18,7 +18,17 @@ from stepengine.data.tools import Driving, How, Yielding
 from stepengine.data.waiting import ChildRef
 from stepengine.errors import BadYield
 from stepengine.machine import hooks as hooking
-from stepengine.machine.protocol import CALLS, EFFECTS, ORDER, PHASES, YIELDS, accepted, rows_for, token_of, way_of
+from stepengine.machine.protocol import (
+    CALLS,
+    EFFECTS,
+    ORDER,
+    PHASES,
+    YIELDS,
+    names_of_yieldables,
+    rows_for,
+    token_of,
+    way_of,
+)
 from tests.machine.world import (
     ADD,
     STEP,
@@ -123,7 +133,7 @@ def test_the_code_is_driven_by_the_table():
     named = hooking.ACCEPTED.replace(" or ", ", ").removesuffix(" (all from stepengine)").split(", ")
     assert sorted(named) == sorted([row.name for row in YIELDS if row.for_hooks])
     assert set(rows_for("hook")) == {row.kind for row in YIELDS if row.for_hooks}
-    assert all(row.name in accepted() for row in YIELDS)
+    assert all(row.name in names_of_yieldables() for row in YIELDS)
     tokens_of_order = {token for state in ORDER.values() for token in state}
     used = {token for row in YIELDS for token in row.effects} | {row.effect for row in CALLS.values() if row.effect}
     assert {t if t != "CallTool" else "CallTool:model" for t in used} <= tokens_of_order

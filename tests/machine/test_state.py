@@ -9,14 +9,14 @@ import pytest
 
 import stepengine.machine
 from stepengine.machine.budget import Budget
-from stepengine.machine.history import History
+from stepengine.machine.history import RunHistory
 from stepengine.machine.output import Output
 from stepengine.machine.side_events import SideEvents
 from stepengine.machine.spent import Spent
 from stepengine.machine.state import RunState
 
 MACHINE = Path(stepengine.machine.__file__).parent
-STATEFUL = (RunState, Budget, History, Output, SideEvents, Spent)
+STATEFUL = (RunState, Budget, RunHistory, Output, SideEvents, Spent)
 
 
 def targets_of(node: ast.AST) -> list[ast.expr]:
@@ -83,5 +83,5 @@ def test_one_that_does_is_found(planted):
 
 def test_the_state_has_slots_only():
     """A misspelt attribute cannot appear, and thousands of runs stay small."""
-    for cls in (RunState, Budget, History, Output, Spent):
+    for cls in (RunState, Budget, RunHistory, Output, Spent):
         assert not hasattr(cls.__new__(cls), "__dict__")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepengine import Ask, StepResult
-from stepengine.mcp.asking import Asking
+from stepengine.mcp.asking import ServerQuestions
 from tests.strategies import json_values
 
 ONE = {"type": "object", "required": ["x"]}
@@ -21,7 +21,7 @@ def answered(request: dict[str, Any], *said: str, style: int = 2) -> tuple[Any, 
     """
     Answer a request with what somebody says to one question after the other.
     """
-    steps, waiting, asked = Asking("srv").answered({"k": {"params": request}}, style), list(said), []
+    steps, waiting, asked = ServerQuestions("srv").answered({"k": {"params": request}}, style), list(said), []
     try:
         question = steps.send(None)
         while True:

@@ -421,4 +421,4 @@ def test_a_folder_called_mcp_beside_the_program_is_not_taken_for_the_package(
     monkeypatch.setattr(connection, "find_spec", lambda name: folder)
 
     with pytest.raises(DefinitionError, match=r"pip install 'stepengine\[mcp\]'"):
-        connection.installed()
+        connection.require_package()

@@ -22,7 +22,7 @@ import yaml
 
 from stepengine.data.models import ModelDelta, ModelReply
 from stepengine.models._aws_events import AWSParser
-from stepengine.models._failures import Call
+from stepengine.models._failures import RequestLabel
 from stepengine.models._reading import ReplyReader
 from stepengine.models.anthropic.decode import decode as decode_anthropic
 from stepengine.models.anthropic.stream import AnthropicAccumulator
@@ -121,9 +121,11 @@ class Recording:
     answer: Mapping[str, str] = attrs.field(factory=dict)
 
     @property
-    def call(self) -> Call:
+    def call(self) -> RequestLabel:
         provider = self.service or NAMES[self.wire]
-        return Call(provider=provider, model=f"{provider}/{self.model}", credentials=Credentials(None, "no key"))
+        return RequestLabel(
+            provider=provider, model=f"{provider}/{self.model}", credentials=Credentials(None, "no key")
+        )
 
     def reader(self) -> ReplyReader:
         kind = ACCUMULATORS.get(NAMES[self.wire], ChatAccumulator)

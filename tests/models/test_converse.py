@@ -294,7 +294,7 @@ def test_a_call_is_demanded_where_the_model_takes_that_and_else_said_to_be_left_
     settings = ModelSettings(tool_choice=choice, parallel_tool_calls=False)
     sent = body(model, settings=settings)
     request = ModelRequest(f"{NAME}/{model}", messages=Transcript([UserMessage("x")]), tools=(TOOL,), settings=settings)
-    dropped = provider()._of(model)._dropped(request)
+    dropped = provider()._of(model)._dropped_settings(request)
 
     assert expected == sent["toolConfig"].get("toolChoice")
     assert ("tool_choice" in dropped) == (expected is None and choice != "auto")
@@ -386,7 +386,7 @@ def test_the_limits_that_nova_refuses_beside_its_highest_effort_are_left_out_and
     low = attrs.evolve(settings, thinking=Thinking(effort="low"))
 
     assert {"stopSequences": ["x"]} == json.loads(wire._encode(request, stream=False).content)["inferenceConfig"]
-    assert ("max_tokens", "temperature") == wire._dropped(request)
+    assert ("max_tokens", "temperature") == wire._dropped_settings(request)
     assert 500 == body(NOVA_2, settings=low)["inferenceConfig"]["maxTokens"]
 
 
@@ -405,7 +405,7 @@ def test_a_schema_is_promised_where_bedrock_promises_it_and_else_asked_for_by_a_
     assert [True] == [tool["toolSpec"].get("strict") for tool in promised["toolConfig"]["tools"]]
     assert "outputConfig" not in asked
     assert [None, None] == [tool["toolSpec"].get("strict") for tool in asked["toolConfig"]["tools"]]
-    dropped = provider()._of(LLAMA)._dropped(ModelRequest(LLAMA, tools=strict))
+    dropped = provider()._of(LLAMA)._dropped_settings(ModelRequest(LLAMA, tools=strict))
     assert ("strict",) == dropped
 
 

@@ -16,7 +16,7 @@ from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import MissingKey, ModelError, UnknownModel
 from stepengine.models import PRESETS, Models, OpenAIChatProvider, OpenAIProvider
-from stepengine.models._failures import Call, body_failure
+from stepengine.models._failures import RequestLabel, body_failure
 from stepengine.models.keys import Credentials
 from stepengine.models.openai_chat.decode import decode
 from stepengine.models.presets import preset_of
@@ -253,7 +253,7 @@ def test_deepseek_misses_its_reasoning_in_no_message_of_the_assistant_and_moonsh
 def test_thoughts_go_back_where_each_service_reads_them(name, model, came, goes):
     message = {"role": "assistant", "content": "Five.", **came}
     answer = {"choices": [{"message": message, "finish_reason": "stop"}]}
-    asked = Call(provider=name, model=f"{name}/{model}", credentials=Credentials(None, "no key"))
+    asked = RequestLabel(provider=name, model=f"{name}/{model}", credentials=Credentials(None, "no key"))
     reply = decode(answer, asked, model, None)
     request = ModelRequest(
         f"{name}/{model}", messages=Transcript([UserMessage("go"), AssistantMessage(reply.content), UserMessage("on")])

@@ -100,7 +100,7 @@ def test_one_container_of_claude_runs_programs_and_other_code_and_nothing_is_pro
     assert not any("strict" in tool for tool in found["tools"])
     assert "tool_choice" not in found
     request = ModelRequest(f"anthropic/{CLAUDE}", "", Transcript([UserMessage("hi")]), (TOOL, FIND), settings=settings)
-    assert {"strict", "parallel_tool_calls"} == set(AnthropicProvider("k")._dropped(request))
+    assert {"strict", "parallel_tool_calls"} == set(AnthropicProvider("k")._dropped_settings(request))
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {

@@ -166,7 +166,7 @@ def test_openai_is_told_how_long_to_cache_where_it_can_be_told_and_what_it_canno
     request = ModelRequest(f"{name}/{model}", messages=Transcript([HI]), settings=ModelSettings(cache=cache))
     got = json.loads(provider._encode(request, stream=False).content)
     assert got.get("prompt_cache_options", {}) == (options or {})
-    assert ("cache" in provider._dropped(request)) == (options is DROPPED)
+    assert ("cache" in provider._dropped_settings(request)) == (options is DROPPED)
     assert "prompt_cache_retention" not in got
     assert "prompt_cache_breakpoint" not in json.dumps(got)
 
@@ -354,4 +354,4 @@ def test_a_cloud_has_no_word_for_models_that_stand_in() -> None:
 
     assert "fallbacks" not in json.loads(asked.content)
     assert "anthropic-beta" not in asked.headers
-    assert ("fallbacks",) == provider._dropped(request)
+    assert ("fallbacks",) == provider._dropped_settings(request)

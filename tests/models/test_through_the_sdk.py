@@ -12,7 +12,7 @@ from stepengine.data.models import ModelRequest, ReplyDone
 from stepengine.errors import ModelError
 from stepengine.models import AnthropicProvider, BedrockProvider, GoogleProvider, OpenAIChatProvider, OpenAIProvider
 from stepengine.models._failures import body_failure
-from stepengine.models._http import Body
+from stepengine.models._http import RequestBody
 from stepengine.testing import Cassette, ReplayTransport
 from tests.models.recorded import FOLDER, NAMES, Recording, body_of, cassette, needs_recordings, recordings
 
@@ -41,7 +41,7 @@ def provider_of(recording: Recording, played: Cassette, request: Any) -> Any:
         kind = OpenAIProvider if name == "openai" else OpenAIChatProvider
         provider = kind(name=name, api_key=KEY, base_url=f"{host}{base}/v1", transport=transport)
         path = f"/{leaf}{query}"
-    provider._encode = lambda *_args, **_kwargs: Body(body_of(request), path=path)
+    provider._encode = lambda *_args, **_kwargs: RequestBody(body_of(request), path=path)
     return provider
 
 

@@ -121,7 +121,7 @@ def cell(name: str, **settings: Any) -> str:
     except ModelError:
         return "error"
     said = [f"`{key}: {shown(value)}`" for key, value in changes(before, after).items()]
-    dropped = provider._dropped(asked)
+    dropped = provider._dropped_settings(asked)
     if not said and not dropped:
         kept = provider._finished(ModelReply("a STOP b"), asked)
         return (
@@ -168,7 +168,10 @@ def strict_cell(name: str) -> str:
     strict = body(name, asked := request(name, tools))
     said = difference(plain.pop("tools")[0], strict.pop("tools")[0]) | difference(plain, strict)
     told = [f"`{key}: {shown(value)}`" for key, value in said.items()]
-    return "; ".join([*told, *(["dropped"] if "strict" in provider_of(name)._dropped(asked) else [])]) or "not sent"
+    return (
+        "; ".join([*told, *(["dropped"] if "strict" in provider_of(name)._dropped_settings(asked) else [])])
+        or "not sent"
+    )
 
 
 def table() -> str:

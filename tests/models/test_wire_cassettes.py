@@ -17,7 +17,7 @@ import pytest
 from stepengine.data.messages import ThinkingPart, ToolCallPart
 from stepengine.data.models import StopReason, TextChunk, ThinkingChunk
 from stepengine.errors import ModelError, TruncatedReply
-from stepengine.models._failures import Call
+from stepengine.models._failures import RequestLabel
 from stepengine.models._reading import ReplyReader
 from stepengine.models.keys import Credentials
 from stepengine.models.openai_chat.decode import ChatAccumulator
@@ -142,7 +142,7 @@ def test_a_stream_is_read_the_same_in_any_pieces_and_is_no_reply_before_its_end(
 
 
 def reader(wire: str) -> ReplyReader:
-    call = Call(provider=wire, model=WIRES[wire].model, credentials=Credentials(None, "no key"))
+    call = RequestLabel(provider=wire, model=WIRES[wire].model, credentials=Credentials(None, "no key"))
     return ReplyReader(ACCUMULATORS.get(wire, ChatAccumulator)(call, "m", None), call)
 
 

@@ -20,7 +20,7 @@ from stepengine.models import (
     OpenAIChatProvider,
     OpenAIProvider,
 )
-from stepengine.models._failures import Call
+from stepengine.models._failures import RequestLabel
 from stepengine.models._reading import ReplyReader
 from stepengine.models.anthropic.stream import AnthropicAccumulator
 from stepengine.models.google.decode import GoogleAccumulator
@@ -79,8 +79,8 @@ def result(number: int, *content: Any, status: str = "ok") -> ToolMessage:
 MANUAL = ModelSettings(thinking=Thinking("extended", 2_000))
 
 
-def made(provider: str, model: str = "m") -> Call:
-    return Call(provider=provider, model=f"{provider}/{model}", credentials=Credentials(None, "no key"))
+def made(provider: str, model: str = "m") -> RequestLabel:
+    return RequestLabel(provider=provider, model=f"{provider}/{model}", credentials=Credentials(None, "no key"))
 
 
 def reader(wire: str, model: str = "m", provider: str = "") -> ReplyReader:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepengine.programs.checking import MOST_BYTES, Problem, checked_by_monty, globals_of, problems, shown
+from stepengine.programs.checking import MOST_BYTES, ProgramProblem, checked_by_monty, globals_of, problems, shown
 from stepengine.programs.sandbox import ABSENT, BUILTINS, MODULES
 from stepengine.programs.stubs import ALIASES
 from tests.programs import corpus
@@ -392,7 +392,7 @@ def test_a_problem_is_shown_with_its_line_and_a_caret_below_its_place():
     program = "x = 1\n\tprint(äöü, zork)\n"
 
     assert "line 2, column 13: there is no such name\n    \tprint(äöü, zork)\n    \t           ^" == shown(
-        [Problem(2, 13, "there is no such name")], program
+        [ProgramProblem(2, 13, "there is no such name")], program
     )
 
 
@@ -426,7 +426,7 @@ def test_a_long_line_is_shown_around_the_place():
 
 @pytest.mark.spec("programs:PG24")
 def test_problems_beyond_the_text_are_shown_without_a_line():
-    assert "line 9, column 1: x" == shown([Problem(9, 1, "x")], "y")
+    assert "line 9, column 1: x" == shown([ProgramProblem(9, 1, "x")], "y")
 
 
 # --- the table of what the sandbox has ------------------------------------------------------------------------------

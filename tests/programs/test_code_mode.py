@@ -29,8 +29,8 @@ from stepengine.tools import ToolPreview
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
 from stepengine.programs import MontySandbox, ProgramLimits, code_mode, running, sessions
-from stepengine.programs.checking import Checked
-from stepengine.programs.sessions import Answer, Ended, Waiting
+from stepengine.programs.checking import CheckedProgram
+from stepengine.programs.sessions import CallAnswer, ProgramEnded, ProgramWaiting
 from stepengine.programs.stubs import stubs_of
 
 pytestmark = [pytest.mark.anyio]
@@ -440,8 +440,8 @@ NOON = datetime(2026, 1, 1, tzinfo=UTC)
 def fed(session: Any, code: str, value: Any = 1) -> Any:
     """Bring a program to its end, with the same answer to each of its calls."""
     turn = session.feed(code, NOON)
-    while isinstance(turn, Waiting):
-        turn = session.answer({call.id: Answer(value) for call in turn.calls}, NOON)
+    while isinstance(turn, ProgramWaiting):
+        turn = session.answer({call.id: CallAnswer(value) for call in turn.calls}, NOON)
     return turn
 
 
@@ -480,9 +480,9 @@ def test_a_program_that_was_looked_at_is_known_again_with_the_same_functions_and
 ) -> None:
     looked: list[str] = []
 
-    def look(_: Any, code: str, stubs: Any, known: Any) -> Checked:
+    def look(_: Any, code: str, stubs: Any, known: Any) -> CheckedProgram:
         looked.append(code)
-        return Checked(is_whole=code != "half")
+        return CheckedProgram(is_whole=code != "half")
 
     monkeypatch.setattr(sessions, "checked_by_monty", look)
     sandbox, stubs = MontySandbox(1), stubs_of([one.spec for one in Ledger().tools], [], ask=False)
@@ -627,7 +627,7 @@ def test_a_forked_child_is_told_that_it_runs_no_programs_and_leaves_the_parents_
     sandbox.close()
 
     assert "forked" in told
-    assert Ended(1) == went_on
+    assert ProgramEnded(1) == went_on
 
 
 @pytest.mark.spec("programs:PG20")

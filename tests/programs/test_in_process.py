@@ -22,7 +22,7 @@ from stepengine import AgentDefinition, Engine, RunResult, RunStatus, tool
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.journal import FileJournal
 from stepengine.programs import InProcessSandbox, MontySandbox, ProgramLimits, code_mode, in_process
-from stepengine.programs.sessions import Answer, Asked, Ended, Raised, Sandbox, Waiting
+from stepengine.programs.sessions import CallAnswer, ProgramCall, ProgramEnded, ProgramRaised, ProgramWaiting, Sandbox
 from stepengine.testing import ScriptedModel, text, tool_call
 from tests.programs import corpus
 
@@ -49,16 +49,16 @@ def monty() -> Iterator[MontySandbox]:
     made.close()
 
 
-def answered(call: Asked) -> Answer:
+def answered(call: ProgramCall) -> CallAnswer:
     function = STUBS.functions.get(call.name)
     if function is None:
-        return Answer() if call.name == "asyncio.sleep" else Answer(f"no {call.name}", "NameError")
+        return CallAnswer() if call.name == "asyncio.sleep" else CallAnswer(f"no {call.name}", "NameError")
     try:
-        return Answer(corpus.answer(function.of, function.input_of(call.args, call.kwargs)))
+        return CallAnswer(corpus.answer(function.of, function.input_of(call.args, call.kwargs)))
     except (PermissionError, TypeError) as error:
-        return Answer(str(error), type(error).__name__)
+        return CallAnswer(str(error), type(error).__name__)
     except Exception as error:
-        return Answer(str(error), "ToolError")
+        return CallAnswer(str(error), "ToolError")
 
 
 def went(sandbox: Sandbox, *codes: str, seed: int = 7) -> list[Any]:
@@ -67,13 +67,13 @@ def went(sandbox: Sandbox, *codes: str, seed: int = 7) -> list[Any]:
     found: list[Any] = []
     for code in codes:
         turn = session.feed(code, NOW)
-        while isinstance(turn, Waiting):
+        while isinstance(turn, ProgramWaiting):
             found.append((turn.line, [(call.name, call.args, call.kwargs, call.line) for call in turn.calls]))
             turn = session.answer({call.id: answered(call) for call in turn.calls}, NOW)
         match turn:
-            case Ended(value, unawaited):
+            case ProgramEnded(value, unawaited):
                 found.append((session.printed, repr(value), [(call.name, call.line) for call in unawaited]))
-            case Raised(kind, _, line, is_fatal):
+            case ProgramRaised(kind, _, line, is_fatal):
                 found.append((session.printed, kind, line, is_fatal))
     session.close()
     return found
@@ -244,7 +244,7 @@ def test_a_traceback_has_the_lines_of_the_program_and_none_of_ours() -> None:
     turn = session.feed(code, NOW)
     session.close()
 
-    assert isinstance(turn, Raised)
+    assert isinstance(turn, ProgramRaised)
     expected = """\
         Traceback (most recent call last):
           File "<python-input-1>", line 9, in <module>
@@ -338,14 +338,14 @@ async def test_a_journal_that_is_cut_anywhere_goes_on_to_the_same(tmp_path: Path
 async def test_what_breaks_a_limit_is_an_error_result_and_the_next_program_runs(
     code: str, limits: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    feed = in_process._Session.feed
+    feed = in_process._InProcessSession.feed
 
     def fed(self: Any, code: str, now: datetime) -> Any:
         """Give the next program its time: a thread of a busy machine may not begin within what the first one had."""
         self._seconds = 30.0 if code == "1 + 1" else self._seconds
         return feed(self, code, now)
 
-    monkeypatch.setattr(in_process._Session, "feed", fed)
+    monkeypatch.setattr(in_process._InProcessSession, "feed", fed)
     agent = buyer(InProcessSandbox(), limits=ProgramLimits(**limits))
     async with Engine([agent], models=ScriptedModel([*programs(code, "1 + 1"), text("end")])) as engine:
         result = await engine.run(agent, "go")
@@ -390,7 +390,7 @@ def test_a_session_that_is_closed_before_its_program_has_begun_runs_nothing_of_i
         monkeypatch.setattr(in_process._Program, "start", begins)
     turn = session.feed("while True:\n    pass", NOW)
 
-    assert Raised("RuntimeError", "the program was ended", 0, is_fatal=True) == turn
+    assert ProgramRaised("RuntimeError", "the program was ended", 0, is_fatal=True) == turn
 
 
 @pytest.mark.spec("programs:PG20")
@@ -423,11 +423,11 @@ async def test_a_hundred_programs_wait_at_once() -> None:
 def test_a_forked_child_is_told_that_it_cannot_go_on() -> None:
     session = InProcessSandbox().open(["price"], seconds=5, memory=1, printed=10, seed=1)
     waiting = session.feed("await price('a')", NOW)
-    assert isinstance(waiting, Waiting)
+    assert isinstance(waiting, ProgramWaiting)
     ours, theirs = os.pipe()
     if not (pid := os.fork()):
         try:
-            session.answer({waiting.calls[0].id: Answer(1)}, NOW)
+            session.answer({waiting.calls[0].id: CallAnswer(1)}, NOW)
         except ToolError as error:
             os.write(theirs, error.message.encode())
         session.close()
@@ -436,10 +436,10 @@ def test_a_forked_child_is_told_that_it_cannot_go_on() -> None:
     told = os.read(ours, 1000).decode()
     os.close(ours)
     os.close(theirs)
-    turn = session.answer({waiting.calls[0].id: Answer(1)}, NOW)
+    turn = session.answer({waiting.calls[0].id: CallAnswer(1)}, NOW)
 
     assert "forked" in told
-    assert Ended(1) == turn
+    assert ProgramEnded(1) == turn
 
 
 WITHOUT = """

@@ -19,7 +19,7 @@ from stepengine import AgentDefinition, Answer, Engine, Race, RunResult, Sleep, 
 from stepengine.errors import JournalError, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.permissions import Call, Policy, Rule
-from stepengine.programs.sessions import Session, Turn, Waiting
+from stepengine.programs.sessions import ProgramSession, ProgramWaiting, Turn
 from stepengine.testing import ScriptedModel, text, tool_call
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
@@ -36,7 +36,7 @@ class Watched(MontySandbox):
         super().__init__(2)
         self.fed: list[str] = []
 
-    def open(self, functions: Collection[str], **limits: Any) -> Session:
+    def open(self, functions: Collection[str], **limits: Any) -> ProgramSession:
         session, fed = super().open(functions, **limits), self.fed
         feed = session.feed
 
@@ -281,7 +281,7 @@ class Other(Watched):
 
     name = "monty/99"  # type: ignore[assignment]
 
-    def open(self, functions: Collection[str], **limits: Any) -> Session:
+    def open(self, functions: Collection[str], **limits: Any) -> ProgramSession:
         session = super().open(functions, **limits)
         feed, answer = session.feed, session.answer
         session.feed = lambda code, now: self._other(feed(code, now))  # type: ignore[method-assign]
@@ -290,7 +290,7 @@ class Other(Watched):
 
     @staticmethod
     def _other(turn: Turn) -> Turn:
-        if not isinstance(turn, Waiting):
+        if not isinstance(turn, ProgramWaiting):
             return turn
         calls = [call._replace(args=("coffee",)) if call.args == ("milk",) else call for call in turn.calls]
         return attrs.evolve(turn, calls=tuple(calls))

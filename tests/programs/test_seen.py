@@ -29,7 +29,7 @@ from stepengine.testing import ScriptedModel, text, tool_call
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
 from stepengine.programs import MontySandbox, code_mode, running
-from stepengine.programs.sessions import Answer
+from stepengine.programs.sessions import CallAnswer
 
 pytestmark = [pytest.mark.anyio]
 
@@ -437,7 +437,7 @@ def test_a_session_whose_program_waits_tells_no_variables_and_goes_on() -> None:
         before = session.variables(["a"])
         waiting = session.feed("a = await price(1)", now)
         meanwhile = session.variables(["a"])
-        session.answer({waiting.calls[0].id: Answer(5)}, now)
+        session.answer({waiting.calls[0].id: CallAnswer(5)}, now)
         assert [before, meanwhile, session.variables(["a"])] == [{"a": "1"}, {}, {"a": "5"}]
     finally:
         session.close()

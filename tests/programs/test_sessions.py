@@ -22,7 +22,7 @@ from stepengine.testing import ScriptedModel, text, tool_call
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
 from stepengine.programs import MontySandbox, ProgramLimits, code_mode
-from stepengine.programs.sessions import Answer, Ended, Raised, Session, Turn, Waiting
+from stepengine.programs.sessions import CallAnswer, ProgramEnded, ProgramRaised, ProgramSession, ProgramWaiting, Turn
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LIMITS = {"seconds": 30.0, "memory": 1 << 26, "printed": 1_000, "seed": 1}
@@ -37,7 +37,7 @@ def one() -> Iterator[MontySandbox]:
     sandbox.close()
 
 
-def opened(sandbox: MontySandbox, **limits: Any) -> Session:
+def opened(sandbox: MontySandbox, **limits: Any) -> ProgramSession:
     return sandbox.open(("look",), **{**LIMITS, **limits})
 
 
@@ -74,10 +74,10 @@ def test_a_limit_that_leaves_no_room_to_begin_is_named_and_the_worker_is_there_f
 ) -> None:
     for _ in range(3):
         turn = opened(one, **limits).feed("1", NOW)
-        assert isinstance(turn, Raised)
+        assert isinstance(turn, ProgramRaised)
         assert (True, True) == (turn.is_fatal, turn.kind in {"MemoryError", "TimeoutError"})
 
-    assert Ended(2) == opened(one).feed("1 + 1", NOW)
+    assert ProgramEnded(2) == opened(one).feed("1 + 1", NOW)
 
 
 @pytest.mark.spec("programs:PG21")
@@ -91,24 +91,24 @@ def test_a_limit_that_leaves_no_room_to_begin_is_named_and_the_worker_is_there_f
 )
 def test_a_program_that_asks_the_host_for_ever_is_ended_as_one_that_computes_is(one: MontySandbox, loop: str) -> None:
     """The sandbox's own clock begins anew with everything that it asks for, if only the time."""
-    assert Raised("TimeoutError", "TimeoutError", 0, is_fatal=True) == opened(one, seconds=0.3).feed(loop, NOW)
-    assert Ended(2) == opened(one).feed("1 + 1", NOW)
+    assert ProgramRaised("TimeoutError", "TimeoutError", 0, is_fatal=True) == opened(one, seconds=0.3).feed(loop, NOW)
+    assert ProgramEnded(2) == opened(one).feed("1 + 1", NOW)
 
 
 @pytest.mark.spec("programs:PG25")
 def test_a_worker_that_dies_while_its_program_waits_is_replaced_and_the_program_goes_on(one: MontySandbox) -> None:
     session = opened(one)
-    assert Ended(None) == session.feed("x = 20", NOW)
+    assert ProgramEnded(None) == session.feed("x = 20", NOW)
     first = session.feed("a = await look(1)\nprint(a)\nb = await look(2)\na + b + x", NOW)
-    assert isinstance(first, Waiting)
+    assert isinstance(first, ProgramWaiting)
     os.kill(one._seats[0].pid, signal.SIGKILL)
     until(lambda: not one._seats[0].is_alive)
-    second = session.answer({first.calls[0].id: Answer(1)}, NOW)
-    assert isinstance(second, Waiting)
+    second = session.answer({first.calls[0].id: CallAnswer(1)}, NOW)
+    assert isinstance(second, ProgramWaiting)
     os.kill(one._seats[0].pid, signal.SIGKILL)
     until(lambda: not one._seats[0].is_alive)
 
-    assert Ended(23) == session.answer({second.calls[0].id: Answer(2)}, NOW)
+    assert ProgramEnded(23) == session.answer({second.calls[0].id: CallAnswer(2)}, NOW)
     assert "1\n" == session.printed
 
 
@@ -135,12 +135,12 @@ def test_a_session_that_is_closed_while_it_is_told_again_ends_and_leaves_its_wor
     session, other = opened(one), opened(one)
     turn: Turn = session.feed("while True:\n    await look(1)", NOW)
     for _ in range(20):
-        assert isinstance(turn, Waiting)
-        turn = session.answer({turn.calls[0].id: Answer(1)}, NOW)
-    assert isinstance(turn, Waiting)
-    answers = {turn.calls[0].id: Answer(1)}
+        assert isinstance(turn, ProgramWaiting)
+        turn = session.answer({turn.calls[0].id: CallAnswer(1)}, NOW)
+    assert isinstance(turn, ProgramWaiting)
+    answers = {turn.calls[0].id: CallAnswer(1)}
     other.feed("1", NOW)  # takes the worker
-    told, answered = [], type(session)._answered
+    told, answered = [], type(session)._resume_with
 
     def slow(self: Any, given: Any, now: datetime) -> Turn:
         told.append(given)
@@ -148,13 +148,13 @@ def test_a_session_that_is_closed_while_it_is_told_again_ends_and_leaves_its_wor
             session.close()
         return answered(self, given, now)
 
-    monkeypatch.setattr(type(session), "_answered", slow)
+    monkeypatch.setattr(type(session), "_resume_with", slow)
     turn = session.answer(answers, NOW)
 
-    assert isinstance(turn, Raised)
+    assert isinstance(turn, ProgramRaised)
     assert turn.is_fatal
     assert len(told) < 20  # nothing more is told behind that
-    assert Ended(2) == opened(one).feed("1 + 1", NOW)
+    assert ProgramEnded(2) == opened(one).feed("1 + 1", NOW)
 
 
 @pytest.mark.spec("programs:PG21", "programs:PG25")
@@ -170,7 +170,7 @@ def test_sessions_that_are_closed_at_any_moment_leave_every_worker_for_others(se
             thread.join(20)
             assert not thread.is_alive(), step
             assert isinstance(came[0], ToolError) or came[0].is_fatal
-        assert Ended(2) == opened(sandbox).feed("1 + 1", NOW)
+        assert ProgramEnded(2) == opened(sandbox).feed("1 + 1", NOW)
         assert not [seat for seat in sandbox._seats if seat.is_busy]
     finally:
         sandbox.close()
@@ -234,7 +234,7 @@ def test_a_forked_child_that_closes_a_session_ends_no_turn_of_its_parent(one: Mo
     os.waitpid(pid, 0)
     thread.join(60)
 
-    assert [Ended(3_000_000)] == came
+    assert [ProgramEnded(3_000_000)] == came
 
 
 @pytest.mark.anyio
@@ -260,7 +260,7 @@ async def test_a_run_that_is_stopped_while_its_program_is_looked_at_never_runs_i
     fed: list[str] = []
     run_code = code_mode(look, limits=ProgramLimits(seconds=30), sandbox=sandbox)
     monkeypatch.setattr(
-        "stepengine.programs.sessions._MontySession.feed", lambda _, code, now: fed.append(code) or Ended(None)
+        "stepengine.programs.sessions._MontySession.feed", lambda _, code, now: fed.append(code) or ProgramEnded(None)
     )
     agent = AgentDefinition("a", model="test/m", tools=[run_code])
     replies = [tool_call("run_code", {"code": ENDLESS}), text("end")]

@@ -51,7 +51,7 @@ def both_of(seed: int, folder: Path) -> Both:
 def happened(agents: Agents, seed: int, faults: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return all that happens in a world, or what a simulation has against it."""
     seen: list[str] = []
-    check: Any = simulation._checked
+    check: Any = simulation._run_checked
 
     def noted(setting: Any, world: Any) -> Any:
         finished = check(setting, world)
@@ -59,7 +59,7 @@ def happened(agents: Agents, seed: int, faults: tuple[str, ...] | None, monkeypa
         return finished
 
     with monkeypatch.context() as patched:
-        patched.setattr(simulation, "_checked", noted)
+        patched.setattr(simulation, "_run_checked", noted)
         try:
             simulate(
                 agents[0],

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from stepengine.data.limits import Limits
-from stepengine.runtime.limits import Ledger
+from stepengine.runtime.limits import SpendingLedger
 
 CAPS = st.none() | st.integers(10, 200)
 
@@ -25,7 +25,7 @@ class Call:
     A call under way, what was set aside for it, and where.
     """
 
-    ledger: Ledger
+    ledger: SpendingLedger
     tokens: int
     cost: Decimal
 
@@ -43,13 +43,13 @@ class Trees(RuleBasedStateMachine):
     @initialize(tokens=CAPS, cents=CAPS, children=st.none() | st.integers(0, 6))
     def begin(self, tokens: int | None, cents: int | None, children: int | None) -> None:
         given = limits(tokens, cents, children)
-        self.root = Ledger(given, given)
+        self.root = SpendingLedger(given, given)
         self.ledgers = [self.root]
         self.calls: list[Call] = []
         self.spent = {id(self.root): [0, Decimal(0)]}
         self.started = {id(self.root): 0}
 
-    def above(self, ledger: Any) -> list[Ledger]:
+    def above(self, ledger: Any) -> list[SpendingLedger]:
         found = []
         while ledger is not None:
             found.append(ledger)
@@ -70,7 +70,7 @@ class Trees(RuleBasedStateMachine):
             self.started[id(one)] += count
         for _ in range(count):
             given = limits(tokens, cents, children)
-            child = Ledger(given, given, parent)
+            child = SpendingLedger(given, given, parent)
             self.ledgers.append(child)
             self.spent[id(child)], self.started[id(child)] = [0, Decimal(0)], 0
 

@@ -533,7 +533,7 @@ def test_the_result_of_a_deferred_tool_reaches_the_server_that_has_the_run_from_
 
 def test_runs_that_are_started_at_once_are_registered_at_once(tmp_path: Path) -> None:
     from stepengine.serving.ledger import Ledger
-    from stepengine.serving.runs import Asked, Runs
+    from stepengine.serving.runs import Runs, WantedRun
 
     written: list[int] = []
     write = Ledger.write
@@ -543,7 +543,7 @@ def test_runs_that_are_started_at_once_are_registered_at_once(tmp_path: Path) ->
         runs = Runs(engine, tmp_path / "runs", max_live=200, wait_for_answers=0, drain=0)
         await runs.open()
         caller = Caller("ann", {"run"})
-        made = await asyncio.gather(*[runs.start(caller, Asked(agent="receiving")) for _ in range(100)])
+        made = await asyncio.gather(*[runs.start(caller, WantedRun(agent="receiving")) for _ in range(100)])
         await runs.close()
         await engine.aclose()
         return len({run for run, _ in made})

@@ -27,7 +27,7 @@ from stepengine.journal.watching import Projection
 from stepengine.redaction import GIVEN
 from stepengine.serving import runs, watching
 from stepengine.serving.showing import event_json, sse
-from stepengine.serving.watching import Had, Past, Shared, is_told, key_of, live_events
+from stepengine.serving.watching import Had, JournalSoFar, Shared, is_told, key_of, live_events
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 
 from .house import House, ended, started, until
@@ -95,7 +95,7 @@ def test_who_saw_any_part_of_a_run_live_gets_from_its_journal_what_is_missing_an
 
     for count in range(len(live) + 1):
         seen = live[:count]
-        past = Past(told, Had.of(id_after(seen)).marks or {})
+        past = JournalSoFar(told, Had.of(id_after(seen)).marks or {})
 
         assert keys == Counter([key_of(one) for one in (*seen, *past.new) if is_told(one)]), count
 
@@ -336,12 +336,13 @@ def test_a_start_that_another_server_keeps_first_is_that_run_and_no_refusal(
         assert [run] == [seen["run_id"] for seen in one.get("/runs").json()["runs"]]
 
 
+@pytest.mark.deep
 def test_of_a_run_that_another_server_has_nothing_is_read_until_that_one_has_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read_by: list[str] = []
-    ended_of = runs._ended
-    monkeypatch.setattr(runs, "_ended", lambda journal: (read_by.append(journal.name), ended_of(journal))[1])
+    ended_of = runs._recorded_end
+    monkeypatch.setattr(runs, "_recorded_end", lambda journal: (read_by.append(journal.name), ended_of(journal))[1])
     looks: list[object] = []
     left_alone = runs.Runs._left_alone
     monkeypatch.setattr(

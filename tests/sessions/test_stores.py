@@ -241,7 +241,7 @@ def test_sessions_that_are_saved_at_once_share_a_connection_and_none_fails(tmp_p
 
     def save(number):
         # Held open by somebody all the time, as when something is always being saved.
-        with SqliteSessions(tmp_path / "a.db")._shared():
+        with SqliteSessions(tmp_path / "a.db")._use_shared():
             if not together.wait(30):
                 opened.clear()
             together.wait(30)

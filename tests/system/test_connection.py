@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from stepengine.errors import DefinitionError, ToolError, UnknownOutcome, WorkspaceLost
 from stepengine.system import calls, connection, far
-from stepengine.system.path_policy import Policy
+from stepengine.system.path_policy import PathPolicy
 from stepengine.system.root import Root
 from stepengine.system.text import read_capped
 from stepengine.system.workspace import Workspace
@@ -128,7 +128,7 @@ def test_whatever_the_other_end_says_is_a_typed_error_in_time_and_without_memory
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     with liar(tmp_path, LIES[lie], start_seconds=1 if lie == "nothing" else 30) as place:
         with pytest.raises((WorkspaceLost, DefinitionError)) as found:
-            Root(place, Policy())
+            Root(place, PathPolicy())
         assert time.monotonic() - began < 10
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 96 * 1024
         assert len(found.value.message) < 5_000
@@ -159,7 +159,7 @@ def test_a_listing_or_file_that_is_none_is_refused(lie: str, tmp_path: Path, mon
         " say({'id': n}, value if isinstance(value, bytes) else json.dumps(value).encode()); time.sleep(30)"
     )
     with liar(tmp_path, answers) as place:
-        root = Root(place, Policy())
+        root = Root(place, PathPolicy())
         opened = root.fd.open("x", "folder")  # type: ignore[union-attr]
         with pytest.raises(WorkspaceLost, match="does not keep to the protocol"):
             opened.list() if kind == "list" else opened.read(10)
@@ -173,7 +173,7 @@ def test_a_program_that_prints_more_than_it_may_ends_the_connection(
     told: list[Any] = []
     flood = "root(); n = asked()['id']; say({'id': n})\nwhile True: say({'on': n, 'from': 'out'}, b'x' * 65536)"
     with liar(tmp_path, flood) as place:
-        root = Root(place, Policy())
+        root = Root(place, PathPolicy())
         assert place.system is not None
         spawned(root, place, told)
         until = time.monotonic() + 10
@@ -187,15 +187,15 @@ def test_a_program_that_prints_more_than_it_may_ends_the_connection(
 
 def slow_to_return(monkeypatch: pytest.MonkeyPatch, until: Callable[[], bool]) -> None:
     """Let whoever sent something go on only when *until* says so, as on a machine that is busy."""
-    send = connection.Connection._send
+    send = connection.ProgramConnection._send
 
-    def sent(self: connection.Connection, head: Any, data: bytes, deadline: float) -> None:
+    def sent(self: connection.ProgramConnection, head: Any, data: bytes, deadline: float) -> None:
         send(self, head, data, deadline)
         end = time.monotonic() + 10
         while head["do"] in {"spawn", "put"} and not until() and time.monotonic() < end:
             time.sleep(0.01)
 
-    monkeypatch.setattr(connection.Connection, "_send", sent)
+    monkeypatch.setattr(connection.ProgramConnection, "_send", sent)
 
 
 @pytest.mark.spec("reliability:WS6")
@@ -205,7 +205,7 @@ def test_a_program_may_print_before_whoever_started_it_has_heard_that_it_was(
     told: list[Any] = []
     quick = "root(); n = asked()['id']; say({'id': n}); say({'on': n, 'from': 'out'}, b'quick'); say({'on': n, 'gone': 0}); time.sleep(30)"
     with liar(tmp_path, quick) as place:
-        root = Root(place, Policy())
+        root = Root(place, PathPolicy())
         slow_to_return(monkeypatch, lambda: len(told) == 2)
         spawned(root, place, told)
 
@@ -218,7 +218,7 @@ def test_what_was_sent_is_in_doubt_also_when_the_connection_ended_before_its_ans
 ) -> None:
     told: list[Any] = []
     with liar(tmp_path, "root(); asked()") as place:
-        root = Root(place, Policy())
+        root = Root(place, PathPolicy())
         assert place.system is not None
         line = place.system.connected()
         slow_to_return(monkeypatch, lambda: line._woken == -1)
@@ -234,11 +234,11 @@ def test_what_changes_something_is_in_doubt_without_an_answer_and_not_when_it_wa
 ) -> None:
     monkeypatch.setattr(connection, "KILL_SECONDS", 0.1)
     with liar(tmp_path, "root(); asked()") as place:
-        root = Root(place, Policy())
+        root = Root(place, PathPolicy())
         with pytest.raises(UnknownOutcome):
             root.fd.put("x", b"data", None)  # type: ignore[union-attr]
     with liar(tmp_path, "root()") as place:
-        root = Root(place, Policy())
+        root = Root(place, PathPolicy())
         connected = place.system.connected()  # type: ignore[union-attr]
         while not connected.is_lost:
             time.sleep(0.01)
@@ -252,7 +252,7 @@ def test_noise_is_a_typed_error(noise: bytes, tmp_path: Path) -> None:
     """
     The part that reads frames, with bytes that nobody chose.
     """
-    made = connection.Connection.__new__(connection.Connection)
+    made = connection.ProgramConnection.__new__(connection.ProgramConnection)
     made._buffer, made._ready, made._lock = bytearray(), threading.Event(), threading.Lock()
     made._pending, made._listeners, made._untaken = {}, {}, {}
     made._ready.set()
@@ -277,7 +277,7 @@ def names(root: Root) -> list[str]:
 
 def test_the_program_answers_nonsense_with_an_error_and_goes_on(tmp_path: Path) -> None:
     with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
-        root = Root(place, Policy())
+        root = Root(place, PathPolicy())
         assert place.system is not None
         for do, given_ in (
             ("open", {}),
@@ -296,7 +296,7 @@ def test_a_large_file_and_a_large_folder_come_in_pieces(tmp_path: Path) -> None:
     for number in range(5_000):
         (tmp_path / "many" / f"{number:04}{'x' * 60}").touch()
     with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
-        root = Root(place, Policy())
+        root = Root(place, PathPolicy())
         opened = root.open_file("large")
         assert (tmp_path / "large").read_bytes() == read_capped(opened.fd)
         folder = root.open_folder("many")
@@ -308,7 +308,7 @@ def test_a_large_file_and_a_large_folder_come_in_pieces(tmp_path: Path) -> None:
 def test_names_that_are_no_text_come_through(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"\xff\xfe.txt")).write_text("odd")
     with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
-        root = Root(place, Policy())
+        root = Root(place, PathPolicy())
         (name,) = names(root)
         opened = root.fd.open(name, "file")  # type: ignore[union-attr]
 
@@ -320,13 +320,13 @@ def test_a_log_in_may_greet_before_the_program_speaks(tmp_path: Path) -> None:
     with Workspace.over(
         ["sh", "-c", 'echo "Welcome to the machine"; exec "$@"', "sh"], tmp_path, python=sys.executable
     ) as place:
-        assert [] == names(Root(place, Policy()))
+        assert [] == names(Root(place, PathPolicy()))
 
 
 def test_a_forked_child_opens_its_own_connection(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
-        root = Root(place, Policy())
+        root = Root(place, PathPolicy())
         read, write = os.pipe()
         if (pid := os.fork()) == 0:
             try:
@@ -351,7 +351,7 @@ NOWHERE = ("a\0b", "\ud800", "sub/\udbff/x")
 def test_a_name_or_mode_that_no_system_has_is_refused_as_the_system_would(is_far: bool, tmp_path: Path) -> None:
     place = Workspace.over(["env"], tmp_path, python=sys.executable) if is_far else Workspace(tmp_path)
     with place:
-        root = Root(place, Policy())
+        root = Root(place, PathPolicy())
         folder = root.open_folder(".").fd
         for name in NOWHERE:
             for call in (
@@ -381,7 +381,7 @@ def test_a_name_or_mode_that_no_system_has_is_refused_as_the_system_would(is_far
 def test_a_root_of_a_name_that_no_system_has_is_refused(is_far: bool, path: str) -> None:
     place = Workspace.over(["env"], path, python=sys.executable) if is_far else Workspace(path)
     with place, pytest.raises(DefinitionError, match="cannot be opened as a folder"):
-        Root(place, Policy())
+        Root(place, PathPolicy())
 
 
 def test_a_command_of_a_name_that_no_system_has_is_told_when_it_is_executed(tmp_path: Path) -> None:
@@ -389,7 +389,7 @@ def test_a_command_of_a_name_that_no_system_has_is_told_when_it_is_executed(tmp_
         Workspace.over(["\ud800"], tmp_path, name="odd") as place,
         pytest.raises(WorkspaceLost, match=r"the workspace odd cannot be reached: .* cannot be executed"),
     ):
-        Root(place, Policy())
+        Root(place, PathPolicy())
 
 
 # --- threads that do things at the same time --------------------------------------------------------------------------
@@ -398,7 +398,7 @@ def test_a_command_of_a_name_that_no_system_has_is_told_when_it_is_executed(tmp_
 def test_a_workspace_is_opened_again_for_those_roots_that_are_not_closed(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
-        closed, kept = Root(place, Policy()), Root(place, Policy())
+        closed, kept = Root(place, PathPolicy()), Root(place, PathPolicy())
         closed.close()
         place.close()
 
@@ -413,7 +413,7 @@ def test_threads_that_close_what_is_open_and_ask_at_the_same_time_each_have_thei
             return max(1, super().__len__())
 
     with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
-        root = Root(place, Policy())
+        root = Root(place, PathPolicy())
         assert place.system is not None
         place.system._closing = Raced()
 
@@ -436,7 +436,7 @@ def test_a_listener_that_raises_ends_the_connection_for_everybody_and_the_next_c
     first, second = [], []
     prints = "root(); n = asked()['id']; say({'id': n}); m = asked()['id']; say({'id': m}); say({'on': m, 'from': 'out'}, b'x'); time.sleep(30)"
     with liar(tmp_path, prints) as place:
-        root = Root(place, Policy())
+        root = Root(place, PathPolicy())
         system = place.system
         assert system is not None
         line = system.connected()
@@ -456,7 +456,7 @@ def test_what_wakes_the_thread_that_reads_is_never_written_to_somebody_elses_pip
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
-        Root(place, Policy())
+        Root(place, PathPolicy())
         line = place.system.connected()  # type: ignore[union-attr]
         wakes, write = line._woken, os.write
         pipes: list[tuple[int, int]] = []
@@ -485,7 +485,7 @@ def test_a_call_that_is_interrupted_while_it_is_sent_ends_the_connection_since_h
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
-        root = Root(place, Policy())
+        root = Root(place, PathPolicy())
         line = place.system.connected()  # type: ignore[union-attr]
         write, sent = os.write, []
 
@@ -509,7 +509,7 @@ def test_a_call_that_is_interrupted_while_it_is_sent_ends_the_connection_since_h
 
 def test_an_answer_that_comes_while_its_call_is_cancelled_is_not_kept_for_ever(tmp_path: Path) -> None:
     with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
-        Root(place, Policy())
+        Root(place, PathPolicy())
         line = place.system.connected()  # type: ignore[union-attr]
         number = line.ask("private", seconds=5)
         pending = line._pending[number]
@@ -535,7 +535,7 @@ def test_an_answer_that_comes_while_its_call_is_cancelled_is_not_kept_for_ever(t
 def test_threads_that_ask_close_and_open_at_the_same_time_each_have_an_answer_or_a_typed_error(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
-        roots = [Root(place, Policy()) for _ in range(4)]
+        roots = [Root(place, PathPolicy()) for _ in range(4)]
         wrong: list[BaseException] = []
         answered = [0]
 
@@ -553,7 +553,7 @@ def test_threads_that_ask_close_and_open_at_the_same_time_each_have_an_answer_or
             for step in range(12):
                 time.sleep(0.002 * step)
                 place.close()
-                Root(place, Policy()).close()
+                Root(place, PathPolicy()).close()
 
         threads = [*[threading.Thread(target=ask, args=(root,)) for root in roots], threading.Thread(target=close)]
         for thread in threads:

@@ -20,7 +20,7 @@ from stepengine.machine.author import Author
 from stepengine.machine.signals import Stopped
 from stepengine.machine.spent import Spent
 from stepengine.machine.state import RunState
-from stepengine.runtime.limits import Ledger
+from stepengine.runtime.limits import SpendingLedger
 from stepengine.testing import SimulationFailed, simulate, text, tool_call, tool_calls
 
 KID = AgentDefinition("kid", tools=["look"])
@@ -32,16 +32,16 @@ def lost(monkeypatch):
 
 
 def swapped(monkeypatch):
-    distributed = batch._distributed
+    distributed = batch._distribute_outcomes
 
     def mutant(members, outcomes):
         return distributed(members, [*reversed(outcomes)])
 
-    monkeypatch.setattr(batch, "_distributed", mutant)
+    monkeypatch.setattr(batch, "_distribute_outcomes", mutant)
 
 
 def unpairing(monkeypatch):
-    finished = run._finished
+    finished = run._make_finished
 
     def mutant(state, ending):
         done = finished(state, ending)
@@ -49,7 +49,7 @@ def unpairing(monkeypatch):
         broken = Unchecked([m for m in history if m.role != "tool"])
         return attrs.evolve(done, state=evolved(done.state, broken))
 
-    monkeypatch.setattr(run, "_finished", mutant)
+    monkeypatch.setattr(run, "_make_finished", mutant)
 
 
 class Unchecked(tuple):
@@ -129,7 +129,7 @@ def unstoppable(monkeypatch):
             state.stop = None
 
     monkeypatch.setattr(RunState, "receive", mutant)
-    monkeypatch.setattr(run, "_stopped", lambda stop: run._Ending(run.RunStatus.COMPLETED, stop=stop))
+    monkeypatch.setattr(run, "_end_stopped", lambda stop: run._Ending(run.RunStatus.COMPLETED, stop=stop))
 
 
 def forgetful(monkeypatch):
@@ -143,14 +143,14 @@ def forgetful(monkeypatch):
 
 
 def generous(monkeypatch):
-    monkeypatch.setattr(Ledger, "own_refusal", lambda ledger, tokens, cost: None)
+    monkeypatch.setattr(SpendingLedger, "own_refusal", lambda ledger, tokens, cost: None)
 
 
 def fertile(monkeypatch):
     def mutant(ledger, count, *, by_model):
         ledger.count_children(count, by_model=by_model)
 
-    monkeypatch.setattr(Ledger, "admit_children", mutant)
+    monkeypatch.setattr(SpendingLedger, "admit_children", mutant)
 
 
 def flighty(monkeypatch):

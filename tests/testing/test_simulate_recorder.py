@@ -127,13 +127,13 @@ def wrong_result_sent(monkeypatch):
     """
     The run is sent another result than what it did gave.
     """
-    settled = Recorder._settled
+    settled = Recorder._as_read_back
 
     def mutant(recorder, item, outcome, at):
         outcome = settled(recorder, item, outcome, at)
         return Value(ToolResult.text("another"), at) if isinstance(outcome.value, ToolResult) else outcome
 
-    monkeypatch.setattr(Recorder, "_settled", mutant)
+    monkeypatch.setattr(Recorder, "_as_read_back", mutant)
 
 
 def nothing_recorded(monkeypatch):
@@ -226,7 +226,7 @@ def test_a_replayer_that_takes_every_effect_for_the_recorded_one_is_found(monkey
         yield ToolCall("look", {"run": len(runs)})
         yield STEP
 
-    monkeypatch.setattr("stepengine.journal.replayer.Past.equals", lambda past, known, asked: True)
+    monkeypatch.setattr("stepengine.journal.replayer.RecordedPart.equals", lambda past, known, asked: True)
     agent = AgentDefinition("forgetful", tools=["look"], handle_steps=forgetful)
     with pytest.raises(SimulationFailed, match="I3: after a crash 0 is tool look"):
         simulate(agent, [1], faults=[Fault(1, "crash")])

@@ -43,7 +43,7 @@ from stepengine.errors import (
     ToolError,
 )
 from stepengine.testing import ScriptedModel, Walk, run_with, tool_call
-from stepengine.testing.walk import Exchange, Finished, Note
+from stepengine.testing.walk import Exchange, HandlerNote, HandlerReturned
 from stepengine.tools import Tool
 
 
@@ -72,7 +72,7 @@ def test_a_handler_is_stepped_by_hand_and_forked_by_its_history():
     assert STEP == tests_ok.send("passed").asked
     assert ToolCall("revert") == tests_bad.send(ToolResult.error("failed")).asked
     assert "reverted" == tests_bad.send("ok").returned
-    assert Finished("reverted") == tests_bad.asked
+    assert HandlerReturned("reverted") == tests_bad.asked
     assert "kept" == tests_ok.send().returned
     assert (asked, False) == (walk.asked, walk.finished)
     assert [Complete("plan it"), ToolCall("list_files", {"path": "."}), asked, ToolCall("revert")] == [
@@ -373,7 +373,7 @@ def test_the_context_is_whole_and_deterministic():
 
     assert ("go", "p/m", STATE, datetime(2030, 5, 1, tzinfo=UTC)) == first[:4]
     assert datetime(2030, 5, 1, 0, 0, 1, 500_000, tzinfo=UTC) == then
-    assert [Note("warning", "looking", {"depth": 3}), Note("notify", "hello", {"n": 1})] == walk.notes
+    assert [HandlerNote("warning", "looking", {"depth": 3}), HandlerNote("notify", "hello", {"n": 1})] == walk.notes
     assert walk.fork().returned == (first, then)
     assert ({}, {"a": 1}) == tuple(Walk(params_of, params=p).send().returned for p in (None, {"a": 1}))
 

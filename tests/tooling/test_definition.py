@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.tools import ToolAnnotations, ToolLike
-from stepengine.engine.schemas import compiled
+from stepengine.engine.schemas import compile_schemas
 from stepengine.errors import DefinitionError, ToolInputError
 from stepengine.tooling.spawning import params_schema
 from stepengine.tools import Depends, Tool, ToolContext, ToolPreview, ToolRegistry, file_tools, tool
@@ -169,7 +169,7 @@ def test_only_titles_of_schemas_are_taken_out_and_data_that_is_called_so_stays(w
     schemas: dict[str, Any] = {
         "input": show.spec.input_schema["$defs"]["Titled"],
         "params": params_schema(agent),
-        "output": compiled(agent).output_schema,
+        "output": compile_schemas(agent).output_schema,
     }
     string = {"type": "string"}
     many = {

@@ -26,9 +26,9 @@ from hypothesis import strategies as st
 from stepengine.data.messages import ToolResult
 from stepengine.errors import DefinitionError, PathOutsideRoot, ToolError
 from stepengine.system.atomic import replace_file, target_info
-from stepengine.system.path_policy import Policy
+from stepengine.system.path_policy import PathPolicy
 from stepengine.system.root import Root
-from stepengine.system.walk import Budget, walk
+from stepengine.system.walk import WalkBudget, walk
 from stepengine.tools import ToolContext, ToolRegistry, file_tools, search_tools
 
 SECRET = "the secret beside the root"
@@ -220,9 +220,9 @@ async def test_another_file_system_is_not_entered_and_files_without_a_size_are_r
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 @pytest.mark.parametrize("cross_mounts", [False, True])
 def test_a_walk_enters_another_file_system_only_when_told_to(cross_mounts: bool) -> None:
-    held = Root("/", Policy(allow_wide_root=True, cross_mounts=cross_mounts))
+    held = Root("/", PathPolicy(allow_wide_root=True, cross_mounts=cross_mounts))
     opened = held.open_folder("/")
-    entries = walk(held.holds, opened.fd, (), Budget(), lambda place, _: place in {("proc",), ("proc", "sys")})
+    entries = walk(held.holds, opened.fd, (), WalkBudget(), lambda place, _: place in {("proc",), ("proc", "sys")})
     found = [place for place, _ in entries if place[0] == "proc"]
     os.close(opened.fd)
     held.close()
@@ -365,7 +365,7 @@ def tangled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Ro
         (folder / "up").symlink_to("..")
         (folder / "in").symlink_to("a.txt")
         (folder / "abs").symlink_to(root / "sub")
-    held = Root(root, Policy())
+    held = Root(root, PathPolicy())
     yield root, held
     held.close()
 
@@ -486,7 +486,7 @@ def test_swapping_folders_for_links_meanwhile_never_leads_out(root: Path) -> Non
     (outside / "beside").write_text(SECRET)
     (root / "a").mkdir()
     (root / "a" / "f").write_text("inside")
-    held = Root(root, Policy())
+    held = Root(root, PathPolicy())
     seen: Counter[str] = Counter()
     deadline = time.monotonic() + 120
     with subprocess.Popen([sys.executable, "-c", SWAPPER, str(root), str(outside)]) as swapper:

@@ -428,7 +428,7 @@ def test_what_is_lent_by_this_machine_is_refused_there(root: Path) -> None:
             shell_tools(place, sandbox=True)
         with pytest.raises(DefinitionError, match="cannot be opened as a folder"):
             file_tools(Workspace(root / "nothing", system=place.system))
-        with pytest.raises(DefinitionError, match="no folder of this machine"):
+        with pytest.raises(DefinitionError, match="is not a folder of this machine"):
             Path(place)
 
 

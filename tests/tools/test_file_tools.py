@@ -22,18 +22,18 @@ from stepengine.data.json import freeze_object, thaw
 from stepengine.data.messages import SideEffect
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.permissions import Policy as Permissions
-from stepengine.system.path_policy import Policy
+from stepengine.system.path_policy import PathPolicy
 from stepengine.system.root import Root
 from stepengine.system.text import digest
 from stepengine.tools import ToolContext, ToolRegistry, file_tools, search_tools
-from stepengine.tools.files.edits import Replacement, replace_all, unified_diff
+from stepengine.tools.files.edits import TextReplacement, replace_all, unified_diff
 from stepengine.tools.files.reading import reading_tools
 from stepengine.tools.files.writing import writing_tools
 
 
 @pytest.fixture
 def tools(tmp_path: Path) -> Iterator[ToolRegistry]:
-    root = Root(tmp_path, Policy())
+    root = Root(tmp_path, PathPolicy())
     yield ToolRegistry([*reading_tools(root), *writing_tools(root)])
     root.close()
 
@@ -399,23 +399,23 @@ async def test_if_one_replacement_fails_nothing_is_written(tools: ToolRegistry, 
 @pytest.mark.spec("reliability:FS17")
 @pytest.mark.parametrize("new", ["$1", r"\1", r"\g<0>", "%s", "{}"])
 def test_the_new_text_is_literal(new: str) -> None:
-    assert f"a{new}c" == replace_all("abc", [Replacement("b", new)], "f")
+    assert f"a{new}c" == replace_all("abc", [TextReplacement("b", new)], "f")
 
 
 @pytest.mark.spec("reliability:FS17")
 def test_overlapping_places_count_as_several_and_multiple_means_all_that_do_not_overlap() -> None:
     with pytest.raises(ToolError, match="found 2 times"):
-        replace_all("aaa", [Replacement("aa", "b")], "f")
-    assert "ba" == replace_all("aaa", [Replacement("aa", "b", allow_multiple=True)], "f")
+        replace_all("aaa", [TextReplacement("aa", "b")], "f")
+    assert "ba" == replace_all("aaa", [TextReplacement("aa", "b", allow_multiple=True)], "f")
     with pytest.raises(ToolError, match="is empty"):
-        replace_all("a", [Replacement("", "b")], "f")
+        replace_all("a", [TextReplacement("", "b")], "f")
 
 
 @pytest.mark.spec("reliability:FS17", "reliability:R23")
 def test_a_text_that_is_found_everywhere_is_counted_up_to_a_hundred() -> None:
     with pytest.raises(ToolError, match=r"found at least 100 times \(lines 1, 1,"):
-        replace_all("a" * 1_000_000, [Replacement("a" * 500_000, "b")], "f")
-    assert "bb" == replace_all("a" * 1_000_000, [Replacement("a" * 500_000, "b", allow_multiple=True)], "f")
+        replace_all("a" * 1_000_000, [TextReplacement("a" * 500_000, "b")], "f")
+    assert "bb" == replace_all("a" * 1_000_000, [TextReplacement("a" * 500_000, "b", allow_multiple=True)], "f")
 
 
 @pytest.mark.spec("reliability:R23")
@@ -465,9 +465,9 @@ def test_a_replacement_changes_its_one_place_and_nothing_else(before: str, old: 
     places = [i for i in range(len(text)) if text.startswith(old, i)]
     if len(places) > 1:
         with pytest.raises(ToolError, match=f"found {len(places)} times"):
-            replace_all(text, [Replacement(old, new)], "f")
+            replace_all(text, [TextReplacement(old, new)], "f")
         return
-    changed = replace_all(text, [Replacement(old, new)], "f")
+    changed = replace_all(text, [TextReplacement(old, new)], "f")
 
     assert changed.startswith(before)
     assert changed.endswith(after)

@@ -18,9 +18,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from stepengine.system.path_policy import Policy
+from stepengine.system.path_policy import PathPolicy
 from stepengine.system.root import Root
-from stepengine.system.walk import Budget
+from stepengine.system.walk import WalkBudget
 from stepengine.tools import ToolRegistry, file_tools, search_tools
 from stepengine.tools.search.ignore import Ignore
 
@@ -59,9 +59,9 @@ def ignored_by_git(repository: Path, paths: list[str]) -> list[str]:
 
 
 def ignored_by_us(repository: Path, paths: list[str]) -> list[str]:
-    root = Root(repository, Policy())
+    root = Root(repository, PathPolicy())
     try:
-        ignore = Ignore(root, Budget())
+        ignore = Ignore(root, WalkBudget())
         return [path for path in paths if ignore.hides(tuple(path.split("/")))]
     finally:
         root.close()
@@ -127,8 +127,8 @@ async def test_patterns_are_read_for_as_long_as_there_is_time(tmp_path: Path) ->
     With its budget spent, a walk shows nothing that might be ignored.
     """
     (tmp_path / ".gitignore").write_text("secret\n")
-    root = Root(tmp_path, Policy())
-    spent = Ignore(root, Budget(seconds=-1))
+    root = Root(tmp_path, PathPolicy())
+    spent = Ignore(root, WalkBudget(seconds=-1))
 
     assert spent.is_ignored(("secret",), is_folder=False)
     assert spent.is_ignored(("anything",), is_folder=False)

@@ -32,7 +32,7 @@ from stepengine import (
 from stepengine.errors import DataError, ToolError
 from stepengine.journal import MemoryJournal
 from stepengine.permissions import Policy, Rule
-from stepengine.system.walk import Budget
+from stepengine.system.walk import WalkBudget
 from stepengine.testing import ScriptedModel, run_with, tool_call
 from stepengine.tooling.spawning import BUILT_IN
 from stepengine.tools import (
@@ -54,7 +54,7 @@ from stepengine.tools import (
     web_tools,
 )
 from stepengine.tools.names import BUNDLED
-from stepengine.tools.search.hits import Report, parse_flags
+from stepengine.tools.search.hits import MatchReport, parse_flags
 from stepengine.tools.shapes import StartedJob
 
 HIT = SearchHit("Title", "https://example.com", "Some words.")
@@ -108,7 +108,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (made / "one" / "only.txt").write_text("x\n")
     (made / "old.txt").write_text("x\n")
     (made / ".agents/skills/release/SKILL.md").write_text("---\nname: release\ndescription: D\n---\nDo it.\n")
-    monkeypatch.setattr("stepengine.tools.files.reading.Budget", partial(Budget, 2))
+    monkeypatch.setattr("stepengine.tools.files.reading.WalkBudget", partial(WalkBudget, 2))
     return made
 
 
@@ -274,7 +274,7 @@ def test_every_bundled_tool_gives_the_keys_that_the_reference_says_and_no_others
 
 
 def test_problems_of_a_search_stand_under_their_own_key() -> None:
-    made = Report(parse_flags(""), 1).result("no permission")
+    made = MatchReport(parse_flags(""), 1).result("no permission")
 
     assert shapes.SearchResult.__required_keys__ | {"stderr"} == made.keys()
 

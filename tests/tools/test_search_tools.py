@@ -17,7 +17,7 @@ from stepengine.errors import ToolError
 from stepengine.system.patterns import GlobPattern, safe_columns
 from stepengine.tools import ToolRegistry, search_tools
 from stepengine.tools.search import ripgrep as ripgrep_module
-from stepengine.tools.search.hits import Flags, parse_flags
+from stepengine.tools.search.hits import SearchFlags, parse_flags
 from stepengine.tools.search.ripgrep import find_ripgrep
 
 HAS_RG = find_ripgrep(("nowhere",)) is not None
@@ -219,7 +219,7 @@ def test_flags_are_read_into_a_value_or_refused(words: list[str]) -> None:
         flags = parse_flags(" ".join(f"'{w}'" for w in words))
     except ToolError:
         return
-    assert isinstance(flags, Flags)
+    assert isinstance(flags, SearchFlags)
     assert all(re.fullmatch(r"[A-Za-z0-9_+-]+", t) for t in (*flags.types, *flags.not_types))
     assert max(flags.before, flags.after, flags.max_count or 0) <= 1_000
 
@@ -283,13 +283,13 @@ async def test_what_ripgrep_reports_is_shown_only_when_our_own_walk_finds_it(roo
     lines = "\n".join(events)
     fake.write_text(f"#!{sys.executable}\nprint({lines!r})\n")
     fake.chmod(0o755)
-    from stepengine.system.path_policy import Policy
+    from stepengine.system.path_policy import PathPolicy
     from stepengine.system.root import Root
-    from stepengine.system.walk import LIST_ENTRIES, Budget
+    from stepengine.system.walk import LIST_ENTRIES, WalkBudget
 
-    held = Root(root, Policy())
+    held = Root(root, PathPolicy())
     base = held.open_folder(".")
-    hits = list(ripgrep_module.Ripgrep(str(fake), held, base).hits("x", Flags(), 15, Budget(LIST_ENTRIES)))
+    hits = list(ripgrep_module.Ripgrep(str(fake), held, base).hits("x", SearchFlags(), 15, WalkBudget(LIST_ENTRIES)))
     os.close(base.fd)
     held.close()
 
@@ -359,7 +359,7 @@ async def test_too_many_entries_end_a_walk_and_the_result_says_so(
 
     for n in range(30):
         (tmp_path / f"f{n}").write_text("")
-    monkeypatch.setattr(module, "Budget", lambda **_: budget(10))
+    monkeypatch.setattr(module, "WalkBudget", lambda **_: budget(10))
     result = await ToolRegistry(search_tools(tmp_path)).execute("glob", {"pattern": "*"})
 
     assert 10 == result.data["count"]  # type: ignore[index,call-overload]
@@ -367,9 +367,9 @@ async def test_too_many_entries_end_a_walk_and_the_result_says_so(
 
 
 def budget(entries: int) -> Any:
-    from stepengine.system.walk import Budget
+    from stepengine.system.walk import WalkBudget
 
-    return Budget(entries)
+    return WalkBudget(entries)
 
 
 names = st.text(alphabet="ab.", min_size=1, max_size=4).filter(lambda n: n not in {".", ".."})

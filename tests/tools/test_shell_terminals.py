@@ -11,7 +11,7 @@ import pytest
 
 from stepengine import AgentDefinition, Engine
 from stepengine.errors import DefinitionError, ToolError
-from stepengine.system.terminals import Ran
+from stepengine.system.terminals import TerminalResult
 from stepengine.testing import ScriptedModel, tool_call
 from stepengine.tools import shell_tools
 
@@ -27,11 +27,11 @@ class Editor:
     An editor whose terminals give what they are told to, and which keeps what was run in them.
     """
 
-    def __init__(self, gives: Ran | ToolError | None) -> None:
+    def __init__(self, gives: TerminalResult | ToolError | None) -> None:
         self.gives = gives
         self.ran: list[tuple[list[str], dict[str, Any]]] = []
 
-    async def run(self, argv: Any, **about: Any) -> Ran | None:
+    async def run(self, argv: Any, **about: Any) -> TerminalResult | None:
         assert is_there(about["env"]["HOME"])
         self.ran.append((list(argv), about))
         if isinstance(self.gives, ToolError):
@@ -54,7 +54,7 @@ async def test_a_command_runs_in_a_terminal_below_the_root_with_the_environment_
 ) -> None:
     monkeypatch.setenv("OWN_SECRET", "x")
     (tmp_path / "docs").mkdir()
-    editor = Editor(Ran(output="hello\n", code=3))
+    editor = Editor(TerminalResult(output="hello\n", code=3))
     (result,) = await called(tmp_path, editor, {"command": ["echo", "a b"], "cwd": "docs", "timeout_seconds": 7})
     ((argv, about),) = editor.ran
 
@@ -73,12 +73,15 @@ async def test_a_command_runs_in_a_terminal_below_the_root_with_the_environment_
 @pytest.mark.parametrize(
     ("ran", "wanted"),
     [
-        (Ran(output="a", in_time=False, signal="SIGKILL"), {"is_error": True, "truncated": False, "signal": "SIGKILL"}),
-        (Ran(output="a", is_cut=True, code=0), {"is_error": False, "truncated": True}),
-        (Ran(output="a\n" * 60_000, code=0), {"is_error": False, "truncated": True}),
+        (
+            TerminalResult(output="a", in_time=False, signal="SIGKILL"),
+            {"is_error": True, "truncated": False, "signal": "SIGKILL"},
+        ),
+        (TerminalResult(output="a", is_cut=True, code=0), {"is_error": False, "truncated": True}),
+        (TerminalResult(output="a\n" * 60_000, code=0), {"is_error": False, "truncated": True}),
     ],
 )
-async def test_what_is_late_or_too_long_is_said(tmp_path: Path, ran: Ran, wanted: dict[str, Any]) -> None:
+async def test_what_is_late_or_too_long_is_said(tmp_path: Path, ran: TerminalResult, wanted: dict[str, Any]) -> None:
     (result,) = await called(tmp_path, Editor(ran), {"command": ["echo"]})
 
     assert wanted == {"is_error": result.is_error, **{k: v for k, v in result.data.items() if k in wanted}}

@@ -109,16 +109,16 @@ def up_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
     """
     Have the time of every command be up as soon as a file is there, whatever a clock says.
     """
-    wait = process.Process.wait
+    wait = process.CommandProcess.wait
 
     def until_there(file: Path) -> None:
-        async def waited(self: process.Process, _: float | None) -> bool:
+        async def waited(self: process.CommandProcess, _: float | None) -> bool:
             while not file.exists():
                 if await wait(self, 0.01):
                     return True
             return await wait(self, 0)
 
-        monkeypatch.setattr(process.Process, "wait", waited)
+        monkeypatch.setattr(process.CommandProcess, "wait", waited)
 
     return until_there
 
@@ -279,13 +279,13 @@ async def test_the_timeout_is_what_was_asked_for_within_bounds(
     root: Path, monkeypatch: pytest.MonkeyPatch, asked: float, unlimited: bool, seconds: float | None
 ) -> None:
     waited: list[float | None] = []
-    wait = process.Process.wait
+    wait = process.CommandProcess.wait
 
-    async def noted(self: process.Process, limit: float | None) -> bool:
+    async def noted(self: process.CommandProcess, limit: float | None) -> bool:
         waited.append(limit)
         return await wait(self, limit)
 
-    monkeypatch.setattr(process.Process, "wait", noted)
+    monkeypatch.setattr(process.CommandProcess, "wait", noted)
     await Sh(root, allow_unlimited=unlimited)("true", timeout_seconds=asked)
 
     assert waited == [seconds]

@@ -20,7 +20,7 @@ from stepengine.tooling.spawning import carried_by
 if TYPE_CHECKING:
     from stepengine.engine.packages import Package
 
-__all__ = ("Listed", "agents", "listed", "tree_lines")
+__all__ = ("ListedAgent", "agents", "list_agents", "tree_lines")
 
 
 def agents(
@@ -44,19 +44,19 @@ def agents(
           --params '{"search_queries": [{"pattern": "def main"}]}'
       stepengine run publisher/reviewer "Look at it"
     """
-    from stepengine.engine.packages import installed
+    from stepengine.engine.packages import find_installed
 
     if as_json and as_tree:
         msg = "--tree is for reading; --json alone has spawnable_agents for each agent"
         raise UsageProblem(msg)
-    entries, found = list(listed(in_force(config).agent_folders)), installed()
+    entries, found = list(list_agents(in_force(config).agent_folders)), find_installed()
     if as_tree:
         known = [e.agent for e in entries if e.agent is not None and e.hidden_by is None]
-        print("\n".join([_drawn(line) for line in tree_lines(known)]))
+        print("\n".join([_draw_line(line) for line in tree_lines(known)]))
     elif as_json:
         print(dumps([*[_json_of(e) for e in entries if e.agent is not None], *_packaged_json(found.packages)]))
     else:
-        shown = [*[_shown(e) for e in entries if e.agent is not None], *map(_shown_package, found.packages)]
+        shown = [*[_describe(e) for e in entries if e.agent is not None], *map(_shown_package, found.packages)]
         say("\n\n".join(shown), hang=8)
     for entry in entries:
         if entry.agent is None:
@@ -67,7 +67,7 @@ def agents(
 
 
 @frozen
-class Listed:
+class ListedAgent:
     """
     An agent of a file.
 
@@ -84,7 +84,7 @@ class Listed:
     hidden_by: Path | None = None
 
 
-def listed(folders: Iterable[Path] = ()) -> Iterator[Listed]:
+def list_agents(folders: Iterable[Path] = ()) -> Iterator[ListedAgent]:
     """Give the agents of every file in the folders in which ids are looked for, and each file that cannot be loaded."""
     from stepengine.engine.loading import agent_folders, agents_in
 
@@ -94,14 +94,14 @@ def listed(folders: Iterable[Path] = ()) -> Iterator[Listed]:
             try:
                 found = agents_in(file)
             except DefinitionError as error:
-                yield Listed(file, None, message_of(error))
+                yield ListedAgent(file, None, message_of(error))
                 continue
             for agent in found:
                 first = seen.setdefault(normalised_id(agent.id), file)
-                yield Listed(file, agent, hidden_by=None if first == file else first)
+                yield ListedAgent(file, agent, hidden_by=None if first == file else first)
 
 
-def _json_of(entry: Listed) -> dict[str, object]:
+def _json_of(entry: ListedAgent) -> dict[str, object]:
     agent: Any = entry.agent
     return {
         "id": agent.id,
@@ -114,7 +114,7 @@ def _json_of(entry: Listed) -> dict[str, object]:
     }
 
 
-def _shown(entry: Listed) -> str:
+def _describe(entry: ListedAgent) -> str:
     agent: Any = entry.agent
     lines = [
         agent.id,
@@ -194,7 +194,7 @@ LINES = {"|-- ": "\u251c\u2500\u2500 ", "`-- ": "\u2514\u2500\u2500 ", "|   ": "
 """How the lines of a tree are drawn where that can be shown."""
 
 
-def _drawn(line: str) -> str:
+def _draw_line(line: str) -> str:
     """Return a line of a tree as stdout can show it; no id holds what is replaced."""
     for mark, drawn in LINES.items() if draws_lines() else ():
         line = line.replace(mark, drawn)

@@ -12,7 +12,7 @@ import typer
 from stepengine.cli import bench
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.options import ApiKeyEnv, Config, Options, Price
-from stepengine.cli.perform import Run, advised, ending_of, perform
+from stepengine.cli.perform import Run, add_advice, ending_of, perform
 from stepengine.cli.screen.render import dumps, json_of, money, one_line, tokens, visible
 from stepengine.data import events as ev
 from stepengine.data.models import ModelSettings
@@ -62,7 +62,7 @@ def ask(
     engine = Engine([agent], models=models, observers=[talk], limits=limits, pricing=pricing)
     began = time.monotonic()
     run = perform(engine, agent, sys.stdin.read() if prompt == "-" else prompt, None)
-    return _told(run, options, talk, time.monotonic() - began, as_json=as_json)
+    return _print_result(run, options, talk, time.monotonic() - began, as_json=as_json)
 
 
 class Talk:
@@ -94,7 +94,7 @@ class Talk:
             complain("the reply broke off; what it said does not count")
 
 
-def _told(run: Run, options: Options, talk: Talk, seconds: float, *, as_json: bool) -> Exit:
+def _print_result(run: Run, options: Options, talk: Talk, seconds: float, *, as_json: bool) -> Exit:
     result = run.result
     if as_json:
         told = json_of(result)
@@ -104,7 +104,7 @@ def _told(run: Run, options: Options, talk: Talk, seconds: float, *, as_json: bo
     elif result.text:
         print(visible(result.text))
     if run.code is not Exit.COMPLETED:
-        complain(advised(ending_of(run), run, options))
+        complain(add_advice(ending_of(run), run, options))
     if result.usage.requests and not as_json:
         spent = [one_line(talk.model), tokens(result.usage), money(result.cost, of=result.usage), f"{seconds:.1f} s"]
         print(" | ".join([part for part in spent if part]), file=sys.stderr)

@@ -9,7 +9,7 @@ import attrs
 import typer
 
 from stepengine.cli.exits import Exit
-from stepengine.cli.journals import found
+from stepengine.cli.journals import find_journal
 from stepengine.cli.judging import (
     Budget,
     CheckText,
@@ -17,13 +17,13 @@ from stepengine.cli.judging import (
     Simulate,
     Tools,
     Yes,
-    agreed,
+    agree_to_cost,
     case_of,
-    cleaned,
+    clean_lines,
+    clean_report,
     interrupted_or,
     models_of_script,
     purse_of,
-    spoken,
     to_the_end,
 )
 from stepengine.cli.options import File, Last, Options, with_options
@@ -38,7 +38,7 @@ __all__ = ("blame",)
 
 
 @frozen
-class Question:
+class BlameOptions:
     """What is asked about a run, as it was typed."""
 
     check: str
@@ -92,11 +92,11 @@ def blame(
       stepengine blame --last --check checks:is_polite -k 4 --steps 3:9
     """
     options = attrs.evolve(options, journal=file, last=last)
-    asked = Question(check, k, steps, tools, simulate, script, budget, yes)
-    return interrupted_or(lambda: _blame(found(options).in_force(), asked))
+    asked = BlameOptions(check, k, steps, tools, simulate, script, budget, yes)
+    return interrupted_or(lambda: _blame(find_journal(options).in_force(), asked))
 
 
-def _blame(options: Options, asked: Question) -> Exit:
+def _blame(options: Options, asked: BlameOptions) -> Exit:
     from stepengine.judging.blame import blame, expected_calls
     from stepengine.judging.checks import Check, function_at
 
@@ -113,7 +113,7 @@ def _blame(options: Options, asked: Question) -> Exit:
         engine = case.bench.engine
         passes = check.of(await engine.replay(case.journal, agent=case.agent)).passed
         if calls and not passes and models is None:
-            agreed(calls, cost, None if cost is None else 2 * cost, yes=asked.yes or bool(asked.budget))
+            agree_to_cost(calls, cost, None if cost is None else 2 * cost, yes=asked.yes or bool(asked.budget))
         return await blame(
             engine, case.journal, check, agent=case.agent, k=asked.k, steps=steps, purse=purse, models=models,
             tools=asked.tools, simulate=simulate,
@@ -121,9 +121,9 @@ def _blame(options: Options, asked: Question) -> Exit:
 
     report = to_the_end(made, [case.bench.engine])
     if options.as_json:
-        print(dumps(cleaned(report.to_json())))
+        print(dumps(clean_report(report.to_json())))
     else:
-        say(spoken([*report.lines(), *_hint(report, options)]), hang=4)
+        say(clean_lines([*report.lines(), *_hint(report, options)]), hang=4)
     if report.stopped:
         return Exit.LIMIT
     return Exit.FAILED if report.blamed is None else Exit.COMPLETED

@@ -98,10 +98,12 @@ def chaos(
         print(dumps({"runs": seen.runs, "effects": seen.effects, "statuses": ended, "faults": seen.faults}))
     else:
         print(f"{seen.runs} runs with {seen.effects} effects, from seed {seed} on: everything held")
-        print(f"they ended as: {_counted(ended)}\nwhat went wrong in them: {_counted(seen.faults) or 'nothing'}")
+        print(
+            f"they ended as: {_format_counts(ended)}\nwhat went wrong in them: {_format_counts(seen.faults) or 'nothing'}"
+        )
     return Exit.COMPLETED
 
 
-def _counted(counts: Mapping[str, int]) -> str:
+def _format_counts(counts: Mapping[str, int]) -> str:
     most = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
     return ", ".join([f"{name} {count}" for name, count in most])

@@ -27,16 +27,24 @@ import typer
 
 from stepengine.cli import bench
 from stepengine.cli.bench import bench_for, family, limits_of, registry_of
-from stepengine.cli.commands.replay import repeated
+from stepengine.cli.commands.replay import repeat
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import is_taken, journal_at, limits_again, name_of, taken
+from stepengine.cli.journals import answer_with_result, is_taken, journal_at, limits_again, name_of
 from stepengine.cli.options import AskForMore, CodeMode, Model, NoJournal, Options, with_options
 from stepengine.cli.perform import Run, interrupt, reason_of, resume_hint, tell_more
-from stepengine.cli.recording import GOES_ON, Entry, Recording, entries, history_file, named, with_record
-from stepengine.cli.screen.console import DIGITS, NO, QUIT, YES, Lines, Screen, console_on, follow, show_markdown
+from stepengine.cli.recording import (
+    GOES_ON,
+    RecordedRun,
+    RunRecording,
+    entries,
+    find_recorded,
+    history_file,
+    with_record,
+)
+from stepengine.cli.screen.console import DIGITS, NO, QUIT, YES, Screen, TypedLines, console_on, follow, show_markdown
 from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.screen.progress import diff_lines
-from stepengine.cli.screen.prompt import PASTED, SOON, Above, History, Prompt, attached, shell_output
+from stepengine.cli.screen.prompt import PASTED, SOON, Above, Prompt, PromptHistory, attached, shell_output
 from stepengine.cli.screen.render import cut, message_of, money, one_line, tokens, visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.toolset import in_code_mode
@@ -150,7 +158,7 @@ def chat(
     """
     from stepengine.engine.loading import AgentPlace, load_agent
 
-    chosen = named(agent) if resume else None
+    chosen = find_recorded(agent) if resume else None
     before = chosen or (_last_chat(agent) if resume else None)
     agent = (
         ("" if chosen else agent)
@@ -178,7 +186,7 @@ def chat(
     return asyncio.run(made.talk())
 
 
-def _last_chat(agent: str) -> Entry:
+def _last_chat(agent: str) -> RecordedRun:
     """
     Return the last turn of the newest chat of this folder.
 
@@ -202,10 +210,10 @@ def _last_chat(agent: str) -> Entry:
     return found
 
 
-def _left_by(entry: Entry, options: Options) -> RunResult:
+def _left_by(entry: RecordedRun, options: Options) -> RunResult:
     """Return what a recorded turn came to; no model is called and nothing is shown."""
     there = attrs.evolve(with_record(options, entry), settings=options.settings, quiet=True)
-    return repeated(journal_at(entry.journal), there)
+    return repeat(journal_at(entry.journal), there)
 
 
 class Chat:
@@ -229,10 +237,10 @@ class Chat:
         self._agent = agent
         self._bench = bench_for(options, agent, is_new=True)
         self._console = console
-        lines = Lines(sys.stdin)
+        lines = TypedLines(sys.stdin)
         plain = plain or poor or settings.get("display.plain") or not (lines.is_terminal and console.is_terminal)
         names = [f"/{name}" for name in COMMANDS]
-        history = History(history_file())
+        history = PromptHistory(history_file())
         self._terminal = Prompt(
             console, lines, above, commands=names, root=options.cwd.resolve(), history=history, plain=plain
         )
@@ -254,19 +262,19 @@ class Chat:
         self._leaves = False
         self._diffs: list[str] = []
         self._wanted = ""  # the mode that Shift-Tab chose
-        self._waiting: Entry | None = None
+        self._waiting: RecordedRun | None = None
         self._questions: Sequence[Question] = ()
         # Nobody gets out of being asked who did not begin so.
         self._modes: list[str] = [mode for mode in MODES if mode != "bypass" or self._policy.mode == "bypass"]
         self._engines = AsyncExitStack()
         self._session_id = f"chat-{secrets.token_hex(6)}"  # what is allowed for good holds for all turns
 
-    def goes_on(self, last: RunResult, waiting: Entry | None) -> None:
+    def goes_on(self, last: RunResult, waiting: RecordedRun | None) -> None:
         """Go on after the *last* turn, or with it where it is *waiting*, and show what was said last."""
         self._states = [last.state]
         self._filled = sum(_context_parts(last.state).values())
         self._waiting, self._questions = waiting, last.pending_questions
-        for message in _said(last.state)[-SHOWN_TURNS:]:
+        for message in _spoken_messages(last.state)[-SHOWN_TURNS:]:
             if message.role != "user" and self._shown["markdown"]:
                 show_markdown(self._console, message.text)
                 continue
@@ -283,7 +291,7 @@ class Chat:
         if not (self._options.models or self._options.settings.get("model") or self._agent.model):
             self._terminal.say(NO_MODEL, "yellow")
         async with self._engines:
-            self._engines.enter_context(_terminated())
+            self._engines.enter_context(_leave_at_sigterm())
             self._engines.enter_context(self._terminal.taken())
             await self._engines.enter_async_context(self._bench.engine)
             if self._waiting is not None:
@@ -308,10 +316,10 @@ class Chat:
             await self._shell(said)
         elif said.strip():
             said = said.removeprefix("/") if said.startswith("//") else said
-            return await self._turn(self._sent(said), title=said)
+            return await self._turn(self._compose_prompt(said), title=said)
         return code
 
-    def _sent(self, said: str) -> str:
+    def _compose_prompt(self, said: str) -> str:
         """Return what goes to the agent: what was said, the files that it names, and what happened since the last turn."""
         found = attached(said, self._options.cwd.resolve())
         for note in found.notes:
@@ -374,15 +382,15 @@ class Chat:
 
     async def _do_model(self, model: str) -> None:
         if not model:
-            from stepengine.cli.commands.models import described, known, listed
+            from stepengine.cli.commands.models import describe_model, known, list_providers
 
             now = self._options.main_model or self._options.settings.get("model") or self._agent.model
             registry = registry_of(self._options.settings)
             self._terminal.say(f"now: {one_line(str(now))}")
             with contextlib.suppress(UnknownModel):  # that of a server at --base-url
                 for model_known in known(registry, str(now)):
-                    self._terminal.say(described(model_known))
-            for entry in listed(registry):
+                    self._terminal.say(describe_model(model_known))
+            for entry in list_providers(registry):
                 if entry.key != "missing":
                     self._terminal.say(f"  {entry.prefix}/...  key {one_line(entry.key, 60)}")
             return
@@ -456,14 +464,14 @@ class Chat:
             policy = policy.with_session_rule(self._session_id, rule)
         await self._take(attrs.evolve(self._options, policy=policy), self._agent)
 
-    def _allowed(self) -> list[Rule]:
+    def _allowed_rules(self) -> list[Rule]:
         """Return what was allowed for good, in files and in this conversation: in the engine of now, and in those before it."""
         policy, here = self._policy, f"session:{self._session_id}"
         before = [rule for rule in policy.rules if str(rule.scope) == here]
         return [*policy.remembered, *before, *self._bench.engine.remembered(self._session_id)]
 
     async def _do_rules(self, _: str) -> None:
-        allowed = self._allowed()
+        allowed = self._allowed_rules()
         self._terminal.say(f"mode {self._policy.mode}")
         for rule in self._policy.rules:
             if rule not in allowed:
@@ -472,7 +480,7 @@ class Chat:
             self._terminal.say(f"  always {number}  {one_line(str(rule.matcher), 200)}")
 
     async def _do_forget(self, which: str) -> None:
-        allowed = self._allowed()
+        allowed = self._allowed_rules()
         number = _number(which)
         if not 1 <= number <= len(allowed):
             there = (
@@ -523,7 +531,7 @@ class Chat:
             return None
         skill = await asyncio.to_thread(skill_named, folder, name, user=True)
         # Only what the person typed sends files along: a skill is somebody else's text.
-        sent = "\n\n".join([instructions_of(skill), self._sent(words.strip())])
+        sent = "\n\n".join([instructions_of(skill), self._compose_prompt(words.strip())])
         return await self._turn(sent.rstrip(), title=f"/skill {said}")
 
     async def _do_debug(self, _: str) -> None:
@@ -573,7 +581,7 @@ class Chat:
         if not file:
             msg = "/save FILE writes the conversation as Markdown; name a file that there is not yet"
             raise UsageProblem(msg)
-        said = _said(self._states[-1]) if self._states else []
+        said = _spoken_messages(self._states[-1]) if self._states else []
         parts = [f"## {'You' if m.role == 'user' else self._agent.id}\n\n{m.text.strip()}\n" for m in said]
         _write_new(Path(file), "\n".join(parts))
         self._terminal.say(f"wrote {one_line(file)}")
@@ -620,7 +628,7 @@ class Chat:
         from stepengine.engine.packages import id_of
 
         agent, options = agent or self._agent, options or self._options
-        with Recording.begun(options, None, command="chat", agent_id=id_of(agent), prompt=title) as recording:
+        with RunRecording.begun(options, None, command="chat", agent_id=id_of(agent), prompt=title) as recording:
             try:
                 handle = self._bench.engine.start(
                     agent,
@@ -633,9 +641,9 @@ class Chat:
             except StepEngineError as error:
                 return complain(visible(message_of(error)))
             recording.started(handle.run_id)
-            return await self._watched(handle, recording, options)
+            return await self._watch_turn(handle, recording, options)
 
-    async def _go_on(self, entry: Entry) -> Exit:
+    async def _go_on(self, entry: RecordedRun) -> Exit:
         """Go on with a turn that waits for an answer, or was left in the middle: ask what it asks."""
         journal = journal_at(entry.journal)
         limits = limits_again(journal, attrs.evolve(with_record(self._options, entry), settings=self._options.settings))
@@ -644,7 +652,7 @@ class Chat:
         while code is Exit.SUSPENDED:
             answers: dict[str, Any] = {}
             for question in questions:
-                if not await self._asked(question, answers):
+                if not await self._ask_recorded(question, answers):
                     return Exit.SUSPENDED
             try:
                 handle = await self._bench.engine.start_resume(
@@ -653,7 +661,7 @@ class Chat:
                 )  # fmt: skip
             except StepEngineError as error:
                 return complain(visible(message_of(error)))
-            code = await self._watched(handle, Recording(journal, entry), self._options, settled=answers)
+            code = await self._watch_turn(handle, RunRecording(journal, entry), self._options, settled=answers)
             if questions:
                 break
             # Only the journal knew that something was cut off in the middle: that is the question.
@@ -662,12 +670,12 @@ class Chat:
                 break  # it waits for no person: nobody here could end that
         return code
 
-    async def _asked(self, question: Question, answers: dict[str, Any]) -> bool:
+    async def _ask_recorded(self, question: Question, answers: dict[str, Any]) -> bool:
         """Ask a recorded question; return whether it was answered."""
 
         def answer(said: Any) -> None:
             if isinstance(said, str) and is_taken(question.id, said):
-                said = taken(said)
+                said = answer_with_result(said)
             elif problem := answer_problem(said, question):
                 raise AnswerRejected(problem)
             answers[question.id] = said
@@ -678,8 +686,8 @@ class Chat:
 
         return await self._terminal.asked(question, answer, other)
 
-    async def _watched(
-        self, handle: RunHandle, recording: Recording, options: Options, *, settled: Collection[str] = ()
+    async def _watch_turn(
+        self, handle: RunHandle, recording: RunRecording, options: Options, *, settled: Collection[str] = ()
     ) -> Exit:
         """Show a turn to its end and keep what came of it."""
         screen = self._screen = Screen(self._console, **self._shown)
@@ -692,7 +700,7 @@ class Chat:
         self._is_working = False
         self._diffs += screen.diffs
         if turn.cancelled():
-            return self._left(recording, options)
+            return self._explain_unfinished(recording, options)
         result = turn.result()
         recording.ended(result)
         self._terminal.say_next(handle.unread)
@@ -757,7 +765,7 @@ class Chat:
         left = self._context_left(model)
         cost = None if None in costs else sum([c for c in costs if c is not None], Decimal(0))
         after = [*([] if left is None else [f"{left} % of context left"]), money(cost)]
-        return _fitted(
+        return _fit_status(
             model, self._wanted or self._policy.mode, self._options.cwd.resolve(), after, self._console.width
         )
 
@@ -771,7 +779,7 @@ class Chat:
         filled = self._screen.filled if self._is_working and self._screen is not None else 0
         return None if not window else max(0, 100 - round(100 * (filled or self._filled or 0) / window))
 
-    def _left(self, recording: Recording, options: Options) -> Exit:
+    def _explain_unfinished(self, recording: RunRecording, options: Options) -> Exit:
         """Say how to continue a turn that was left in the middle."""
         self._leaves = True
         complain("left in the middle of a turn")
@@ -787,7 +795,7 @@ class Chat:
 
 
 @contextlib.contextmanager
-def _terminated() -> Iterator[None]:
+def _leave_at_sigterm() -> Iterator[None]:
     """Leave at SIGTERM as at any other end while nothing runs: what was taken is given back, the terminal too."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -799,7 +807,7 @@ def _terminated() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _fitted(model: str, mode: str, folder: Path, after: Sequence[str], width: int) -> str:
+def _fit_status(model: str, mode: str, folder: Path, after: Sequence[str], width: int) -> str:
     """Return the parts of the status line, shortened to one line of less than *width* characters."""
     with contextlib.suppress(ValueError, RuntimeError):  # elsewhere, or nobody's home
         folder = Path("~") / folder.relative_to(Path.home())
@@ -826,7 +834,7 @@ def _context_parts(state: AgentState) -> dict[str, int]:
     return parts
 
 
-def _said(state: AgentState) -> list[UserMessage | AssistantMessage]:
+def _spoken_messages(state: AgentState) -> list[UserMessage | AssistantMessage]:
     """Return what the person and the agent said, without instructions, reminders and tool calls."""
     found: list[UserMessage | AssistantMessage] = []
     for message in state.message_history:

@@ -37,7 +37,7 @@ def check(files: Files, *, as_json: Json = False) -> Exit:
     if as_json:
         print(dumps([{"ok": _is_good(report), **attrs.asdict(report)} for report in reports]))
     else:
-        say("\n".join([line for report in reports for line in _checked(report)]), hang=4)
+        say("\n".join([line for report in reports for line in _describe_report(report)]), hang=4)
     return Exit.COMPLETED if all(map(_is_good, reports)) else Exit.FAILED
 
 
@@ -45,7 +45,7 @@ def _is_good(report: Report) -> bool:
     return bool(report) and not report.secrets
 
 
-def _checked(report: Report) -> Iterator[str]:
+def _describe_report(report: Report) -> Iterator[str]:
     state = "complete" if report.is_complete else "without an end: it can be resumed"
     known = "not usable as it is" if report.problems else f"{report.records} records, {state}"
     yield f"{'ok' if _is_good(report) else 'BAD':<4}{report.name}  {known}"

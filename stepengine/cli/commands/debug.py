@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from stepengine.engine.stepping import Frame, Moment, Stepper
     from stepengine.journal import Journal
     from stepengine.journal.history import History
-    from stepengine.judging.debugger import Debugger, ForkedWalk, Walk
+    from stepengine.judging.debugger import AnyWalk, Debugger, ForkedWalk
 
-__all__ = ("debug", "parked")
+__all__ = ("debug", "debug_divergence")
 
 FORMAT = "stepengine.debug/1"
 AGAIN = "code between yields runs again; nothing recorded is done again"
@@ -107,21 +107,21 @@ def debug(
       stepengine debug run.jsonl --agent ./agents/triage.py --at 12 --watch
     """
     if watch:
-        from stepengine.cli.watching import watched
+        from stepengine.cli.watching import watch_place
 
         if commands is not None or no_fork:
             msg = "--watch shows one place again and again, in processes of its own: leave out --exec and --no-fork"
             raise UsageProblem(msg)
         options = attrs.evolve(options, journal=file, last=last, quiet=True)
-        return on_journal(options, lambda options: watched(options, at, width=width, prints=not quiet_handler))
+        return on_journal(options, lambda options: watch_place(options, at, width=width, prints=not quiet_handler))
     options = attrs.evolve(options, journal=file, last=last, quiet=True)
-    asked = _Asked(at, tuple(commands or ()), is_scripted=commands is not None, no_fork=no_fork, width=width)
+    asked = _DebugOptions(at, tuple(commands or ()), is_scripted=commands is not None, no_fork=no_fork, width=width)
     asked = attrs.evolve(asked, quiet_handler=quiet_handler)
     return on_journal(options, lambda options: _debug(options, asked, Tally()))
 
 
 @frozen
-class _Asked:
+class _DebugOptions:
     """What was typed for the debugger alone."""
 
     at: str = ""
@@ -172,15 +172,15 @@ def _stays_here(engine: Engine, history: History) -> str:
     return "handlers in the sandbox do not run in forked processes" if is_theirs else ""
 
 
-def _debug(options: Options, asked: _Asked, tally: Tally) -> Exit:
-    from stepengine.judging.debugger import Debugger, ForkedWalk, PausedWalk, Woken, can_fork
+def _debug(options: Options, asked: _DebugOptions, tally: Tally) -> Exit:
+    from stepengine.judging.debugger import Debugger, ForkedWalk, PausedWalk, Rewound, can_fork
 
     journal = journal_at(options.journal)
     try:
         history = journal.history()
         agent = recorded_agent(journal, options, history)
         bench = bench_for(options, agent, performs=False, hooks=hooks_of(history))
-        with _hushed(asked, as_json=options.as_json):
+        with _hush_handler(asked, as_json=options.as_json):
             stepper = bench.engine.stepper(journal, agent=agent)
     except ReplayDivergence:
         raise
@@ -189,10 +189,10 @@ def _debug(options: Options, asked: _Asked, tally: Tally) -> Exit:
         return complain(error.message)
     why = "--no-fork" if asked.no_fork else _stays_here(bench.engine, history) or can_fork()
     forked = None if why else ForkedWalk(stepper)
-    walk: Walk = forked or PausedWalk(stepper)
+    walk: AnyWalk = forked or PausedWalk(stepper)
     debugger = Debugger(bench.engine, walk, agent)
     hook = sys.breakpointhook
-    session = Session(debugger, options, asked, tally, forked=forked)
+    session = DebugSession(debugger, options, asked, tally, forked=forked)
     session.greet(f"snapshots: {'fork' if forked else f'paused replays ({why})'}")
     code: int | None
     try:
@@ -202,7 +202,7 @@ def _debug(options: Options, asked: _Asked, tally: Tally) -> Exit:
             message: Mapping[str, object] | None = None
             try:
                 code = forked.begin()
-            except Woken as woken:
+            except Rewound as woken:
                 code, message = None, woken.message
             if code is None:
                 session.end(message)
@@ -215,7 +215,7 @@ def _debug(options: Options, asked: _Asked, tally: Tally) -> Exit:
 
 
 @contextlib.contextmanager
-def _hushed(asked: _Asked, *, as_json: bool) -> Iterator[None]:
+def _hush_handler(asked: _DebugOptions, *, as_json: bool) -> Iterator[None]:
     """Keep what the handler prints away from what the commands tell."""
     if not (asked.quiet_handler or as_json):
         yield
@@ -228,11 +228,11 @@ class _Refused(Exception):
     """A command cannot be done; its message says why."""
 
 
-class _Parked(Exception):
+class _BreakpointLeft(Exception):
     """A breakpoint of the handler was left, and the walk goes on."""
 
 
-class Session:
+class DebugSession:
     """
     The command loop over one run.
 
@@ -249,7 +249,7 @@ class Session:
         self,
         debugger: Debugger,
         options: Options,
-        asked: _Asked,
+        asked: _DebugOptions,
         tally: Tally,
         *,
         forked: ForkedWalk | None = None,
@@ -268,7 +268,7 @@ class Session:
         self._began = time.time()
         self._code: int | None = None
         if forked is not None:
-            forked.keeps = self._kept
+            forked.keeps = self._position
         sys.breakpointhook = self._breakpoint
 
     # --- the loop -----------------------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ class Session:
 
     def serve(self, message: Mapping[str, object] | None) -> int:
         """Do commands until there are no more; return the exit code."""
-        from stepengine.judging.debugger import Woken
+        from stepengine.judging.debugger import Rewound
 
         begins = message is None
         while self._code is None:
@@ -315,7 +315,7 @@ class Session:
                     self._arrive(told)
                 else:
                     self._do_next()
-            except Woken as woken:
+            except Rewound as woken:
                 message = woken.message
             except KeyboardInterrupt:
                 complain("interrupted", Exit.INTERRUPTED)
@@ -345,11 +345,11 @@ class Session:
     def _begin(self) -> None:
         if not self._asked.at:
             if not self._asked.is_scripted:
-                self._guarded(self._show)
+                self._try(self._show)
             return
-        self._guarded(lambda: self._go(self._place(self._asked.at)))
+        self._try(lambda: self._go(self._place(self._asked.at)))
 
-    def _kept(self) -> dict[str, Any]:
+    def _position(self) -> dict[str, Any]:
         return {"inside": self._debugger.inside, "frame": self._frame}
 
     def _arrive(self, message: Mapping[str, Any]) -> None:
@@ -362,7 +362,7 @@ class Session:
         then = message.get("then")
         search = message.get("search")
         if search is not None:
-            self._guarded(lambda: self._search_back(*search))
+            self._try(lambda: self._search_back(*search))
             return
 
         def arrived() -> None:
@@ -374,7 +374,7 @@ class Session:
             elif then is not None:
                 self._compare(*then[1:], known=message["known"])
 
-        self._guarded(arrived)
+        self._try(arrived)
 
     def _next_line(self) -> str | None:
         """Return the next command; ``None`` when there are no more."""
@@ -388,7 +388,7 @@ class Session:
         prompt = f"({path}#{seq}) " if path and not stepper.steps(path) else f"(step {stepper.step_at(position)}) "
         return _line_from_terminal(prompt) if sys.stdin.isatty() else _line_from_pipe()
 
-    def _guarded(self, act: Callable[[], None]) -> None:
+    def _try(self, act: Callable[[], None]) -> None:
         """Do something; what cannot be done is told, and the session goes on."""
         try:
             act()
@@ -428,14 +428,14 @@ class Session:
                 "the handler stands in a breakpoint: print, locals, list, where and quit work here, `continue` goes on"
             )
             return
-        self._guarded(lambda: command.act(self, rest.strip()))
+        self._try(lambda: command.act(self, rest.strip()))
 
     # --- going --------------------------------------------------------------------------------------------------------
 
     def _walk_to(self, position: int, *, jumps: bool = True, **kept: object) -> None:
         self._jumps = jumps
         try:
-            with _hushed(self._asked, as_json=self._is_json):
+            with _hush_handler(self._asked, as_json=self._is_json):
                 self._debugger.to(position, **kept)
         finally:
             self._jumps = True
@@ -507,9 +507,9 @@ class Session:
             raise _Refused(msg)
         start = self._debugger.position
         if self._forked is None or is_harmless(rest):
-            with _hushed(self._asked, as_json=self._is_json):
+            with _hush_handler(self._asked, as_json=self._is_json):
                 found = self._debugger.until(rest)
-            self._looked(rest, self._debugger.problem, self._debugger.looked_at, found=found)
+            self._tell_search(rest, self._debugger.problem, self._debugger.looked_at, found=found)
         else:
             told = self._looked_in_child(rest, start + 1, self._debugger.last, backwards=False)
             if told.get("differs"):
@@ -518,7 +518,7 @@ class Session:
                 self._fail(f"{rest} changes what the run does, so that there is no looking for it")
                 self._walk_to(start, then=None)
                 return
-            self._looked(rest, told["problem"], told["looked_at"], found=told["found"] is not None)
+            self._tell_search(rest, told["problem"], told["looked_at"], found=told["found"] is not None)
             self._walk_to(self._debugger.last if told["found"] is None else told["found"])
         self._show()
 
@@ -530,7 +530,7 @@ class Session:
             if self._forked is not None:
                 self._forked.stays = True
             try:
-                with _hushed(self._asked, as_json=self._is_json):
+                with _hush_handler(self._asked, as_json=self._is_json):
                     return json.dumps(self._debugger.look(what, first, last, backwards=backwards))
             except ReplayDivergence as error:
                 # Of the process that is thrown away: where this one goes itself, it says more, and stands there.
@@ -544,7 +544,7 @@ class Session:
         found: dict[str, object] = json.loads(said)
         return found
 
-    def _looked(self, what: str, problem: str, looked_at: int, *, found: bool) -> None:
+    def _tell_search(self, what: str, problem: str, looked_at: int, *, found: bool) -> None:
         if problem:
             complain(self._clean(f"{what}: {problem} (counted as false; shown once)"))
         if not found:
@@ -560,9 +560,9 @@ class Session:
             self._refuse_start()
         self._debugger.check(rest)
         if self._forked is None:
-            with _hushed(self._asked, as_json=self._is_json):
+            with _hush_handler(self._asked, as_json=self._is_json):
                 found = self._debugger.until(rest, backwards=True)
-            self._looked(rest, self._debugger.problem, self._debugger.looked_at, found=found)
+            self._tell_search(rest, self._debugger.problem, self._debugger.looked_at, found=found)
             self._show()
         else:
             self._forked.leave(start - 1, search=[rest, start, 0, ""])
@@ -574,7 +574,7 @@ class Session:
         looked_at, problem = looked_at + told["looked_at"], problem or told["problem"]
         if told["found"] is None and here > 0 and self._forked is not None:
             self._forked.leave(here - 1, search=[what, here, looked_at, problem])
-        self._looked(what, problem, looked_at, found=told["found"] is not None)
+        self._tell_search(what, problem, looked_at, found=told["found"] is not None)
         self._walk_to(told["found"] or 0)
         self._show()
 
@@ -932,7 +932,7 @@ class Session:
                         edit, models=models, into=target, allow_repeat=asked.allow_repeat, served=asked.served
                     )
 
-            with _hushed(self._asked, as_json=self._is_json):
+            with _hush_handler(self._asked, as_json=self._is_json):
                 result = asyncio.run(ended())
         except (StepEngineError, UsageProblem, OSError, ValueError) as error:
             said = error.message if isinstance(error, StepEngineError) else str(error)
@@ -1176,17 +1176,17 @@ def _error_of(kind: str, said: str) -> StepEngineError:
 # --- at a divergence ------------------------------------------------------------------------------------------------
 
 
-def parked(stepper: Stepper, error: ReplayDivergence, journal: Journal, options: Options) -> None:
+def debug_divergence(stepper: Stepper, error: ReplayDivergence, journal: Journal, options: Options) -> None:
     """Open the loop where a replay differs from its record: its machine still waits there."""
     from stepengine.engine import Engine
     from stepengine.judging.debugger import Debugger, PausedWalk
 
     complain(error.message, Exit.DIVERGED)
     engine = Engine()
-    session = Session(
+    session = DebugSession(
         Debugger(engine, PausedWalk(stepper)),
         attrs.evolve(options, journal=name_of(journal)),
-        _Asked(),
+        _DebugOptions(),
         Tally(),
         parked=error,
     )
@@ -1197,7 +1197,7 @@ def parked(stepper: Stepper, error: ReplayDivergence, journal: Journal, options:
 class _Command(NamedTuple):
     """One command: what it takes, what it does in a few words, and how it is done."""
 
-    act: Callable[[Session, str], None]
+    act: Callable[[DebugSession, str], None]
     takes: str
     does: str
     goes: bool = False
@@ -1209,38 +1209,38 @@ OWN_CODE = (
     "the expression is your own code: it runs in a forked process without network, and files are unprotected there"
 )
 COMMANDS: dict[str, _Command] = {
-    "next": _Command(Session.next, "[COUNT]", "one position on", goes=True),
+    "next": _Command(DebugSession.next, "[COUNT]", "one position on", goes=True),
     "back": _Command(lambda s, rest: s.next(rest, -1), "[COUNT]", "one position back", goes=True),
-    "step": _Command(Session.step, "[COUNT]", "one step on", goes=True),
+    "step": _Command(DebugSession.step, "[COUNT]", "one step on", goes=True),
     "unstep": _Command(lambda s, rest: s.step(rest, -1), "[COUNT]", "one step back", goes=True),
-    "goto": _Command(Session.goto, "N|PATH#N", "to a step or an effect", goes=True),
+    "goto": _Command(DebugSession.goto, "N|PATH#N", "to a step or an effect", goes=True),
     "first": _Command(lambda s, rest: s.ends(rest, last=False), "", "to the first position", goes=True),
     "last": _Command(
         lambda s, rest: s.ends(rest, last=True), "", "to the last one, or the question that is open", goes=True
     ),
-    "until": _Command(Session.until, "LINE|@TOOL|error|EXPR", "on to where it holds", goes=True),
-    "rback": _Command(Session.rback, "LINE|@TOOL|error|EXPR", "back to where it held", goes=True),
-    "into": _Command(Session.into, "PATH", "follow a child: only its positions count", goes=True),
-    "out": _Command(Session.out, "", "follow all runs again"),
-    "where": _Command(Session.where, "", "the frames", in_frame=True),
-    "list": _Command(Session.source, "[LINES]", "the source around the line that waits", in_frame=True),
-    "up": _Command(Session.up, "[COUNT]", "the frame outside of this one"),
+    "until": _Command(DebugSession.until, "LINE|@TOOL|error|EXPR", "on to where it holds", goes=True),
+    "rback": _Command(DebugSession.rback, "LINE|@TOOL|error|EXPR", "back to where it held", goes=True),
+    "into": _Command(DebugSession.into, "PATH", "follow a child: only its positions count", goes=True),
+    "out": _Command(DebugSession.out, "", "follow all runs again"),
+    "where": _Command(DebugSession.where, "", "the frames", in_frame=True),
+    "list": _Command(DebugSession.source, "[LINES]", "the source around the line that waits", in_frame=True),
+    "up": _Command(DebugSession.up, "[COUNT]", "the frame outside of this one"),
     "down": _Command(lambda s, rest: s.up(rest, 1), "[COUNT]", "the frame inside of this one"),
-    "locals": _Command(Session.locals, "", "all variables of the frame", in_frame=True),
-    "print": _Command(Session.print, "EXPR", "an expression in the frame", in_frame=True, more=OWN_CODE),
+    "locals": _Command(DebugSession.locals, "", "all variables of the frame", in_frame=True),
+    "print": _Command(DebugSession.print, "EXPR", "an expression in the frame", in_frame=True, more=OWN_CODE),
     "pp": _Command(
         lambda s, rest: s.print(rest, pretty=True), "EXPR", "the same in several lines", in_frame=True, more=OWN_CODE
     ),
-    "state": _Command(Session.state, "", "the state: the record"),
-    "view": _Command(Session.view, "", "what the model is shown of it"),
-    "request": _Command(Session.request, "", "the last request"),
+    "state": _Command(DebugSession.state, "", "the state: the record"),
+    "view": _Command(DebugSession.view, "", "what the model is shown of it"),
+    "request": _Command(DebugSession.request, "", "the last request"),
     "reply": _Command(lambda s, rest: s.result(rest, reply=True), "", "what comes back here, by its members"),
-    "result": _Command(Session.result, "", "what comes back here"),
-    "hooks": _Command(Session.hooks, "", "the hooks since the last outcome"),
-    "cost": _Command(Session.cost, "", "what was spent"),
-    "diff": _Command(Session.diff, "N M", "what differs between two places", goes=True),
+    "result": _Command(DebugSession.result, "", "what comes back here"),
+    "hooks": _Command(DebugSession.hooks, "", "the hooks since the last outcome"),
+    "cost": _Command(DebugSession.cost, "", "what was spent"),
+    "diff": _Command(DebugSession.diff, "N M", "what differs between two places", goes=True),
     "fork": _Command(
-        Session.fork,
+        DebugSession.fork,
         "[OPTIONS]",
         "go on from here in a new journal",
         goes=True,
@@ -1249,11 +1249,11 @@ COMMANDS: dict[str, _Command] = {
         "--served: no tool runs; what was recorded after it serves where it is equal, else the run ends as failed\n"
         "--into FILE: the new journal; --allow-repeat: what changed the world may happen again",
     ),
-    "parent": _Command(Session.parent, "", "back to the run that this one was forked from"),
+    "parent": _Command(DebugSession.parent, "", "back to the run that this one was forked from"),
     "recorded": _Command(lambda s, rest: s.both(rest, recorded=True), "", "at a divergence: what is recorded"),
     "asked": _Command(lambda s, rest: s.both(rest, recorded=False), "", "at a divergence: what is asked for now"),
-    "quit": _Command(Session.quit, "", "leave"),
-    "help": _Command(Session.help, "[COMMAND]", "this list", in_frame=True),
+    "quit": _Command(DebugSession.quit, "", "leave"),
+    "help": _Command(DebugSession.help, "[COMMAND]", "this list", in_frame=True),
 }
 SHORTS = {
     "n": "next", "b": "back", "s": "step", "u": "until", "g": "goto", "w": "where", "l": "list", "p": "print", "q": "quit",

@@ -42,8 +42,8 @@ __all__ = (
     "collect",
     "database_of",
     "migrate",
+    "report_problems",
     "retry",
-    "said",
     "say_to",
     "status",
     "submit",
@@ -84,7 +84,7 @@ def database_of(given: str) -> str:
     return named
 
 
-def said(doing: Coroutine[object, Any, Exit]) -> Exit:
+def report_problems(doing: Coroutine[object, Any, Exit]) -> Exit:
     """Do something in a deployment; what keeps it from being done is one line and its exit code."""
     from stepengine.durable import DatabaseAway, ExecutorBusy
 
@@ -98,7 +98,7 @@ def said(doing: Coroutine[object, Any, Exit]) -> Exit:
         return complain(message_of(error), Exit.DIVERGED)
 
 
-def operated(db: str, act: Callable[[Operator], Awaitable[Exit]], *, app: str, pool: str = "default") -> Exit:
+def operate(db: str, act: Callable[[Operator], Awaitable[Exit]], *, app: str, pool: str = "default") -> Exit:
     """Do something with the runs of a database, and say what keeps it from being done."""
 
     async def acted() -> Exit:
@@ -107,7 +107,7 @@ def operated(db: str, act: Callable[[Operator], Awaitable[Exit]], *, app: str, p
         async with await Operator.connect(database_of(db), app=app, pool=pool) as operator:
             return await act(operator)
 
-    return said(acted())
+    return report_problems(acted())
 
 
 def submit(
@@ -161,9 +161,9 @@ def submit(
             return Exit.COMPLETED
         if not as_json:
             print(f"stepengine: {run}", file=sys.stderr, flush=True)
-        return await _waited(operator, run, as_json=as_json)
+        return await _wait_for_result(operator, run, as_json=as_json)
 
-    return operated(db, ordered, app=app, pool=pool)
+    return operate(db, ordered, app=app, pool=pool)
 
 
 def _object(text: str) -> dict[str, Any] | None:
@@ -180,7 +180,7 @@ def _object(text: str) -> dict[str, Any] | None:
     return found
 
 
-async def _waited(operator: Operator, run: str, *, as_json: bool) -> Exit:
+async def _wait_for_result(operator: Operator, run: str, *, as_json: bool) -> Exit:
     from stepengine.durable import DurableEngine
 
     async with DurableEngine(db=operator.url, works=False, app=operator.app) as engine:
@@ -210,7 +210,9 @@ def status(
     rates: Annotated[
         bool, typer.Option("--rates", help="Only what providers are asked, where workers limit that.")
     ] = False,
-    session: Annotated[str, typer.Option(help="One session: its turns, and what was said.", metavar="SESSION")] = "",
+    session: Annotated[
+        str, typer.Option(help="One session: its turns, and what was report_problems.", metavar="SESSION")
+    ] = "",
     sessions: Annotated[bool, typer.Option("--sessions", help="Only the sessions.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Also count rows that are not portable JSON.")] = False,
     as_json: Json = False,
@@ -254,7 +256,7 @@ def status(
             print("\n".join(_overview(view, only_executors=executors)))
         return Exit.FAILED if _needs_a_hand(view) else Exit.COMPLETED
 
-    return operated(db, shown, app=app)
+    return operate(db, shown, app=app)
 
 
 def _needs_a_hand(view: Overview) -> bool:
@@ -437,17 +439,17 @@ def answer(
         raise UsageProblem(msg)
     given: dict[str, AnswerLike] = {question: agreed, **answers_of(also or ())}
 
-    if (journal := _recorded(run, db)) is not None:
-        return _posted(lambda post: post.answer_journal(journal, given))
+    if (journal := _find_journal(run, db)) is not None:
+        return _post(lambda post: post.answer_journal(journal, given))
 
     async def sent(operator: Operator) -> Exit:
         await operator.answer(run, given)
         return Exit.COMPLETED
 
-    return operated(db, sent, app=app)
+    return operate(db, sent, app=app)
 
 
-def _recorded(run: str, db: str) -> Journal | None:
+def _find_journal(run: str, db: str) -> Journal | None:
     """Return the journal that is meant; ``None`` for a durable run, as every id is that names no journal where a database is set."""
     from stepengine.cli.journals import journal_at
 
@@ -461,7 +463,7 @@ def _recorded(run: str, db: str) -> Journal | None:
         raise
 
 
-def _posted(post: Callable[[Any], object]) -> Exit:
+def _post(post: Callable[[Any], object]) -> Exit:
     """Let *post* put something into a mailbox by what `posting` has, which is loaded only here."""
     from stepengine.engine import posting
 
@@ -490,14 +492,14 @@ def say_to(
       stepengine say review-17 "Leave the tests out."
     """
     refuse_inside("stepengine say")
-    if (journal := _recorded(run, db)) is not None:
-        return _posted(lambda post: post.tell_journal(journal, text, id=message_id or None))
+    if (journal := _find_journal(run, db)) is not None:
+        return _post(lambda post: post.tell_journal(journal, text, id=message_id or None))
 
     async def sent(operator: Operator) -> Exit:
         await operator.say(run, text, id=message_id or None)
         return Exit.COMPLETED
 
-    return operated(db, sent, app=app)
+    return operate(db, sent, app=app)
 
 
 def cancel(run: Run, *, db: Db = "", app: App = "stepengine") -> Exit:
@@ -512,15 +514,15 @@ def cancel(run: Run, *, db: Db = "", app: App = "stepengine") -> Exit:
       stepengine cancel review-17
       stepengine cancel runs/4f2a.jsonl
     """
-    if (journal := _recorded(run, db)) is not None:
-        return _posted(lambda post: post.cancel_journal(journal))
+    if (journal := _find_journal(run, db)) is not None:
+        return _post(lambda post: post.cancel_journal(journal))
 
     async def cancelled(operator: Operator) -> Exit:
         ended = await operator.cancel(run)
         say(f"cancelled: {', '.join(ended)}" if ended else f"{run} had ended")
         return Exit.COMPLETED
 
-    return operated(db, cancelled, app=app)
+    return operate(db, cancelled, app=app)
 
 
 def retry(
@@ -544,7 +546,7 @@ def retry(
         await operator.retry(run, release=release or None)
         return Exit.COMPLETED
 
-    return operated(db, again, app=app)
+    return operate(db, again, app=app)
 
 
 def takeover(
@@ -595,15 +597,18 @@ def takeover(
         if watch:
             print(f"stepengine: taking over whoever is away for {grace:g} s", file=sys.stderr, flush=True)
             async for each in upkeep.watch(grace=grace):
-                print(_taken(each), flush=True)
+                print(_describe_takeover(each), flush=True)
         found = await upkeep.takeover(executor, force=force, dry_run=dry_run)
-        print("\n".join([_taken(each) for each in found]) or f"executor {visible(executor, strict=True)} has no runs")
+        print(
+            "\n".join([_describe_takeover(each) for each in found])
+            or f"executor {visible(executor, strict=True)} has no runs"
+        )
         return Exit.COMPLETED
 
-    return operated(db, taken, app=app)
+    return operate(db, taken, app=app)
 
 
-def _taken(each: TakenOver) -> str:
+def _describe_takeover(each: TakenOver) -> str:
     again = f"  (taken over {each.times} times without getting further)" if each.times > 1 else ""
     return f"{each.outcome}  {each.run}  from {each.executor}{again}"
 
@@ -637,7 +642,7 @@ def collect(
         say(f"{len(roots)} runs {'would be' if dry_run else 'were'} deleted, with what was below them")
         return Exit.COMPLETED
 
-    return operated(db, deleted, app=app)
+    return operate(db, deleted, app=app)
 
 
 def migrate(
@@ -660,4 +665,4 @@ def migrate(
         await make(database_of(db), role=role or None)
         return Exit.COMPLETED
 
-    return said(made())
+    return report_problems(made())

@@ -16,10 +16,10 @@ import attrs
 import typer
 
 from stepengine.cli.bench import registry_of
-from stepengine.cli.commands.agents import Listed as AgentFile
-from stepengine.cli.commands.agents import listed as agent_files
-from stepengine.cli.commands.models import Listed
-from stepengine.cli.commands.models import listed as providers_of
+from stepengine.cli.commands.agents import ListedAgent as AgentFile
+from stepengine.cli.commands.agents import list_agents as agent_files
+from stepengine.cli.commands.models import ListedProvider
+from stepengine.cli.commands.models import list_providers as providers_of
 from stepengine.cli.exits import Exit
 from stepengine.cli.installing import own_source
 from stepengine.cli.options import Config
@@ -135,7 +135,7 @@ def findings(config: Path | None = None, *, reach: bool = False) -> Iterator[Fin
     yield from _agents(settings)
     yield from _surroundings(providers)
     if reach:
-        yield from _reached(providers)
+        yield from _reach_providers(providers)
 
 
 def _print(found: list[Finding]) -> None:
@@ -211,7 +211,7 @@ def _settings(settings: Settings) -> Iterator[Finding]:
         yield Finding("settings", "ok", "all at their defaults; `stepengine config` lists them")
 
 
-def _keys(providers: list[Listed]) -> Iterator[Finding]:
+def _keys(providers: list[ListedProvider]) -> Iterator[Finding]:
     area = "keys"
     usable = [p for p in providers if p.key == "set"]
     for one in usable:
@@ -226,7 +226,7 @@ def _keys(providers: list[Listed]) -> Iterator[Finding]:
     yield from _odd_keys(providers)
 
 
-def _odd_keys(providers: list[Listed]) -> Iterator[Finding]:
+def _odd_keys(providers: list[ListedProvider]) -> Iterator[Finding]:
     area = "keys"
     variables: dict[str, str] = {}
     for one in providers:
@@ -354,7 +354,7 @@ def _is_of_author(tool: object) -> bool:
     )
 
 
-def _surroundings(providers: list[Listed]) -> Iterator[Finding]:
+def _surroundings(providers: list[ListedProvider]) -> Iterator[Finding]:
     area = "surroundings"
     for name in _unread(providers):
         yield Finding(
@@ -375,7 +375,7 @@ def _surroundings(providers: list[Listed]) -> Iterator[Finding]:
     yield Finding(area, "ok", f"working folder {Path.cwd()}")
 
 
-def _unread(providers: list[Listed]) -> list[str]:
+def _unread(providers: list[ListedProvider]) -> list[str]:
     """Return the variables that look like settings of ours and are none."""
     read = {*OTHER_VARIABLES, *OLD, *[name for one in providers for name in one.key_variables]}
     ours = [name for name in sorted(os.environ) if name.startswith(PREFIX) and name not in read]
@@ -387,7 +387,7 @@ def _unread(providers: list[Listed]) -> list[str]:
 # --- the network ------------------------------------------------------------------------------------------------------
 
 
-def _reached(providers: list[Listed]) -> Iterator[Finding]:
+def _reach_providers(providers: list[ListedProvider]) -> Iterator[Finding]:
     import httpx2
 
     with httpx2.Client(timeout=SECONDS, follow_redirects=False) as client:
@@ -396,7 +396,7 @@ def _reached(providers: list[Listed]) -> Iterator[Finding]:
                 yield _answer(client, one, one.base_url)
 
 
-def _answer(client: httpx2.Client, one: Listed, url: str) -> Finding:
+def _answer(client: httpx2.Client, one: ListedProvider, url: str) -> Finding:
     import httpx2
 
     try:

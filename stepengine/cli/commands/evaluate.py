@@ -24,13 +24,13 @@ from stepengine.cli.judging import (
     Budget,
     ScriptFile,
     Yes,
-    cleaned,
+    clean_lines,
+    clean_report,
     cleaner,
     confirm,
     interrupted_or,
     models_of_script,
     purse_of,
-    spoken,
     to_the_end,
 )
 from stepengine.cli.options import Model, Options, with_options
@@ -53,7 +53,7 @@ MAX_RESULTS = 64 * 1024 * 1024
 
 
 @frozen
-class Question:
+class EvaluateOptions:
     """What is asked for, as it was typed."""
 
     file: str
@@ -134,18 +134,18 @@ def evaluate(
       stepengine eval evals.py --agent old=base.py --agent new=mine.py -n 3 --yes
       stepengine eval evals.py --recheck evals/mine/20260102-101500
     """
-    asked = Question(
+    asked = EvaluateOptions(
         file, n, tuple(agent or ()), tuple(case or ()), tuple(tag or ()), concurrency, budget, seed, out, against,
         recheck, goes_on, script, tuple(gate or ()), keep, html, yes,
     )  # fmt: skip
     return interrupted_or(lambda: _evaluate(attrs.evolve(options, agent="", model=model).in_force(), asked))
 
 
-def _evaluate(options: Options, asked: Question) -> Exit:
+def _evaluate(options: Options, asked: EvaluateOptions) -> Exit:
     from stepengine.judging.evaluation_files import load_evaluation
     from stepengine.judging.scoring import GateOfScores, Names, checked, scores_of
 
-    evaluation = _chosen(load_evaluation(Path(asked.file)), asked)
+    evaluation = _select(load_evaluation(Path(asked.file)), asked)
     _refuse_problems(evaluation, asked)
     gates = [GateOfScores.parsed(text) for text in (*evaluation.gates, *asked.gates)]
     for each in gates:
@@ -169,7 +169,7 @@ def _code(scores: Scores, found: Sequence[tuple[GateOfScores, str]]) -> Exit:
 # --- what was typed ---------------------------------------------------------------------------------------------------
 
 
-def _chosen(evaluation: Evaluation, asked: Question) -> Evaluation:
+def _select(evaluation: Evaluation, asked: EvaluateOptions) -> Evaluation:
     """Return the evaluation with the cases and sides that were asked for."""
     cases = [
         case
@@ -193,18 +193,18 @@ def _chosen(evaluation: Evaluation, asked: Question) -> Evaluation:
     return attrs.evolve(evaluation, cases=cases, agents=sides)
 
 
-def _refuse_problems(evaluation: Evaluation, asked: Question) -> None:
+def _refuse_problems(evaluation: Evaluation, asked: EvaluateOptions) -> None:
     if problems := evaluation.problems(Path(asked.file).resolve().parent):
         msg = "\n  ".join([f"{asked.file} cannot be run:", *problems])
         raise DataError(msg)
 
 
-def _outcome(evaluation: Evaluation, options: Options, asked: Question) -> tuple[Path, Outcome]:
-    from stepengine.judging.evaluating import Mode, evaluate
+def _outcome(evaluation: Evaluation, options: Options, asked: EvaluateOptions) -> tuple[Path, Outcome]:
+    from stepengine.judging.evaluating import EvaluationMode, evaluate
     from stepengine.testing import ScriptedModel
 
     root = Path(asked.file).resolve().parent
-    agents_of = _Agents(options, root)
+    agents_of = _EvaluationAgents(options, root)
     agents = {name: agents_of.load(agent) for name, agent in evaluation.agents.items()}
     scripted, purse = models_of_script(asked.script), purse_of(asked.budget)
     same = _told_before(asked.recheck or asked.goes_on)
@@ -218,14 +218,14 @@ def _outcome(evaluation: Evaluation, options: Options, asked: Question) -> tuple
     is_live = scripted is None and any(case.replies is None for case in evaluation.cases)
     if not asked.recheck:
         _check_tools(agents, agents_of)
-        _agreed(len(evaluation.cases) * len(agents) * n, asked, is_live=is_live)
+        _agree_to_live_runs(len(evaluation.cases) * len(agents) * n, asked, is_live=is_live)
     earlier = asked.against or asked.recheck or asked.goes_on
     if earlier and not Path(earlier).is_dir():
         msg = f"{earlier!r} is not a folder of results"
         raise UsageProblem(msg)
     folder = Path(asked.recheck or asked.goes_on or asked.out or _new_folder(evaluation.name))
     seed = same.get("seed", secrets.randbelow(MAX_SEED)) if asked.seed is None else asked.seed
-    mode = Mode(Path(earlier) if earlier else None, recheck=bool(asked.recheck), keep=asked.keep)
+    mode = EvaluationMode(Path(earlier) if earlier else None, recheck=bool(asked.recheck), keep=asked.keep)
     made = partial(
         evaluate, evaluation, folder, agents_of.bench, agents=agents, root=root, load=agents_of.load, models=models, n=n, seed=seed,
         concurrency=asked.concurrency, budget=purse.dollars, mode=mode, done=_progress(options),
@@ -245,7 +245,7 @@ def _told_before(folder: str) -> dict[str, int]:
         return {}
 
 
-class _Agents:
+class _EvaluationAgents:
     """The agents of an evaluation, as they are named beside its file, and engines for them."""
 
     def __init__(self, options: Options, root: Path) -> None:
@@ -273,7 +273,7 @@ class _Agents:
         return bench_for(own, agent, performs=performs, is_new=True, asks_nobody=True, headless=False).engine
 
 
-def _check_tools(agents: dict[str, AgentDefinition], of: _Agents) -> None:
+def _check_tools(agents: dict[str, AgentDefinition], of: _EvaluationAgents) -> None:
     """Refuse before anything is spent what an agent names and the options do not allow."""
     with tempfile.TemporaryDirectory(prefix="stepengine-eval-") as folder:
         for agent in agents.values():
@@ -281,7 +281,7 @@ def _check_tools(agents: dict[str, AgentDefinition], of: _Agents) -> None:
                 pass
 
 
-def _agreed(runs: int, asked: Question, *, is_live: bool) -> None:
+def _agree_to_live_runs(runs: int, asked: EvaluateOptions, *, is_live: bool) -> None:
     """Ask before models are, unless that was agreed to, or is bounded."""
     said = f"models will be asked in up to {runs} runs, at a cost that nobody knows yet"
     if not is_live or asked.budget or asked.yes:
@@ -310,17 +310,17 @@ def _progress(options: Options) -> Callable[[Sample], object]:
 # --- what is told -----------------------------------------------------------------------------------------------------
 
 
-def _write(scores: Scores, folder: Path, found: Sequence[tuple[GateOfScores, str]], asked: Question) -> None:
+def _write(scores: Scores, folder: Path, found: Sequence[tuple[GateOfScores, str]], asked: EvaluateOptions) -> None:
     from stepengine.judging.reporting import page_of
 
     folder.mkdir(parents=True, exist_ok=True)
     results = {**scores.to_json(), "created": datetime.now(UTC).isoformat(timespec="seconds")}
-    _replace(folder / "results.json", dumps(cleaned(results)) + "\n")
+    _replace(folder / "results.json", dumps(clean_report(results)) + "\n")
     if asked.html:
         redactor = cleaner()
         page = page_of(
             scores,
-            [_said(gate, problem) for gate, problem in found],
+            [_describe_gate(gate, problem) for gate, problem in found],
             lambda text: visible(redactor.text(text)),
             _write_pages(scores, folder),
         )
@@ -347,27 +347,27 @@ def _replace(path: Path, text: str) -> None:
     made.replace(path)
 
 
-def _said(gate: GateOfScores, problem: str) -> str:
+def _describe_gate(gate: GateOfScores, problem: str) -> str:
     return f"gate {gate.text}: {problem or 'holds'}"
 
 
 def _tell(
-    scores: Scores, folder: Path, found: Sequence[tuple[GateOfScores, str]], options: Options, asked: Question
+    scores: Scores, folder: Path, found: Sequence[tuple[GateOfScores, str]], options: Options, asked: EvaluateOptions
 ) -> None:
     from stepengine.judging.reporting import failed_lines, summary_lines
 
     if options.as_json:
-        print(dumps(cleaned({**scores.to_json(), "folder": str(folder)})))
+        print(dumps(clean_report({**scores.to_json(), "folder": str(folder)})))
     else:
         lines = [
             *summary_lines(scores),
             *failed_lines(scores, folder, _agent_of(scores, Path(asked.file).parent)),
-            *[_said(*one) for one in found],
+            *[_describe_gate(*one) for one in found],
         ]
-        say(spoken([*lines, f"results: {folder}"]), hang=4)
+        say(clean_lines([*lines, f"results: {folder}"]), hang=4)
     for gate, problem in found:
         if problem:
-            complain(_said(gate, problem))
+            complain(_describe_gate(gate, problem))
 
 
 def _agent_of(scores: Scores, root: Path) -> Callable[[Sample], str]:

@@ -17,12 +17,12 @@ from stepengine.cli.journals import (
     limits_again,
     name_of,
     on_journal,
-    performed,
+    perform_run,
     recorded_agent,
 )
 from stepengine.cli.options import Answers, File, Last, Options, Repeat, TrustAnswers, with_options
-from stepengine.cli.perform import told
-from stepengine.cli.recording import Recording, is_ours, recorded_as
+from stepengine.cli.perform import print_result
+from stepengine.cli.recording import RunRecording, is_ours, recorded_as
 from stepengine.cli.trusting import refuse_inside
 from stepengine.data.state import RunStatus
 
@@ -76,13 +76,13 @@ def _extend(options: Options, answers: Iterable[str], *, allow_repeat: bool, tru
     extend = bench.engine.extend
     limits = limits_again(journal, options)
     asked = partial(extend, answers=given, allow_repeat=allow_repeat, limits=limits, ask_again=doubts)
-    run = performed(bench, lambda: asked(journal, agent=agent))
+    run = perform_run(bench, lambda: asked(journal, agent=agent))
     if run.result.status is not RunStatus.FAILED:
-        Recording(journal, recorded_as(options.journal)).ended(run.result)
+        RunRecording(journal, recorded_as(options.journal)).ended(run.result)
     if run.result.status is RunStatus.FAILED:
         complain(f"{options.journal} stays as it was")
     elif (made := journal.extended) is not None and not options.quiet:
         before = "" if made.before is None else f"; as it was: {name_of(made.before)}"
         counted = f"kept {made.kept} of {made.recorded} effects, recorded {made.anew} anew"
         complain(f"{options.journal}: {counted}{before}")
-    return told(run, options, bench)
+    return print_result(run, options, bench)

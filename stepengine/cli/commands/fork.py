@@ -19,7 +19,7 @@ from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import (
     answers_of,
     as_usage,
-    followed,
+    follow_run,
     hooks_of,
     journal_at,
     limits_again,
@@ -30,8 +30,8 @@ from stepengine.cli.journals import (
     refuse_foreign_yes,
 )
 from stepengine.cli.options import Answers, File, Last, Options, Repeat, with_options
-from stepengine.cli.perform import told
-from stepengine.cli.recording import Recording
+from stepengine.cli.perform import print_result
+from stepengine.cli.recording import RunRecording
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.trusting import refuse_inside
 from stepengine.data.frozen import frozen
@@ -131,7 +131,7 @@ def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
     limits = limits_again(journal, options)
     about = {"agent_id": agent.id, "prompt": str(history.root.get("prompt", ""))}
     origin = {"stem": options.stem or None, "at": branch.at}
-    with Recording.begun(options, into, command="fork", forked_from=origin, **about) as recording:
+    with RunRecording.begun(options, into, command="fork", forked_from=origin, **about) as recording:
         if recording.journal is None:
             msg = "a fork needs a journal: name one with --into FILE"
             raise UsageProblem(msg)
@@ -139,12 +139,12 @@ def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
         root = options.cwd if branch.restore_files else None
         fork = partial(bench.engine.start_fork, journal, at=branch.at, edit=edit, into=made, restore_files=root)
         fork = partial(fork, allow_repeat=branch.allow_repeat)
-        run = followed(bench, lambda: fork(answers=given, agent=agent, limits=limits))
+        run = follow_run(bench, lambda: fork(answers=given, agent=agent, limits=limits))
         recording.ended(run.result)
     stem = recording.stem if into is None else ""
     if not options.quiet:
         complain(f"the new run is recorded {f'as {stem}' if stem else f'in {name_of(made)}'}")
-    return told(run, attrs.evolve(options, journal=name_of(made), stem=stem), bench)
+    return print_result(run, attrs.evolve(options, journal=name_of(made), stem=stem), bench)
 
 
 def _target(options: Options, branch: Branch) -> Journal | None:

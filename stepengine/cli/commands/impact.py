@@ -13,19 +13,19 @@ from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import spread
 from stepengine.cli.judging import (
     Budget,
-    Case,
     Fresh,
+    RerunCase,
     ScriptFile,
     Simulate,
     Tools,
     Yes,
-    agreed,
+    agree_to_cost,
     case_of,
-    cleaned,
+    clean_lines,
+    clean_report,
     interrupted_or,
     models_of_script,
     purse_of,
-    spoken,
     to_the_end,
 )
 from stepengine.cli.options import Files, Options, with_options
@@ -36,7 +36,7 @@ from stepengine.errors import DataError, StepEngineError
 
 if TYPE_CHECKING:
     from stepengine.journal import Purse
-    from stepengine.judging.impact import Found, Gate, Impact
+    from stepengine.judging.impact import Impact, ImpactGate, RepeatedJournal
 
 __all__ = ("impact",)
 
@@ -47,7 +47,7 @@ FIELDS = 3
 
 
 @frozen
-class Question:
+class ImpactOptions:
     """What is asked about a change, as it was typed."""
 
     n: int
@@ -112,35 +112,37 @@ def impact(
       stepengine impact run.jsonl --model openai/gpt-5-mini -n 3 --yes
       stepengine impact journals/ --fail-on 'changed > 0.1' --markdown
     """
-    asked = Question(n, budget, fresh, baseline, script, tools, simulate, tuple(fail_on or ()), strict, markdown, yes)
+    asked = ImpactOptions(
+        n, budget, fresh, baseline, script, tools, simulate, tuple(fail_on or ()), strict, markdown, yes
+    )
     return interrupted_or(lambda: _impact(files, options.in_force(), asked))
 
 
-def _impact(files: Sequence[str], options: Options, asked: Question) -> Exit:
-    from stepengine.judging.impact import Gate
+def _impact(files: Sequence[str], options: Options, asked: ImpactOptions) -> Exit:
+    from stepengine.judging.impact import ImpactGate
 
     try:
-        gates = [Gate.parsed(text) for text in asked.gates]
+        gates = [ImpactGate.parsed(text) for text in asked.gates]
     except DataError as error:
         msg = f"--fail-on: {error.message}"
         raise UsageProblem(msg) from None
     if asked.tools not in ("recorded", "idempotent"):
         msg = f"--tools is {asked.tools!r}; it is recorded or idempotent"
         raise UsageProblem(msg)
-    report = _reported(files, options, asked)
+    report = _make_report(files, options, asked)
     holding = [gate for gate in gates if gate.holds(report.values())]
     if options.as_json:
-        print(dumps(cleaned(report.to_json())))
+        print(dumps(clean_report(report.to_json())))
     elif asked.markdown:
         print(_comment(report, holding))
     else:
-        say(spoken([*report.lines(), *_rows(report)]), hang=4)
+        say(clean_lines([*report.lines(), *_rows(report)]), hang=4)
     for gate in holding:
         complain(f"--fail-on {gate} holds")
     return _code(report, holding, strict=asked.strict)
 
 
-def _code(report: Impact, holding: Sequence[Gate], *, strict: bool) -> Exit:
+def _code(report: Impact, holding: Sequence[ImpactGate], *, strict: bool) -> Exit:
     kinds = [one.found.kind for one in report.journals]
     if "unreadable" in kinds:
         return Exit.USAGE
@@ -151,30 +153,30 @@ def _code(report: Impact, holding: Sequence[Gate], *, strict: bool) -> Exit:
     return Exit.DIVERGED if strict and "handler changed" in kinds else Exit.COMPLETED
 
 
-def _reported(files: Sequence[str], options: Options, asked: Question) -> Impact:
+def _make_report(files: Sequence[str], options: Options, asked: ImpactOptions) -> Impact:
     """Return the report of all runs; each is performed with an engine for its own agent."""
     from stepengine.engine import load_agent
     from stepengine.judging.checks import function_at
-    from stepengine.judging.impact import Found, expected_of, first_difference, impact
+    from stepengine.judging.impact import RepeatedJournal, expected_of, first_difference, impact
     from stepengine.judging.rerun import at_once
 
     models, purse = models_of_script(asked.script), purse_of(asked.budget)
     simulate = function_at(asked.simulate) if asked.simulate else None
     old = load_agent(asked.baseline, folders=options.settings.agent_folders) if asked.baseline else None
-    cases: list[Case | Found] = []
+    cases: list[RerunCase | RepeatedJournal] = []
     for file in spread(files):
         try:
-            own = [case for case in cases if isinstance(case, Case)]
+            own = [case for case in cases if isinstance(case, RerunCase)]
             cases.append(case_of(file, options, performs=asked.tools != "recorded", beside=own))
         except StepEngineError as error:
-            cases.append(Found(file, "unreadable", message=error.message))
-    own = [case for case in cases if isinstance(case, Case)]
+            cases.append(RepeatedJournal(file, "unreadable", message=error.message))
+    own = [case for case in cases if isinstance(case, RerunCase)]
 
     async def made() -> Impact:
         found = {c.file: await first_difference(c.bench.engine, c.file, c.journal, c.agent) for c in own}
         expected = expected_of([*found.values()], asked.n * (1 if old is None else 2))
         if expected.calls and models is None:
-            agreed(expected.calls, expected.low, expected.high, yes=asked.yes or bool(asked.budget))
+            agree_to_cost(expected.calls, expected.low, expected.high, yes=asked.yes or bool(asked.budget))
         works = [
             partial(
                 impact,
@@ -184,12 +186,14 @@ def _reported(files: Sequence[str], options: Options, asked: Question) -> Impact
             for case in own
         ]  # fmt: skip
         parts = await at_once(works, 2)
-        return _joined(parts, [case for case in cases if isinstance(case, Found)], asked, purse)
+        return _join_parts(parts, [case for case in cases if isinstance(case, RepeatedJournal)], asked, purse)
 
     return to_the_end(made, [case.bench.engine for case in own])
 
 
-def _joined(parts: Sequence[Impact], unread: Sequence[Found], asked: Question, purse: Purse) -> Impact:
+def _join_parts(
+    parts: Sequence[Impact], unread: Sequence[RepeatedJournal], asked: ImpactOptions, purse: Purse
+) -> Impact:
     from stepengine.judging.impact import Impact, Judged
 
     return Impact(
@@ -214,7 +218,7 @@ def _rows(report: Impact) -> Iterator[str]:
         yield f"{found.file}  {found.broke_at or found.kind}: {said}"
         yield from [f"    {f.pointer}  recorded {f.recorded}   now {f.now}" for f in found.difference[:FIELDS]]
         if one.samples:
-            yield f"    {_told(one.samples)}"
+            yield f"    {_summarize_samples(one.samples)}"
     if calm:
         yield f"{len(calm)} more were asked again, and decided and ended as recorded"
 
@@ -223,7 +227,7 @@ def _is_told(each: Any) -> bool:
     return bool(each.changed or not each.output_equal)
 
 
-def _told(samples: Sequence[Any]) -> str:
+def _summarize_samples(samples: Sequence[Any]) -> str:
     changed, left = sum(each.changed for each in samples), sum(each.has_left for each in samples)
     ends = ", ".join(dict.fromkeys(["unknown" if each.has_left else each.course.status for each in samples]))
     return f"of {len(samples)} samples {changed} chose another tool, {left} left the record; they ended: {ends}"
@@ -234,7 +238,7 @@ def _told(samples: Sequence[Any]) -> str:
 SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|<>~@-])")
 
 
-def _comment(report: Impact, holding: Sequence[Gate]) -> str:
+def _comment(report: Impact, holding: Sequence[ImpactGate]) -> str:
     """Return the report as Markdown: one table, with the texts of journals as code that cannot be anything else."""
     lines = [MARK, f"### What this change does to {len(report.journals)} recorded runs", ""]
     lines += [f"- {_plain(line)}" for line in report.lines()]
@@ -273,4 +277,4 @@ def _code_span(text: str) -> str:
 
 
 def _short(text: str) -> str:
-    return cut(visible(" ".join(str(cleaned(text)).split()), strict=True), MAX_TEXT)
+    return cut(visible(" ".join(str(clean_report(text)).split()), strict=True), MAX_TEXT)

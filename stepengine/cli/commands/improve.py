@@ -18,7 +18,7 @@ import typer
 
 from stepengine.cli.bench import bench_for, family, pricing_of, served_models
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.judging import ScriptFile, cleaned, cleaner, interrupted_or, script_of, spoken, to_the_end
+from stepengine.cli.judging import ScriptFile, clean_lines, clean_report, cleaner, interrupted_or, script_of, to_the_end
 from stepengine.cli.options import Model, Options, with_options
 from stepengine.cli.screen.render import dumps, say, visible
 from stepengine.cli.settings import UsageProblem
@@ -46,7 +46,7 @@ JOURNAL, BOOK = "improver.jsonl", "bought.jsonl"
 
 
 @attrs.frozen
-class Question:
+class ImproveOptions:
     """What is asked for, as it was typed."""
 
     agent: str
@@ -134,7 +134,7 @@ def improve(
       stepengine improve ./agents/mine.py --eval evals.py \
           --continue improvements/mine/20260102-101500
     """
-    asked = Question(
+    asked = ImproveOptions(
         agent,
         file,
         budget,
@@ -154,16 +154,16 @@ def improve(
     return interrupted_or(lambda: _improve(attrs.evolve(options, agent="", model=model).in_force(), asked))
 
 
-def _improve(options: Options, asked: Question) -> Exit:
-    from stepengine.judging.buying import Book
+def _improve(options: Options, asked: ImproveOptions) -> Exit:
+    from stepengine.judging.buying import ReplyBook
 
-    search = _Search.of(options, asked)
+    search = _PlannedSearch.of(options, asked)
     search.refuse_problems()
     folder = search.folder
     folder.mkdir(parents=True, exist_ok=True)
     if not options.quiet:
         complain(f"seed {search.plan['seed']}; to go on after a crash: --continue {folder}")
-    with Book(folder / BOOK, Decimal(search.plan["budget"])) as book:
+    with ReplyBook(folder / BOOK, Decimal(search.plan["budget"])) as book:
         made = to_the_end(lambda: search.ended(book), [])
     _write(search, made)
     is_edited = made.is_better and asked.writes and not search.file.is_as_read()
@@ -190,11 +190,11 @@ def _budget(text: str) -> str:
 
 
 @attrs.define
-class _Search:
+class _PlannedSearch:
     """A search, as far as it is known before anything is spent."""
 
     options: Options
-    asked: Question
+    asked: ImproveOptions
     root: Path
     file: AgentFile
     agent: AgentDefinition
@@ -204,7 +204,7 @@ class _Search:
     folder: Path
 
     @classmethod
-    def of(cls, options: Options, asked: Question) -> _Search:
+    def of(cls, options: Options, asked: ImproveOptions) -> _PlannedSearch:
         """Return what was asked for, with all that can be known of it; errors say what cannot be."""
         from stepengine.engine.loading import agent_place
         from stepengine.engine.trust import is_sandboxed
@@ -240,7 +240,7 @@ class _Search:
         asked = self.asked
         self.folder = Path(asked.goes_on or asked.out or _new_folder(self.agent.id))
         if asked.goes_on:
-            self.plan = self._recorded(budget)
+            self.plan = self._plan_form(budget)
             return
         if self._has_begun():
             msg = f"{self.folder} holds a search already; go on with it with --continue, or name another folder"
@@ -251,7 +251,7 @@ class _Search:
             "model": self._reflecting(), "source": self._source(),
         }  # fmt: skip
 
-    def _recorded(self, budget: str) -> dict[str, Any]:
+    def _plan_form(self, budget: str) -> dict[str, Any]:
         """Return the plan of a search that is continued."""
         from stepengine.data.codec import plain
 
@@ -416,7 +416,7 @@ class _Search:
         pricing = pricing_of(self.options)
         trials = Trials(
             self.file, self.evaluation, self.folder, book, self.bench, self.root, self.load, self.models, pricing, by=self.asked.by,
-            n=self.evaluation.n, is_free=self.is_free, done=self._told,
+            n=self.evaluation.n, is_free=self.is_free, done=self._print_score,
         )  # fmt: skip
         reflecting = Buyer(book, "reflecting", self.models(None), pricing, may_be_unpriced=self.is_free(None))
         journal = self.journal
@@ -456,7 +456,7 @@ class _Search:
         found: Mapping[str, Any] = plain(result.output)
         return found
 
-    def _told(self, version: str, case: str, made: Mapping[str, Any]) -> None:
+    def _print_score(self, version: str, case: str, made: Mapping[str, Any]) -> None:
         if not self.options.quiet:
             score = "not measured" if made["score"] is None else f"{made['score']:.2f}"
             complain(f"{version} {case}: {score}, ${made['spent']}")
@@ -486,7 +486,7 @@ def _replace(path: Path, data: bytes) -> None:
     made.replace(path)
 
 
-def _json_of(search: _Search, made: Improvement) -> dict[str, Any]:
+def _json_of(search: _PlannedSearch, made: Improvement) -> dict[str, Any]:
     return {
         "format": "stepengine.improve/1", "agent": search.agent.id, "file": str(search.file.file), "by": made.by,
         "is_better": made.is_better, "told": made.told(), **made.found, "diff": made.diff, "seed": search.plan["seed"],
@@ -495,20 +495,20 @@ def _json_of(search: _Search, made: Improvement) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _write(search: _Search, made: Improvement) -> None:
+def _write(search: _PlannedSearch, made: Improvement) -> None:
     from stepengine.judging.reporting import page_of_improvement
 
     redactor = cleaner()
     page = page_of_improvement(made, search.parts, lambda text: visible(redactor.text(text)))
-    told = dumps(cleaned(_json_of(search, made))) + "\n"
+    told = dumps(clean_report(_json_of(search, made))) + "\n"
     files = {"results.json": told, "report.html": page} | ({"improvement.diff": made.diff} if made.is_better else {})
     for name, text in files.items():
         _replace(search.folder / name, text.encode())
 
 
-def _tell(search: _Search, made: Improvement, options: Options, *, is_edited: bool) -> None:
+def _tell(search: _PlannedSearch, made: Improvement, options: Options, *, is_edited: bool) -> None:
     if options.as_json:
-        print(dumps(cleaned(_json_of(search, made))))
+        print(dumps(clean_report(_json_of(search, made))))
         return
     patch = f"`patch -p1 < {search.folder / 'improvement.diff'}`"
     lines: Sequence[str] = [made.told(), *(made.diff.rstrip("\n").split("\n") if made.is_better else [])]
@@ -520,4 +520,4 @@ def _tell(search: _Search, made: Improvement, options: Options, *, is_edited: bo
         *([f"{search.file.file}: {done}"] if made.is_better else []),
         f"spent ${made.spent}; results: {search.folder}",
     ]
-    say(spoken(lines), hang=4)
+    say(clean_lines(lines), hang=4)

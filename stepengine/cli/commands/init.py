@@ -172,7 +172,7 @@ def make_project(folder: Path, *, package: bool = False) -> list[str]:
     words = {NAME: name, MODULE: module} | (
         {"from agents.todos import": f"from {module}.todos import"} if package else {}
     )
-    files = {_filled(path, words): file for path, file in _samples(package=package)}
+    files = {_fill_template(path, words): file for path, file in _samples(package=package)}
     try:
         there = [path for path in files if (folder / path).exists() or (folder / path).is_symlink()]
         if there:
@@ -185,7 +185,7 @@ def make_project(folder: Path, *, package: bool = False) -> list[str]:
         for path, file in files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             with (folder / path).open("x", encoding="utf-8", newline="\n") as made:
-                made.write(_filled(file.read_text(encoding="utf-8"), words))
+                made.write(_fill_template(file.read_text(encoding="utf-8"), words))
     except OSError as error:
         msg = f"{error.filename or folder} cannot be written: {error.strerror}"
         raise UsageProblem(msg) from None
@@ -204,7 +204,7 @@ def _samples(*, package: bool) -> Iterator[tuple[str, Path]]:
         yield str(file.relative_to(PACKAGE)).removesuffix(SAMPLE), file
 
 
-def _filled(text: str, words: Mapping[str, str]) -> str:
+def _fill_template(text: str, words: Mapping[str, str]) -> str:
     for word, meant in words.items():
         text = text.replace(word, meant)
     return text

@@ -65,7 +65,7 @@ def serve(
     if token_env and not http:
         msg = "--token-env is for --http; a process that you start yourself needs no token"
         raise UsageProblem(msg)
-    place = _Place(*_host_and_port(http), token=_token(token_env)) if http else None
+    place = _ServerAddress(*_host_and_port(http), token=_token(token_env)) if http else None
     return _serve(attrs.evolve(options, model=model).in_force(), agents, place=place, journals=journals)
 
 
@@ -149,7 +149,7 @@ def _seconds(given: str) -> float:
 
 
 @frozen
-class _Place:
+class _ServerAddress:
     """Where clients reach a server over HTTP, and what they have to bring."""
 
     host: str
@@ -172,7 +172,7 @@ def _token(name: str) -> str:
     return os.environ[name] if name else ""
 
 
-def _serve(options: Options, names: list[str], *, place: _Place | None, journals: Path | None) -> Exit:
+def _serve(options: Options, names: list[str], *, place: _ServerAddress | None, journals: Path | None) -> Exit:
     # Standard output belongs to the protocol: what an agent file prints goes where people look.
     out, sys.stdout = sys.stdout, sys.stderr
     try:
@@ -191,11 +191,11 @@ def _serve(options: Options, names: list[str], *, place: _Place | None, journals
             return asyncio.run(_until_a_signal(server, [one.engine for one in offered], place))
     finally:
         sys.stdout = out
-    asyncio.run(_served(server.serve_stdio(), [one.engine for one in offered]))
+    asyncio.run(_serve_and_close(server.serve_stdio(), [one.engine for one in offered]))
     return Exit.COMPLETED
 
 
-async def _served(serving: Coroutine[Any, Any, None], engines: list[Any]) -> None:
+async def _serve_and_close(serving: Coroutine[Any, Any, None], engines: list[Any]) -> None:
     try:
         await serving
     finally:
@@ -203,7 +203,7 @@ async def _served(serving: Coroutine[Any, Any, None], engines: list[Any]) -> Non
             await engine.aclose()
 
 
-async def _until_a_signal(server: Any, engines: list[Any], place: _Place) -> Exit:
+async def _until_a_signal(server: Any, engines: list[Any], place: _ServerAddress) -> Exit:
     """Serve over HTTP until Ctrl-C or SIGTERM, which is how such a server is ended."""
 
     def tell(url: str) -> None:
@@ -211,7 +211,7 @@ async def _until_a_signal(server: Any, engines: list[Any], place: _Place) -> Exi
 
     loop = asyncio.get_running_loop()
     serving = server.serve_http(host=place.host, port=place.port, token=place.token, ready=tell)
-    task = asyncio.ensure_future(_served(serving, engines))
+    task = asyncio.ensure_future(_serve_and_close(serving, engines))
     with interruptible(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
         try:
             await task

@@ -25,7 +25,7 @@ from stepengine.errors import MissingKey, ModelError
 if TYPE_CHECKING:
     from stepengine.models import Models, Provider, ProviderSettings
 
-__all__ = ("Known", "Listed", "described", "known", "listed", "models")
+__all__ = ("KnownModel", "ListedProvider", "describe_model", "known", "list_providers", "models")
 
 
 PRICED_TOKENS = 1_000
@@ -43,7 +43,7 @@ KINDS = {
 def models(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="MODEL", help="Models to describe; without one, all providers are listed."),
+        typer.Argument(metavar="MODEL", help="Models to describe; without one, all providers are list_providers."),
     ] = None,
     ask: Annotated[
         bool,
@@ -70,19 +70,19 @@ def models(
         raise UsageProblem(msg)
     registry = registry_of(in_force(config))
     if ask:
-        asyncio.run(_asked(registry, names or ()))
+        asyncio.run(_query_providers(registry, names or ()))
     found = [entry for name in names or () for entry in known(registry, name)]
-    entries: list[Any] = list(found or listed(registry))
+    entries: list[Any] = list(found or list_providers(registry))
     if as_json:
         print(dumps([_json_of(entry) for entry in entries]))
     elif found:
-        print("\n\n".join([described(entry) for entry in found]))
+        print("\n\n".join([describe_model(entry) for entry in found]))
     else:
         _print_table(entries)
     return Exit.COMPLETED
 
 
-async def _asked(registry: Models, names: Iterable[str]) -> None:
+async def _query_providers(registry: Models, names: Iterable[str]) -> None:
     """Let *registry* know what the providers of the models *names* state of them."""
     try:
         for name in names:
@@ -92,7 +92,7 @@ async def _asked(registry: Models, names: Iterable[str]) -> None:
 
 
 @frozen
-class Listed:
+class ListedProvider:
     """
     One provider.
 
@@ -112,7 +112,7 @@ class Listed:
 
 
 @frozen
-class Known:
+class KnownModel:
     """
     One model.
 
@@ -127,7 +127,7 @@ class Known:
     """
 
     model: str
-    provider: Listed
+    provider: ListedProvider
     context_window: int | None
     max_output: int | None
     prices: dict[str, Decimal]
@@ -135,13 +135,13 @@ class Known:
     efforts: tuple[str, ...] | None = None
 
 
-def listed(models: Models) -> Iterator[Listed]:
+def list_providers(models: Models) -> Iterator[ListedProvider]:
     """Give every provider of a registry, in order."""
     for prefix in models.providers:
-        yield _listed(models, prefix)
+        yield _list_provider(models, prefix)
 
 
-def known(models: Models, name: str) -> Iterator[Known]:
+def known(models: Models, name: str) -> Iterator[KnownModel]:
     """
     Give what is known of the model *name*, or of each model of a fallback, without any request.
 
@@ -155,17 +155,19 @@ def known(models: Models, name: str) -> Iterator[Known]:
         return
     info = models.info(str(ref))
     window, output, prices = info.context_window, info.max_output, _prices(str(ref))
-    yield Known(str(ref), _listed(models, ref.provider), window, output, prices, info.thinking, info.efforts)
+    yield KnownModel(
+        str(ref), _list_provider(models, ref.provider), window, output, prices, info.thinking, info.efforts
+    )
 
 
-def _listed(models: Models, prefix: str) -> Listed:
+def _list_provider(models: Models, prefix: str) -> ListedProvider:
     try:
         provider = models.provider_for(f"{prefix}/any")
         settings = provider.settings()
     except Exception as error:  # noqa: BLE001  (providers of other packages do what they like)
-        return Listed(prefix, (), f"cannot be used: {type(error).__name__}: {error}", None, None)
+        return ListedProvider(prefix, (), f"cannot be used: {type(error).__name__}: {error}", None, None)
     holder = settings.key_from
-    return Listed(prefix, settings.key_variables, _key(provider, prefix, holder), holder, _base_url(settings))
+    return ListedProvider(prefix, settings.key_variables, _key(provider, prefix, holder), holder, _base_url(settings))
 
 
 def _key(provider: Provider, prefix: str, holder: str | None) -> str:
@@ -197,7 +199,7 @@ def _prices(model: str) -> dict[str, Decimal]:
 # --- how it is shown --------------------------------------------------------------------------------------------------
 
 
-def _print_table(entries: list[Listed]) -> None:
+def _print_table(entries: list[ListedProvider]) -> None:
     rows = [("PREFIX", "KEY", "VARIABLE", "ADDRESS")]
     for entry in entries:
         key = entry.key if len(entry.key) <= len("not needed") else "unusable"
@@ -212,7 +214,7 @@ def _print_table(entries: list[Listed]) -> None:
             print(f"stepengine: {entry.prefix}: {visible(entry.key)}", file=sys.stderr)
 
 
-def described(entry: Known) -> str:
+def describe_model(entry: KnownModel) -> str:
     """Return what is known of a model as lines for a terminal."""
     provider = entry.provider
     variables = " or ".join(provider.key_variables)
@@ -237,8 +239,8 @@ def _tokens(count: int | None) -> str:
     return "unknown" if count is None else f"{count:,} tokens"
 
 
-def _json_of(entry: Listed | Known) -> dict[str, object]:
-    if isinstance(entry, Listed):
+def _json_of(entry: ListedProvider | KnownModel) -> dict[str, object]:
+    if isinstance(entry, ListedProvider):
         return attrs.asdict(entry)
     prices = {kind: f"{price:f}" for kind, price in entry.prices.items()}
     return {**attrs.asdict(entry), "prices": prices or None}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import attrs
 import typer
 
-from stepengine.cli.commands.deployment import App, Db, Pool, Run, database_of, said
+from stepengine.cli.commands.deployment import App, Db, Pool, Run, database_of, report_problems
 from stepengine.cli.commands.worker import offered_by
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.options import Json, TrustAnswers
@@ -50,7 +50,7 @@ def _with_agents(
         ) as engine:  # fmt: skip
             return await act(engine)
 
-    return said(acted())
+    return report_problems(acted())
 
 
 def export(
@@ -190,7 +190,7 @@ def move(
         from stepengine.durable import Upkeep
 
         found = [only] if only else await Upkeep(engine.operator).unfinished(of)
-        told = [await _moved(engine, run, of, check=check) for run in found]
+        told = [await _move_run(engine, run, of, check=check) for run in found]
         if as_json:
             print(dumps([attrs.asdict(each) for each in told]))
         else:
@@ -203,7 +203,7 @@ def move(
     return _with_agents(agents, db, moved, app=app, pool=pool, release=to)
 
 
-async def _moved(engine: DurableEngine, run: str, of: str, *, check: bool) -> Moved:
+async def _move_run(engine: DurableEngine, run: str, of: str, *, check: bool) -> Moved:
     view = await engine.operator.run(run)
     if view.release != of:
         msg = f"the run {run!r} belongs to release {view.release}, not to {of}"

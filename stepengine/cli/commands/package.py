@@ -35,7 +35,7 @@ FOLDERS = {"read": "reads", "write": "writes", "network": "hosts"}
 
 
 @attrs.define
-class Checked:
+class PackageCheck:
     """
     What was found.
 
@@ -86,16 +86,16 @@ def check(
     if write and path.is_file():
         msg = f"--write changes {_file()!r} in a project; {str(path)!r} is a wheel"
         raise UsageProblem(msg)
-    found = Checked()
+    found = PackageCheck()
     with tempfile.TemporaryDirectory(prefix="stepengine-package-") as name:
         scratch = Path(name)
-        told = _probed(_unpacked(path, scratch), path, scratch)
+        told = _probe(_unpack_wheel(path, scratch), path, scratch)
         if write:
-            found.good.append(f"written: {_written(path, told)}")
-            told = _probed(_unpacked(path, scratch), path, scratch)
+            found.good.append(f"written: {_write_wishes(path, told)}")
+            told = _probe(_unpack_wheel(path, scratch), path, scratch)
         found.problems += told["problems"]
         if told["agents"]:
-            _met(scratch, path, told, found)
+            _check_as_user(scratch, path, told, found)
     if as_json:
         print(dumps(attrs.asdict(found)))
     else:
@@ -130,7 +130,7 @@ def agree(
         was = trust.withdraw(name)
         print(dumps({"forgotten": was}) if as_json else "forgotten" if was else "it was not agreed to")
         return Exit.COMPLETED
-    found = packages.installed()
+    found = packages.find_installed()
     plain = _plain(name)
     package = next((one for one in found.packages if _plain(one.name) == plain), None)
     if package is None:
@@ -160,10 +160,10 @@ def _file() -> str:
 # --- a wheel, and a process that has nothing else -----------------------------------------------------------------------
 
 
-def _unpacked(path: Path, scratch: Path) -> Path:
+def _unpack_wheel(path: Path, scratch: Path) -> Path:
     """Return a folder with the content of the wheel at *path*, or of the one that is built of the project there."""
     site = Path(tempfile.mkdtemp(prefix="site-", dir=scratch))
-    wheel = path if path.is_file() else _built(path, scratch)
+    wheel = path if path.is_file() else _build_wheel(path, scratch)
     try:
         with zipfile.ZipFile(wheel) as opened:
             if sum(info.file_size for info in opened.infolist()) > WHEEL_BYTES:
@@ -179,7 +179,7 @@ def _unpacked(path: Path, scratch: Path) -> Path:
     return site
 
 
-def _built(project: Path, scratch: Path) -> Path:
+def _build_wheel(project: Path, scratch: Path) -> Path:
     try:
         told = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
     except OSError:
@@ -243,7 +243,7 @@ def _alone(arguments: Sequence[str], site: Path, scratch: Path) -> subprocess.Co
     )  # fmt: skip
 
 
-def _probed(site: Path, path: Path, scratch: Path) -> dict[str, Any]:
+def _probe(site: Path, path: Path, scratch: Path) -> dict[str, Any]:
     project = "" if path.is_file() else str(path.resolve())
     try:
         out = scratch / f"{site.name}.json"
@@ -265,7 +265,7 @@ def _probed(site: Path, path: Path, scratch: Path) -> dict[str, Any]:
 # --- what is looked at ------------------------------------------------------------------------------------------------
 
 
-def _written(project: Path, told: Mapping[str, Any]) -> str:
+def _write_wishes(project: Path, told: Mapping[str, Any]) -> str:
     """Write what the code has into the file of the project, and return where; folders and hosts stay as they are."""
     from stepengine.engine.packages import FILE, FORMAT
 
@@ -289,7 +289,7 @@ def _written(project: Path, told: Mapping[str, Any]) -> str:
     return str(file.relative_to(project))
 
 
-def _met(scratch: Path, path: Path, told: Mapping[str, Any], found: Checked) -> None:
+def _check_as_user(scratch: Path, path: Path, told: Mapping[str, Any], found: PackageCheck) -> None:
     """Look at everything that somebody would meet who installs it; its agents can be loaded."""
     from stepengine.engine.packages import FILE, Package, read_declaration
 
@@ -306,7 +306,7 @@ def _met(scratch: Path, path: Path, told: Mapping[str, Any], found: Checked) -> 
         return
     package = Package(name="", version="", publisher=told["publisher"], value=told["module"], folder=folder, **said)
     found.problems += _beyond(package.agents, told["agents"])
-    found.problems += _unnamed(said, told["agents"])
+    found.problems += _find_unnamed(said, told["agents"])
     found.problems += _traces(site, path)
     found.notes += _hosts(folder, said["hosts"])
     if not found.problems:
@@ -314,7 +314,7 @@ def _met(scratch: Path, path: Path, told: Mapping[str, Any], found: Checked) -> 
             f"loads without its author's folder: {', '.join(f'{package.publisher}/{one}' for one in package.agents)}"
         )
         found.good.append(f"{FILE} says what its code has; no keys, no paths of a machine")
-        _repeated(package, scratch, site, found)
+        _repeat_runs(package, scratch, site, found)
 
 
 def _beyond(said: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[str]:
@@ -333,7 +333,7 @@ def _beyond(said: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[str]:
             yield f"{agent_id!r} may spawn {there[agent_id]['spawns']}, and declared is {[*said[agent_id].spawns]}; --write puts that right"
 
 
-def _unnamed(said: Mapping[str, Any], agents: Mapping[str, Any]) -> Iterator[str]:
+def _find_unnamed(said: Mapping[str, Any], agents: Mapping[str, Any]) -> Iterator[str]:
     kinds = {(kind, name) for agent in agents.values() for name, kind in agent["tools"].items()}
     for kind, member in FOLDERS.items():
         having = sorted([name for of, name in kinds if of == kind])
@@ -370,7 +370,7 @@ def _hosts(folder: Path, hosts: Sequence[str]) -> Iterator[str]:
                 yield f"{file.relative_to(folder)} names the host {host}, which is not among 'hosts'"
 
 
-def _repeated(package: Any, scratch: Path, site: Path, found: Checked) -> None:
+def _repeat_runs(package: Any, scratch: Path, site: Path, found: PackageCheck) -> None:
     """Repeat the recorded runs that come with it, by the names of its agents, as whoever installed it does."""
     name = next(iter(site.glob("*.dist-info"))).name.partition("-")[0]
     done = _alone(["-m", "stepengine", "package", "agree", name], site, scratch)

@@ -12,8 +12,8 @@ import typer
 
 from stepengine.cli.bench import family
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import found
-from stepengine.cli.judging import CheckText, case_of, cleaned, interrupted_or
+from stepengine.cli.journals import find_journal
+from stepengine.cli.judging import CheckText, case_of, clean_report, interrupted_or
 from stepengine.cli.options import File, Last, Options, with_options
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
 
@@ -54,7 +54,7 @@ def pin(
       stepengine pin --last --check checks:is_polite --name polite
     """
     options = attrs.evolve(options, journal=file, last=last)
-    return interrupted_or(lambda: _pin(found(options).in_force(), check, name, folder))
+    return interrupted_or(lambda: _pin(find_journal(options).in_force(), check, name, folder))
 
 
 def _pin(options: Options, wanted: str, name: str, folder: Path) -> Exit:
@@ -65,7 +65,7 @@ def _pin(options: Options, wanted: str, name: str, folder: Path) -> Exit:
     agents = family(case.agent, options.agent, options.settings.agent_folders)
 
     def places(file: Path) -> list[str]:
-        named = [_place_of(one, "", options, file) for one in _named(agents)]
+        named = [_place_of(one, "", options, file) for one in _ids_named_by(agents)]
         return [_place_of(case.agent.id, options.agent, options, file), *named]
 
     with case.bench.engine as engine:
@@ -78,7 +78,7 @@ def _pin(options: Options, wanted: str, name: str, folder: Path) -> Exit:
             folder=folder,
             family=agents,
             places=places,
-            clean=lambda text: str(cleaned(text)),
+            clean=lambda text: str(clean_report(text)),
         )
     if isinstance(made, str):
         return complain(made.replace("the check asks", "--check asks"), Exit.FAILED)
@@ -101,7 +101,7 @@ def _place_of(agent_id: str, given: str, options: Options, file: Path) -> str:
     return str(attrs.evolve(place, file=Path(seen_from(place.file, file))))
 
 
-def _named(agents: Sequence[AgentDefinition]) -> list[str]:
+def _ids_named_by(agents: Sequence[AgentDefinition]) -> list[str]:
     """Return the ids by which agents name others, except agents that one of them holds: those come with their holder."""
     children = [child for agent in agents for child in agent.spawnable_agents]
     held = {normalised_id(child.id) for child in (*agents[:1], *children) if not isinstance(child, str)}

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from stepengine.journal import Journal
     from stepengine.permissions import Policy
 
-__all__ = ("Judged",)
+__all__ = ("JudgedCall",)
 
 SHOWN_CHARS = 200
 
 
 @frozen
-class Judged:
+class JudgedCall:
     """
     A recorded tool call that a policy would not simply have allowed.
 
@@ -71,7 +71,7 @@ def _judge(policy: Policy, names: Sequence[str], agent: str, *, as_json: bool) -
     from stepengine.data.json import compact
 
     specs = _known_tools(agent)
-    found: list[Judged] = []
+    found: list[JudgedCall] = []
     unknown: set[str] = set()
     count = 0
     for name in names:
@@ -94,7 +94,9 @@ def _judge(policy: Policy, names: Sequence[str], agent: str, *, as_json: bool) -
     return Exit.FAILED if found else Exit.COMPLETED
 
 
-def _calls(policy: Policy, name: str, journal: Journal, specs: Mapping[str, ToolSpec]) -> Iterator[tuple[str, Judged]]:
+def _calls(
+    policy: Policy, name: str, journal: Journal, specs: Mapping[str, ToolSpec]
+) -> Iterator[tuple[str, JudgedCall]]:
     """Give the tool and the judgement of every recorded tool call, in the order of the record."""
     from stepengine.data.json import freeze_object
     from stepengine.data.tools import ToolSpec
@@ -123,7 +125,10 @@ def _calls(policy: Policy, name: str, journal: Journal, specs: Mapping[str, Tool
             source=str(form["source"]),
         )
         verdict = policy.check(request)
-        yield tool, Judged(name, shown_address(path, seq), agent, tool, form["input"], verdict.decision, verdict.why)
+        yield (
+            tool,
+            JudgedCall(name, shown_address(path, seq), agent, tool, form["input"], verdict.decision, verdict.why),
+        )
 
 
 def _known_tools(agent: str) -> dict[str, ToolSpec]:

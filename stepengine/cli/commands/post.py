@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepengine.cli.commands.deployment import App, operated
+from stepengine.cli.commands.deployment import App, operate
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import found, journal_at
+from stepengine.cli.journals import find_journal, journal_at
 from stepengine.cli.options import File, Options
 from stepengine.cli.screen.render import dumps
 from stepengine.cli.settings import UsageProblem
@@ -69,7 +69,7 @@ def post(
         )
     try:
         made = Message(id or secrets.token_hex(16), path, a_topic(topic), value)
-        is_new = post_to_journal(journal_at(found(Options(journal=file)).journal), made)
+        is_new = post_to_journal(journal_at(find_journal(Options(journal=file)).journal), made)
     except (InputError, BadYield, DataError) as error:
         raise UsageProblem(error.message) from None
     except (JournalError, StepEngineError) as error:
@@ -92,7 +92,7 @@ def _post_to_database(
         print(dumps({"id": id, "topic": topic, "path": path}) if as_json else id)
         return Exit.COMPLETED
 
-    return operated(db, posted, app=app)
+    return operate(db, posted, app=app)
 
 
 def message_in(text: str) -> object:

@@ -10,7 +10,7 @@ import typer
 
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import journal_at, spread
-from stepengine.cli.judging import cleaned, interrupted_or, spoken
+from stepengine.cli.judging import clean_lines, clean_report, interrupted_or
 from stepengine.cli.options import Config, Files, Json, Options
 from stepengine.cli.screen.render import dumps, say
 from stepengine.errors import UnknownModel
@@ -68,11 +68,11 @@ def _price(files: list[str], models: list[str], options: Options, *, as_json: bo
         rows.append((file, [priced(calls, name, cost_of, now) for name in names]))
     if as_json:
         runs = [{"file": file, "models": [one.to_json() for one in made]} for file, made in rows]
-        print(dumps(cleaned({"format": FORMAT, "runs": runs})))
+        print(dumps(clean_report({"format": FORMAT, "runs": runs})))
     else:
-        lines = [_told(file, one) for file, made in rows for one in made]
-        sums = [_told("together", _sum(name, [made[n] for _, made in rows])) for n, name in enumerate(names)]
-        say(spoken([*lines, *(sums if len(rows) > 1 else [])]), hang=4)
+        lines = [_describe_price(file, one) for file, made in rows for one in made]
+        sums = [_describe_price("together", _sum(name, [made[n] for _, made in rows])) for n, name in enumerate(names)]
+        say(clean_lines([*lines, *(sums if len(rows) > 1 else [])]), hang=4)
         complain("another model would also act otherwise; `stepengine impact --model` asks it")
     unknown = [one.model for _, made in rows for one in made if one.low is None]
     if unknown:
@@ -80,7 +80,7 @@ def _price(files: list[str], models: list[str], options: Options, *, as_json: bo
     return Exit.FAILED if unknown else Exit.COMPLETED
 
 
-def _told(file: str, one: Priced) -> str:
+def _describe_price(file: str, one: Priced) -> str:
     from stepengine.judging.rerun import shown_dollars
 
     if one.low is None or one.high is None:

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import attrs
 import typer
 
-from stepengine.cli.commands.replay import repeated
+from stepengine.cli.commands.replay import repeat
 from stepengine.cli.commands.test import fields_of
 from stepengine.cli.exits import Exit
-from stepengine.cli.journals import GoingOn, agent_id_of, found, journal_at, other_versions, spread
+from stepengine.cli.journals import GoingOn, agent_id_of, find_journal, journal_at, other_versions, spread
 from stepengine.cli.options import Options, with_options
 from stepengine.cli.recording import GOES_ON, entries, latest
 from stepengine.cli.screen.render import dumps, one_line, say
@@ -71,14 +71,14 @@ def ready(
     goes_on = ("ready", "ended", "keep") if keeps else ("ready", "ended")
     told: list[dict[str, Any]] = []
     for file in _waiting(files or (), last=last):
-        told.append(_tried(attrs.evolve(options, journal=file, last=False, quiet=True)))
+        told.append(_try_resume(attrs.evolve(options, journal=file, last=False, quiet=True)))
         if not options.as_json and told[-1]["outcome"] != "ended":
             say("\n".join(_row_of(told[-1])), hang=4)
     outcomes = [entry["outcome"] for entry in told]
     if options.as_json:
         print(dumps(told))
     else:
-        say(_counted(outcomes))
+        say(_summarize_outcomes(outcomes))
     if "failed" in outcomes:
         return Exit.FAILED
     return Exit.COMPLETED if all(outcome in goes_on for outcome in outcomes) else Exit.DIVERGED
@@ -96,11 +96,11 @@ def _waiting(files: Iterable[str], *, last: bool) -> list[str]:
     return spread(named) or [e.stem for e in entries() if e.status in GOES_ON and e.text("cwd") == here]
 
 
-def _tried(options: Options) -> dict[str, object]:
+def _try_resume(options: Options) -> dict[str, object]:
     """Return how a run would go on: as it is, with what ``keep`` takes, or not."""
     file, first, known = options.journal, dict[str, Any](), dict[str, Any]()
     try:
-        own = found(options).in_force()
+        own = find_journal(options).in_force()
         journal = journal_at(own.journal)
         history = journal.history()
         if history.is_complete:
@@ -108,12 +108,12 @@ def _tried(options: Options) -> dict[str, object]:
         asked = [{"id": key, "text": question.text} for key, (_, question) in history.open_questions().items()]
         known = {"file": file, "agent": agent_id_of(history), "questions": asked, "packages": other_versions(history)}
         try:
-            repeated(journal, own)
+            repeat(journal, own)
         except ReplayDivergence as error:
             first = _place(error)
         else:
             return {**known, "outcome": "ready"}
-        repeated(journal, own, "keep")
+        repeat(journal, own, "keep")
     except ReplayDivergence as error:
         return {**known, "outcome": "diverges", **_place(error)}
     except (StepEngineError, UsageProblem) as error:
@@ -135,7 +135,7 @@ def _row_of(entry: dict[str, Any]) -> Iterator[str]:
     yield from [f"    {line}" for line in entry.get("message", "").splitlines()]
 
 
-def _counted(outcomes: list[str]) -> str:
+def _summarize_outcomes(outcomes: list[str]) -> str:
     waiting = [outcome for outcome in outcomes if outcome != "ended"]
     ready, kept, other, failed = [waiting.count(o) for o in ("ready", "keep", "diverges", "failed")]
     ended = f"; {len(outcomes) - len(waiting)} have ended" if len(waiting) < len(outcomes) else ""

@@ -12,9 +12,9 @@ import typer
 
 from stepengine.cli.bench import bench_for
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import as_usage, hooks_of, is_cut_off, journal_at, on_journal, performed, recorded_agent
+from stepengine.cli.journals import as_usage, hooks_of, is_cut_off, journal_at, on_journal, perform_run, recorded_agent
 from stepengine.cli.options import File, Last, Options, TrustAnswers, with_options
-from stepengine.cli.perform import told
+from stepengine.cli.perform import print_result
 from stepengine.cli.recording import is_ours
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.trusting import refuse_inside
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stepengine.data.state import RunResult
     from stepengine.journal import Journal, OnDivergence
 
-__all__ = ("repeated", "replay")
+__all__ = ("repeat", "replay")
 
 
 @with_options
@@ -93,9 +93,9 @@ def _parking(options: Options, live: Sequence[str], speed: float | None) -> Exit
         while stepper.advance():
             stepper.moment()
     except ReplayDivergence as error:
-        from stepengine.cli.commands.debug import parked
+        from stepengine.cli.commands.debug import debug_divergence
 
-        parked(stepper, error, journal, options)
+        debug_divergence(stepper, error, journal, options)
         return Exit.DIVERGED
     finally:
         stepper.close()
@@ -130,13 +130,13 @@ def _replay(options: Options, live: Sequence[str], speed: float | None, *, trust
             raise made.result.error
         return made.result
 
-    run = performed(bench, repeat)
+    run = perform_run(bench, repeat)
     if is_cut_off(journal, run.result):
         complain(f"{options.journal} ends before its run did; what it holds was repeated")
-    return told(run, options, bench)
+    return print_result(run, options, bench)
 
 
-def repeated(journal: Journal, options: Options, on_divergence: OnDivergence = "raise") -> RunResult:
+def repeat(journal: Journal, options: Options, on_divergence: OnDivergence = "raise") -> RunResult:
     """Return what the present code makes of a recorded run; nothing is performed."""
     history = journal.history()
     agent = recorded_agent(journal, options, history)

@@ -15,19 +15,19 @@ from stepengine.cli.exits import Exit
 from stepengine.cli.journals import (
     RESULT,
     GoingOn,
+    answer_with_result,
     answers_of,
     asks_again,
-    followed,
+    follow_run,
     hooks_of,
     journal_at,
     limits_again,
     on_journal,
     recorded_agent,
-    taken,
 )
 from stepengine.cli.options import Answers, File, Last, Options, Sign, TrustAnswers, with_options
-from stepengine.cli.perform import told
-from stepengine.cli.recording import Recording, recorded_as
+from stepengine.cli.perform import print_result
+from stepengine.cli.recording import RunRecording, recorded_as
 from stepengine.cli.screen.render import is_terminal, visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.trusting import refuse_inside
@@ -149,7 +149,7 @@ def _decision(question: Question) -> AnswerLike | None:
         if word in YES + NO:
             return word in YES
         if typed.startswith(RESULT):
-            return taken(typed)
+            return answer_with_result(typed)
 
 
 def _resume(options: Options, answers: Iterable[str], how: GoingOn, *, trusts: bool, now: bool, sign: str) -> Exit:
@@ -164,6 +164,6 @@ def _resume(options: Options, answers: Iterable[str], how: GoingOn, *, trusts: b
     if in_doubt == "ask" and can_ask():
         given |= looked_at(history, given)
     asked = partial(bench.engine.start_resume, in_doubt=in_doubt, on_divergence=divergence, ask_again=again, now=now)
-    run = followed(bench, lambda: asked(journal, agent=agent, answers=given, limits=limits))
-    Recording(journal, recorded_as(options.journal)).ended(run.result)
-    return told(run, options, bench)
+    run = follow_run(bench, lambda: asked(journal, agent=agent, answers=given, limits=limits))
+    RunRecording(journal, recorded_as(options.journal)).ended(run.result)
+    return print_result(run, options, bench)

@@ -14,8 +14,8 @@ from stepengine.cli.bench import bench_for, limits_of
 from stepengine.cli.exits import Exit
 from stepengine.cli.journals import name_of, new_journal
 from stepengine.cli.options import AskForMore, CodeMode, Model, NoJournal, Options, Sign, with_options
-from stepengine.cli.perform import perform, told
-from stepengine.cli.recording import Recording
+from stepengine.cli.perform import perform, print_result
+from stepengine.cli.recording import RunRecording
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.toolset import in_code_mode
 
@@ -92,12 +92,15 @@ def run(
     # `resume`, which has to put the file into the sandbox again without being told.
     if sandboxed:
         agent = _in_sandbox(agent)
-    # What this command takes by itself, as its help or default is its own, is not among what was typed for `options`
-    # (`with_options`). It is put in here, by name, so that everything below reads one value. The settings of the folder
-    # come last (`in_force`), since `--config` says which these are.
-    options = attrs.evolve(options, agent=agent, prompt=prompt, params=params, model=model)
+    # `options` holds what many commands take. What stands in the signature above has a help or a default of this
+    # command's own, so it came apart from them, and is put in here: everything below then reads one value. The settings
+    # of the folder come last (`in_force`), since `--config` says which these are.
     options = attrs.evolve(
         options,
+        agent=agent,
+        prompt=prompt,
+        params=params,
+        model=model,
         max_steps=max_steps,
         ask_for_more=ask_for_more,
         journal=journal,
@@ -135,7 +138,7 @@ def _run(options: Options, sign: str) -> Exit:
     bench = bench_for(options, agent, is_new=True)
     limits = limits_of(options, agent)
     given = new_journal(options.journal, sign=sign) if options.journal else None
-    with Recording.begun(options, given, command="run", agent_id=id_of(agent), prompt=prompt) as recording:
+    with RunRecording.begun(options, given, command="run", agent_id=id_of(agent), prompt=prompt) as recording:
         journal = recording.journal
         run = perform(
             bench.engine,
@@ -150,7 +153,7 @@ def _run(options: Options, sign: str) -> Exit:
         recording.ended(run.result)
     if journal is not None:
         options = attrs.evolve(options, journal=name_of(journal), stem="" if given else recording.stem)
-    return told(run, options, bench)
+    return print_result(run, options, bench)
 
 
 def read_params(text: str, option: str = "--params") -> dict[str, Any] | None:

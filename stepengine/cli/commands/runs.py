@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.recording import GOES_ON, Entry, entries
+from stepengine.cli.recording import GOES_ON, RecordedRun, entries
 from stepengine.cli.screen.render import dumps, money, one_line, say
 
 __all__ = ("runs",)
@@ -53,7 +53,7 @@ def runs(
     return Exit.COMPLETED
 
 
-def _row(entry: Entry) -> Iterator[str]:
+def _row(entry: RecordedRun) -> Iterator[str]:
     cost = entry.info.get("cost")
     spent = money(Decimal(cost)) if isinstance(cost, str) and COST.fullmatch(cost) else "-"
     agent = one_line(entry.text("agent", "id"), 24)

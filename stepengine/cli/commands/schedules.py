@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepengine.cli.commands.deployment import App, operated
+from stepengine.cli.commands.deployment import App, operate
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.options import Config
 from stepengine.cli.screen.render import dumps, message_of, say, visible
@@ -60,7 +60,7 @@ def schedules(
       stepengine schedules --runs RUNS.db --json
       stepengine schedules --db @/run/secrets/db --app shop
     """
-    found, problems = _found(files or [], in_force(config).agent_folders)
+    found, problems = _find_schedules(files or [], in_force(config).agent_folders)
     for problem in problems:
         complain(problem)
     if db:
@@ -71,7 +71,7 @@ def schedules(
             raise UsageProblem(msg)
         return _of_database(found, db, app=app, as_json=as_json)
     try:
-        return _told(_standing(found, runs), as_json=as_json)
+        return _print_schedules(_standing(found, runs), as_json=as_json)
     except JournalError as error:
         return complain(error.message, Exit.FAILED)
 
@@ -80,19 +80,19 @@ def _of_database(found: Sequence[Schedule], db: str, *, app: str, as_json: bool)
     async def told(operator: Operator) -> Exit:
         from stepengine.durable.schedules import durable_standings
 
-        return _told(await durable_standings(operator, found, now=datetime.now(UTC)), as_json=as_json)
+        return _print_schedules(await durable_standings(operator, found, now=datetime.now(UTC)), as_json=as_json)
 
     try:
-        return operated(db, told, app=app)
+        return operate(db, told, app=app)
     except JournalError as error:
         return complain(error.message, Exit.FAILED)
 
 
-def _told(stand: Sequence[Standing], *, as_json: bool) -> Exit:
+def _print_schedules(stand: Sequence[Standing], *, as_json: bool) -> Exit:
     if as_json:
         print(dumps([_json_of(one) for one in stand]))
     elif stand:
-        say("\n\n".join(["\n".join(_shown(one)) for one in stand]), hang=10)
+        say("\n\n".join(["\n".join(_describe(one)) for one in stand]), hang=10)
     else:
         complain(
             "there is no schedule; an agent file has one as `schedule = Schedule(agent, cron=...)`", Exit.COMPLETED
@@ -100,7 +100,7 @@ def _told(stand: Sequence[Standing], *, as_json: bool) -> Exit:
     return Exit.COMPLETED
 
 
-def _found(files: Iterable[str], folders: Iterable[Path]) -> tuple[list[Schedule], list[str]]:
+def _find_schedules(files: Iterable[str], folders: Iterable[Path]) -> tuple[list[Schedule], list[str]]:
     """Return the schedules of files and folders that were typed, else of those in which ids are looked for; what is broken."""
     from stepengine.engine.loading import agent_folders, load_folder, load_schedules
 
@@ -150,7 +150,7 @@ def _json_of(stand: Standing) -> dict[str, object]:
     }
 
 
-def _shown(stand: Standing) -> Iterator[str]:
+def _describe(stand: Standing) -> Iterator[str]:
     schedule, last = stand.schedule, stand.last
     yield schedule.id
     yield f"  agent   {visible(schedule.agent_id, strict=True)}"

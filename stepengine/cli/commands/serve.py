@@ -19,7 +19,7 @@ import attrs
 import typer
 
 from stepengine.cli.bench import bench_for
-from stepengine.cli.commands.deployment import database_of, said
+from stepengine.cli.commands.deployment import database_of, report_problems
 from stepengine.cli.commands.undo import root_of
 from stepengine.cli.commands.worker import offered_by
 from stepengine.cli.exits import Exit, complain
@@ -229,7 +229,7 @@ def serve_runs(options: Options, wanted: Served) -> Exit:
             raise UsageProblem(error.message) from error
         begun = partial(_say_where, wanted, token=token, logins=logins, agents=[agent.id for agent in engine.agents])
         with _warnings_shown():
-            return said(_until_told(served, wanted, begun))
+            return report_problems(_until_told(served, wanted, begun))
 
 
 def _check_reach(wanted: Served) -> None:
@@ -318,7 +318,7 @@ def engine_of(
     from stepengine.engine import Engine
 
     if function := _function_of(module):
-        return _made(module.rpartition(":")[0], function), ()
+        return _make_engine(module.rpartition(":")[0], function), ()
     offered = offered_by(module, leave_out)
     # What a page of AG-UI sends beside words: its tools, context and state.
     agents = [attrs.evolve(agent, hooks=agent.hooks + page_hooks()) for agent in offered.agents]
@@ -358,7 +358,7 @@ def engine_again(module: str, options: dict[str, Any]) -> Engine | DurableEngine
     return engine_of(module, made.in_force())[0]
 
 
-def _made(module: str, function: str) -> Engine | DurableEngine:
+def _make_engine(module: str, function: str) -> Engine | DurableEngine:
     from stepengine.durable import DurableEngine
     from stepengine.engine import Engine
 
@@ -391,7 +391,7 @@ def _tokens(file: Path | None) -> Iterator[tuple[Path, str]]:
         yield made, Tokens.open(made).add(OPERATOR, ["admin"])
 
 
-class _Shown(logging.Formatter):
+class _VisibleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record))
 
@@ -401,7 +401,7 @@ def _warnings_shown() -> Iterator[None]:
     """Show on stderr what the engine warns of: the logger is silent by itself, and nothing else says why a run was left alone."""
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
-    handler.setFormatter(_Shown("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(_VisibleFormatter("%(asctime)s %(levelname)s %(message)s"))
     LOGGER.addHandler(handler)
     try:
         yield

@@ -10,7 +10,7 @@ import attrs
 import typer
 
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import found, journal_at
+from stepengine.cli.journals import find_journal, journal_at
 from stepengine.cli.options import File, Json, Last, Options
 from stepengine.cli.screen.render import dumps, say, wait_of
 from stepengine.cli.settings import UsageProblem
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stepengine.journal.history import History
     from stepengine.journal.records import Intent, Result
 
-__all__ = ("Shown", "effects_of", "show")
+__all__ = ("ShownEffect", "effects_of", "show")
 
 
 NAMES = {"CallTool": "tool_name", "Perform": "name", "Spawn": "agent_id"}
@@ -65,17 +65,17 @@ def show(
     stepengine show run.jsonl --json | jq .effects
     """
     try:
-        journal = journal_at(found(Options(journal=file, last=last)).journal)
+        journal = journal_at(find_journal(Options(journal=file, last=last)).journal)
         history = journal.history()
         if left_out:
             return _show_left_out(history, step=step, as_json=as_json)
         shown = list(effects_of(history))
-        chosen = _chosen(history, shown, step) if step else shown
+        chosen = _select_step(history, shown, step) if step else shown
         told = _one(history, shown, chosen) if step else _whole(history)
         if as_json:
             text = dumps({**told, "effects": [_effect(history, entry) for entry in chosen]})
         else:
-            text = _rendered(journal, told, {entry.address for entry in chosen} if step else None)
+            text = _render(journal, told, {entry.address for entry in chosen} if step else None)
     except JournalError as error:
         return complain(error.message, Exit.FAILED)
     if as_json:
@@ -104,12 +104,12 @@ def _show_left_out(history: History, *, step: str, as_json: bool) -> Exit:
     else:
         from stepengine.journal.show import clean_tree
 
-        say("\n".join(_compacted(clean_tree(told, whole=True))), _hang)
+        say("\n".join(_show_compactions(clean_tree(told, whole=True))), _hang)
     return Exit.COMPLETED
 
 
 @frozen
-class Shown:
+class ShownEffect:
     """
     One effect of a run.
 
@@ -130,7 +130,7 @@ class Shown:
     result: Result | None
 
 
-def effects_of(history: History) -> Iterator[Shown]:
+def effects_of(history: History) -> Iterator[ShownEffect]:
     """Give every effect of a run and its children, in the order in which they began."""
     from stepengine.journal.records import ROOT, shown_address
 
@@ -142,7 +142,7 @@ def effects_of(history: History) -> Iterator[Shown]:
         steps[intent.path] = steps.get(intent.path, 0) + (kind == "CallModel")
         name = history.model(intent) if kind == "CallModel" else history.form(intent).get(NAMES.get(kind, ""), "")
         what = f"{kind} {name}".rstrip()
-        yield Shown(shown_address(*address), steps[intent.path], kind, what, intent, history.results.get(address))
+        yield ShownEffect(shown_address(*address), steps[intent.path], kind, what, intent, history.results.get(address))
 
 
 # --- as JSON ----------------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def _whole(history: History) -> dict[str, object]:
     }
 
 
-def _effect(history: History, entry: Shown) -> dict[str, Any]:
+def _effect(history: History, entry: ShownEffect) -> dict[str, Any]:
     told = {
         "address": entry.address,
         "path": entry.intent.path,
@@ -196,7 +196,7 @@ def _effect(history: History, entry: Shown) -> dict[str, Any]:
     return told
 
 
-def _outcome(history: History, entry: Shown) -> dict[str, Any] | None:
+def _outcome(history: History, entry: ShownEffect) -> dict[str, Any] | None:
     if entry.result is None:
         return None
     outcome = history.outcome(entry.result)
@@ -205,7 +205,7 @@ def _outcome(history: History, entry: Shown) -> dict[str, Any] | None:
     return {"value": plain(outcome.value)}
 
 
-def _came(history: History, entry: Shown) -> str:
+def _came(history: History, entry: ShownEffect) -> str:
     """Return what came of an effect, in a few words."""
     if entry.result is None:
         return "(no result yet)"
@@ -229,7 +229,7 @@ def _short(value: object) -> str:
     return json.dumps(plain(value), ensure_ascii=False)
 
 
-def _chosen(history: History, shown: list[Shown], step: str) -> list[Shown]:
+def _select_step(history: History, shown: list[ShownEffect], step: str) -> list[ShownEffect]:
     """
     Return the effects of one step of the root, or one effect.
 
@@ -247,7 +247,7 @@ def _chosen(history: History, shown: list[Shown], step: str) -> list[Shown]:
     return chosen
 
 
-def _one(history: History, shown: list[Shown], chosen: list[Shown]) -> dict[str, object]:
+def _one(history: History, shown: list[ShownEffect], chosen: list[ShownEffect]) -> dict[str, object]:
     request = history.form(chosen[0].intent)["request"] if chosen[0].kind == "CallModel" else None
     if request is not None:
         messages = [*history.messages(chosen[0].intent), *request.get("tail", ())]
@@ -261,7 +261,7 @@ def _one(history: History, shown: list[Shown], chosen: list[Shown]) -> dict[str,
     }
 
 
-def _so_far(history: History, before: list[Shown]) -> dict[str, object]:
+def _so_far(history: History, before: list[ShownEffect]) -> dict[str, object]:
     """Return what the run had done and spent before a step."""
     replies = [history.outcome(e.result) for e in before if e.kind == "CallModel" and e.result is not None]
     usages = [r.value.usage for r in replies if isinstance(r, Value) and r.value.usage is not None]
@@ -305,7 +305,7 @@ def _hang(line: str) -> int:
     return 5 if "#" in first and first[-1:].isdigit() else 0
 
 
-def _rendered(journal: Journal, told: Mapping[str, object], addresses: Collection[str] | None) -> str:
+def _render(journal: Journal, told: Mapping[str, object], addresses: Collection[str] | None) -> str:
     """Return a run, or the effects of a step of it, as the snapshots of the testing kit have it, below what they leave out."""
     from stepengine.journal.show import clean_tree, render, render_effects, run_tree
 
@@ -316,7 +316,7 @@ def _rendered(journal: Journal, told: Mapping[str, object], addresses: Collectio
     return "\n".join([*lines, text.removesuffix("\n")])
 
 
-def _compacted(told: Mapping[str, Any]) -> Iterator[str]:
+def _show_compactions(told: Mapping[str, Any]) -> Iterator[str]:
     if not told["compactions"]:
         yield "Nothing was left out of the conversation."
     for one in told["compactions"]:
@@ -365,14 +365,14 @@ def _request(told: Mapping[str, Any]) -> Iterator[str]:
         yield from ["  system:", *[f"    {line}" for line in request["system_prompt"].splitlines()]]
     for message in request["messages"]:
         yield f"  {message.get('type', 'message')}:"
-        yield from [f"    {line}" for line in _said(message).splitlines()]
+        yield from [f"    {line}" for line in _message_text(message).splitlines()]
     names = [str(spec.get("name", "")) for spec in request.get("tools", ())]
     if names:
         yield f"  tools: {', '.join(names)}"
     yield "came back"
 
 
-def _said(message: Mapping[str, Any]) -> str:
+def _message_text(message: Mapping[str, Any]) -> str:
     content = message.get("content", "")
     if isinstance(content, str):
         return content

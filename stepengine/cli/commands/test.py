@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from stepengine.cli.commands.replay import repeated
+from stepengine.cli.commands.replay import repeat
 from stepengine.cli.exits import Exit
 from stepengine.cli.journals import agent_id_of, is_cut_off, journal_at, spread
 from stepengine.cli.options import Agent, Config, Files, Json, Options
@@ -18,7 +18,7 @@ from stepengine.errors import DefinitionError, ReplayDivergence, StepEngineError
 
 if TYPE_CHECKING:
     from stepengine.data.state import RunResult
-    from stepengine.engine.packages import Member
+    from stepengine.engine.packages import PackagedAgent
     from stepengine.journal import Journal
     from stepengine.journal.divergence import Field
 
@@ -54,10 +54,10 @@ def suite(files: Files, *, agent: Agent = "", as_json: Json = False, config: Con
     """
     told: list[dict[str, object]] = []
     options = Options(agent=agent, quiet=True, config=config).in_force()
-    for file, own in _meant(files, options):
-        told.append(_replayed(file, own))
+    for file, own in _journals_with_options(files, options):
+        told.append(_replay_entry(file, own))
         if not as_json:
-            say("\n".join(_told(told[-1])), hang=4)
+            say("\n".join(_describe_outcome(told[-1])), hang=4)
     diverged, broken = [sum(t["outcome"] == o for t in told) for o in ("diverged", "failed")]
     unloaded = any(entry.get("unloaded") for entry in told)
     if as_json:
@@ -69,12 +69,12 @@ def suite(files: Files, *, agent: Agent = "", as_json: Json = False, config: Con
     return Exit.FAILED if broken else Exit.DIVERGED if diverged else Exit.COMPLETED
 
 
-def _meant(files: Iterable[str], options: Options) -> Iterator[tuple[str, Options]]:
+def _journals_with_options(files: Iterable[str], options: Options) -> Iterator[tuple[str, Options]]:
     """Give each journal with the options for it; one that comes with a package is repeated by the agent of that package."""
-    from stepengine.engine.loading import packaged
+    from stepengine.engine.loading import find_packaged
 
     for file in files:
-        member = None if Path(file).exists() else packaged(file)
+        member = None if Path(file).exists() else find_packaged(file)
         if member is None:
             yield from [(one, options) for one in spread([file])]
             continue
@@ -85,7 +85,7 @@ def _meant(files: Iterable[str], options: Options) -> Iterator[tuple[str, Option
         yield from [(str(run), attrs.evolve(options, agent=options.agent or file)) for run in runs]
 
 
-def _is_of(run: Path, member: Member) -> bool:
+def _is_of(run: Path, member: PackagedAgent) -> bool:
     """Return whether a journal that comes with a package is of that agent; one that cannot be read may be."""
     try:
         return agent_id_of(journal_at(str(run)).history()) in (member.id, member.declared.id)
@@ -93,12 +93,14 @@ def _is_of(run: Path, member: Member) -> bool:
         return True
 
 
-def _replayed(file: str, options: Options) -> dict[str, Any]:
+def _replay_entry(file: str, options: Options) -> dict[str, Any]:
     try:
         journal = journal_at(file)
-        result = repeated(journal, options)
+        result = repeat(journal, options)
     except ReplayDivergence as error:
-        return _diverged(file, error.message, error.diff, step=error.step, address=error.address, site=error.site)
+        return _divergence_entry(
+            file, error.message, error.diff, step=error.step, address=error.address, site=error.site
+        )
     except DefinitionError as error:
         return {"file": file, "outcome": "failed", "message": str(error), "unloaded": True}
     except (StepEngineError, UsageProblem) as error:
@@ -111,12 +113,14 @@ def _replayed(file: str, options: Options) -> dict[str, Any]:
             f"every effect is as recorded, but the run ends in another way: {result.error or ''}".rstrip(": "),
             *lines,
         ]
-        return _diverged(file, "\n".join(said), other, step=result.state.step_index, address="#-1", site="")
+        return _divergence_entry(file, "\n".join(said), other, step=result.state.step_index, address="#-1", site="")
     status = "not ended" if is_cut_off(journal, result) else result.status.value
     return {"file": file, "outcome": "ok", "status": status, "steps": result.state.step_index}
 
 
-def _diverged(file: str, message: str, diff: Iterable[tuple[str, str, str]], **place: object) -> dict[str, object]:
+def _divergence_entry(
+    file: str, message: str, diff: Iterable[tuple[str, str, str]], **place: object
+) -> dict[str, object]:
     return {"file": file, "outcome": "diverged", "message": message, **place, "diff": fields_of(diff)}
 
 
@@ -139,7 +143,7 @@ def _other_end(journal: Journal, replayed: RunResult) -> list[Field]:
     return list(fields_between(before, after))
 
 
-def _told(entry: dict[str, Any]) -> Iterator[str]:
+def _describe_outcome(entry: dict[str, Any]) -> Iterator[str]:
     if entry["outcome"] == "ok":
         yield f"ok        {entry['file']}  {entry['status']}, {counted(entry['steps'], 'step')}"
         return

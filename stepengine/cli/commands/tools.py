@@ -13,7 +13,7 @@ from stepengine.cli.settings import UsageProblem
 from stepengine.data.alike import did_you_mean
 
 if TYPE_CHECKING:
-    from stepengine.tools.reference import Form, Key, Parameter, Told
+    from stepengine.tools.reference import Form, Parameter, ResultKey, ToolPage
 
 __all__ = ("tools",)
 
@@ -51,14 +51,14 @@ def tools(
     if as_json:
         print(dumps([json_of(one) for one in chosen]))
     elif names:
-        say("\n\n".join(["\n".join(described(one)) for one in chosen]), hang=_hang)
+        say("\n\n".join(["\n".join(describe_tool(one)) for one in chosen]), hang=_hang)
     else:
         width = max(map(len, known))
         say("\n".join([f"{one.name:<{width}}  {one.text}" for one in chosen]), hang=width + 2)
     return Exit.COMPLETED
 
 
-def described(one: Told) -> Iterator[str]:
+def describe_tool(one: ToolPage) -> Iterator[str]:
     """Give the lines that describe a tool."""
     yield f"{one.name}: {one.text}"
     made = (
@@ -68,9 +68,9 @@ def described(one: Told) -> Iterator[str]:
     )
     yield f"  {'made by' if one.maker else 'given by':<{INDENT - 2}}{made}"
     yield f"  {'category':<{INDENT - 2}}{one.spec.category}"
-    yield from ["", "Takes:", *map(_taken, one.parameters)] if one.parameters else ["", "Takes nothing."]
+    yield from ["", "Takes:", *map(_describe_parameter, one.parameters)] if one.parameters else ["", "Takes nothing."]
     for number, form in enumerate(one.forms):
-        yield from ["", f"{'Or gives' if number else 'Gives'} {_given(form)}", *_keys(form)]
+        yield from ["", f"{'Or gives' if number else 'Gives'} {_describe_result(form)}", *_keys(form)]
     yield from ["", f"{'Fails':<{INDENT}}{one.errors}", f"{'Limits':<{INDENT}}{one.limits}", ""]
     yield from ["In a handler:", "  from stepengine import call", f"  from stepengine.tools import {one.name}"]
     yield f"  yield from call({one.name}{''.join([f', {key}={value!r}' for key, value in one.example.items()])})"
@@ -82,12 +82,12 @@ def _hang(line: str) -> int:
     return INDENT - len(line) + len(line.lstrip()) if line.startswith((" ", "Fails", "Limits")) else 0
 
 
-def _taken(one: Parameter) -> str:
+def _describe_parameter(one: Parameter) -> str:
     default = "required" if one.is_required else "optional" if one.default is None else f"default {one.default!r}"
     return f"  {one.name:<{INDENT - 3}} {one.type}; {default}{f'. {one.text}' if one.text else ''}"
 
 
-def _given(form: Form) -> str:
+def _describe_result(form: Form) -> str:
     if not form.shape:
         return "a text."
     return f"{'an' if form.type[0] in 'aeiou' else 'a'} {form.type} ({form.shape} of stepengine.tools.shapes):"
@@ -101,7 +101,7 @@ def _keys(form: Form, indent: str = "  ") -> Iterator[str]:
             yield from _keys(key.form, f"{indent}  ")
 
 
-def json_of(one: Told) -> dict[str, Any]:
+def json_of(one: ToolPage) -> dict[str, Any]:
     """Return what is told of a tool as JSON."""
     return {
         "name": one.name,
@@ -124,6 +124,6 @@ def _form_json(form: Form) -> dict[str, object]:
     return {"type": form.type, "shape": form.shape or None, "keys": [_key_json(key) for key in form.keys]}
 
 
-def _key_json(key: Key) -> dict[str, object]:
+def _key_json(key: ResultKey) -> dict[str, object]:
     inner = {} if key.form is None else {"of": _form_json(key.form)}
     return {"name": key.name, "type": key.type, "always": key.is_always, "text": key.text, **inner}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import found, journal_at
+from stepengine.cli.journals import find_journal, journal_at
 from stepengine.cli.options import File, Last, Options
 from stepengine.cli.screen.render import say
 from stepengine.errors import DefinitionError, JournalError, UndoRefused, WorkspaceLost
@@ -61,7 +61,7 @@ def undo(
     """
     from stepengine.journal import undo
 
-    options = found(Options(journal=file, last=last))
+    options = find_journal(Options(journal=file, last=last))
     try:
         done = undo(
             journal_at(options.journal),

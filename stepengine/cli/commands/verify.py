@@ -69,11 +69,11 @@ def verify(
         ]
         print(dumps({"ok": is_fine, **attrs.asdict(verified), "decisions": answers}))
     else:
-        say("\n".join([*_told(verified), *[_decision(one, verified) for one in made]]), hang=4)
+        say("\n".join([*_describe_verification(verified), *[_decision(one, verified) for one in made]]), hang=4)
     return Exit.COMPLETED if is_fine else Exit.FAILED
 
 
-def _told(verified: Verified) -> Iterator[str]:
+def _describe_verification(verified: Verified) -> Iterator[str]:
     state = "ok" if verified else "ALTERED" if verified.problems else "UNSIGNED"
     yield f"{state:<9}{verified.name}  run {verified.run} of {verified.agent}, {verified.records} records"
     yield from [f"  {problem}" for problem in verified.problems]

@@ -15,7 +15,7 @@ import attrs
 import typer
 
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import agent_id_of, found, journal_at, name_of, recorded_agent
+from stepengine.cli.journals import agent_id_of, find_journal, journal_at, name_of, recorded_agent
 from stepengine.cli.options import Agent, File, Last, Options
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.frozen import frozen
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stepengine.engine.stepping import Stepper
     from stepengine.journal import Journal
     from stepengine.journal.history import History
-    from stepengine.judging.viewing.rendering import Source
+    from stepengine.judging.viewing.rendering import PageSource
 
 __all__ = ("view",)
 
@@ -33,7 +33,7 @@ MEGABYTE = 1_000_000
 
 
 @frozen(kw_only=True)
-class _Wanted:
+class _ViewOptions:
     """What was typed beside the runs."""
 
     output: str = ""
@@ -92,13 +92,13 @@ def view(
       stepengine view before.jsonl after.jsonl
       stepengine view --last --serve
     """
-    wanted = _Wanted(
+    wanted = _ViewOptions(
         output=output, force=force, opens=opens, agent=agent, code=not no_code, locals=not no_locals, most=max_mb,
         title=title, strict=strict,
     )  # fmt: skip
-    options = found(Options(journal=file, last=last, agent=agent, quiet=True))
+    options = find_journal(Options(journal=file, last=last, agent=agent, quiet=True))
     try:
-        return _served(options, wanted, port) if serve else _written(options, other, wanted)
+        return _serve_page(options, wanted, port) if serve else _write_page(options, other, wanted)
     except JournalError as error:
         return complain(error.message)
 
@@ -106,7 +106,7 @@ def view(
 # --- one page ---------------------------------------------------------------------------------------------------------
 
 
-def _written(options: Options, other: str, wanted: _Wanted) -> Exit:
+def _write_page(options: Options, other: str, wanted: _ViewOptions) -> Exit:
     from stepengine.journal.places import OWNER_ONLY
     from stepengine.judging.viewing.rendering import rendered
 
@@ -157,9 +157,9 @@ def _beside(journal: Journal) -> Path:
     return path.with_name(f"{journal.run}.html") if isinstance(journal, SqliteJournal) else path.with_suffix(".html")
 
 
-def _source(options: Options, wanted: _Wanted) -> Source:
+def _source(options: Options, wanted: _ViewOptions) -> PageSource:
     """Return a run, with what goes through it where there is an agent; of a damaged journal with --force what is whole."""
-    from stepengine.judging.viewing.rendering import Source, stored, whole_part
+    from stepengine.judging.viewing.rendering import PageSource, stored, whole_part
 
     journal = journal_at(options.journal)
     file = name_of(journal)
@@ -173,17 +173,19 @@ def _source(options: Options, wanted: _Wanted) -> Source:
             raise
         whole, number = whole_part(journal)
         damage = f"This is what stands before the damage, {number} records. {error.message}"
-        return Source(journal=whole, file=file, without="The journal is damaged: nothing was run.", damage=damage)
+        return PageSource(journal=whole, file=file, without="The journal is damaged: nothing was run.", damage=damage)
     if not wanted.code:
-        return Source(journal=journal, file=file, without="Source lines and variables were left out with --no-code.")
+        return PageSource(
+            journal=journal, file=file, without="Source lines and variables were left out with --no-code."
+        )
     steppers = _steppers(journal, history, options, wanted)
     if isinstance(steppers, str):
-        return Source(journal=journal, file=file, without=steppers)
-    return Source(journal=journal, file=file, steppers=steppers)
+        return PageSource(journal=journal, file=file, without=steppers)
+    return PageSource(journal=journal, file=file, steppers=steppers)
 
 
 def _steppers(
-    journal: Journal, history: History, options: Options, wanted: _Wanted
+    journal: Journal, history: History, options: Options, wanted: _ViewOptions
 ) -> list[Callable[[], Stepper]] | str:
     """
     Return what makes steppers, or why there are none; an agent that was asked for must be there.
@@ -215,11 +217,11 @@ def _steppers(
 # --- a run under way --------------------------------------------------------------------------------------------------
 
 
-def _served(options: Options, wanted: _Wanted, port: int) -> Exit:
-    from stepengine.judging.viewing.serving import Following, server_of
+def _serve_page(options: Options, wanted: _ViewOptions, port: int) -> Exit:
+    from stepengine.judging.viewing.serving import FollowedJournal, server_of
 
     journal = journal_at(options.journal)
-    following = Following(journal, name_of(journal), wanted.title)
+    following = FollowedJournal(journal, name_of(journal), wanted.title)
     try:
         server, address = server_of(following, port)
     except OSError as error:
@@ -230,7 +232,7 @@ def _served(options: Options, wanted: _Wanted, port: int) -> Exit:
     if wanted.opens:
         webbrowser.open(address)
     code = Exit.COMPLETED
-    before = signal.signal(signal.SIGTERM, _terminated)
+    before = signal.signal(signal.SIGTERM, _raise_interrupt)
     with server:
         try:
             server.serve_forever()
@@ -247,5 +249,5 @@ class _Terminated(BaseException):
     """SIGTERM came."""
 
 
-def _terminated(*_: object) -> None:
+def _raise_interrupt(*_: object) -> None:
     raise _Terminated

@@ -21,7 +21,7 @@ from stepengine.cli.exits import Exit, complain, exit_code
 from stepengine.cli.journals import asks_again, hooks_of, limits_again, recorded_agent
 from stepengine.cli.options import Options, with_options
 from stepengine.cli.perform import GRACE, result_of
-from stepengine.cli.recording import Recording, entry_of, runs_folder
+from stepengine.cli.recording import RunRecording, entry_of, runs_folder
 from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.screen.render import message_of, one_line, say, wait_of, waiting_for
 from stepengine.cli.settings import UsageProblem
@@ -95,7 +95,7 @@ def wake(
         refuse_inside("wake --trust-answers")
     options = attrs.evolve(options, quiet=True).in_force()
     where = _place(place)
-    given = _Agents.of(agents or (), options, starts=bool(place))
+    given = _AgentFinder.of(agents or (), options, starts=bool(place))
     made = _Waking(options, where, given, is_ours=not place, trusts=trust_answers, as_json=as_json)
     if not where.exists() and not (watch and not place):
         complain("nothing was recorded yet, so nothing sleeps", Exit.COMPLETED)
@@ -131,7 +131,7 @@ def _place(text: str) -> Path:
 
 
 @frozen
-class _Agents:
+class _AgentFinder:
     """Where agents are found: files by the ids that are in them, and folders."""
 
     files: dict[str, str] = attrs.field(factory=dict)
@@ -139,7 +139,7 @@ class _Agents:
     schedules: tuple[Schedule, ...] = ()
 
     @classmethod
-    def of(cls, given: Sequence[str], options: Options, *, starts: bool) -> _Agents:
+    def of(cls, given: Sequence[str], options: Options, *, starts: bool) -> _AgentFinder:
         """Return what was typed, else with *starts* the schedules of the agents that are found anyway."""
         from stepengine.engine.loading import load_agents, load_schedules
         from stepengine.engine.schedules import unique
@@ -186,7 +186,7 @@ class _Waking:
     """
 
     def __init__(
-        self, options: Options, place: Path, agents: _Agents, *, is_ours: bool, trusts: bool, as_json: bool
+        self, options: Options, place: Path, agents: _AgentFinder, *, is_ours: bool, trusts: bool, as_json: bool
     ) -> None:
         self._options = options
         self._place = place
@@ -205,7 +205,7 @@ class _Waking:
             schedulers = [await self._scheduler(stack, one) for one in self._agents.schedules]
             waker = Waker(self._place, self.resume, tell=self.tell, at_once=at_once)
             if every is None:
-                work = [loop.create_task(_started(scheduler)) for scheduler in schedulers]
+                work = [loop.create_task(_tick_once(scheduler)) for scheduler in schedulers]
                 work.append(loop.create_task(waker.once()))
             else:
                 work = [loop.create_task(scheduler.run_forever()) for scheduler in schedulers]
@@ -250,7 +250,7 @@ class _Waking:
     async def resume(self, journal: Journal, one: Sleeping) -> RunResult:
         """Go on with a run; one that has to end with this process is ended as by Ctrl-C."""
         # Loading agents takes a moment, and so does reading a long journal.
-        start, entry = await asyncio.to_thread(self._prepared, journal, one)
+        start, entry = await asyncio.to_thread(self._prepare, journal, one)
         bench, asked = start
         async with bench.engine:
             handle = await bench.engine.start_resume(journal, **asked)
@@ -261,10 +261,10 @@ class _Waking:
                 with contextlib.suppress(Exception):
                     await handle.wait()
                 raise
-        Recording(journal, entry).ended(result)
+        RunRecording(journal, entry).ended(result)
         return result
 
-    def _prepared(self, journal: Journal, one: Sleeping) -> tuple[tuple[Any, dict[str, Any]], Any]:
+    def _prepare(self, journal: Journal, one: Sleeping) -> tuple[tuple[Any, dict[str, Any]], Any]:
         from stepengine.cli.recording import with_record
 
         options, entry = attrs.evolve(self._options, journal=str(self._place / one.run)), None
@@ -302,7 +302,7 @@ class _Waking:
             say(one_line(" ".join(_words(woken)), 2_000), hang=4)
 
 
-async def _started(scheduler: Scheduler) -> None:
+async def _tick_once(scheduler: Scheduler) -> None:
     await scheduler.tick()
     await scheduler.finished()
 

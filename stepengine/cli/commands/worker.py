@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 import typer
 
-from stepengine.cli.commands.deployment import App, Db, Pool, database_of, said
+from stepengine.cli.commands.deployment import App, Db, Pool, database_of, report_problems
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from stepengine.durable import DurableEngine
     from stepengine.engine.schedules import Schedule
 
-__all__ = ("Offered", "offered_by", "worker")
+__all__ = ("OfferedByModule", "offered_by", "worker")
 
 MOST_DIGITS = 12
 
@@ -123,7 +123,7 @@ def worker(
         "requests_per_minute": requests_per_minute or (), "tokens_per_minute": tokens_per_minute or (),
         "max_concurrency": max_concurrency or (),
     }  # fmt: skip
-    offered.options.update(_limited(offered.options.get("rate_limits"), limits))
+    offered.options.update(_merge_limits(offered.options.get("rate_limits"), limits))
 
     async def worked() -> Exit:
         async with _database(embedded_db, db) as url:
@@ -133,10 +133,10 @@ def worker(
             await _serve(engine, drain, () if no_schedules else offered.schedules)
         return Exit.COMPLETED
 
-    return said(worked())
+    return report_problems(worked())
 
 
-def _limited(known: Any, typed: Mapping[str, Iterable[str]]) -> dict[str, object]:
+def _merge_limits(known: Any, typed: Mapping[str, Iterable[str]]) -> dict[str, object]:
     """
     Return the limits of a module with those that were typed, as an option of ``Engine``; nothing when none was.
 
@@ -200,7 +200,7 @@ async def _serve(engine: DurableEngine, drain: float, schedules: Sequence[Schedu
 
 
 @frozen
-class Offered:
+class OfferedByModule:
     """
     What a module gives a worker.
 
@@ -219,7 +219,7 @@ class Offered:
     schedules: tuple[Schedule, ...] = ()
 
 
-def offered_by(module: str, leave_out: Callable[[str], object] | None = None) -> Offered:
+def offered_by(module: str, leave_out: Callable[[str], object] | None = None) -> OfferedByModule:
     """
     Return what a Python file, a folder of agent files, or a module that can be imported gives a worker.
 
@@ -242,20 +242,20 @@ def offered_by(module: str, leave_out: Callable[[str], object] | None = None) ->
         if not found.agents:
             msg = f"{module} holds no agent files"
             raise UsageProblem(msg)
-        return Offered(found.agents, schedules=found.schedules)
+        return OfferedByModule(found.agents, schedules=found.schedules)
     if not (path if place is None else place.file).exists() and (place is not None or "/" in module):
         msg = f"there is no {module}; a Python file, a folder of agent files, or a module that can be imported would be fine"
         raise UsageProblem(msg)
     if place is not None and place.sandboxed:
-        return Offered((place.load(),) if place.id else place.agents())
-    loaded = _imported(module) if place is None else module_of(place.file)
+        return OfferedByModule((place.load(),) if place.id else place.agents())
+    loaded = _import_module(module) if place is None else module_of(place.file)
     agents = (place.load(),) if place is not None and place.id else agents_of(loaded, module)
     schedules = schedules_of(loaded, module)
     options = getattr(loaded, "options", {})
     if not isinstance(options, dict):
         msg = f"options in {module} is no dict of options of Engine, such as {{'limits': Limits(max_steps=20)}}"
         raise UsageProblem(msg)
-    return Offered(
+    return OfferedByModule(
         agents, tuple(getattr(loaded, "tools", ())), getattr(loaded, "models", None), dict(options), schedules
     )
 
@@ -264,7 +264,7 @@ def _left_out(problem: str) -> None:
     complain(f"{problem}; this file is left out")
 
 
-def _imported(module: str) -> ModuleType:
+def _import_module(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except Exception as error:

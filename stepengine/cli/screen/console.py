@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from stepengine.runtime.handle import RunHandle
 
-__all__ = ("ConsoleRenderer", "Lines", "Screen", "Terminal", "TerminalInteractor", "console_on", "show_markdown")
+__all__ = ("ConsoleRenderer", "Screen", "Terminal", "TerminalInteractor", "TypedLines", "console_on", "show_markdown")
 
 MAX_SHOWN = 40
 """Lines of what a person decides about that are shown at once."""
@@ -77,7 +77,7 @@ def console_on(file: TextIO, *, color: str = "auto") -> Console:
 # --- what is typed ----------------------------------------------------------------------------------------------------
 
 
-class Lines:
+class TypedLines:
     """
     The lines of a terminal, a pipe, a file or a ``StringIO``, read when they are asked for and without blocking the event loop.
 
@@ -103,7 +103,7 @@ class Lines:
         while b"\n" not in self._bytes and not self._ended:
             await self._readable(self._fd)
             self._read(self._fd)
-        return self._taken()
+        return self._take_line()
 
     def typed_ahead(self) -> list[str]:
         """Return the lines that were typed on a terminal before anybody asked for one; a line that was not sent is dropped."""
@@ -113,13 +113,13 @@ class Lines:
             self._read(self._fd)
         found = []
         while b"\n" in self._bytes:
-            found.append(self._taken() or "")
+            found.append(self._take_line() or "")
         self._bytes.clear()
         with contextlib.suppress(termios.error):
             termios.tcflush(self._fd, termios.TCIFLUSH)
         return found
 
-    def _taken(self) -> str | None:
+    def _take_line(self) -> str | None:
         line, end, rest = bytes(self._bytes).partition(b"\n")
         self._bytes[:] = rest
         return line.decode(errors="replace").removesuffix("\r") if line or end else None
@@ -180,7 +180,7 @@ class Screen(Progress):
         self._is_open = False
         self._block: str | None = "" if markdown else None
         self._is_after_block = False
-        self._children: dict[str, _Child] = {}
+        self._children: dict[str, _ChildLine] = {}
         self._said: list[str] = []
         self.whole = ""
         self.diffs: list[str] = []
@@ -188,7 +188,7 @@ class Screen(Progress):
     def on_event(self, event: ev.Event) -> None:
         """Show *event*."""
         if isinstance(event, ev.AgentSpawned):
-            self._children[event.child_path] = _Child(event.agent_id, event.prompt)
+            self._children[event.child_path] = _ChildLine(event.agent_id, event.prompt)
         elif isinstance(event, ev.AgentFinished):
             self._children.pop(event.child_path, None)
         elif child := self._children.get(event.path):
@@ -342,7 +342,7 @@ def _came_to(result: RunResult) -> str:
     return "" if is_messages else as_text(plain(output))
 
 
-class _Child:
+class _ChildLine:
     """
     A child at work.
 
@@ -398,7 +398,7 @@ class Terminal:
         colors: The styles.
     """
 
-    def __init__(self, console: Console, lines: Lines, colors: ColorScheme = COLORS) -> None:
+    def __init__(self, console: Console, lines: TypedLines, colors: ColorScheme = COLORS) -> None:
         self.lines = lines
         self._console = console
         self._colors = colors
@@ -466,7 +466,7 @@ class Terminal:
             if typed.strip() == "v" and (question.tool_name or not is_whole):
                 self._show(question)
                 continue
-            said = await self._meant(question, typed)
+            said = await self._parse_answer(question, typed)
             try:
                 if said is AGAIN:
                     continue
@@ -479,7 +479,7 @@ class Terminal:
                 await other(typed)
         return False
 
-    async def _meant(self, question: Question, typed: str) -> Any:
+    async def _parse_answer(self, question: Question, typed: str) -> Any:
         """Return the answer that a line is, ``None`` when it is none, ``AGAIN`` when the person went back to the question."""
         if self.is_command(typed):
             return None
@@ -489,7 +489,7 @@ class Terminal:
         if word.lower() not in ALWAYS or question.remember is None:
             return _permission(typed)
         rules = (question.remember, *question.wider)
-        named = _named(rules, which.strip())
+        named = _find_rule(rules, which.strip())
         if which.strip() and named is None:
             return None
         return await self._always(rules, named)
@@ -501,7 +501,7 @@ class Terminal:
             self.say(f"always, without being asked again{f' when {one_line(str(by), 40)} wants it' if by else ''}:")
             for number, rule in enumerate(rules, start=1):
                 self.say(f"  {number}. {one_line(_breadth(rule), 300)}")
-            chosen = _named(rules, ((await self.line(WHICH)) or "").strip())
+            chosen = _find_rule(rules, ((await self.line(WHICH)) or "").strip())
         if chosen is None:
             return AGAIN
         if _is_any_input(chosen):
@@ -644,7 +644,7 @@ def _breadth(rule: JsonDict) -> str:
     return f"{call['is']} for {', '.join(where)}, whatever else it is given"
 
 
-def _named(rules: Sequence[JsonDict], which: str) -> JsonDict | None:
+def _find_rule(rules: Sequence[JsonDict], which: str) -> JsonDict | None:
     """Return the rule that a number means, or the first words of a command; ``None`` when there is none."""
     if which.isascii() and which.isdigit() and len(which) < DIGITS and 0 < int(which) <= len(rules):
         return rules[int(which) - 1]
@@ -706,7 +706,7 @@ class ConsoleRenderer:
         console = console_on(output or sys.stdout)
         self._handle = handle
         self._screen = Screen(console, colors=colors, verbose=verbose)
-        self._terminal = Terminal(console, Lines(input or sys.stdin), colors)
+        self._terminal = Terminal(console, TypedLines(input or sys.stdin), colors)
         self._colors = colors
 
     async def run(self) -> RunResult:
@@ -908,7 +908,7 @@ class TerminalInteractor:
         progress: Progress | None = None,
         color: str = "auto",
     ) -> None:
-        self._terminal = Terminal(console_on(output or sys.stderr, color=color), Lines(input or sys.stdin), colors)
+        self._terminal = Terminal(console_on(output or sys.stderr, color=color), TypedLines(input or sys.stdin), colors)
         self._progress = progress
         self._one_at_a_time = asyncio.Lock()
         if progress is not None:

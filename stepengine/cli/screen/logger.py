@@ -90,13 +90,15 @@ class ConsoleLogger:
             return
         fields = {"data": data, **more} if data is not None else more
         said = [
-            f"{visible(name, strict=True)}={_shown(value)}" for name, value in fields.items() if value not in (None, "")
+            f"{visible(name, strict=True)}={_format_value(value)}"
+            for name, value in fields.items()
+            if value not in (None, "")
         ]
         line = cut(" ".join([f"{level}:", visible(str(message), strict=True), *said]), MAX_LINE)
         print(line, file=self._file or sys.stderr, flush=True)
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     """Return a value as it is if it is one word, else as JSON, so that its ends can be seen."""
     if isinstance(value, str):
         shown = visible(value, strict=True)

@@ -48,7 +48,7 @@ TODOS = "write_todos"
 LEVELS = ("debug", "info", "warning", "error", "off")
 
 
-class Spent(NamedTuple):
+class SpentSoFar(NamedTuple):
     """What was used so far, and what it cost; ``None`` when that is unknown."""
 
     usage: Usage
@@ -140,7 +140,7 @@ class Progress:
     def on_event(self, event: ev.Event) -> None:
         """Show *event*."""
         self._below.count(event)
-        if isinstance(event, ev.AgentSpawned | ev.AgentFinished) and self._counted(event):
+        if isinstance(event, ev.AgentSpawned | ev.AgentFinished) and self._count_child(event):
             return
         if self._folded and self._is_folded(event.path) and not isinstance(event, OF_MANY):
             return
@@ -154,7 +154,7 @@ class Progress:
         """Return whether the run at *path*, or one above it, is one of many."""
         return any(path[:end] in self._folded for end in [*_dots(path), len(path)])
 
-    def _counted(self, event: ev.AgentSpawned | ev.AgentFinished) -> bool:
+    def _count_child(self, event: ev.AgentSpawned | ev.AgentFinished) -> bool:
         """Count a child that is one of many; return whether that is all that is to be shown of it."""
         path = event.child_path
         if isinstance(event, ev.AgentSpawned):
@@ -229,9 +229,9 @@ class Progress:
         return Text(" | ".join([p for p in parts if p]), style=self._colors.note)
 
     @property
-    def spent(self) -> Spent:
+    def spent(self) -> SpentSoFar:
         """What the models of the run have used so far."""
-        return Spent(self._usage, self._cost)
+        return SpentSoFar(self._usage, self._cost)
 
     def _line(self, path: str, text: str, style: str = "") -> None:
         from rich.text import Text

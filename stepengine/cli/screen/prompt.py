@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from stepengine.cli.screen.console import Lines, Terminal
+from stepengine.cli.screen.console import Terminal, TypedLines
 from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.screen.render import visible
 from stepengine.data.frozen import frozen
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from stepengine.system.root import Root
 
-__all__ = ("Above", "Attached", "History", "Prompt", "attached", "shell_output")
+__all__ = ("Above", "Attached", "Prompt", "PromptHistory", "attached", "shell_output")
 
 PASTED = "a !command that was pasted is not run; type it"
 COMPLETIONS = 1_000
@@ -119,12 +119,12 @@ class Prompt(Terminal):
     def __init__(
         self,
         console: Console,
-        lines: Lines,
+        lines: TypedLines,
         above: Above,
         *,
         commands: Sequence[str],
         root: Path,
-        history: History,
+        history: PromptHistory,
         plain: bool,
     ) -> None:
         super().__init__(console, lines)
@@ -309,7 +309,7 @@ class Prompt(Terminal):
             self._above.reading = None
             if keeps:
                 self._draft = "" if sent else session.default_buffer.text
-        return self._unfolded(said)
+        return self._unfold_pastes(said)
 
     def _toolbar(self) -> object:
         """Return what draws the status line, and draws it anew with the line above it."""
@@ -317,7 +317,7 @@ class Prompt(Terminal):
 
     # --- keys ---------------------------------------------------------------------------------------------------------
 
-    def _sessions(self, commands: Sequence[str], root: Path, history: History) -> tuple[Any, Any]:
+    def _sessions(self, commands: Sequence[str], root: Path, history: PromptHistory) -> tuple[Any, Any]:
         """Return the readers of prompts and of answers; nothing without prompt_toolkit."""
         try:
             from prompt_toolkit import PromptSession
@@ -328,7 +328,7 @@ class Prompt(Terminal):
 
         style = Style.from_dict({"bottom-toolbar": "noreverse", "bottom-toolbar.text": "ansibrightblack"})
         said: object = PromptSession(
-            history=_kept(history, self._unfolded), completer=_completer(commands, root), complete_while_typing=False,
+            history=_load_history(history, self._unfold_pastes), completer=_completer(commands, root), complete_while_typing=False,
             multiline=True, key_bindings=keys, prompt_continuation="  ", enable_history_search=False, style=style,
         )  # fmt: skip
         return said, PromptSession(style=style)
@@ -340,20 +340,20 @@ class Prompt(Terminal):
         from prompt_toolkit.keys import Keys
 
         keys = KeyBindings()
-        is_typed = Condition(lambda: bool(self._typed()))
+        is_typed = Condition(lambda: bool(self._typed_text()))
         is_working = Condition(lambda: self._interrupt is not None)
         for names, does, when in (
             (("enter",), self._accept, None),
             (("c-j",), lambda event: event.current_buffer.insert_text("\n"), None),
             (("escape", "enter"), lambda event: event.current_buffer.insert_text("\n"), None),
             (("c-c",), lambda event: event.current_buffer.reset(), is_typed),
-            (("c-c",), self._interrupted, is_working & ~is_typed),
-            (("<sigint>",), self._interrupted, is_working),
+            (("c-c",), self._interrupt_turn, is_working & ~is_typed),
+            (("<sigint>",), self._interrupt_turn, is_working),
             # A run that works is left with Ctrl-C.
             (("c-d",), lambda _: None, is_working & ~is_typed),
             (("c-o",), lambda _: self.keys.get("c-o", str)(), None),
             (("s-tab",), lambda _: self.keys.get("s-tab", str)(), None),
-            ((Keys.BracketedPaste,), self._pasted, None),
+            ((Keys.BracketedPaste,), self._insert_paste, None),
         ):
             keys.add(*names, filter=True if when is None else when)(does)
         return keys
@@ -362,15 +362,15 @@ class Prompt(Terminal):
         self._accepted = event.current_buffer.text
         event.current_buffer.validate_and_handle()
 
-    def _interrupted(self, _: object) -> None:
+    def _interrupt_turn(self, _: object) -> None:
         if self._interrupt is not None:
             self._interrupt()
 
-    def _pasted(self, event: Any) -> None:
+    def _insert_paste(self, event: Any) -> None:
         self.was_pasted = True
         event.current_buffer.insert_text(self._folded(event.data.replace("\r\n", "\n").replace("\r", "\n")))
 
-    def _typed(self) -> str:
+    def _typed_text(self) -> str:
         return "" if self._session is None else self._session.default_buffer.text
 
     # --- pastes -------------------------------------------------------------------------------------------------------
@@ -389,7 +389,7 @@ class Prompt(Terminal):
         self._pastes.append(pasted)
         return f"[paste {len(self._pastes)}: {lines} lines]"
 
-    def _unfolded(self, said: str) -> str:
+    def _unfold_pastes(self, said: str) -> str:
         """Return what was typed with the pastes in place of the words that stand for them."""
         known = {
             f"[paste {number}: {pasted.count(chr(10)) + 1} lines]": pasted
@@ -399,7 +399,7 @@ class Prompt(Terminal):
         return PASTE.sub(lambda word: known.get(word[0], word[0]), said)
 
 
-def _kept(history: History, unfolded: Callable[[str], str]) -> Any:
+def _load_history(history: PromptHistory, unfolded: Callable[[str], str]) -> Any:
     """Return the history of what was said."""
     from prompt_toolkit.history import History as Shown
 
@@ -452,7 +452,7 @@ def _paths(root: Path, begun: str) -> list[str]:
 # --- history ----------------------------------------------------------------------------------------------------------
 
 
-class History:
+class PromptHistory:
     """
     What was said in chats.
 
@@ -538,11 +538,11 @@ def _read_below(
 ) -> str | Exception:
     """Return what *read* gives of *name* below *folder*, or why it cannot."""
     from stepengine.errors import ToolError
-    from stepengine.system.path_policy import Policy
+    from stepengine.system.path_policy import PathPolicy
     from stepengine.system.root import Root
 
     try:
-        with contextlib.closing(Root(folder, Policy(withhold=tuple(withhold), allow_wide_root=True))) as root:
+        with contextlib.closing(Root(folder, PathPolicy(withhold=tuple(withhold), allow_wide_root=True))) as root:
             return read(root, name, most)
     except UnicodeDecodeError:
         return ValueError("it is no text in UTF-8")

@@ -123,10 +123,10 @@ def say(text: str, hang: int | Callable[[str], int] = 0) -> None:
 def wrapped(text: str, width: int, hang: int | Callable[[str], int] = 0) -> str:
     """Return *text* with lines of at most *width* cells, broken at spaces; what is broken off keeps the indentation of its line."""
     more = hang if callable(hang) else lambda _: hang
-    return "\n".join([part for line in text.split("\n") for part in _broken(line, width, more(line))])
+    return "\n".join([part for line in text.split("\n") for part in _break_line(line, width, more(line))])
 
 
-def _broken(line: str, width: int, hang: int) -> Iterator[str]:
+def _break_line(line: str, width: int, hang: int) -> Iterator[str]:
     from rich.cells import cell_len, chop_cells
 
     if cell_len(line) > width:

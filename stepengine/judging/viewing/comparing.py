@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stepengine.journal.comparing import Difference
-from stepengine.judging.viewing.payload import RunView, Texts
+from stepengine.judging.viewing.payload import RunPayload, Texts
 
 __all__ = ("DETAILED", "pairs_of")
 
@@ -14,7 +14,7 @@ DETAILED = 20
 """Of how many changed requests the page tells the fields; after the first ones they are consequences."""
 
 
-def pairs_of(a: RunView, b: RunView, difference: Difference, texts: Texts) -> list[list[Any]]:
+def pairs_of(a: RunPayload, b: RunPayload, difference: Difference, texts: Texts) -> list[list[Any]]:
     """
     Return for each step of either run its number in both, ``None`` where one lacks it, a mark, and the text of what differs.
 
@@ -39,31 +39,33 @@ def pairs_of(a: RunView, b: RunView, difference: Difference, texts: Texts) -> li
     # What the runs were started with is told at the first step, how they ended at the last one.
     for number, at in ((min(beside, default=-1), "start"), (max(beside, default=-1), "end")):
         told[number] = [*told.get(number, []), *changes[at]]
-    gone = {a.lead[address] for address in a.lead if _shown(address) in removed}
-    come = {b.lead[address] for address in b.lead if _shown(address) in added}
-    return [[i, j, *_marked(i, j, told, texts, in_part=i in gone or j in come)] for i, j in _merged(a, b, beside)]
+    gone = {a.lead[address] for address in a.lead if _address_text(address) in removed}
+    come = {b.lead[address] for address in b.lead if _address_text(address) in added}
+    return [
+        [i, j, *_mark_pair(i, j, told, texts, in_part=i in gone or j in come)] for i, j in _merge_rows(a, b, beside)
+    ]
 
 
-def _shown(address: tuple[str, int]) -> str:
+def _address_text(address: tuple[str, int]) -> str:
     return f"{address[0]}#{address[1]}"
 
 
-def _effects(view: RunView) -> Mapping[int, list[str]]:
+def _effects(view: RunPayload) -> Mapping[int, list[str]]:
     found: dict[int, list[str]] = {}
     for address, number in view.lead.items():
-        found.setdefault(number, []).append(_shown(address))
+        found.setdefault(number, []).append(_address_text(address))
     return found
 
 
-def _beside(a: RunView, b: RunView, removed: set[str], added: set[str]) -> dict[int, int]:
+def _beside(a: RunPayload, b: RunPayload, removed: set[str], added: set[str]) -> dict[int, int]:
     """Return for rows of the first run those of the second: effects that were neither added nor removed pair up in order."""
     beside = dict(_inputs(a, b))
     taken = set(beside.values())
     waiting = [("", "")]
     while waiting:
         ours, theirs = waiting.pop()
-        left = [e for e in _own(a, ours) if _shown(e) not in removed]
-        right = [e for e in _own(b, theirs) if _shown(e) not in added]
+        left = [e for e in _own(a, ours) if _address_text(e) not in removed]
+        right = [e for e in _own(b, theirs) if _address_text(e) not in added]
         for one, other in zip(left, right, strict=False):
             if b.lead[other] not in taken and a.lead[one] not in beside:
                 beside[a.lead[one]] = b.lead[other]
@@ -72,7 +74,7 @@ def _beside(a: RunView, b: RunView, removed: set[str], added: set[str]) -> dict[
     return beside
 
 
-def _inputs(a: RunView, b: RunView) -> Iterator[tuple[int, int]]:
+def _inputs(a: RunPayload, b: RunPayload) -> Iterator[tuple[int, int]]:
     """Give the rows of what came from outside that stand for the same: of one kind, one after the other."""
     theirs: dict[tuple[str, str], list[int]] = {}
     for number, row in enumerate(b.rows):
@@ -84,14 +86,14 @@ def _inputs(a: RunView, b: RunView) -> Iterator[tuple[int, int]]:
             yield number, found.pop(0)
 
 
-def _own(view: RunView, path: str) -> list[tuple[str, int]]:
+def _own(view: RunPayload, path: str) -> list[tuple[str, int]]:
     found: list[tuple[str, int]] = []
     while (path, len(found)) in view.lead:
         found.append((path, len(found)))
     return found
 
 
-def _merged(a: RunView, b: RunView, beside: Mapping[int, int]) -> Iterator[tuple[int | None, int | None]]:
+def _merge_rows(a: RunPayload, b: RunPayload, beside: Mapping[int, int]) -> Iterator[tuple[int | None, int | None]]:
     """Give the rows of both in the order of the first, those of the second alone where they stand in theirs."""
     taken, paired = 0, set(beside.values())
     for i in range(len(a.rows)):
@@ -104,7 +106,7 @@ def _merged(a: RunView, b: RunView, beside: Mapping[int, int]) -> Iterator[tuple
     yield from [(None, j) for j in range(taken, len(b.rows)) if j not in paired]
 
 
-def _marked(
+def _mark_pair(
     i: int | None, j: int | None, told: Mapping[int, list[list[str]]], texts: Texts, *, in_part: bool
 ) -> tuple[str, int | None]:
     if i is None or j is None:

@@ -5,7 +5,7 @@ What a page shows stands here once, cleaned: every text goes through one redacto
 journal's own rules were, and through what shows controls as escapes. The page resolves numbers to texts and puts requests
 together again from their slices, as ``History`` does.
 
-A ``RunView`` takes in the records of a history that it has not seen yet, so that a run under way is followed by taking it again.
+A ``RunPayload`` takes in the records of a history that it has not seen yet, so that a run under way is followed by taking it again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from stepengine.journal.show import WAITS, about_of, ended_of, status_of
 from stepengine.redaction import redactor_for
 from stepengine.runtime.performer import child_path
 
-__all__ = ("FORMAT", "NOT_RECORDED", "RunView", "Texts")
+__all__ = ("FORMAT", "NOT_RECORDED", "RunPayload", "Texts")
 
 Form: TypeAlias = dict[str, Any]
 
@@ -97,7 +97,7 @@ MAGIC: tuple[tuple[bytes, int, str], ...] = (
 )
 
 
-def _shown(text: str) -> str:
+def _make_visible(text: str) -> str:
     """Return a text with marks for what would steer or hide, its line ends kept; plain lines are not looked at closer."""
     if ORDINARY.fullmatch(text):
         return text
@@ -125,18 +125,18 @@ class Texts:
     def clean(self, value: object) -> Any:
         """Return a JSON value without secrets and without anything that steers a screen."""
         if isinstance(value, str):
-            return self._seen(self._redactor.text(value))
+            return self._make_visible(self._redactor.text(value))
         written = compact(value)
-        return self._seen(self._redactor.value(value) if self._redactor.suspicious(written) else value)
+        return self._make_visible(self._redactor.value(value) if self._redactor.suspicious(written) else value)
 
-    def _seen(self, value: object) -> object:
+    def _make_visible(self, value: object) -> object:
         if isinstance(value, str):
-            return _shown(value)
+            return _make_visible(value)
         if isinstance(value, Mapping):
-            return {_shown(k): self._seen(v) for k, v in value.items()}
+            return {_make_visible(k): self._make_visible(v) for k, v in value.items()}
         if isinstance(value, int) and abs(value) > MAX_SAFE:
             return str(value)
-        return [self._seen(v) for v in value] if isinstance(value, list | tuple) else value
+        return [self._make_visible(v) for v in value] if isinstance(value, list | tuple) else value
 
     def number(self, value: Any, *, whole_at: str = "") -> int:
         """
@@ -207,7 +207,7 @@ class Texts:
 
 
 @attrs.define
-class _Open:
+class _OpenRun:
     """What is known of one run while its records are read: its agent, the step it is in, the row of that step."""
 
     agent: int
@@ -220,7 +220,7 @@ class _Open:
     """The ids of calls that the step's row has taken in: at most as many as its reply asked for."""
 
 
-class RunView:
+class RunPayload:
     """
     One run and its children, as the page has them.
 
@@ -244,7 +244,7 @@ class RunView:
         self._touched: list[set[int]] = []
         self.took = 0
         self._calls: dict[Address, Form] = {}
-        self._runs: dict[str, _Open] = {}
+        self._runs: dict[str, _OpenRun] = {}
         self._done = 0
         self._models: set[str] = set()
         self._steps = 0
@@ -303,7 +303,7 @@ class RunView:
                 path, {"agent_id": form["tool_name"], "prompt": "", "params": form["input"]} if is_body else form
             )
 
-    def _is_models(self, run: _Open, form: Mapping[str, Any]) -> bool:
+    def _is_models(self, run: _OpenRun, form: Mapping[str, Any]) -> bool:
         """
         Return whether an effect belongs to the calls of the last reply of its run.
 
@@ -323,7 +323,7 @@ class RunView:
             run.ids.append(known)
         return True
 
-    def _row(self, run: _Open, intent: Intent, kind: str) -> Form:
+    def _row(self, run: _OpenRun, intent: Intent, kind: str) -> Form:
         row: Form = {"n": run.step, "a": shown_address(intent.path, intent.seq), "path": intent.path, "kind": kind}
         row |= {"agent": run.agent, "began": run.last, "calls": []}
         self.lead[intent.path, intent.seq] = len(self.rows)
@@ -374,7 +374,7 @@ class RunView:
     def _name(self, text: str) -> str:
         return visible(str(self.texts.clean(text)), strict=True)
 
-    def _call(self, run: _Open, intent: Intent, form: Mapping[str, Any]) -> Form:
+    def _call(self, run: _OpenRun, intent: Intent, form: Mapping[str, Any]) -> Form:
         kind = KINDS[form["type"]]
         call: Form = {"kind": kind, "a": shown_address(intent.path, intent.seq), "began": run.last}
         if form["type"] == "Ask":
@@ -404,7 +404,7 @@ class RunView:
     def _end(self, history: History, result: Result) -> None:
         address = (result.path, result.seq)
         if result.seq == ROOT[1]:
-            self._ended(result.path, history.outcome(result), result.at)
+            self._end_run(result.path, history.outcome(result), result.at)
             return
         run = self._runs[result.path]
         run.last = max(run.last, result.at)
@@ -422,7 +422,7 @@ class RunView:
         if isinstance(outcome, Failure):
             told["error"] = self.texts.number(_error(outcome.error))
             told["status"] = "error"
-            self._ended(child_path(*address), outcome, result.at)
+            self._end_run(child_path(*address), outcome, result.at)
             return
         value = outcome.value
         if isinstance(value, ModelReply):
@@ -430,9 +430,9 @@ class RunView:
         else:
             told |= self._value(value, f"`stepengine show {shlex.quote(self.file)} --step '{told['a']}'`")
             if isinstance(value, ChildResult) or (isinstance(value, ToolResult) and child_path(*address) in self._runs):
-                self._ended(child_path(*address), outcome, result.at)
+                self._end_run(child_path(*address), outcome, result.at)
 
-    def _reply(self, row: Form, run: _Open, number: int, reply: ModelReply) -> None:
+    def _reply(self, row: Form, run: _OpenRun, number: int, reply: ModelReply) -> None:
         row["replied"] = row["at"]
         row["reply"] = self.texts.parts(reply.content, whole_at=self._anywhere)
         row["stop"] = reply.stop_reason.value
@@ -461,7 +461,7 @@ class RunView:
             change = {} if value.change is None else _change(value.change)
             return told | {"change": self.texts.number(change)} if change else told
         if isinstance(value, ChildResult):
-            return {"status": value.status.value, "result": self.texts.number(_said(value), whole_at=whole_at)}
+            return {"status": value.status.value, "result": self.texts.number(_result_parts(value), whole_at=whole_at)}
         if isinstance(value, tuple) and value and isinstance(value[0], Answer):
             answers = [{"text": a.value or "(declined)"} for a in value]
             return {"status": "ok", "result": self.texts.number(answers)}
@@ -470,7 +470,7 @@ class RunView:
     def _agent(self, path: str, form: Mapping[str, Any]) -> None:
         above = self._runs[path.rpartition(".")[0]] if path else None
         last = 0 if above is None else above.last
-        self._runs[path] = _Open(len(self.agents), last)
+        self._runs[path] = _OpenRun(len(self.agents), last)
         parent = None if above is None else above.agent
         told: Form = {"id": self._name(form["agent_id"]), "path": path, "parent": parent, "began": last}
         told |= {
@@ -486,7 +486,7 @@ class RunView:
             told["background"] = True
         self.agents.append(told)
 
-    def _ended(self, path: str, outcome: Any, at: int) -> None:
+    def _end_run(self, path: str, outcome: Any, at: int) -> None:
         known = self._runs.get(path)
         if known is None:
             return
@@ -495,7 +495,7 @@ class RunView:
         is_done = isinstance(value, ToolResult) and not value.is_error  # of the body of a tool
         agent["status"] = value.status.value if isinstance(value, ChildResult) else "completed" if is_done else "failed"
         if isinstance(value, ChildResult):
-            agent["output"] = self.texts.number(_said(value))
+            agent["output"] = self.texts.number(_result_parts(value))
 
     def _input(self, record: Input) -> None:
         kind = str(record.input.get("type"))
@@ -540,7 +540,7 @@ class RunView:
         if root.get("params") is not None:
             told["params"] = number(plain(root["params"]))
         if ended is not None:
-            told["output"] = number(_said(ended), whole_at=self._anywhere)
+            told["output"] = number(_result_parts(ended), whole_at=self._anywhere)
         elif not history.is_complete:
             asked = [
                 {"id": q.id, "text": q.text, "options": list(q.options)} for _, q in history.open_questions().values()
@@ -616,7 +616,7 @@ def _change(change: object) -> Form:
     return {k: v for k, v in plain(bare(change)).items() if k != "type" and v not in (None, {}, [], ())}
 
 
-def _said(ended: ChildResult) -> list[Form]:
+def _result_parts(ended: ChildResult) -> list[Form]:
     """Return what a run gave, as the parts of a result: its output, or its text, and its error."""
     output = plain(ended.output)
     parts: list[Form] = []

@@ -19,17 +19,17 @@ from stepengine.journal.history import History
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.judging.viewing.comparing import DETAILED, pairs_of
 from stepengine.judging.viewing.page import page_of
-from stepengine.judging.viewing.payload import FORMAT, NOT_RECORDED, RunView, Texts
+from stepengine.judging.viewing.payload import FORMAT, NOT_RECORDED, RunPayload, Texts
 from stepengine.judging.viewing.walking import Walked, walk
 
-__all__ = ("Payload", "Rendered", "Source", "payload_of", "render_run", "rendered", "whole_part")
+__all__ = ("PageSource", "Payload", "Rendered", "payload_of", "render_run", "rendered", "whole_part")
 
 KEPT = 4096
 """Characters that a long text keeps where a page would grow too large."""
 
 
 @frozen(kw_only=True)
-class Source:
+class PageSource:
     """
     A run that a page shows.
 
@@ -89,18 +89,23 @@ def render_run(
     return rendered(*sources, locals=locals).html
 
 
-def _source(journal: Journal, agent: AgentGiven | None) -> Source:
+def _source(journal: Journal, agent: AgentGiven | None) -> PageSource:
     if agent is None:
-        return Source(journal=journal, file=journal.name)
+        return PageSource(journal=journal, file=journal.name)
     if isinstance(agent, Engine):
-        return Source(journal=journal, file=journal.name, steppers=[lambda: agent.stepper(journal)])
+        return PageSource(journal=journal, file=journal.name, steppers=[lambda: agent.stepper(journal)])
     definition = agent if isinstance(agent, AgentDefinition) else load_agent(agent)
     steppers = [lambda: Engine([definition]).stepper(journal, agent=definition)]
-    return Source(journal=journal, file=journal.name, steppers=steppers)
+    return PageSource(journal=journal, file=journal.name, steppers=steppers)
 
 
 def rendered(
-    source: Source, other: Source | None = None, *, locals: bool = True, title: str = "", most: int | None = None
+    source: PageSource,
+    other: PageSource | None = None,
+    *,
+    locals: bool = True,
+    title: str = "",
+    most: int | None = None,
 ) -> Rendered:
     """
     Return the page of one run, or of two side by side.
@@ -121,7 +126,7 @@ def rendered(
     return attrs.evolve(_page(source, other, locals=locals, title=title, longest=KEPT), is_cut=True)
 
 
-def _page(source: Source, other: Source | None, *, locals: bool, title: str, longest: int | None) -> Rendered:
+def _page(source: PageSource, other: PageSource | None, *, locals: bool, title: str, longest: int | None) -> Rendered:
     made = payload_of(source, other, locals=locals, longest=longest)
     name = title or f"{made.agent} · {_names(source, other)}"
     return Rendered(html=page_of(made.told, str(made.texts.clean(name))), missing=made.missing)
@@ -146,7 +151,7 @@ class Payload:
 
 
 def payload_of(
-    source: Source, other: Source | None = None, *, locals: bool = True, longest: int | None = None
+    source: PageSource, other: PageSource | None = None, *, locals: bool = True, longest: int | None = None
 ) -> Payload:
     """
     Return what the page of one run, or of two side by side, is made of; *longest* cuts texts.
@@ -181,26 +186,26 @@ def payload_of(
     )
 
 
-def _names(source: Source, other: Source | None) -> str:
+def _names(source: PageSource, other: PageSource | None) -> str:
     names = [Path(each.file).name for each in (source, other) if each is not None]
     return " → ".join(names)
 
 
 def _one(
-    source: Source, texts: Texts, files: list[dict[str, str]], *, locals: bool
-) -> tuple[RunView, Walked | None, dict[str, object]]:
-    view = RunView(texts, source.file)
+    source: PageSource, texts: Texts, files: list[dict[str, str]], *, locals: bool
+) -> tuple[RunPayload, Walked | None, dict[str, object]]:
+    view = RunPayload(texts, source.file)
     view.take(stored(source.journal))
     walked: Walked | None = None
     for make in source.steppers:
-        now = _walked(make, view, files, locals=locals)
+        now = _walk(make, view, files, locals=locals)
         walked = now if walked is None or len(now.locals) > len(walked.locals) or not now.missing else walked
         if not now.missing:
             break
     return view, walked, view.told() | ({} if walked is None else walked.told())
 
 
-def _walked(make: Callable[[], Stepper], view: RunView, files: list[dict[str, str]], *, locals: bool) -> Walked:
+def _walk(make: Callable[[], Stepper], view: RunPayload, files: list[dict[str, str]], *, locals: bool) -> Walked:
     try:
         return walk(make(), view, with_locals=locals, sources=files)
     except StepEngineError as error:
@@ -235,7 +240,7 @@ def whole_part(journal: Journal) -> tuple[MemoryJournal, int]:
 
     def is_whole(number: int) -> bool:
         try:
-            RunView(Texts(), "").take(stored(of(number)))
+            RunPayload(Texts(), "").take(stored(of(number)))
         except (JournalError, StepEngineError):
             return False
         return True

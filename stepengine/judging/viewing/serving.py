@@ -19,10 +19,10 @@ from stepengine.errors import JournalError
 from stepengine.journal.following import Follower
 from stepengine.journal.store import Journal
 from stepengine.judging.viewing.page import page_of
-from stepengine.judging.viewing.payload import FORMAT, NOT_RECORDED, RunView, Texts
+from stepengine.judging.viewing.payload import FORMAT, NOT_RECORDED, RunPayload, Texts
 from stepengine.system.after_fork import Lock
 
-__all__ = ("Following", "server_of")
+__all__ = ("FollowedJournal", "server_of")
 
 SECONDS = 5
 MOST_DIGITS = 18
@@ -46,7 +46,7 @@ class _State:
     images: int
 
 
-class Following:
+class FollowedJournal:
     """
     A journal that is read again when it has grown.
 
@@ -61,7 +61,7 @@ class Following:
 
     def __init__(self, journal: Journal, file: str, title: str = "") -> None:
         self._title = title
-        self._view = RunView(Texts(), file)
+        self._view = RunPayload(Texts(), file)
         self._known: dict[int, _State] = {0: _State(0, 0, 0)}
         self._follower = Follower(journal)
         self.offset = 0
@@ -74,7 +74,7 @@ class Following:
             news = self._follower.news()
             is_behind = news.is_behind
             if news.again:
-                self._view = RunView(Texts(), self._view.file)
+                self._view = RunPayload(Texts(), self._view.file)
                 self._known = {0: _State(0, 0, 0)}
             history = self._follower.history
             _ = history.root
@@ -113,7 +113,7 @@ class Following:
         }  # fmt: skip
 
 
-def server_of(following: Following, port: int = 0) -> tuple[ThreadingHTTPServer, str]:
+def server_of(following: FollowedJournal, port: int = 0) -> tuple[ThreadingHTTPServer, str]:
     """
     Return a server for this machine alone, and the address of the page; *port* 0 takes any that is free.
 
@@ -131,15 +131,15 @@ class _Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, following: Following, port: int) -> None:
-        super().__init__(("127.0.0.1", port), _Handler)
+    def __init__(self, following: FollowedJournal, port: int) -> None:
+        super().__init__(("127.0.0.1", port), _PageHandler)
         self.following = following
         self.reading = Lock()
         self.token = secrets.token_urlsafe(16)
         self.hosts = {f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}"}
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _PageHandler(BaseHTTPRequestHandler):
     """Answers GET for the page, and for what came after what the page has."""
 
     timeout = SECONDS
@@ -156,9 +156,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif not secrets.compare_digest(first.encode(), self.server.token.encode()) or rest not in ("", "records"):
             self._say(404, "text/plain", "there is nothing here")
         else:
-            self._told(rest, _offset(asked.query))
+            self._send_update(rest, _offset(asked.query))
 
-    def _told(self, what: str, offset: int) -> None:
+    def _send_update(self, what: str, offset: int) -> None:
         following = self.server.following
         try:
             with self.server.reading:

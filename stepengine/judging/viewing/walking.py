@@ -22,7 +22,7 @@ from stepengine.data.yields import StepResult
 from stepengine.engine.stepping import Frame, Moment, Stepper
 from stepengine.errors import DataError, ReplayDivergence, StepEngineError
 from stepengine.judging.texts import SafeTexts
-from stepengine.judging.viewing.payload import RunView
+from stepengine.judging.viewing.payload import RunPayload
 
 __all__ = ("SHOWN", "Walked", "walk")
 
@@ -58,7 +58,7 @@ class Walked:
 
 
 def walk(
-    stepper: Stepper, view: RunView, *, with_locals: bool = True, sources: list[dict[str, str]] | None = None
+    stepper: Stepper, view: RunPayload, *, with_locals: bool = True, sources: list[dict[str, str]] | None = None
 ) -> Walked:
     """
     Go through a run to its end, or to where it diverges.
@@ -85,7 +85,7 @@ def walk(
 
 
 class _Walker:
-    def __init__(self, view: RunView, *, with_locals: bool, sources: list[dict[str, str]]) -> None:
+    def __init__(self, view: RunPayload, *, with_locals: bool, sources: list[dict[str, str]]) -> None:
         self._view = view
         self._with_locals = with_locals
         self._safe = SafeTexts()
@@ -114,7 +114,11 @@ class _Walker:
         for call in moment.hooks:
             if isinstance(call.said, Change):
                 with contextlib.suppress(DataError, TypeError):
-                    told = {k: v for k, v in _stored(call.said).items() if k != "type" and v not in (None, {}, [], ())}
+                    told = {
+                        k: v
+                        for k, v in _change_as_json(call.said).items()
+                        if k != "type" and v not in (None, {}, [], ())
+                    }
                     if told:
                         texts = self._view.texts
                         yield {"point": call.point, "name": str(texts.clean(call.hook)), "change": texts.number(told)}
@@ -187,7 +191,7 @@ class _Walker:
         return self._files[frame.file]
 
 
-def _stored(change: Change) -> dict[str, Any]:
+def _change_as_json(change: Change) -> dict[str, Any]:
     try:
         found: dict[str, object] = plain(bare(change))
     except DataError:

@@ -14,10 +14,10 @@ from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ModelSe
 from stepengine.data.server_tools import Programs
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
-from stepengine.models._http import NO_KEY, Body, HttpProvider, warn_once
+from stepengine.models._http import NO_KEY, HttpProvider, RequestBody, warn_once
 from stepengine.models._json import count_of, object_at
 from stepengine.models._programs import programs_of
-from stepengine.models._reading import Exchange
+from stepengine.models._reading import HttpExchange
 from stepengine.models._schemas import optional_in
 from stepengine.models._sdks import ANTHROPIC
 from stepengine.models._thinking import CANNOT
@@ -166,7 +166,7 @@ class AnthropicProvider(HttpProvider):
         body = self._in_batch(request)
         headers = all_headers(body.headers, extra_headers(request.settings))
         group = " ".join([f"{name}: {value}" for name, value in sorted(headers.items())])
-        return BatchMember(request, group, _Part(body.content, headers, self._family(self.bare(request.model))))
+        return BatchMember(request, group, _BatchRequest(body.content, headers, self._family(self.bare(request.model))))
 
     async def submit_batch(self, members: Mapping[str, BatchMember]) -> str:
         """
@@ -179,7 +179,7 @@ class AnthropicProvider(HttpProvider):
         for name, member in members.items():
             model = self.bare(member.request.model)
             await self._learn(model)
-            part: _Part = member.content
+            part: _BatchRequest = member.content
             if part.family != self._family(model):
                 part = self.batch_member(member.request).content
             # Of what was learnt meanwhile the headers of one request may tell and those of the others not.
@@ -228,7 +228,7 @@ class AnthropicProvider(HttpProvider):
         """
         model = self.bare(model)
         if model not in self._described:
-            body = Body(b"", path=f"/v1/models/{quote(model, safe='')}", is_question=True)
+            body = RequestBody(b"", path=f"/v1/models/{quote(model, safe='')}", is_question=True)
             request = ModelRequest(f"{self.name}/{model}")
             answer = await self._answer(body, request)
             self._described[model] = self._understood(answer, model)
@@ -261,9 +261,9 @@ class AnthropicProvider(HttpProvider):
             logger.info("what %s takes was not learnt, so the newest family is assumed: %s", model, error)
 
     @asynccontextmanager
-    async def _sent(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[Exchange]:
+    async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:
         await self._learn(self.bare(request.model))
-        async with super()._sent(request, stream=stream) as exchange:
+        async with super()._send_request(request, stream=stream) as exchange:
             yield exchange
 
     def _tools_of(self, tools: tuple[ToolSpec, ...], settings: ModelSettings, ways: Ways | None = None) -> bytes:
@@ -293,7 +293,7 @@ class AnthropicProvider(HttpProvider):
     def _searches(self, model: str) -> bool:
         return self.site.searches and self._family(model).searches
 
-    def _unpromised(self, request: ModelRequest) -> str:
+    def _why_no_schema(self, request: ModelRequest) -> str:
         schema = request.settings.response_schema
         if UNPROMISING.search(self.bare(request.model)):
             return "the model is older than such promises"
@@ -301,7 +301,7 @@ class AnthropicProvider(HttpProvider):
             return "the schema has open objects, more than 24 optional members, or no object at its root"
         return ""
 
-    def _dropped(self, request: ModelRequest) -> tuple[str, ...]:
+    def _dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.bare(request.model)
         dropped = said_by(request, model, self.site).dropped
         shaped = self._shaped(request)
@@ -312,7 +312,7 @@ class AnthropicProvider(HttpProvider):
             dropped = (*dropped, "parallel_tool_calls")
         return (*dropped, "tool_choice") if undemanded(shaped, self._family(model)) else dropped
 
-    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
+    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
         model = self.bare(request.model)
         family = self._family(model)
         if thinks_anyway(request, family):
@@ -330,7 +330,7 @@ class AnthropicProvider(HttpProvider):
             headers = all_headers(headers, {"anthropic-beta": FALLBACK_BETA})
         more = self._more(request, headers)
         content = encode(request, model, family, ways, tools, stream=stream, after=after, more=more)
-        return Body(content, headers, self._path_of(model, stream=stream))
+        return RequestBody(content, headers, self._path_of(model, stream=stream))
 
     def _path_of(self, model: str, *, stream: bool) -> str:
         """Return where requests for *model* go; ``""`` for where all go."""
@@ -351,11 +351,11 @@ class AnthropicProvider(HttpProvider):
 
         return _constants.ANTHROPIC_API_VERSION
 
-    def _encode_count(self, request: ModelRequest) -> Body:
+    def _encode_count(self, request: ModelRequest) -> RequestBody:
         model, request = self.bare(request.model), self._shaped(request, is_count=True)
         tools = self._tools_of(self._promised(request), request.settings)
         content = encode_count(request, model, self._family(model), self._ways, tools)
-        return Body(content, path=f"{self.path}/count_tokens")
+        return RequestBody(content, path=f"{self.path}/count_tokens")
 
 
 def _result(line: Mapping[str, object]) -> Mapping[str, Any]:
@@ -375,7 +375,7 @@ def _same(tools: tuple[ToolSpec, ...], others: tuple[ToolSpec, ...]) -> bool:
 
 
 @frozen
-class _Part:
+class _BatchRequest:
     """A request of a batch: its bytes, its headers, and for what family of models they were made."""
 
     content: bytes

@@ -16,7 +16,7 @@ from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow
 from stepengine.models._deferring import SEARCH, loaded_by
-from stepengine.models._failures import Call, protocol_failure
+from stepengine.models._failures import RequestLabel, protocol_failure
 from stepengine.models._iterations import STOOD_IN, iterations_of, ran_beside
 from stepengine.models._json import call_part, count_of, newer_in, objects_at, text_at
 from stepengine.models._reply import kept_of, listed, reply_of, seen, shown_text, word_at
@@ -59,7 +59,7 @@ WITHDRAWN = frozenset({"thinking", "redacted_thinking", "connector_text", "tool_
 Json = dict[str, Any]
 
 
-def decode(message: Mapping[str, Any], call: Call, model: str, request_id: str | None) -> ModelReply:
+def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_id: str | None) -> ModelReply:
     """
     Return the reply in *message*.
 
@@ -86,7 +86,7 @@ def decode(message: Mapping[str, Any], call: Call, model: str, request_id: str |
         stop=STOPS.get(raw or ""),
         raw=raw,
         usage=usage,
-        answered=_answered(message, blocks),
+        answered=_answering_model(message, blocks),
         request_id=request_id,
         kept={
             "id": message.get("id"),
@@ -111,7 +111,7 @@ def _standing(blocks: list[Mapping[str, object]]) -> list[Mapping[str, object]]:
     ]
 
 
-def _answered(message: Mapping[str, object], blocks: list[Mapping[str, object]]) -> str:
+def _answering_model(message: Mapping[str, object], blocks: list[Mapping[str, object]]) -> str:
     """Return the model that answered: the one that another gave way to last, which a stream's beginning does not know."""
     # Who answered has to be named for the price (reliability:MP62). Blocks say it best; the usage says it for whole
     # replies; the beginning of a stream only knows who was asked.
@@ -160,7 +160,7 @@ def _part(block: Mapping[str, Any], provider: str, model: str, container: str) -
         given = {name: value for name, value in (("id", block.get("id")), ("container", where)) if value}
         return call_part(block["name"], block.get("input"), {**mark, **given, **_beside(block, IN_CALL)})
     tool = _tool_of(block, kind)
-    return OpaquePart(provider, freeze(block), tool=tool, text=_shown(block) if tool else "")
+    return OpaquePart(provider, freeze(block), tool=tool, text=_server_tool_text(block) if tool else "")
 
 
 def _beside(block: Mapping[str, object], known: frozenset[str]) -> Json:
@@ -183,7 +183,7 @@ def _tool_of(block: Mapping[str, object], kind: str) -> str:
     return "" if name == kind else TOOLS.get(name, name)
 
 
-def _shown(block: Mapping[str, object]) -> str:
+def _server_tool_text(block: Mapping[str, object]) -> str:
     """Return for people what a tool of the provider was asked, or what came of it."""
     asked = block.get("input")
     if isinstance(asked, Mapping):

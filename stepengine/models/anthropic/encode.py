@@ -61,7 +61,7 @@ from stepengine.models._wire import (
     turns_of,
     wire_ids,
 )
-from stepengine.models._wire import Turn as BaseTurn
+from stepengine.models._wire import EncodedMessage as BaseTurn
 from stepengine.models.anthropic.decode import program_of
 
 __all__ = ("Flags", "encode_history", "encode_message", "encode_messages")
@@ -90,7 +90,7 @@ class Flags:
 
 
 @frozen
-class Turn(BaseTurn):
+class AnthropicEncoded(BaseTurn):
     """
     One encoded message.
 
@@ -147,10 +147,12 @@ def encode_history(request: ModelRequest, flags: Flags, *, lost: bool = False) -
     return Encoded(joiner.joined(nudge=not is_paused(request)), joiner.container)
 
 
-def _given_up(request: ModelRequest, turns: list[Turn], flags: Flags, *, lost: bool) -> list[Turn]:
+def _given_up(
+    request: ModelRequest, turns: list[AnthropicEncoded], flags: Flags, *, lost: bool
+) -> list[AnthropicEncoded]:
     """Return *turns*, with those whose programs are not continued as text."""
     history = len(request.messages)
-    gone, is_gone, found = _gone(turns, history, lost=lost), False, list[Turn]()
+    gone, is_gone, found = _gone(turns, history, lost=lost), False, list[AnthropicEncoded]()
     for index, turn in enumerate(turns):
         is_gone = index in gone or (is_gone and turn.role == "tool")
         message = request.messages[index] if index < history else request.tail[index - history]
@@ -158,7 +160,7 @@ def _given_up(request: ModelRequest, turns: list[Turn], flags: Flags, *, lost: b
     return found
 
 
-def _gone(turns: list[Turn], history: int, *, lost: bool) -> set[int]:
+def _gone(turns: list[AnthropicEncoded], history: int, *, lost: bool) -> set[int]:
     """Return which of *turns* have programs that no later one continues; the first *history* of them are kept ones."""
     gone, follows = set[int](), frozenset[str]()
     is_last, is_spoken_over = True, False
@@ -189,7 +191,7 @@ class _Joiner(RolesInTurn):
         self.container = ""
         self._waits = False
 
-    def add(self, turn: Turn) -> None:
+    def add(self, turn: AnthropicEncoded) -> None:
         # Results are encoded without the id of their call, since that is known only from the message before: so an
         # encoded result is the same bytes whatever provider made the call, and is kept.
         if turn.role == "tool":
@@ -216,11 +218,11 @@ DIRECT = ("caller", {"type": "direct"})
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> Turn:
+def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> AnthropicEncoded:
     """Encode one message; *own_ids* false sends made ids in place of the provider's."""
     match message:
         case UserMessage():
-            return Turn("user", joined([_content(part, flags) for part in message.content]))
+            return AnthropicEncoded("user", joined([_content(part, flags) for part in message.content]))
         case AssistantMessage():
             return _assistant(message, flags, own_ids)
         case ToolMessage():
@@ -229,21 +231,26 @@ def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> T
             assert_never(never)
 
 
-def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn:  # noqa: FBT001 - private
+def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> AnthropicEncoded:  # noqa: FBT001 - private
     calls = message.tool_calls
     ids = wire_ids(calls, flags.provider, own=own_ids)
     blocks = [block for block in [_assistant_block(part, flags, ids) for part in message.content] if block is not None]
     made = made_by_model(message)
     after = joined([_text(MADE), *[_content(part, flags) for part in made]]) if made else b""
     if not calls:
-        return Turn("assistant", joined(_ended(_answered(blocks))), after=after, ends=_ended_in(blocks))
+        return AnthropicEncoded(
+            "assistant",
+            joined(_drop_trailing_thoughts(_drop_unanswered_uses(blocks))),
+            after=after,
+            ends=_ended_in(blocks),
+        )
     waits = frozenset(filter(None, [program_of(block) for block in blocks if block["type"] == "tool_use"]))
     # With a thinking budget the API demands thinking at the beginning of a turn with calls. A history from another
     # model has none, so its calls are told as text.
     if flags.manual and not waits and blocks[0]["type"] not in THINKING:
         said = joined([block for block in blocks if block["type"] != "tool_use"])
-        return Turn("assistant", said, texts=_call_texts(calls), after=after)
-    return Turn(
+        return AnthropicEncoded("assistant", said, texts=_call_texts(calls), after=after)
+    return AnthropicEncoded(
         "assistant",
         joined(blocks),
         ids={ours: encoded(theirs) for ours, theirs in ids.items()},
@@ -263,7 +270,7 @@ def _ended_in(blocks: list[Json]) -> frozenset[str]:
     return frozenset([block["tool_use_id"] for block in blocks if block.get("tool_use_id")])
 
 
-def _as_text(message: Message, flags: Flags) -> Turn:
+def _as_text(message: Message, flags: Flags) -> AnthropicEncoded:
     """Encode a reply whose program is given up, or a result for it, without calls."""
     if not isinstance(message, AssistantMessage):
         return encode_message(message, attrs.evolve(flags, manual=True))
@@ -271,10 +278,12 @@ def _as_text(message: Message, flags: Flags) -> Turn:
     blocks = [block for block in [_assistant_block(part, flags, ids) for part in message.content] if block is not None]
     answered = _ended_in(blocks)
     said = [b for b in blocks if b["type"] != "tool_use" and (b["type"] != "server_tool_use" or b["id"] in answered)]
-    return Turn("assistant", joined(_ended(said)), texts=_call_texts(message.tool_calls), ends=answered)
+    return AnthropicEncoded(
+        "assistant", joined(_drop_trailing_thoughts(said)), texts=_call_texts(message.tool_calls), ends=answered
+    )
 
 
-def _answered(blocks: list[Json]) -> list[Json]:
+def _drop_unanswered_uses(blocks: list[Json]) -> list[Json]:
     """Leave out uses of the provider's own tools that it never answered, but for one that it is to go on with (providers:PV57)."""
     results = {block.get("tool_use_id") for block in blocks}
     last = len(blocks) - 1
@@ -285,7 +294,7 @@ def _answered(blocks: list[Json]) -> list[Json]:
     ]
 
 
-def _ended(blocks: list[Json]) -> list[Json]:
+def _drop_trailing_thoughts(blocks: list[Json]) -> list[Json]:
     """Leave out thinking at the end: the API answers 400, "The final block in an assistant message cannot be `thinking`"."""
     while blocks and blocks[-1]["type"] in THINKING:
         blocks = blocks[:-1]
@@ -366,7 +375,7 @@ def _text(text: str, data: Mapping[str, Any] | None = None) -> Json | None:
     return block
 
 
-def _result(message: ToolMessage, flags: Flags) -> Turn:
+def _result(message: ToolMessage, flags: Flags) -> AnthropicEncoded:
     blocks = [block for block in [_content(part, flags) for part in message.content] if block is not None]
     rest: Json = {}
     if len(blocks) == 1 and blocks[0]["type"] == "text":
@@ -377,7 +386,7 @@ def _result(message: ToolMessage, flags: Flags) -> Turn:
         rest["is_error"] = True
     members = encoded(rest)[1:]
     as_text = joined(blocks or [_text("(nothing)")]) if flags.manual else b""
-    return Turn("tool", (b"," if rest else b"") + members, call_id=message.tool_call_id, as_text=as_text)
+    return AnthropicEncoded("tool", (b"," if rest else b"") + members, call_id=message.tool_call_id, as_text=as_text)
 
 
 def _content(part: ResultPart, flags: Flags) -> Json | None:

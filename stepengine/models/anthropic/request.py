@@ -21,7 +21,7 @@ from stepengine.models._deferring import hidden_names
 from stepengine.models._failures import FORCED_THINKING, GRAMMAR, INVALID_SIGNATURE, LARGE_LIMIT, LOST_PROGRAM
 from stepengine.models._programs import RUNS_NEWER_CODE, called_by, check_programs, programs_of
 from stepengine.models._schemas import MAX_OPTIONAL, optional_in, strict_form
-from stepengine.models._settings import Said, Way, located, no_tool, said_of
+from stepengine.models._settings import Way, WireSettings, located, no_tool, said_of
 from stepengine.models._thinking import budget_of, effort_of
 from stepengine.models._wire import encoded, is_paused, join_members, members_of, tool_choice_of
 from stepengine.models.anthropic.encode import Flags, encode_history, encode_messages
@@ -198,14 +198,16 @@ def encode(
     if history.container:
         optional["container"] = history.container
     members = members_of(request, optional, tools)
-    members["messages"] = history.messages if site.marks_whole else _marked(history.messages, request, ways.mark)
+    members["messages"] = (
+        history.messages if site.marks_whole else _mark_last_block(history.messages, request, ways.mark)
+    )
     return join_members(members)
 
 
 END = b"}]}]"
 
 
-def _marked(messages: bytes, request: ModelRequest, mark: Json | None) -> bytes:
+def _mark_last_block(messages: bytes, request: ModelRequest, mark: Json | None) -> bytes:
     """Return *messages* with *mark* in the last block, which no thought is, as the user has the last word."""
     if mark is None or is_paused(request) or not messages.endswith(END):
         return messages
@@ -329,7 +331,7 @@ def ways_of(ways: Ways, settings: ModelSettings) -> Ways:
     return attrs.evolve(ways, cache=None if settings.cache == "off" else settings.cache)
 
 
-def said_by(request: ModelRequest, model: str, site: Site) -> Said:
+def said_by(request: ModelRequest, model: str, site: Site) -> WireSettings:
     """Return what the settings of a request become that only some wires know."""
     ways: dict[str, Way] = {
         "cache": lambda _: {},  # it stands in the marks

@@ -17,7 +17,7 @@ from stepengine.data.models import (
     ToolCallStarted,
 )
 from stepengine.data.usage import Usage
-from stepengine.models._failures import Call
+from stepengine.models._failures import RequestLabel
 from stepengine.models._json import index_at, list_at, newer_in, object_at, read_json, text_at, utf8
 from stepengine.models._reading import Accumulator
 from stepengine.models.anthropic.decode import decode, usage_of
@@ -52,7 +52,7 @@ Json = dict[str, Any]
 
 
 @attrs.define
-class _Open:
+class _OpenBlock:
     """A content block that is being received."""
 
     block: Json
@@ -66,10 +66,10 @@ class AnthropicAccumulator(Accumulator):
 
     decoder = staticmethod(decode)
 
-    def __init__(self, call: Call, model: str, request_id: str | None) -> None:
+    def __init__(self, call: RequestLabel, model: str, request_id: str | None) -> None:
         super().__init__(call, model, request_id)
         self._message: Json | None = None
-        self._blocks: list[_Open] = []
+        self._blocks: list[_OpenBlock] = []
         self._calls = 0
 
     @property
@@ -102,7 +102,7 @@ class AnthropicAccumulator(Accumulator):
             case "content_block_stop":
                 return self._block_stop(self._block(index_at(event, "index")))
             case "error":
-                raise self._failed(event)
+                raise self._error_in_stream(event)
             case _:
                 self._message_event(kind, event)
                 return []
@@ -146,20 +146,20 @@ class AnthropicAccumulator(Accumulator):
             self._truncated("its message_stop is missing")
         self.done = True
         message["content"] = [opened.block for opened in self._blocks]
-        return self._decoded(message)
+        return self._decode_message(message)
 
     def _whole(self) -> bool:
         return bool(self._message and self._message.get("stop_reason")) and all(o.closed for o in self._blocks)
 
     def _start(self, message: Mapping[str, object]) -> None:
         if self._message is not None:
-            self._broken("a second message_start")
+            self._refuse_stream("a second message_start")
         self._message = {**message, "usage": dict(object_at(message, "usage"))}
 
     def _block_start(self, index: int, block: Mapping[str, object]) -> list[ModelDelta]:
         if self._message is None or index != len(self._blocks):
-            self._broken(f"content block {index} starts where block {len(self._blocks)} belongs")
-        opened = _Open(dict(block))
+            self._refuse_stream(f"content block {index} starts where block {len(self._blocks)} belongs")
+        opened = _OpenBlock(dict(block))
         self._blocks.append(opened)
         if block["type"] != "tool_use":
             return _first_delta(block)
@@ -167,15 +167,15 @@ class AnthropicAccumulator(Accumulator):
         self._calls += 1
         return [ToolCallStarted(opened.call, text_at(block, "name"))]
 
-    def _block(self, index: int) -> _Open:
+    def _block(self, index: int) -> _OpenBlock:
         if not 0 <= index < len(self._blocks) or self._blocks[index].closed:
-            self._broken(f"an event for content block {index}, which is not open")
+            self._refuse_stream(f"an event for content block {index}, which is not open")
         return self._blocks[index]
 
-    def _delta(self, opened: _Open, delta: Mapping[str, Any]) -> list[ModelDelta]:
+    def _delta(self, opened: _OpenBlock, delta: Mapping[str, Any]) -> list[ModelDelta]:
         block, kind = opened.block, delta["type"]
         if block["type"] not in BELONGS.get(kind, (block["type"],)):
-            self._broken(f"a {kind} in a block of type {block['type']!r}")
+            self._refuse_stream(f"a {kind} in a block of type {block['type']!r}")
         _merge(block, newer_in(delta, IN_DELTA.get(kind, NOTHING)))
         match kind:
             case "text_delta" | "thinking_delta":
@@ -189,7 +189,7 @@ class AnthropicAccumulator(Accumulator):
                 block["citations"] = [*list_at(block, "citations"), delta["citation"]]
             case "input_json_delta":
                 if block["type"] in {"text", "thinking"}:
-                    self._broken(f"arguments in a block of type {block['type']!r}")
+                    self._refuse_stream(f"arguments in a block of type {block['type']!r}")
                 text = text_at(delta, "partial_json")
                 opened.pieces.append(text)
                 if opened.call is not None and text:
@@ -198,7 +198,7 @@ class AnthropicAccumulator(Accumulator):
                 pass  # of an unknown kind: what it holds is its block's by now
         return []
 
-    def _block_stop(self, opened: _Open) -> list[ModelDelta]:
+    def _block_stop(self, opened: _OpenBlock) -> list[ModelDelta]:
         opened.closed = True
         block, text = opened.block, "".join(opened.pieces)
         match block["type"]:
@@ -216,7 +216,7 @@ class AnthropicAccumulator(Accumulator):
 
     def _message_delta(self, event: Json) -> None:
         if self._message is None:
-            self._broken("a message_delta before message_start")
+            self._refuse_stream("a message_delta before message_start")
         usage = object_at(event, "usage")
         self._message["usage"].update({name: value for name, value in usage.items() if value is not None})
         self._message.update(object_at(event, "delta"))
@@ -224,7 +224,7 @@ class AnthropicAccumulator(Accumulator):
 
     def _stop(self) -> None:
         if not self._whole():
-            self._broken("a message_stop while a block is open or the stop reason is missing")
+            self._refuse_stream("a message_stop while a block is open or the stop reason is missing")
         self.done = True
 
 

@@ -15,7 +15,7 @@ from stepengine.data.messages import AssistantPart, CitationPart, OpaquePart, Te
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow
-from stepengine.models._failures import Call, given_up, malformed_call, protocol_failure
+from stepengine.models._failures import RequestLabel, given_up, malformed_call, protocol_failure
 from stepengine.models._json import call_part, count_of, object_at, objects_at, text_at
 from stepengine.models._reply import made_part, reply_of, seen, shown_text, word_at
 
@@ -44,7 +44,7 @@ NOT_KEPT = frozenset({"output", "stopReason"})
 Json = dict[str, Any]
 
 
-def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | None) -> ModelReply:
+def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: str | None) -> ModelReply:
     """
     Return the reply in the response object *data*.
 
@@ -74,7 +74,7 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     )
 
 
-def _refuse_unusable(raw: str | None, call: Call, usage: Usage | None, request_id: str | None) -> None:
+def _refuse_unusable(raw: str | None, call: RequestLabel, usage: Usage | None, request_id: str | None) -> None:
     """Raise for a reply that ended without anything that counts."""
     if raw == OVERFLOW:
         msg = f"the context of {call.model!r} is full; nothing of its reply counts"
@@ -97,7 +97,7 @@ def _parts(block: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
     if isinstance(call := block.get("toolUse"), Mapping) and call.get("type") != SERVER:
         return [_call(call, {**mark, **_beside(block, "toolUse")})]
     if isinstance(thought := block.get("reasoningContent"), Mapping):
-        return [_thought(block, thought, mark)]
+        return [_decode_thought(block, thought, mark)]
     if isinstance(cited := block.get("citationsContent"), Mapping):
         return _cited(block, cited, mark)
     if isinstance(image := block.get("image"), Mapping) and image.keys() == {"format", "source"}:
@@ -105,7 +105,7 @@ def _parts(block: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
         made = made_part(word_at(image, "source", "bytes"), kind, mark) if kind and len(block) == 1 else None
         if made is not None:
             return [made]
-    tool, text = _shown(block)
+    tool, text = _server_tool_text(block)
     return [OpaquePart(mark["provider"], freeze(block), tool=tool, text=text)]
 
 
@@ -124,7 +124,7 @@ def _call(call: Mapping[str, object], data: Json) -> AssistantPart:
     return call_part(text_at(call, "name"), call.get("input"), data)
 
 
-def _thought(block: Mapping[str, object], thought: Mapping[str, object], mark: Json) -> AssistantPart:
+def _decode_thought(block: Mapping[str, object], thought: Mapping[str, object], mark: Json) -> AssistantPart:
     told = thought.get("reasoningText")
     known = {"reasoningText", "redactedContent"}
     # Anything but exactly what is known goes back as the whole block: thoughts are signed, and one that was taken apart
@@ -150,7 +150,7 @@ def _source(citation: Mapping[str, object], said: str) -> CitationPart:
     return CitationPart(url, word_at(citation, "title"), quote=quote, said=said)
 
 
-def _shown(block: Mapping[str, object]) -> tuple[str, str]:
+def _server_tool_text(block: Mapping[str, object]) -> tuple[str, str]:
     """Return the tool of the service that a block tells of, in our words, and for people what was asked or came of it."""
     asked, found = block.get("toolUse"), block.get("toolResult")
     if isinstance(asked, Mapping):

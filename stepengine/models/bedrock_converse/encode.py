@@ -60,7 +60,7 @@ from stepengine.models._wire import (
     turns_of,
     wire_ids,
 )
-from stepengine.models._wire import Turn as BaseTurn
+from stepengine.models._wire import EncodedMessage as BaseTurn
 from stepengine.models.bedrock_converse.families import Family
 
 __all__ = ("BETWEEN", "Flags", "Messages", "document_name", "encode_message", "encode_messages")
@@ -116,7 +116,7 @@ class Flags:
 
 
 @frozen
-class Turn(BaseTurn):
+class ConverseEncoded(BaseTurn):
     """
     One encoded message.
 
@@ -177,7 +177,7 @@ class _Joiner(RolesInTurn):
         self._kept: tuple[frozenset[str], str] = (frozenset(), "")
         self.last = ""
 
-    def add(self, turn: Turn) -> None:
+    def add(self, turn: ConverseEncoded) -> None:
         if turn.role == "tool":
             self._add_result(turn)
             return
@@ -192,7 +192,7 @@ class _Joiner(RolesInTurn):
             self.later(turn.after)
             self._kept = (turn.kinds, turn.last)
 
-    def _add_result(self, turn: Turn) -> None:
+    def _add_result(self, turn: ConverseEncoded) -> None:
         wire_id = self._ids.get(turn.call_id)
         if wire_id is None:
             self._say(self._texts[turn.call_id] + b"," + turn.as_text, turn.kinds | TEXT, turn.last)
@@ -222,10 +222,10 @@ class _Joiner(RolesInTurn):
         if role == "assistant":
             self._has_results, self.last = False, ""
         elif PLACE in body:
-            body = PLACED.sub(self._named, body)
+            body = PLACED.sub(self._unique_name, body)
         super().put(role, body)
 
-    def _named(self, found: re.Match[bytes]) -> bytes:
+    def _unique_name(self, found: re.Match[bytes]) -> bytes:
         """Return a name that no document before has: the service refuses one that is there twice, in any case of letters."""
         wanted = name = found[1].decode()
         number = 1
@@ -239,12 +239,12 @@ class _Joiner(RolesInTurn):
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> Turn:
+def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> ConverseEncoded:
     """Encode one message; *own_ids* false sends made ids in place of the provider's."""
     match message:
         case UserMessage():
-            blocks = _told([_content(part, flags) for part in message.content])
-            return Turn("user", joined(blocks), kinds=_kinds(blocks), last=_last(blocks))
+            blocks = _add_text_beside_documents([_content(part, flags) for part in message.content])
+            return ConverseEncoded("user", joined(blocks), kinds=_kinds(blocks), last=_last(blocks))
         case AssistantMessage():
             return _assistant(message, flags, own_ids)
         case ToolMessage():
@@ -253,7 +253,7 @@ def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> T
             assert_never(never)
 
 
-def _told(blocks: Iterable[Json | None]) -> list[Json]:
+def _add_text_beside_documents(blocks: Iterable[Json | None]) -> list[Json]:
     """Return *blocks* with a text beside documents: the service refuses them without one."""
     found = [block for block in blocks if block is not None]
     kinds = _kinds(found)
@@ -270,29 +270,31 @@ def _last(blocks: list[Json]) -> str:
     return next(iter(blocks[-1])) if blocks else ""
 
 
-def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn:  # noqa: FBT001 - private
+def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> ConverseEncoded:  # noqa: FBT001 - private
     calls = message.tool_calls
     ids = wire_ids(calls, flags.provider, own=own_ids)
     blocks = [block for block in [_assistant_block(part, flags, ids) for part in message.content] if block is not None]
     if not flags.calls:
         blocks = [block for block in blocks if not _is_call(block)]
     made = made_by_model(message)
-    shown = _told([{"text": MADE}, *[_content(part, flags) for part in made]]) if made else []
+    shown = _add_text_beside_documents([{"text": MADE}, *[_content(part, flags) for part in made]]) if made else []
     more: Json = {"after": joined(shown), "kinds": _kinds(shown), "last": _last(shown)}
     if not calls:
-        return Turn("assistant", joined(_ended(blocks)), **more)
+        return ConverseEncoded("assistant", joined(_drop_trailing_thoughts(blocks)), **more)
     if not flags.calls or (flags.manual and "reasoningContent" not in blocks[0]):
         texts = {call.tool_call_id: encoded({"text": call_text(call)}) for call in calls}
         said = [block for block in blocks if not _is_call(block)]
-        return Turn("assistant", joined(_ended(said)), texts=texts, **more)
-    return Turn("assistant", joined(blocks), ids={ours: encoded(theirs) for ours, theirs in ids.items()}, **more)
+        return ConverseEncoded("assistant", joined(_drop_trailing_thoughts(said)), texts=texts, **more)
+    return ConverseEncoded(
+        "assistant", joined(blocks), ids={ours: encoded(theirs) for ours, theirs in ids.items()}, **more
+    )
 
 
 def _is_call(block: Json) -> bool:
     return "toolUse" in block or "toolResult" in block
 
 
-def _ended(blocks: list[Json]) -> list[Json]:
+def _drop_trailing_thoughts(blocks: list[Json]) -> list[Json]:
     """Leave out thinking that nothing follows: Claude refuses a message that ends so."""
     while blocks and "reasoningContent" in blocks[-1]:
         blocks = blocks[:-1]
@@ -348,7 +350,7 @@ def _call(part: ToolCallPart, flags: Flags, ids: Mapping[str, str]) -> Json:
     return {"toolUse": {**newer, **call}, **_more(data, flags)}
 
 
-def _result(message: ToolMessage, flags: Flags) -> Turn:
+def _result(message: ToolMessage, flags: Flags) -> ConverseEncoded:
     """Return a result with what it may hold inside; other media follow it."""
     inside: list[Json] = []
     outside: list[Json | None] = []
@@ -360,12 +362,12 @@ def _result(message: ToolMessage, flags: Flags) -> Turn:
     is_told = not message.is_error or flags.family.status
     if not is_told:
         inside = [{"text": result_text(message) or "Error"}, *[block for block in inside if "text" not in block]]
-    after = _told([{"text": media_label(message)}, *outside]) if outside else []
+    after = _add_text_beside_documents([{"text": media_label(message)}, *outside]) if outside else []
     result: Json = {"content": inside or [{"text": NOTHING}]}
     if flags.family.status:
         result["status"] = "error" if message.is_error else "success"
     everything = [*result["content"], *after]
-    return Turn(
+    return ConverseEncoded(
         "tool",
         b"," + encoded(result)[1:] + b"}",
         call_id=message.tool_call_id,

@@ -19,8 +19,8 @@ from stepengine.data.server_tools import CodeExecution, ServerTool, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.models._failures import INVALID_SIGNATURE
 from stepengine.models._schemas import strict_form
-from stepengine.models._settings import DROPPED, Said, Way, no_tool, said_of
-from stepengine.models._thinking import CANNOT, DEAF, SHOWN, Asked, effort_of
+from stepengine.models._settings import DROPPED, Way, WireSettings, no_tool, said_of
+from stepengine.models._thinking import CANNOT, DEAF, SHOWN, ThinkingRequest, effort_of
 from stepengine.models._wire import encoded, is_paused, join_members, members_of, schema_name, tool_choice_of
 from stepengine.models.bedrock_converse.encode import Flags, encode_messages
 from stepengine.models.bedrock_converse.families import Family
@@ -117,7 +117,7 @@ def has_tools(request: ModelRequest) -> bool:
 
     There is no word for ``"none"``, and a tool that is offered may be called: it is kept by offering none.
     """
-    offered = request.tools or request.settings.server_tools or _given(request).get("tools")
+    offered = request.tools or request.settings.server_tools or _tool_config_in_extra(request).get("tools")
     return bool(offered) and tool_choice_of(request) != "none"
 
 
@@ -139,7 +139,7 @@ def _prompt(request: ModelRequest, ways: Ways, tools: bytes, running: object) ->
 
 
 def _tool_config(request: ModelRequest, ways: Ways, tools: bytes, running: Any) -> bytes:
-    given = _given(request)
+    given = _tool_config_in_extra(request)
     more = given.get("tools")
     lists = [tools[1:-1], *[encoded(tool) for tool in (*running, *(more if isinstance(more, list | tuple) else ()))]]
     config = {"tools": b"[" + b",".join(filter(None, [*lists, ways.mark("tools")])) + b"]"}
@@ -149,7 +149,7 @@ def _tool_config(request: ModelRequest, ways: Ways, tools: bytes, running: Any) 
     return join_members({**config, **{name: encoded(value) for name, value in given.items() if name != "tools"}})
 
 
-def _given(request: ModelRequest) -> Mapping[str, Any]:
+def _tool_config_in_extra(request: ModelRequest) -> Mapping[str, Any]:
     """Return the tool config that stands in ``settings.extra``; what it lists comes behind the agent's own tools."""
     extra = request.settings.extra
     body = extra.get("body")
@@ -199,7 +199,7 @@ def encode_tool(spec: ToolSpec) -> Json:
     return {"toolSpec": {"name": spec.name, **told, **schema, **({} if form is None else {"strict": True})}}
 
 
-def said_by(request: ModelRequest, model: str, family: Family, provider: str) -> Said:
+def said_by(request: ModelRequest, model: str, family: Family, provider: str) -> WireSettings:
     """Return what the settings of a request become that only some wires know."""
     ways: dict[str, Way] = {
         "service_tier": _tier,
@@ -241,23 +241,27 @@ def _server_tools(items: tuple[ServerTool, ...], model: str, family: Family, pro
     return {"toolConfig": {"tools": tools}, DROPPED: dropped}
 
 
-def asked_of(settings: ModelSettings, model: str, family: Family) -> Asked:
+def asked_of(settings: ModelSettings, model: str, family: Family) -> ThinkingRequest:
     """Return what is said of thinking to any model but Claude, and what of the wish cannot be had."""
     thinking = settings.thinking
     if thinking is None:
-        return Asked()
+        return ThinkingRequest()
     is_off, effort = thinking.mode == "none", effort_of(thinking)
     word = "high" if effort == "max" else effort
     hidden = "" if thinking.show or is_off else SHOWN.format(model=model, thinking=thinking)
     match family.thinking:
         case "nova":
             switch = {"type": "disabled"} if is_off else {"type": "enabled", "maxReasoningEffort": word}
-            return Asked({"reasoningConfig": switch})
+            return ThinkingRequest({"reasoningConfig": switch})
         case "effort":
             note = CANNOT.format(model=model, least="low effort") if is_off else hidden
-            return Asked({"reasoning_effort": "low" if is_off else word}, note)
+            return ThinkingRequest({"reasoning_effort": "low" if is_off else word}, note)
         case "qwen":
             note = CANNOT.format(model=model, least="low effort") if is_off else hidden
-            return Asked({"reasoning_config": "high" if word in {"medium", "high"} and not is_off else "low"}, note)
+            return ThinkingRequest(
+                {"reasoning_config": "high" if word in {"medium", "high"} and not is_off else "low"}, note
+            )
         case _:
-            return Asked({}, "" if is_off and not family.thinking else DEAF.format(model=model, thinking=thinking))
+            return ThinkingRequest(
+                {}, "" if is_off and not family.thinking else DEAF.format(model=model, thinking=thinking)
+            )

@@ -18,7 +18,7 @@ from stepengine.data.models import (
     ToolCallStarted,
 )
 from stepengine.data.usage import Usage
-from stepengine.models._failures import Call
+from stepengine.models._failures import RequestLabel
 from stepengine.models._json import index_at, list_at, object_at, read_json, text_at, utf8
 from stepengine.models._reading import Accumulator
 from stepengine.models.bedrock_converse.decode import SERVER, decode, usage_of
@@ -35,7 +35,7 @@ Json = dict[str, Any]
 
 
 @attrs.define
-class _Open:
+class _OpenBlock:
     """
     A content block that is being received.
 
@@ -61,10 +61,10 @@ class ConverseAccumulator(Accumulator):
 
     decoder = staticmethod(decode)
 
-    def __init__(self, call: Call, model: str, request_id: str | None) -> None:
+    def __init__(self, call: RequestLabel, model: str, request_id: str | None) -> None:
         super().__init__(call, model, request_id)
         self._message: Json | None = None
-        self._blocks: dict[int, _Open] = {}
+        self._blocks: dict[int, _OpenBlock] = {}
         self._stopped: Json = {}
         self._metadata: Json = {}
         self._calls = 0
@@ -88,7 +88,7 @@ class ConverseAccumulator(Accumulator):
         """
         event = read_json(data)
         if not isinstance(event, Mapping):
-            self._broken(f"an event of the kind {name!r} that is not an object")
+            self._refuse_stream(f"an event of the kind {name!r} that is not an object")
         match name:
             case "contentBlockDelta":
                 return self._delta(self._block(index_at(event, "contentBlockIndex")), object_at(event, "delta"))
@@ -97,7 +97,7 @@ class ConverseAccumulator(Accumulator):
             case "contentBlockStop":
                 return self._stop(self._block(index_at(event, "contentBlockIndex")))
             case "error":
-                raise self._failed(event)
+                raise self._error_in_stream(event)
             case _:
                 self._message_event(name, event)
                 return []
@@ -106,13 +106,13 @@ class ConverseAccumulator(Accumulator):
         told = {member: value for member, value in event.items() if member != PADDING}
         if name == "messageStart":
             if self._message is not None:
-                self._broken("a second messageStart")
+                self._refuse_stream("a second messageStart")
             self._message = told
         elif name == "messageStop":
             if self._message is None or self.ended or not text_at(event, "stopReason"):
-                self._broken("a messageStop without a message, without a reason, or for the second time")
+                self._refuse_stream("a messageStop without a message, without a reason, or for the second time")
             if any(not opened.closed for opened in self._blocks.values()):
-                self._broken("a messageStop while a block is open")
+                self._refuse_stream("a messageStop while a block is open")
             self._stopped = told
         elif name == "metadata":
             self._metadata = told
@@ -130,20 +130,20 @@ class ConverseAccumulator(Accumulator):
         self.done = True
         content = [self._whole(opened) for _, opened in sorted(self._blocks.items())]
         message = {**(self._message or {}), "content": [block for block in content if block]}
-        return self._decoded({"output": {"message": message}, **self._stopped, **self._metadata})
+        return self._decode_message({"output": {"message": message}, **self._stopped, **self._metadata})
 
-    def _block(self, index: int) -> _Open:
+    def _block(self, index: int) -> _OpenBlock:
         """Return the block that an event is for; texts and thoughts begin without being announced."""
         if self._message is None or self.ended:
-            self._broken(f"an event for content block {index} outside of a message")
-        opened = self._blocks.setdefault(index, _Open())
+            self._refuse_stream(f"an event for content block {index} outside of a message")
+        opened = self._blocks.setdefault(index, _OpenBlock())
         if opened.closed:
-            self._broken(f"an event for content block {index}, which is not open")
+            self._refuse_stream(f"an event for content block {index}, which is not open")
         return opened
 
     def _start(self, index: int, start: Mapping[str, Any]) -> list[ModelDelta]:
         if index in self._blocks:
-            self._broken(f"content block {index} starts for the second time")
+            self._refuse_stream(f"content block {index} starts for the second time")
         opened = self._block(index)
         opened.kind = next((name for name, value in start.items() if isinstance(value, Mapping)), "")
         opened.block = dict(start[opened.kind]) if opened.kind else {}
@@ -153,7 +153,7 @@ class ConverseAccumulator(Accumulator):
         self._calls += 1
         return [ToolCallStarted(opened.call, text_at(opened.block, "name"))]
 
-    def _delta(self, opened: _Open, delta: Mapping[str, Any]) -> list[ModelDelta]:
+    def _delta(self, opened: _OpenBlock, delta: Mapping[str, Any]) -> list[ModelDelta]:
         kind = next(iter(delta), "")
         belongs = BELONGS.get(kind, kind)
         if kind == "citation" and opened.kind == "text":
@@ -162,14 +162,14 @@ class ConverseAccumulator(Accumulator):
             belongs = opened.kind
         opened.kind = opened.kind or belongs
         if opened.kind != belongs:
-            self._broken(f"a delta of {kind!r} in a block of {opened.kind!r}")
+            self._refuse_stream(f"a delta of {kind!r} in a block of {opened.kind!r}")
         match kind:
             case "text":
                 text = text_at(delta, kind)
                 opened.pieces.append(text)
                 return [TextChunk(text)] if text else []
             case "reasoningContent":
-                return _thought(opened, object_at(delta, kind))
+                return _add_thought(opened, object_at(delta, kind))
             case "toolUse":
                 text = text_at(object_at(delta, kind), "input")
                 opened.pieces.append(text)
@@ -178,11 +178,11 @@ class ConverseAccumulator(Accumulator):
                 _add(opened, kind, delta)
                 return []
 
-    def _stop(self, opened: _Open) -> list[ModelDelta]:
+    def _stop(self, opened: _OpenBlock) -> list[ModelDelta]:
         opened.closed = True
         return [] if opened.call is None else [ToolCallEnded(opened.call)]
 
-    def _whole(self, opened: _Open) -> Json:
+    def _whole(self, opened: _OpenBlock) -> Json:
         """Return a block as the API would have sent it in one piece; an empty one for a block that held nothing."""
         text = "".join(opened.pieces)
         match opened.kind:
@@ -195,18 +195,18 @@ class ConverseAccumulator(Accumulator):
                 return {opened.kind: {**said, **opened.block}}
             case "reasoningContent":
                 if opened.blobs:
-                    return {opened.kind: {"redactedContent": _joined(opened.blobs), **opened.block}}
+                    return {opened.kind: {"redactedContent": _join_base64(opened.blobs), **opened.block}}
                 return {opened.kind: {"reasoningText": {"text": text, **opened.block}}}
             case "toolUse":
                 given = read_json(utf8(text)) if text and opened.call is None else text
                 return {opened.kind: {**opened.block, "input": given}}
             case "image" if opened.blobs:
-                return {opened.kind: {**opened.block, "source": {"bytes": _joined(opened.blobs)}}}
+                return {opened.kind: {**opened.block, "source": {"bytes": _join_base64(opened.blobs)}}}
             case _:
                 return {opened.kind: opened.block}
 
 
-def _thought(opened: _Open, thought: Mapping[str, Any]) -> list[ModelDelta]:
+def _add_thought(opened: _OpenBlock, thought: Mapping[str, Any]) -> list[ModelDelta]:
     """Add a piece of thinking: of its text, its signature, or what hides it."""
     for name, value in thought.items():
         if name == "redactedContent":
@@ -218,7 +218,7 @@ def _thought(opened: _Open, thought: Mapping[str, Any]) -> list[ModelDelta]:
     return [ThinkingChunk(text)] if text else []
 
 
-def _add(opened: _Open, kind: str, delta: Mapping[str, Any]) -> None:
+def _add(opened: _OpenBlock, kind: str, delta: Mapping[str, Any]) -> None:
     """Add to a block what nobody watches."""
     block = opened.block
     if kind == "citation":
@@ -240,7 +240,7 @@ def _grow(block: Json, name: str, value: Any) -> None:
         block[name] = old + value if grows else value
 
 
-def _joined(blobs: list[str]) -> str:
+def _join_base64(blobs: list[str]) -> str:
     """Return pieces of bytes, each of them base64, as one."""
     if len(blobs) == 1:
         return blobs[0]

@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
-from stepengine.models._failures import Call, body_failure, transport_failure
-from stepengine.models._http import NO_KEY, Body, HttpProvider, warn_once
+from stepengine.models._failures import RequestLabel, body_failure, transport_failure
+from stepengine.models._http import NO_KEY, HttpProvider, RequestBody, warn_once
 from stepengine.models._json import count_of
 from stepengine.models._reading import Accumulator
 from stepengine.models._sdks import GOOGLE
@@ -111,13 +111,13 @@ class GoogleProvider(HttpProvider):
         errors = self._sdk().errors.APIError
         return errors, sending.Refused, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError
 
-    def _failure(self, error: Exception, call: Call) -> BaseException:
+    def _failure(self, error: Exception, call: RequestLabel) -> BaseException:
         if not isinstance(error, self._sdk().errors.APIError | sending.Refused):
             return transport_failure(error, call)
         response: Any = error.response
         return body_failure(response.content, response.status_code, response.headers, call)
 
-    async def _post(self, client: Any, body: Body, *, stream: bool) -> object:
+    async def _post(self, client: Any, body: RequestBody, *, stream: bool) -> object:
         return await sending.post(client, body.path, None if body.is_question else body.content, body.headers)
 
     async def describe(self, model: str) -> ModelInfo:
@@ -129,7 +129,7 @@ class GoogleProvider(HttpProvider):
         """
         model = self.bare(model)
         if model not in self._described:
-            body = Body(b"", path=quote(path_of(model, "")[:-1]), is_question=True)
+            body = RequestBody(b"", path=quote(path_of(model, "")[:-1]), is_question=True)
             told = await self._answer(body, ModelRequest(f"{self.name}/{model}"))
             thinks = told.get("thinking")
             self._described[model] = ModelInfo(
@@ -179,7 +179,7 @@ class GoogleProvider(HttpProvider):
         if state not in ENDED:
             return None
         if state == "FAILED":
-            call = Call(provider=self.name, model=f"{self.name}/batches", credentials=self._ready().credentials)
+            call = RequestLabel(provider=self.name, model=f"{self.name}/batches", credentials=self._ready().credentials)
             raise body_failure({"error": told.get("error")}, None, {}, call)
         results: dict[str, object] = {} if state not in LOST else {"": {"ended": LOST[state]}}
         for place in (about.get("output"), told.get("response")):
@@ -219,12 +219,12 @@ class GoogleProvider(HttpProvider):
         """
         await self._on_files(lambda at: sending.deleted(at, file_id, self._headers))
 
-    def _unpromised(self, request: ModelRequest) -> str:
+    def _why_no_schema(self, request: ModelRequest) -> str:
         if request.tools and generation_of(self.bare(request.model)) < CIRCULATES_SINCE:
             return "before Gemini 3 a schema does not stand beside tools"
         return ""
 
-    def _dropped(self, request: ModelRequest) -> tuple[str, ...]:
+    def _dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.bare(request.model)
         dropped = [*said_by(request, model, is_vertex=self.is_vertex).dropped]
         choice = tool_choice_of(request)
@@ -236,17 +236,17 @@ class GoogleProvider(HttpProvider):
             dropped.append("tool_choice")
         return tuple(dropped)
 
-    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
+    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
         request = self._shaped(request, after)
         model = self.bare(request.model)
         warn_once(asked_of_gemini(request.settings.thinking, model).note)
         tools, is_vertex = self._tools(request.tools), self.is_vertex
         content = encode(request, model, self.name, tools, after=after, is_vertex=is_vertex)
         method = "streamGenerateContent?alt=sse" if stream else "generateContent"
-        return Body(content, path=path_of(model, method, is_vertex=is_vertex))
+        return RequestBody(content, path=path_of(model, method, is_vertex=is_vertex))
 
-    def _encode_count(self, request: ModelRequest) -> Body:
+    def _encode_count(self, request: ModelRequest) -> RequestBody:
         request = self._shaped(request)
         model = self.bare(request.model)
         content = encode_count(request, model, self.name, self._tools(request.tools), is_vertex=self.is_vertex)
-        return Body(content, path=path_of(model, "countTokens", is_vertex=self.is_vertex))
+        return RequestBody(content, path=path_of(model, "countTokens", is_vertex=self.is_vertex))

@@ -81,7 +81,7 @@ def joined_call(part: Mapping[str, object]) -> Mapping[str, Any]:
 
 
 @attrs.define
-class _Text:
+class _OpenText:
     """A text of which more may come."""
 
     pieces: list[str]
@@ -98,7 +98,7 @@ def _value_in(piece: Mapping[str, object]) -> object:
     for name in VALUES:
         value = piece.get(name)
         if value is not None:
-            return _Text([text_at(piece, name)]) if name == "stringValue" else value
+            return _OpenText([text_at(piece, name)]) if name == "stringValue" else value
     if "nullValue" in piece:
         return None
     unknown = sorted(piece.keys() - SAYS_NOTHING - set(VALUES))
@@ -134,7 +134,7 @@ def _put(root: Json, keys: list[Key], value: object) -> None:
         inside = _at(here, key)
         here = _set(here, key, [] if type(below) is int else {}) if inside is NOTHING else inside
     before = _at(here, keys[-1])
-    if type(before) is _Text and type(value) is _Text:
+    if type(before) is _OpenText and type(value) is _OpenText:
         before.pieces += value.pieces
     else:
         _set(here, keys[-1], value)
@@ -163,4 +163,4 @@ def _plain(value: object) -> Any:
         return {name: _plain(held) for name, held in value.items()}
     if type(value) is list:
         return [_plain(held) for held in value]
-    return "".join(value.pieces) if type(value) is _Text else value
+    return "".join(value.pieces) if type(value) is _OpenText else value

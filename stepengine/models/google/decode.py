@@ -28,7 +28,7 @@ from stepengine.data.models import (
 from stepengine.data.usage import Usage
 from stepengine.models._failures import (
     MAX_ID,
-    Call,
+    RequestLabel,
     given_up,
     malformed_call,
     protocol_failure,
@@ -118,7 +118,7 @@ LIKELY = ("chosenCandidates", "topCandidates")
 Json = dict[str, Any]
 
 
-def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | None) -> ModelReply:
+def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: str | None) -> ModelReply:
     """
     Return the reply in the response object *data*, whose own ``responseId`` stands in for a missing *request_id*.
 
@@ -170,7 +170,7 @@ def _newer(data: Mapping[str, object], candidate: Mapping[str, object]) -> Json:
     return {name: value for name, value in found.items() if value}
 
 
-def _refuse_unusable(candidate: Mapping[str, object], raw: str | None, call: Call, usage: Usage | None) -> None:
+def _refuse_unusable(candidate: Mapping[str, object], raw: str | None, call: RequestLabel, usage: Usage | None) -> None:
     """
     Raise for a candidate that ended without a reply that counts (ecosystem:EC97).
 
@@ -189,7 +189,7 @@ def _refuse_unusable(candidate: Mapping[str, object], raw: str | None, call: Cal
 
 
 def _whole_parts(
-    parts: list[Mapping[str, Any]], stop: StopReason | None, call: Call, usage: Usage | None
+    parts: list[Mapping[str, Any]], stop: StopReason | None, call: RequestLabel, usage: Usage | None
 ) -> list[Mapping[str, object]]:
     """
     Return *parts* with the arguments of each call in one piece.
@@ -241,7 +241,7 @@ def _part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
         made = made_part(blob.get("data"), word_at(blob, "mimeType") or UNKNOWN, {**mark, **signed})
         if made is not None:
             return made
-    tool, text = _shown(part)
+    tool, text = _server_tool_text(part)
     return OpaquePart(mark["provider"], freeze(part), tool=tool, text=text)
 
 
@@ -255,7 +255,7 @@ def _beside(part: Mapping[str, object], known: frozenset[str]) -> Json:
     return {"more": more} if more else {}
 
 
-def _shown(part: Mapping[str, object]) -> tuple[str, str]:
+def _server_tool_text(part: Mapping[str, object]) -> tuple[str, str]:
     """Return the tool of the provider that a part tells of, in our words, and for people what was asked or came of it."""
     # For people alone, who want to see what was searched or run; what goes back is the part itself.
     if "executableCode" in part:
@@ -337,7 +337,7 @@ class GoogleAccumulator(Accumulator):
 
     decoder = staticmethod(decode)
 
-    def __init__(self, call: Call, model: str, request_id: str | None) -> None:
+    def __init__(self, call: RequestLabel, model: str, request_id: str | None) -> None:
         super().__init__(call, model, request_id)
         self._data: Json = {}
         self._candidate: Json = {}
@@ -372,17 +372,17 @@ class GoogleAccumulator(Accumulator):
             self.done = True  # behind an end, what cannot be read is no piece of the reply
             return []
         if chunk.get("error"):
-            raise self._failed(chunk)
+            raise self._error_in_stream(chunk)
         self._data.update({key: value for key, value in chunk.items() if key != "candidates" and value is not None})
         deltas: list[ModelDelta] = []
         for candidate in objects_at(chunk, "candidates"):
             if index := candidate.get("index"):
                 self._skip(f"candidates[{index}]")
             else:
-                deltas += self._told(candidate)
+                deltas += self._take_candidate(candidate)
         return deltas
 
-    def _told(self, candidate: Mapping[str, object]) -> list[ModelDelta]:
+    def _take_candidate(self, candidate: Mapping[str, object]) -> list[ModelDelta]:
         # The last word of each member counts, but for what comes in pieces: an empty one of a later chunk must not take
         # away what an earlier one said.
         told = {name: value for name, value in candidate.items() if name != "content" and value not in (None, {})}
@@ -406,7 +406,7 @@ class GoogleAccumulator(Accumulator):
 
     def _take(self, part: Mapping[str, Any]) -> list[ModelDelta]:
         if isinstance(part.get("functionCall"), Mapping):
-            return self._called(part)
+            return self._take_call(part)
         is_text = _is_text(part)
         text = part["text"] if is_text else ""
         last = self._parts[-1] if self._parts else {}
@@ -425,15 +425,15 @@ class GoogleAccumulator(Accumulator):
         self._parts.append(part)
         self._texts.append([text])
 
-    def _called(self, part: Mapping[str, Any]) -> list[ModelDelta]:
+    def _take_call(self, part: Mapping[str, Any]) -> list[ModelDelta]:
         call, newest, number = part["functionCall"], self._newest, self._calls
         # Pieces of a call have no number; which call a piece belongs to is known only because one has to end before the
         # next begins. So two that are open at once are an error and no guess.
         if newest is not None:
             if not newest.goes_on_in(call):
-                self._broken(f"a call of {text_at(call, 'name')!r} begins while another one is not whole")
+                self._refuse_stream(f"a call of {text_at(call, 'name')!r} begins while another one is not whole")
             newest.take(part)
-            return [] if newest.is_open else self._ended()
+            return [] if newest.is_open else self._end_call()
         if call.get("willContinue") is True:
             self._newest, self._call_at = NewestCall(part), len(self._parts)
             self._add(part)
@@ -442,7 +442,7 @@ class GoogleAccumulator(Accumulator):
         self._add(part)
         return [ToolCallStarted(number, text_at(call, "name")), *self._told_arguments(part["functionCall"])]
 
-    def _ended(self) -> list[ModelDelta]:
+    def _end_call(self) -> list[ModelDelta]:
         """Put the call that came in pieces in its place, and return what is told of it."""
         assert self._newest is not None  # noqa: S101 - asked for only then
         assert self._call_at is not None  # noqa: S101
@@ -469,7 +469,7 @@ class GoogleAccumulator(Accumulator):
         # A call whose last piece never came, in a reply that has its end: the limit cut it, or a filter. `decode` sees
         # by its mark that it is open, and by the stop reason what that means.
         if self._newest is not None:
-            self._ended()
+            self._end_call()
         data = dict(self._data)
         if self._candidate:
             parts = [
@@ -480,4 +480,4 @@ class GoogleAccumulator(Accumulator):
             for member, lists in (("logprobsResult", self._likely), (QUOTED, self._quoted)):
                 if lists:
                     data["candidates"][0][member] = {**object_at(self._candidate, member), **lists}
-        return self._decoded(data)
+        return self._decode_message(data)

@@ -60,7 +60,7 @@ from stepengine.models._wire import (
     spoken,
     turns_of,
 )
-from stepengine.models._wire import Turn as BaseTurn
+from stepengine.models._wire import EncodedMessage as BaseTurn
 
 __all__ = ("DUMMY_SIGNATURE", "Flags", "encode_message", "encode_messages", "generation_of")
 
@@ -101,7 +101,7 @@ def generation_of(model: str) -> int:
 
 
 @frozen
-class Turn(BaseTurn):
+class GoogleEncoded(BaseTurn):
     """
     One encoded message; its ``ids`` hold, as a member, the id of each call that has one.
 
@@ -142,7 +142,7 @@ class _Joiner(RolesInTurn):
         self._ids: Mapping[str, bytes] = {}
         self._names: Mapping[str, bytes] = {}
 
-    def add(self, turn: Turn) -> None:
+    def add(self, turn: GoogleEncoded) -> None:
         if turn.role == "tool":
             self.put("user", ANSWER + self._names[turn.call_id] + self._ids.get(turn.call_id, b"") + turn.body)
             self.later(turn.after)
@@ -158,11 +158,11 @@ class _Joiner(RolesInTurn):
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> Turn:
+def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> GoogleEncoded:
     """Encode one message; *own_ids* false leaves out the provider's ids."""
     match message:
         case UserMessage():
-            return Turn("user", joined([_content(part, flags) for part in spoken(message.content)]))
+            return GoogleEncoded("user", joined([_content(part, flags) for part in spoken(message.content)]))
         case AssistantMessage():
             return _assistant(message, flags, own_ids)
         case ToolMessage():
@@ -171,14 +171,14 @@ def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> T
             assert_never(never)
 
 
-def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn:  # noqa: FBT001 - private
+def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> GoogleEncoded:  # noqa: FBT001 - private
     ids = _ids(message.tool_calls, flags) if own_ids else {}
     parts = [_assistant_part(part, flags, ids) for part in message.content]
     calls = [part for part in parts if part is not None and "functionCall" in part]
     if flags.signed and calls and "thoughtSignature" not in calls[0]:
         calls[0]["thoughtSignature"] = DUMMY_SIGNATURE
     made = [part for part in made_by_model(message) if not is_own(part.provider_data, flags.provider, flags.model)]
-    return Turn(
+    return GoogleEncoded(
         "assistant",
         joined(parts),
         after=joined([{"text": MADE}, *[_content(part, flags) for part in made]]) if made else b"",
@@ -241,7 +241,7 @@ def _signed(data: Mapping[str, object] | None, flags: Flags) -> Json:
     return {**data.get("more", {}), **signature}
 
 
-def _result(message: ToolMessage, flags: Flags) -> Turn:
+def _result(message: ToolMessage, flags: Flags) -> GoogleEncoded:
     said = [part for part in message.content if isinstance(part, TextPart | JsonPart | ToolReferencePart)]
     media = [part for part in message.content if isinstance(part, ImagePart | DocumentPart)]
     value = said[0].value if len(said) == 1 and isinstance(said[0], JsonPart) else plain_text(said)
@@ -255,7 +255,7 @@ def _result(message: ToolMessage, flags: Flags) -> Turn:
     answer: Json = {"response": {"error" if message.is_error else "output": value}}
     if inside:
         answer["parts"] = [_content(part, flags) for part in inside]
-    return Turn("tool", b"," + encoded(answer)[1:] + b"}", call_id=message.tool_call_id, after=joined(after))
+    return GoogleEncoded("tool", b"," + encoded(answer)[1:] + b"}", call_id=message.tool_call_id, after=joined(after))
 
 
 def _content(part: ResultPart, flags: Flags) -> Json | None:

@@ -16,7 +16,7 @@ from stepengine.data.models import ModelRequest
 from stepengine.data.server_tools import CodeExecution, FileSearch, Programs, ServerTool, UrlContext, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.models._failures import INVALID_SIGNATURE
-from stepengine.models._settings import DROPPED, Said, Way, no_tool, said_of
+from stepengine.models._settings import DROPPED, Way, WireSettings, no_tool, said_of
 from stepengine.models._thinking import asked_of_gemini
 from stepengine.models._wire import encoded, join_members, members_of, tool_choice_of
 from stepengine.models.google.encode import GOES_ON_WITH, SIGNED_SINCE, Flags, continued, encode_messages, generation_of
@@ -75,7 +75,7 @@ def encode_tool(spec: ToolSpec) -> Json:
     return {"name": spec.name, "description": spec.description, "parametersJsonSchema": spec.input_schema}
 
 
-def said_by(request: ModelRequest, model: str, *, is_vertex: bool = False) -> Said:
+def said_by(request: ModelRequest, model: str, *, is_vertex: bool = False) -> WireSettings:
     """Return what the settings of a request become that only some wires know."""
     ways: dict[str, Way] = {
         "service_tier": lambda tier: _tier(tier) if tier in TIERS else None,

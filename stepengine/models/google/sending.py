@@ -40,7 +40,7 @@ def client_of(sdk: Any, access: Mapping[str, object], base_url: str, api_version
     from stepengine.models._transport import trusted
 
     types = sdk.types
-    http_client.event_hooks = {"response": [*http_client.event_hooks["response"], _refused]}
+    http_client.event_hooks = {"response": [*http_client.event_hooks["response"], _raise_if_refused]}
 
     def client(async_client: Any) -> Any:
         options = types.HttpOptions(
@@ -154,7 +154,7 @@ class Refused(Exception):
         self.response = response
 
 
-async def _refused(response: Any) -> None:
+async def _raise_if_refused(response: Any) -> None:
     if response.status_code >= FIRST_REFUSAL:
         await response.aread()
         raise Refused(response)

@@ -9,7 +9,7 @@ from functools import partial
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.server_tools import Programs
 from stepengine.models._access import TokenSource
-from stepengine.models._http import Body, warn_once
+from stepengine.models._http import RequestBody, warn_once
 from stepengine.models._preset_provider import PresetProvider
 from stepengine.models._programs import programs_of
 from stepengine.models._reply import cut_at_stops
@@ -84,20 +84,20 @@ class OpenAIProvider(PresetProvider):
     def _searches(self, model: str) -> bool:
         return bool(self._preset.searches and re.match(self._preset.searches, model))
 
-    def _dropped(self, request: ModelRequest) -> tuple[str, ...]:
+    def _dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         dropped = said_by(request, self.bare(request.model), self._preset).dropped
         return (*dropped, "strict") if unpromised(request.tools, "openai") else dropped
 
-    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
+    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
         request = self._shaped(request, after)
         model, tools = self.bare(request.model), self._tools_of(request)
         warn_once(asked_of_responses(request.settings.thinking, self._preset.thinking, model).note)
-        return Body(encode(request, model, self._preset, tools, stream=stream, after=after))
+        return RequestBody(encode(request, model, self._preset, tools, stream=stream, after=after))
 
-    def _encode_count(self, request: ModelRequest) -> Body:
+    def _encode_count(self, request: ModelRequest) -> RequestBody:
         request = self._shaped(request)
         content = encode_count(request, self.bare(request.model), self._preset, self._tools_of(request))
-        return Body(content, path=f"{self.path}/input_tokens")
+        return RequestBody(content, path=f"{self.path}/input_tokens")
 
     def _finished(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
         return cut_at_stops(reply, request.settings.stop_sequences)

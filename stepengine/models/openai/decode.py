@@ -25,7 +25,7 @@ from stepengine.data.models import (
 from stepengine.data.tools import FIND_TOOLS
 from stepengine.data.usage import Usage
 from stepengine.models._deferring import SEARCH, loaded_by
-from stepengine.models._failures import Call, body_failure, protocol_failure, unanswerable
+from stepengine.models._failures import RequestLabel, body_failure, protocol_failure, unanswerable
 from stepengine.models._json import call_part, index_at, newer_in, object_at, objects_at, read_json, text_at
 from stepengine.models._reading import Accumulator
 from stepengine.models._reply import (
@@ -174,7 +174,7 @@ TOOLS = {
 Json = dict[str, Any]
 
 
-def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | None) -> ModelReply:
+def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: str | None) -> ModelReply:
     """
     Return the reply in the response object *data*.
 
@@ -208,7 +208,7 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
             "id": data.get("id"),
             "usage": data.get("usage"),
             **kept_of(data, *KEPT),
-            **_named("more", newer_in(data, IN_RESPONSE)),
+            **_member_if_any("more", newer_in(data, IN_RESPONSE)),
             **_painter(data),
             **_likely(items),
         },
@@ -216,7 +216,7 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     )
 
 
-def _named(name: str, newer: Json) -> Json:
+def _member_if_any(name: str, newer: Json) -> Json:
     return {name: newer} if newer else {}
 
 
@@ -292,12 +292,12 @@ def _parts(item: Mapping[str, object], mark: Json) -> list[AssistantPart]:
     match item["type"]:
         case "message":
             contents = objects_at(item, "content")
-            return [part for content in contents for part in (_said(content, item, mark), *_cited(content))]
+            return [part for content in contents for part in (_decode_text(content, item, mark), *_cited(content))]
         case "reasoning":
             # All of it but its `status`, which only says how far it was: the encrypted reasoning goes back with the
             # calls that it led to, or the API no longer knows why it made them.
             kept = {name: value for name, value in item.items() if value is not None and name != "status"}
-            return [ThinkingPart(_thought(item), provider_data=freeze({**mark, "item": kept}))]
+            return [ThinkingPart(_thought_text(item), provider_data=freeze({**mark, "item": kept}))]
         case "function_call":
             ids = {"id": item.get("call_id"), "item_id": item.get("id"), "namespace": item.get("namespace")}
             known = {**ids, "more": newer_in(item, IN_CALL)}
@@ -311,7 +311,7 @@ def _parts(item: Mapping[str, object], mark: Json) -> list[AssistantPart]:
             # Whatever is not understood is kept whole and goes back to this provider alone (ecosystem:EC103): an item
             # that is left out may be the one that a later item refers to.
             tool = TOOLS.get(word_at(item, "type"), "")
-            return [OpaquePart(mark["provider"], freeze(item), tool=tool, text=_shown(item) if tool else "")]
+            return [OpaquePart(mark["provider"], freeze(item), tool=tool, text=_server_tool_text(item) if tool else "")]
 
 
 def _image(item: Mapping[str, object], mark: Json) -> AssistantPart | None:
@@ -320,7 +320,7 @@ def _image(item: Mapping[str, object], mark: Json) -> AssistantPart | None:
     return made_part(item.get("result"), f"image/{form}" if form else "", {**mark, "item": rest})
 
 
-def _shown(item: Mapping[str, object]) -> str:
+def _server_tool_text(item: Mapping[str, object]) -> str:
     """Return for people what a tool of the provider was asked, and what came of it."""
     action = item.get("action")
     asked = [word_at(action, "query"), word_at(action, "url"), word_at(item, "code"), word_at(item, "result")]
@@ -345,7 +345,7 @@ def _citation(annotation: Mapping[str, object], text: str) -> CitationPart:
     return CitationPart(word_at(annotation, "url"), title, said=said, source=word_at(annotation, "file_id"))
 
 
-def _said(content: Mapping[str, Any], item: Mapping[str, object], mark: Json) -> AssistantPart:
+def _decode_text(content: Mapping[str, Any], item: Mapping[str, object], mark: Json) -> AssistantPart:
     refuses = content["type"] == "refusal"
     if not refuses and content["type"] != "output_text":
         # Kept, since nobody knows what the conversation is without it; wrapped into the message that it came in, since
@@ -368,7 +368,7 @@ def _said(content: Mapping[str, Any], item: Mapping[str, object], mark: Json) ->
     )
 
 
-def _thought(item: Mapping[str, object]) -> str:
+def _thought_text(item: Mapping[str, object]) -> str:
     """Return the summaries, or the reasoning itself where a server shows it."""
     pieces = objects_at(item, "summary") or objects_at(item, "content")
     return "\n\n".join([text_at(piece, "text") for piece in pieces])
@@ -389,7 +389,7 @@ class ResponsesAccumulator(Accumulator):
 
     decoder = staticmethod(decode)
 
-    def __init__(self, call: Call, model: str, request_id: str | None) -> None:
+    def __init__(self, call: RequestLabel, model: str, request_id: str | None) -> None:
         super().__init__(call, model, request_id)
         self._response: Json = {}
         self._open: dict[int, Mapping[str, Any]] = {}
@@ -412,7 +412,7 @@ class ResponsesAccumulator(Accumulator):
         event = read_json(data)
         kind = event.get("type") or name
         if kind == "error":
-            raise self._failed(event)
+            raise self._error_in_stream(event)
         # Known and passed over in silence; what is in neither list is passed over, too, but told once by name, so that
         # somebody learns that there is something new to read.
         if kind in REPEATED:
@@ -432,20 +432,20 @@ class ResponsesAccumulator(Accumulator):
         elif kind == "response.output_item.added":
             return self._added(index_at(event, "output_index"), object_at(event, "item"))
         elif kind == "response.output_item.done":
-            return self._closed(index_at(event, "output_index"), object_at(event, "item"))
+            return self._close_item(index_at(event, "output_index"), object_at(event, "item"))
         elif kind == "response.reasoning_summary_part.added":
             return [ThinkingChunk("\n\n")] if event.get("summary_index") else []
         else:
             self._in_item(event)
-            return self._said(SAID[kind], event)
+            return self._take_text(SAID[kind], event)
         return []
 
     def _begin(self, response: Mapping[str, object]) -> None:
         if self._response:
-            self._broken("a second response.created")
+            self._refuse_stream("a second response.created")
         self._response = {**response, "output": []}
 
-    def _said(self, chunk: type[TextChunk | ThinkingChunk] | None, event: Json) -> list[ModelDelta]:
+    def _take_text(self, chunk: type[TextChunk | ThinkingChunk] | None, event: Json) -> list[ModelDelta]:
         text = text_at(event, "delta")
         if not text:
             return []
@@ -459,21 +459,21 @@ class ResponsesAccumulator(Accumulator):
         # made again (reliability:MP28).
         index = index_at(event, "output_index")
         if index not in self._open:
-            self._broken(f"a delta for item {index}, which is not open")
+            self._refuse_stream(f"a delta for item {index}, which is not open")
 
     def _added(self, index: int, item: Mapping[str, object]) -> list[ModelDelta]:
         newest = max((*self._open, *self._items), default=-1)
         if index <= newest:  # numbers that are left out say nothing: the end tells of all items
-            self._broken(f"item {index} begins behind item {newest}")
+            self._refuse_stream(f"item {index} begins behind item {newest}")
         self._open[index] = item
         if item["type"] != "function_call" and not is_client_search(item):
             return []
         self._calls[index] = len(self._calls)
         return [ToolCallStarted(self._calls[index], text_at(item, "name") or FIND_TOOLS)]
 
-    def _closed(self, index: int, item: Mapping[str, object]) -> list[ModelDelta]:
+    def _close_item(self, index: int, item: Mapping[str, object]) -> list[ModelDelta]:
         if self._open.pop(index, None) is None:
-            self._broken(f"item {index} ends without having begun")
+            self._refuse_stream(f"item {index} ends without having begun")
         self._items[index] = item
         if index not in self._calls:
             return []
@@ -492,7 +492,7 @@ class ResponsesAccumulator(Accumulator):
         output = [done.pop(item.get("id"), item) for item in objects_at(response, "output")]
         whole = bool(output) and not done
         if self._open and not whole:
-            self._broken(f"it ends while item {min(self._open)} is open")
+            self._refuse_stream(f"it ends while item {min(self._open)} is open")
         self._response = {**response, "output": output if whole else items}
         self.done = True
 
@@ -505,4 +505,4 @@ class ResponsesAccumulator(Accumulator):
         """
         if not self.done:
             self._truncated("its response.completed is missing")
-        return self._decoded(self._response)
+        return self._decode_message(self._response)

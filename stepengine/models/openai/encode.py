@@ -62,7 +62,7 @@ from stepengine.models._wire import (
     turns_of,
     wire_ids,
 )
-from stepengine.models._wire import Turn as BaseTurn
+from stepengine.models._wire import EncodedMessage as BaseTurn
 
 __all__ = ("Flags", "encode_message", "encode_messages")
 
@@ -88,7 +88,7 @@ class Flags:
 
 
 @frozen
-class Turn(BaseTurn):
+class ResponsesEncoded(BaseTurn):
     """
     One encoded message.
 
@@ -178,11 +178,11 @@ class _Loading:
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> Turn:
+def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> ResponsesEncoded:
     """Encode one message; *own_ids* false sends made ids in place of the provider's."""
     match message:
         case UserMessage():
-            return Turn("user", _user(message, flags))
+            return ResponsesEncoded("user", _user(message, flags))
         case AssistantMessage():
             return _assistant(message, flags, own_ids)
         case ToolMessage():
@@ -200,7 +200,7 @@ def _user(message: UserMessage, flags: Flags) -> bytes:
     return encoded({"role": "user", "content": [_content(part, flags) for part in parts]})
 
 
-def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn:  # noqa: FBT001 - private
+def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> ResponsesEncoded:  # noqa: FBT001 - private
     ids = wire_ids(message.tool_calls, flags.provider, own=own_ids)
     items: list[Json] = []
     before: AssistantPart | None = None
@@ -209,13 +209,15 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
             continue
         _add(items, part, flags, ids, apart=not goes_on(before, part))
         before = part
-    items = _followed(items)
+    items = _drop_orphaned_reasoning(items)
     made = [part for part in made_by_model(message) if not _own_items(part, flags)]
     moved = [{"type": "input_text", "text": MADE}, *[_media(part, flags) for part in made]]
     after = encoded({"role": "user", "content": moved}) if made else b""
     wire = {ours: encoded(theirs) for ours, theirs in ids.items()}
     searches = frozenset([call.tool_call_id for call in message.tool_calls if _searched(call, flags) is not None])
-    return Turn("assistant", joined(items), ids=wire, after=after, callers=_callers(message, flags), searches=searches)
+    return ResponsesEncoded(
+        "assistant", joined(items), ids=wire, after=after, callers=_callers(message, flags), searches=searches
+    )
 
 
 def _searched(call: ToolCallPart, flags: Flags) -> Mapping[str, Any] | None:
@@ -235,7 +237,7 @@ def _callers(message: AssistantMessage, flags: Flags) -> dict[str, bytes]:
     }
 
 
-def _followed(items: list[Json]) -> list[Json]:
+def _drop_orphaned_reasoning(items: list[Json]) -> list[Json]:
     """
     Leave out reasoning whose follower is gone, such as that of a reply that was cut or of a text that was changed.
 
@@ -340,7 +342,7 @@ def _call(part: ToolCallPart, flags: Flags, ids: Mapping[str, str]) -> Json:
     return item
 
 
-def _result(message: ToolMessage, flags: Flags) -> Turn:
+def _result(message: ToolMessage, flags: Flags) -> ResponsesEncoded:
     refers = tuple([name for name in referred(message) if flags.hidden is not None and name in flags.hidden])
     parts = filled(message.content)
     if refers and any(not isinstance(part, ToolReferencePart) for part in parts):
@@ -355,7 +357,7 @@ def _result(message: ToolMessage, flags: Flags) -> Turn:
     else:
         output = result_text(message)
     body = b',"output":' + encoded(output) + b"}"
-    return Turn("tool", body, call_id=message.tool_call_id, refers=refers)
+    return ResponsesEncoded("tool", body, call_id=message.tool_call_id, refers=refers)
 
 
 def _content(part: ResultPart, flags: Flags) -> Json:

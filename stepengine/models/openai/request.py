@@ -17,7 +17,7 @@ from stepengine.models._failures import DANGLING_REASONING, INVALID_SIGNATURE, U
 from stepengine.models._programs import called_by, check_programs, programs_of
 from stepengine.models._reply import seen
 from stepengine.models._schemas import strict_form
-from stepengine.models._settings import DROPPED, Said, Way, cache_members, located, no_tool, said_of
+from stepengine.models._settings import DROPPED, Way, WireSettings, cache_members, located, no_tool, said_of
 from stepengine.models._thinking import asked_of_responses
 from stepengine.models._wire import join_members, members_of, schema_name, tool_choice_of
 from stepengine.models.openai.encode import Flags, encode_messages
@@ -68,7 +68,7 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
     said = dict(said_by(request, model, preset).members)
     include = [*(["reasoning.encrypted_content"] if preset.encrypted_reasoning else []), *said.pop("include", [])]
     optional = {
-        **_shared(request, model, preset),
+        **_common_members(request, model, preset),
         "store": False,
         "max_output_tokens": settings.max_tokens,
         "temperature": settings.temperature,
@@ -87,7 +87,7 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
 
 def encode_count(request: ModelRequest, model: str, preset: Preset, tools: bytes) -> bytes:
     """Return the body of the question how many tokens a request has."""
-    members = members_of(request, _shared(request, model, preset), tools, extra=False)
+    members = members_of(request, _common_members(request, model, preset), tools, extra=False)
     flags = Flags(preset.name, model, hidden=hidden_names(request))
     members["input"] = encode_messages(request, flags, _definitions(request))
     return join_members(members)
@@ -119,11 +119,11 @@ def encode_tool(spec: ToolSpec, programs: Programs | None = None) -> Json:
     }
 
 
-def said_by(request: ModelRequest, model: str, preset: Preset) -> Said:
+def said_by(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
     """Return what the settings of a request become that only some wires know."""
     several = len(request.settings.server_tools) > 1
     ways: dict[str, Way] = {
-        "service_tier": lambda tier: _named("service_tier", dict(preset.tiers).get(tier)),
+        "service_tier": lambda tier: _member_if_set("service_tier", dict(preset.tiers).get(tier)),
         "logprobs": lambda most: {"top_logprobs": most, "include": ["message.output_text.logprobs"]},
         "store": lambda keep: {"store": keep},
         "cache": lambda lifetime: cache_members(lifetime, model, preset),
@@ -133,7 +133,7 @@ def said_by(request: ModelRequest, model: str, preset: Preset) -> Said:
     return said_of(request.settings, ways)
 
 
-def _named(name: str, value: object) -> Json | None:
+def _member_if_set(name: str, value: object) -> Json | None:
     return None if value is None else {name: value}
 
 
@@ -186,7 +186,7 @@ def _web_search(item: WebSearch, model: str, preset: Preset) -> Json:
     return tool if place is None else {**tool, "user_location": place}
 
 
-def _shared(request: ModelRequest, model: str, preset: Preset) -> Json:
+def _common_members(request: ModelRequest, model: str, preset: Preset) -> Json:
     return {
         "model": model,
         "instructions": request.system_prompt or None,

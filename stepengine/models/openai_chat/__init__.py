@@ -10,7 +10,7 @@ from functools import cached_property
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.errors import ModelError
 from stepengine.machine.blocks import mark_in
-from stepengine.models._http import Body, warn_once
+from stepengine.models._http import RequestBody, warn_once
 from stepengine.models._json import count_of
 from stepengine.models._preset_provider import PresetProvider
 from stepengine.models._reply import cut_at_stops, seen, word_at
@@ -108,7 +108,7 @@ class OpenAIChatProvider(PresetProvider):
         if not self._preset.describes:
             return None
         if self._listed is None:
-            body = Body(b"", path="/models", is_question=True)
+            body = RequestBody(b"", path="/models", is_question=True)
             told = await self._answer(body, ModelRequest(f"{self.name}/models"))
             self._listed = {word_at(entry, "id"): _stated(entry) for entry in seen(told, "data")}
         name = self.bare(model)
@@ -119,12 +119,12 @@ class OpenAIChatProvider(PresetProvider):
             raise ModelError(msg, kind="unknown_model")
         return found
 
-    def _unpromised(self, request: ModelRequest) -> str:
+    def _why_no_schema(self, request: ModelRequest) -> str:
         if not self._preset.schemas or (self._preset.name == "ollama" and self.bare(request.model).endswith("cloud")):
             return "the service takes no schema"
         return ""
 
-    def _dropped(self, request: ModelRequest) -> tuple[str, ...]:
+    def _dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model, preset = self.bare(request.model), self._preset
         dropped = said_by(request, model, preset).dropped
         if unpromised(request.tools, "openai") or (
@@ -135,7 +135,7 @@ class OpenAIChatProvider(PresetProvider):
             dropped = (*dropped, "parallel_tool_calls")
         return (*dropped, "tool_choice") if is_undemanded(self._shaped(request), model, preset) else dropped
 
-    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
+    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
         request = self._shaped(request, after)
         model, preset = self.bare(request.model), self._preset
         warn_once(thinking_of(request, model, preset).note)
@@ -143,7 +143,7 @@ class OpenAIChatProvider(PresetProvider):
         kind = self._plain_tools if plain else self._strict_tools if promises(preset, model) else self._tools
         tools = kind(offered(request, preset))
         content = encode(request, model, preset, tools, stream=stream, after=after)
-        return Body(content, path=f"/deployments/{model}{self.path}" if self._api_version else "")
+        return RequestBody(content, path=f"/deployments/{model}{self.path}" if self._api_version else "")
 
     def _thoughts(self) -> WrittenThoughts | None:
         return WrittenThoughts() if self._preset.written_thoughts else None

@@ -30,7 +30,7 @@ def legacy_call(message: Mapping[str, object]) -> Mapping[str, Any] | None:
 
 
 @attrs.define
-class _Slot:
+class _CallSlot:
     """A call that is being received."""
 
     number: int
@@ -63,8 +63,8 @@ class CallPieces:
     """Collects the tool call deltas of one reply."""
 
     def __init__(self) -> None:
-        self._slots: list[_Slot] = []
-        self._by_index: dict[int, _Slot] = {}
+        self._slots: list[_CallSlot] = []
+        self._by_index: dict[int, _CallSlot] = {}
 
     @property
     def complete(self) -> bool:
@@ -93,7 +93,7 @@ class CallPieces:
         """Return the ends of all calls, and the beginnings of those that never had arguments."""
         deltas: list[ModelDelta] = []
         for slot in self._slots:
-            deltas += [*self._begun(slot), ToolCallEnded(slot.number)]
+            deltas += [*self._begin_calls(slot), ToolCallEnded(slot.number)]
         return deltas
 
     def joined(self) -> list[dict[str, Any]]:
@@ -107,16 +107,16 @@ class CallPieces:
             for slot in self._slots
         ]
 
-    def _slot(self, index: object, call_id: str, name: str, text: str, *, first: bool) -> _Slot:
-        found = self._found(index, call_id)
+    def _slot(self, index: object, call_id: str, name: str, text: str, *, first: bool) -> _CallSlot:
+        found = self._find_slot(index, call_id)
         if found is None or self._is_another(found, index, call_id, name, text, first=first):
-            found = _Slot(len(self._slots))
+            found = _CallSlot(len(self._slots))
             self._slots.append(found)
         if type(index) is int:
             self._by_index[index] = found
         return found
 
-    def _found(self, index: object, call_id: str) -> _Slot | None:
+    def _find_slot(self, index: object, call_id: str) -> _CallSlot | None:
         if type(index) is int:
             return self._by_index.get(index)
         named = [slot for slot in self._slots if call_id and slot.id == call_id]
@@ -124,24 +124,24 @@ class CallPieces:
             return named[-1]
         return self._slots[-1] if self._slots else None
 
-    def _grow(self, slot: _Slot, call_id: str, name: str, text: str) -> list[ModelDelta]:
+    def _grow(self, slot: _CallSlot, call_id: str, name: str, text: str) -> list[ModelDelta]:
         slot.id = slot.id or call_id
         if name and name != slot.name and not slot.pieces:
             slot.name += name
         if text:
             slot.pieces.append(text)
         if slot.name and slot.pieces and not slot.announced:
-            return [*self._begun(slot), ToolCallChunk(slot.number, slot.arguments)]
+            return [*self._begin_calls(slot), ToolCallChunk(slot.number, slot.arguments)]
         return [ToolCallChunk(slot.number, text)] if text and slot.announced else []
 
-    def _begun(self, last: _Slot) -> list[ModelDelta]:
+    def _begin_calls(self, last: _CallSlot) -> list[ModelDelta]:
         """Return the beginnings of a call and of those before it: whoever watches counts them in the order of the reply."""
         new = [slot for slot in self._slots[: last.number + 1] if not slot.announced and (slot.name or slot is last)]
         for slot in new:
             slot.announced = True
         return [ToolCallStarted(slot.number, slot.name) for slot in new]
 
-    def _is_another(self, slot: _Slot, index: object, call_id: str, name: str, text: str, *, first: bool) -> bool:
+    def _is_another(self, slot: _CallSlot, index: object, call_id: str, name: str, text: str, *, first: bool) -> bool:
         if call_id and slot.id:
             return call_id != slot.id
         if not (name and slot.name):

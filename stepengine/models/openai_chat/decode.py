@@ -27,7 +27,7 @@ from stepengine.data.messages import (
 )
 from stepengine.data.models import ModelDelta, ModelReply, StopReason, TextChunk, ThinkingChunk
 from stepengine.data.usage import Usage
-from stepengine.models._failures import Call, body_failure, given_up, protocol_failure, unanswerable
+from stepengine.models._failures import RequestLabel, body_failure, given_up, protocol_failure, unanswerable
 from stepengine.models._json import call_part, list_at, newer_in, object_at, objects_at, read_json, text_at
 from stepengine.models._reading import Accumulator
 from stepengine.models._reply import (
@@ -99,7 +99,7 @@ IN_CALL = MEMBERS | {"custom"}
 Json = dict[str, Any]
 
 
-def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | None) -> ModelReply:
+def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: str | None) -> ModelReply:
     """
     Return the reply in the completion object *data*.
 
@@ -137,12 +137,12 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
         usage=usage_of(usage),
         answered=text_at(data, "model"),
         request_id=request_id,
-        kept=_kept(data, choice, message),
+        kept=_extra_members(data, choice, message),
         cost=_cost(usage, message),
     )
 
 
-def _wants_json(call: Call) -> bool:
+def _wants_json(call: RequestLabel) -> bool:
     """Return whether JSON was asked for, which Cloudflare gives as an object and not as its text."""
     settings = None if call.request is None else call.request.settings
     if settings is None:
@@ -170,7 +170,7 @@ def _raw_usage(data: Mapping[str, object]) -> object:
     return data.get("usage") or (elsewhere.get("usage") if isinstance(elsewhere, Mapping) else None)
 
 
-def _kept(data: Mapping[str, object], choice: Mapping[str, object], message: Mapping[str, object]) -> Json:
+def _extra_members(data: Mapping[str, object], choice: Mapping[str, object], message: Mapping[str, object]) -> Json:
     # Members that only some servers send, under names of ours where several say the same in different words; what is
     # empty is left out, so that a reply of a plain server keeps nothing but its id.
     more = {
@@ -215,7 +215,7 @@ def _parts(message: Mapping[str, Any], provider: str, model: str) -> list[Assist
     content = _content(message, mark)
     said = "".join([part.text for part in content if type(part) is TextPart])
     parts += [*content, *[_citation(note, said) for note in seen(message, "annotations") if "url_citation" in note]]
-    parts += _made(message, mark)
+    parts += _decode_media(message, mark)
     if refusal := text_at(message, "refusal"):
         parts.append(RefusalPart(refusal))
     calls = objects_at(message, "tool_calls")
@@ -241,7 +241,7 @@ def _call(entry: Mapping[str, object], function: Mapping[str, object], mark: Jso
     return call_part(text_at(function, "name"), function.get("arguments"), data)
 
 
-def _made(message: Mapping[str, object], mark: Json) -> list[AssistantPart]:
+def _decode_media(message: Mapping[str, object], mark: Json) -> list[AssistantPart]:
     """Return the images of OpenRouter, and the sound of OpenAI with its words (providers:PV52)."""
     parts: list[AssistantPart] = [
         part for part in [_image(image, mark) for image in seen(message, "images")] if part is not None
@@ -316,13 +316,13 @@ def _content(message: Mapping[str, object], mark: Json) -> list[AssistantPart]:
             newer = newer_in(piece, IN_TEXT)
             parts.append(TextPart(piece["text"], provider_data=freeze({**mark, "more": newer}) if newer else None))
         elif piece.get("type") == "thinking":
-            parts.append(ThinkingPart(_thought(piece), provider_data=freeze({**mark, "piece": piece})))
+            parts.append(ThinkingPart(_thought_text(piece), provider_data=freeze({**mark, "piece": piece})))
         else:
             parts.append(OpaquePart(mark["provider"], piece))
     return parts
 
 
-def _thought(piece: Mapping[str, object]) -> str:
+def _thought_text(piece: Mapping[str, object]) -> str:
     """Return the text of a piece of Mistral's thinking, which is a list of texts (ecosystem:EC111)."""
     # Both forms are sent: Mistral's API gives a list of texts, and servers that imitate it a text. A list inside
     # `join`, as everywhere here: `join` makes one of a generator anyway, and slower.
@@ -342,7 +342,7 @@ class ChatAccumulator(Accumulator):
 
     decoder = staticmethod(decode)
 
-    def __init__(self, call: Call, model: str, request_id: str | None) -> None:
+    def __init__(self, call: RequestLabel, model: str, request_id: str | None) -> None:
         super().__init__(call, model, request_id)
         self._data: Json = {}
         self._choice: Json = {}
@@ -390,7 +390,7 @@ class ChatAccumulator(Accumulator):
             return [TextChunk(text)]
         self._around = None
         if chunk.get("error") or name == "error":
-            raise self._failed(chunk)
+            raise self._error_in_stream(chunk)
         named = self._data.get("id")
         # The last word counts for whatever stands in many chunks: usage is cumulative or comes with the last one.
         self._data.update({key: value for key, value in chunk.items() if key != "choices" and value is not None})
@@ -478,7 +478,7 @@ class ChatAccumulator(Accumulator):
                 self._lists.setdefault(name, []).extend(pieces)
         deltas += self._heard(object_at(delta, "audio"))
         self._keep(delta)
-        return deltas + self._calls.take(self._called(delta))
+        return deltas + self._calls.take(self._call_pieces(delta))
 
     def _keep(self, delta: Mapping[str, Any]) -> None:
         """Keep what is newer than this package, or not read in pieces: texts and lists grow, anything else is replaced."""
@@ -495,12 +495,12 @@ class ChatAccumulator(Accumulator):
             elif value is not None:
                 self._more[name] = value
 
-    def _called(self, delta: Mapping[str, object]) -> list[Mapping[str, Any]]:
+    def _call_pieces(self, delta: Mapping[str, object]) -> list[Mapping[str, Any]]:
         """Return the pieces of calls; one of the form before ``tool_calls`` only where there are none of these, which repeat it."""
         calls, legacy = objects_at(delta, "tool_calls"), legacy_call(delta)
         # Which calls these are cannot be told any more, and to carry out the wrong one is worse than to ask again.
         if calls and self._legacy:
-            self._broken("tool_calls behind a function_call")
+            self._refuse_stream("tool_calls behind a function_call")
         if legacy is None or calls or (not self._legacy and self._calls.joined()):
             return calls
         self._legacy = True
@@ -525,7 +525,7 @@ class ChatAccumulator(Accumulator):
             piece = {"type": "text", "text": given} if isinstance(given, str) else given
             kind = piece.get("type")
             thinks = kind == "thinking"
-            text = _thought(piece) if thinks else text_at(piece, "text")
+            text = _thought_text(piece) if thinks else text_at(piece, "text")
             # Neighbours of one kind are one piece; a piece of another kind between them keeps them apart, since the
             # order of what was thought and said has to stay.
             last = kept[-1] if kept else None
@@ -557,11 +557,11 @@ class ChatAccumulator(Accumulator):
         if self._audio or self._sound or "transcript" in message:
             message["audio"] = {
                 **self._audio,
-                "data": _joined(self._sound),
+                "data": _join_base64(self._sound),
                 "transcript": message.pop("transcript", ""),
             }
         if "reasoning_details" in message:
-            message["reasoning_details"] = _merged(message["reasoning_details"])
+            message["reasoning_details"] = _merge_reasoning(message["reasoning_details"])
         # The stream has become the object that the server would have sent at once, and goes the same way from here: two
         # decoders would come apart with the next member that one of them learns.
         calls = self._calls.joined()
@@ -569,7 +569,7 @@ class ChatAccumulator(Accumulator):
         choice = {**self._choice, "message": message}
         if self._likely:
             choice["logprobs"] = {**object_at(choice, "logprobs"), **self._likely}
-        return self._decoded({**self._data, "choices": [choice]})
+        return self._decode_message({**self._data, "choices": [choice]})
 
 
 def _texts_of(pieces: Mapping[str, list[str]]) -> Json:
@@ -600,7 +600,7 @@ class _Piece:
         return self.data
 
 
-def _joined(pieces: list[str]) -> str:
+def _join_base64(pieces: list[str]) -> str:
     """Return one base64 text of several; ``""`` when one is none."""
     try:
         return base64_of(b"".join([base64.b64decode(piece, validate=True) for piece in pieces]))
@@ -608,7 +608,7 @@ def _joined(pieces: list[str]) -> str:
         return ""
 
 
-def _merged(details: list[Json]) -> list[Json]:
+def _merge_reasoning(details: list[Json]) -> list[Json]:
     """Join the pieces of streamed reasoning items: neighbours of one type and index are one item."""
     items: list[Json] = []
     grown: list[dict[str, list[str]]] = []

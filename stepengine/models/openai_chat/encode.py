@@ -60,7 +60,7 @@ from stepengine.models._wire import (
     turns_of,
     wire_ids,
 )
-from stepengine.models._wire import Turn as BaseTurn
+from stepengine.models._wire import EncodedMessage as BaseTurn
 from stepengine.models.presets import Preset
 
 __all__ = ("Flags", "encode_message", "encode_messages")
@@ -86,7 +86,7 @@ class Flags:
 
 
 @frozen
-class Turn(BaseTurn):
+class ChatEncoded(BaseTurn):
     """
     One encoded message.
 
@@ -122,12 +122,12 @@ class _Joiner:
         self._bridged = bridged
         self._mark = b"" if mark is None else b',"cache_control":' + mark
         self._out = [self._system(system_prompt)] if system_prompt else []
-        self._user: list[Turn] = []
+        self._user: list[ChatEncoded] = []
         self._ids: Mapping[str, bytes] = {}
         self._legacy = b""
         self._role = ""
 
-    def add(self, turn: Turn) -> None:
+    def add(self, turn: ChatEncoded) -> None:
         if turn.role == "user":
             if turn.body:
                 self._user.append(turn)
@@ -136,7 +136,7 @@ class _Joiner:
             self._out.append(self._answer(turn.call_id) + turn.body)
             self._role = "tool"
             if turn.after:
-                self._user.append(Turn("user", turn.after, plain=False))
+                self._user.append(ChatEncoded("user", turn.after, plain=False))
             return
         self._ids, self._legacy = turn.ids, turn.legacy
         if turn.body:
@@ -149,7 +149,7 @@ class _Joiner:
             self._out.append(turn.body)
             self._role = "assistant"
         if turn.after:
-            self._user.append(Turn("user", turn.after, plain=False))
+            self._user.append(ChatEncoded("user", turn.after, plain=False))
 
     def _answer(self, call_id: str) -> bytes:
         """Return how the answer of a call begins."""
@@ -196,7 +196,7 @@ class _Joiner:
 TEXT = b'{"type":"text","text":"'
 # Mistral answers 400, code 3230, "Unexpected role 'user' after role 'tool'".
 BRIDGE = encoded({"role": "assistant", "content": "OK"})
-NUDGE_TURN = Turn("user", encoded(NUDGE))
+NUDGE_TURN = ChatEncoded("user", encoded(NUDGE))
 
 
 def _inside(text: bytes) -> bytes:
@@ -207,7 +207,7 @@ def _inside(text: bytes) -> bytes:
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> Turn:
+def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> ChatEncoded:
     """Encode one message; *own_ids* false sends made ids in place of the provider's."""
     match message:
         case UserMessage():
@@ -220,14 +220,14 @@ def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> T
             assert_never(never)
 
 
-def _user(message: UserMessage, flags: Flags) -> Turn:
+def _user(message: UserMessage, flags: Flags) -> ChatEncoded:
     parts = spoken(message.content)
     if len(parts) == 1 and isinstance(parts[0], TextPart):
-        return Turn("user", encoded(parts[0].text))
-    return Turn("user", joined([_content(part, flags) for part in parts]), plain=False)
+        return ChatEncoded("user", encoded(parts[0].text))
+    return ChatEncoded("user", joined([_content(part, flags) for part in parts]), plain=False)
 
 
-def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn:  # noqa: FBT001 - private
+def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> ChatEncoded:  # noqa: FBT001 - private
     provider = flags.preset.name
     ids = wire_ids(message.tool_calls, provider, own=own_ids, make=_nine if flags.preset.nine_letter_ids else None)
     body: Json = {"role": "assistant", "content": _assistant_content(message.content, flags)}
@@ -251,8 +251,8 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
     made = made_by_model(message)
     after = joined([{"type": "text", "text": MADE}, *[_media(part, flags) for part in made]]) if made else b""
     if body["content"] is None and len(body) == 2:  # noqa: PLR2004 - role and content: there is nothing to send
-        return Turn("assistant", b"", after=after)
-    return Turn(
+        return ChatEncoded("assistant", b"", after=after)
+    return ChatEncoded(
         "assistant",
         encoded(body),
         ids={ours: encoded(theirs) for ours, theirs in ids.items()},
@@ -347,7 +347,7 @@ def _is_legacy(part: ToolCallPart, flags: Flags) -> bool:
     return is_own(data, flags.preset.name) and data.get("legacy") is True
 
 
-def _result(message: ToolMessage, flags: Flags) -> Turn:
+def _result(message: ToolMessage, flags: Flags) -> ChatEncoded:
     media = [part for part in message.content if isinstance(part, ImagePart | DocumentPart)]
     text = result_text(message)
     moved: list[Json] = []
@@ -357,7 +357,7 @@ def _result(message: ToolMessage, flags: Flags) -> Turn:
         text = f"{text}\n(Images and documents follow in the next message.)".strip()
         moved = [{"type": "text", "text": media_label(message)}, *[_content(part, flags) for part in media]]
     body = b',"content":' + encoded(text) + b"}"
-    return Turn("tool", body, call_id=message.tool_call_id, after=joined(moved))
+    return ChatEncoded("tool", body, call_id=message.tool_call_id, after=joined(moved))
 
 
 def _content(part: ResultPart, flags: Flags) -> Json:
@@ -387,7 +387,7 @@ def _media(part: ImagePart | DocumentPart, flags: Flags) -> Json:
         return {"type": "input_audio", "input_audio": {"data": data, "format": sound}}
     pdf = _pdf(part, preset) if kind == "pdf" else None
     if pdf is None:
-        raise cannot_take(preset.name, part, f"it takes {_taken(preset)}")
+        raise cannot_take(preset.name, part, f"it takes {_describe_accepted(preset)}")
     return pdf
 
 
@@ -401,7 +401,7 @@ def _pdf(part: ImagePart | DocumentPart, preset: Preset) -> Json | None:
     return {"type": "file", "file": {"filename": file_name(part), "file_data": data_url(part)}}
 
 
-def _taken(preset: Preset) -> str:
+def _describe_accepted(preset: Preset) -> str:
     """Return what a service takes, for people."""
     files = {
         "no": "",

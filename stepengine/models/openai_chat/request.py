@@ -15,8 +15,8 @@ from stepengine.data.server_tools import ServerTool, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.models._failures import FORCED_THINKING, INVALID_SIGNATURE
 from stepengine.models._schemas import plain_schema, strict_form
-from stepengine.models._settings import DROPPED, Said, Way, cache_members, located, no_tool, said_of
-from stepengine.models._thinking import Asked, asked_in_chat
+from stepengine.models._settings import DROPPED, Way, WireSettings, cache_members, located, no_tool, said_of
+from stepengine.models._thinking import ThinkingRequest, asked_in_chat
 from stepengine.models._wire import encoded, join_members, members_of, schema_name, tool_choice_of
 from stepengine.models.openai_chat.encode import Flags, encode_messages
 from stepengine.models.presets import Preset
@@ -92,10 +92,10 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
 NO_TOOLS = b"[]"
 
 
-def said_by(request: ModelRequest, model: str, preset: Preset) -> Said:
+def said_by(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
     """Return what the settings of a request become that only some services know."""
     ways: dict[str, Way] = {
-        "service_tier": lambda tier: _named("service_tier", dict(preset.tiers).get(tier)),
+        "service_tier": lambda tier: _member_if_set("service_tier", dict(preset.tiers).get(tier)),
         "seed": lambda seed: {preset.seed_member: seed} if preset.seed_member else None,
         "logprobs": lambda most: _logprobs(most) if preset.logprobs else None,
         "store": lambda keep: {"store": keep} if preset.keeps else None,
@@ -106,7 +106,7 @@ def said_by(request: ModelRequest, model: str, preset: Preset) -> Said:
     return said_of(request.settings, ways)
 
 
-def _named(name: str, value: object) -> Json | None:
+def _member_if_set(name: str, value: object) -> Json | None:
     return None if value is None else {name: value}
 
 
@@ -243,7 +243,7 @@ def _response_format(schema: Mapping[str, object] | None, *, strict: bool) -> Js
     return {"type": "json_schema", "json_schema": {"name": schema_name(schema), "schema": schema}}
 
 
-def thinking_of(request: ModelRequest, model: str, preset: Preset, *, off: bool = False) -> Asked:
+def thinking_of(request: ModelRequest, model: str, preset: Preset, *, off: bool = False) -> ThinkingRequest:
     """Return what a request says of thinking; *off* is for one that was refused with it."""
     demanded = tool_choice_of(request) not in {None, "auto", "none"}
     asked = asked_in_chat(request.settings.thinking, preset.thinking, model, demanded=demanded, off=off)

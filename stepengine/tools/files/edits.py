@@ -10,7 +10,7 @@ from stepengine.data.frozen import frozen
 from stepengine.data.matching import BoundedMatcher
 from stepengine.errors import ToolError
 
-__all__ = ("Replacement", "replace_all", "unified_diff")
+__all__ = ("TextReplacement", "replace_all", "unified_diff")
 
 CONTEXT = 3
 DIFF_CHARS = 20_000
@@ -20,7 +20,7 @@ COUNTED_PLACES = 100
 
 
 @frozen
-class Replacement:
+class TextReplacement:
     """
     One replacement.
 
@@ -35,7 +35,7 @@ class Replacement:
     allow_multiple: bool = False
 
 
-def replace_all(text: str, replacements: Sequence[Replacement], path: str) -> str:
+def replace_all(text: str, replacements: Sequence[TextReplacement], path: str) -> str:
     """
     Return the text after all replacements, each made on the result of the one before.
 
@@ -57,7 +57,7 @@ def replace_all(text: str, replacements: Sequence[Replacement], path: str) -> st
     return text
 
 
-def _replaced(text: str, replacement: Replacement) -> str:
+def _replaced(text: str, replacement: TextReplacement) -> str:
     old, new = replacement.old, replacement.new
     if not old:
         msg = "old_string is empty; to make or overwrite a whole file use write_file"
@@ -84,7 +84,7 @@ def _replaced(text: str, replacement: Replacement) -> str:
     return "".join([*pieces, text[position:]])
 
 
-def _spans(text: str, old: str, replacement: Replacement) -> list[tuple[int, int]]:
+def _spans(text: str, old: str, replacement: TextReplacement) -> list[tuple[int, int]]:
     """Return the places of *old*: those to replace, or to complain of, which may overlap and are counted up to 100."""
     step = len(old) if replacement.allow_multiple else 1
     spans, start = list[tuple[int, int]](), text.find(old)
@@ -94,7 +94,7 @@ def _spans(text: str, old: str, replacement: Replacement) -> list[tuple[int, int
     return spans
 
 
-def _spans_of_lines(text: str, old: str, replacement: Replacement) -> list[tuple[int, int]]:
+def _spans_of_lines(text: str, old: str, replacement: TextReplacement) -> list[tuple[int, int]]:
     """Return the places of *old* when line ends LF and CRLF count as equal."""
     if "\r\n" not in text or "\n" not in old:
         return []
@@ -161,15 +161,15 @@ def _hunk(group: Sequence[tuple[str, int, int, int, int]], old: list[str], new: 
     yield f"@@ -{_range(first + a, b - a)} +{_range(first + c, d - c)} @@\n"
     for tag, a, b, c, d in group:
         if tag == "equal":
-            yield from [_marked(" ", line) for line in old[a:b]]
+            yield from [_diff_line(" ", line) for line in old[a:b]]
         else:
-            yield from [_marked("-", line) for line in old[a:b]]
-            yield from [_marked("+", line) for line in new[c:d]]
+            yield from [_diff_line("-", line) for line in old[a:b]]
+            yield from [_diff_line("+", line) for line in new[c:d]]
 
 
 def _range(start: int, length: int) -> str:
     return str(start + 1) if length == 1 else f"{start + 1 if length else start},{length}"
 
 
-def _marked(mark: str, line: str) -> str:
+def _diff_line(mark: str, line: str) -> str:
     return f"{mark}{line}" if line.endswith("\n") else f"{mark}{line}\n\\ No newline at end of file\n"

@@ -21,12 +21,12 @@ from stepengine.system.atomic import target_info
 from stepengine.system.buffers import Buffers, as_edited, place_of
 from stepengine.system.calls import FILE
 from stepengine.system.paths import display
-from stepengine.system.root import Missing, Opened, Root
+from stepengine.system.root import Missing, OpenedFolder, Root
 from stepengine.system.text import READ_WHOLE_BYTES, decode, read_capped
 from stepengine.tooling.context import ToolContext
 from stepengine.tooling.decorator import tool
 from stepengine.tooling.definition import Tool
-from stepengine.tools.files.edits import Replacement, replace_all, unified_diff
+from stepengine.tools.files.edits import TextReplacement, replace_all, unified_diff
 from stepengine.tools.files.writing import ALIASES, WRITE_BYTES, PathText, ReplacementInput
 
 __all__ = ("proposing_tools",)
@@ -41,7 +41,7 @@ PROPOSES = ToolAnnotations(read_only=True, idempotent=True)
 
 def proposing_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
     """Return the tools that propose changes to files below *root*, as they stand in *buffers* of an editor."""
-    desk = _Desk(root, buffers)
+    desk = _ProposedFiles(root, buffers)
 
     @tool(category="read", annotations=PROPOSES)
     def propose_write_file(ctx: ToolContext, path: PathText, content: str, instructions: str = "") -> ToolResult:  # noqa: D417  (the context is no parameter of the tool)
@@ -103,7 +103,7 @@ def proposing_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
         if before is None:
             msg = f"{path!r} does not exist; use propose_write_file to propose it"
             raise ToolError(msg)
-        made = [Replacement(r["old_string"], r["new_string"], r.get("allow_multiple", False)) for r in replacements]
+        made = [TextReplacement(r["old_string"], r["new_string"], r.get("allow_multiple", False)) for r in replacements]
         after = replace_all(before, made, path)
         count = f"{len(made)} replacement{'s' if len(made) > 1 else ''}"
         return desk.propose(ctx.agent_state, path, before, after, f"Proposed {count} in")
@@ -111,7 +111,7 @@ def proposing_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
     return [propose_write_file, propose_str_replace]
 
 
-class _Desk:
+class _ProposedFiles:
     """Knows what a file would hold if the proposals of a run were made."""
 
     def __init__(self, root: Root, buffers: Buffers | None = None) -> None:
@@ -133,7 +133,7 @@ class _Desk:
                     return None
                 fd = calls.open_at(name, FILE, folder)
                 try:
-                    self._root.check_file(Opened(fd, self._root.parts(path), calls.fstat(fd)), path)
+                    self._root.check_file(OpenedFolder(fd, self._root.parts(path), calls.fstat(fd)), path)
                     data = read_capped(fd)
                 finally:
                     calls.close(fd)
@@ -144,7 +144,7 @@ class _Desk:
             raise ToolError(msg) from error
         if data is not None:
             data = as_edited(self._buffers, place_of(self._root.real, self._root.parts(path)), data)
-        return _decoded(data, path)
+        return _decode_file(data, path)
 
     def propose(self, state: AgentState, path: str, before: str, after: str, words: str) -> ToolResult:
         """Return the result that shows the difference and keeps *after* in the run's context."""
@@ -171,7 +171,7 @@ class _Desk:
         )
 
 
-def _decoded(data: bytes | None, path: str) -> str:
+def _decode_file(data: bytes | None, path: str) -> str:
     """
     Return the text of a file.
 

@@ -15,10 +15,10 @@ from stepengine.system.buffers import Buffers, as_edited, place_of
 from stepengine.system.calls import Fd
 from stepengine.system.guard import left_out
 from stepengine.system.paths import display, shown
-from stepengine.system.root import Opened, Root
+from stepengine.system.root import OpenedFolder, Root
 from stepengine.system.text import (
     READ_WHOLE_BYTES,
-    Lines,
+    LineRange,
     binary_kind,
     cut_line,
     decode,
@@ -26,7 +26,7 @@ from stepengine.system.text import (
     read_capped,
     stream_lines,
 )
-from stepengine.system.walk import TEMPORARY, Budget
+from stepengine.system.walk import TEMPORARY, WalkBudget
 from stepengine.tooling.arguments import LATER
 from stepengine.tooling.context import ToolContext
 from stepengine.tooling.decorator import tool
@@ -114,13 +114,13 @@ def reading_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
         start = _Start(offset or None, start_line)
         start.check()
         is_window = start.offset > 0 or limit != READ_LINES
-        wanted = [_Wanted(p, start, limit, is_window=is_window) for p in paths]
+        wanted = [_WantedPart(p, start, limit, is_window=is_window) for p in paths]
         seen, entries, left = set(), [], READ_CHARS - 2
         for one in wanted:
             if one.key(root) in seen:
                 continue
             seen.add(one.key(root))
-            entry = _Reader(ctx, root, one, left, line_numbers=line_numbers, buffers=buffers).entry()
+            entry = _FileReader(ctx, root, one, left, line_numbers=line_numbers, buffers=buffers).entry()
             left -= len(compact(entry)) + 1
             entries.append(entry)
             if ctx.cancelled.is_set():
@@ -153,7 +153,7 @@ def reading_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
         """
         opened = root.open_folder(path)
         try:
-            return _listing(root, opened.fd, opened.parts, Budget(cancelled=ctx.cancelled)) | {
+            return _listing(root, opened.fd, opened.parts, WalkBudget(cancelled=ctx.cancelled)) | {
                 "path": display(opened.parts)
             }
         finally:
@@ -162,7 +162,7 @@ def reading_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
     return [read_files, list_directory]
 
 
-def _listing(root: Root, fd: Fd, parts: tuple[str, ...], budget: Budget) -> dict[str, Any]:
+def _listing(root: Root, fd: Fd, parts: tuple[str, ...], budget: WalkBudget) -> dict[str, Any]:
     found: dict[str, list[str]] = {"files": [], "directories": []}
     with calls.scandir(fd) as entries:
         for entry in entries:
@@ -211,7 +211,7 @@ class _Start:
         return f"start_line {offset + 1}" if self.by_number else f"offset {offset}"
 
 
-class _Wanted:
+class _WantedPart:
     """One part of one file."""
 
     def __init__(self, given: str | FileWindow, start: _Start, limit: int, *, is_window: bool) -> None:
@@ -231,14 +231,14 @@ class _Wanted:
         return parts, self.offset, self.limit, self.start.is_said_twice
 
 
-class _Reader:
+class _FileReader:
     """Makes the entry of one file."""
 
     def __init__(
         self,
         ctx: ToolContext,
         root: Root,
-        wanted: _Wanted,
+        wanted: _WantedPart,
         left: int,
         *,
         line_numbers: bool,
@@ -274,7 +274,7 @@ class _Reader:
             msg = f"the {READ_CHARS:,} characters of this call are used up; read this file in another call"
             raise ToolError(msg)
 
-    def _lines(self, opened: Opened) -> Lines:
+    def _lines(self, opened: OpenedFolder) -> LineRange:
         wanted, fd, size = self._wanted, opened.fd, opened.info.st_size
         data = read_capped(fd) if size <= READ_WHOLE_BYTES else None
         if data is None:
@@ -289,7 +289,7 @@ class _Reader:
         lines = decoded.shown.split("\n")
         ends = [*[line + "\n" for line in lines[:-1]], *([lines[-1]] if lines[-1] else [])]
         window = ends[wanted.offset : wanted.offset + wanted.limit]
-        return Lines([cut_line(line) for line in window], len(ends))
+        return LineRange([cut_line(line) for line in window], len(ends))
 
     def _check_large(self, fd: Fd, size: int) -> None:
         said = f"{max(size, READ_WHOLE_BYTES):,} bytes or more"
@@ -310,7 +310,7 @@ class _Reader:
         )
         raise ToolError(msg)
 
-    def _part(self, found: Lines) -> dict[str, object]:
+    def _part(self, found: LineRange) -> dict[str, object]:
         wanted = self._wanted
         if found.total is not None and wanted.offset and wanted.offset >= found.total:
             first = int(wanted.start.by_number)

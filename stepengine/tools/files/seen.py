@@ -20,7 +20,7 @@ Parts = tuple[str, ...]
 WRITERS = ("write_file", "str_replace", "delete_file")
 
 
-class _Seen:
+class _SeenFiles:
     """The hashes of the files that one run has read or written; ``""`` for one of which none is known."""
 
     def __init__(self, hashes: dict[Parts, str]) -> None:
@@ -35,19 +35,21 @@ class _Seen:
 def note_hash(ctx: ToolContext, real: Parts, parts: Parts, digest: str) -> None:
     """Take note of what a run has read or written below the root *real*: a hash, ``""`` for a file without one."""
     if ctx.is_of_run:
-        _seen(ctx, real).hashes[parts] = digest
+        _seen_in_run(ctx, real).hashes[parts] = digest
 
 
 def known_hash(ctx: ToolContext, real: Parts, parts: Parts) -> str:
     """Return the hash of a file as the run saw it last; ``""`` when it has not seen it, and outside of a run."""
-    return _seen(ctx, real).hashes.get(parts, "") if ctx.is_of_run else ""
+    return _seen_in_run(ctx, real).hashes.get(parts, "") if ctx.is_of_run else ""
 
 
-def _seen(ctx: ToolContext, real: Parts) -> _Seen:
-    return ctx.of_run(("files seen", real), lambda: _Seen(_told(ctx.agent_state.message_history, real)))
+def _seen_in_run(ctx: ToolContext, real: Parts) -> _SeenFiles:
+    return ctx.of_run(
+        ("files seen", real), lambda: _SeenFiles(_read_from_history(ctx.agent_state.message_history, real))
+    )
 
 
-def _told(history: Iterable[Message], real: Parts) -> dict[Parts, str]:
+def _read_from_history(history: Iterable[Message], real: Parts) -> dict[Parts, str]:
     """Return what a history tells of files; what was written after it was read is not known by a hash."""
     found: dict[Parts, str] = {}
     for message in history:

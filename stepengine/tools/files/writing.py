@@ -24,13 +24,13 @@ from stepengine.system.atomic import lock_for, replace_file, target_info
 from stepengine.system.buffers import Buffers, as_edited, edited_text, place_of
 from stepengine.system.calls import FILE, Fd
 from stepengine.system.paths import display
-from stepengine.system.root import Missing, Opened, Root
+from stepengine.system.root import Missing, OpenedFolder, Root
 from stepengine.system.text import READ_WHOLE_BYTES, FileText, decode, digest, read_capped
 from stepengine.system.writes import FileWrite, OldFile, hash_of
 from stepengine.tooling.context import ToolContext
 from stepengine.tooling.decorator import tool
 from stepengine.tooling.definition import Tool, ToolPreview
-from stepengine.tools.files.edits import Replacement, replace_all, unified_diff
+from stepengine.tools.files.edits import TextReplacement, replace_all, unified_diff
 from stepengine.tools.files.seen import known_hash, note_hash
 
 __all__ = ("writing_tools",)
@@ -132,7 +132,7 @@ def writing_tools(root: Root, *, delete: bool = False, buffers: Buffers | None =
             expected_hash: The `hash` that `read_files` gave; when the file has changed since, nothing is written.
         """
         given = {"path": path, "replacements": replacements, "expected_hash": expected_hash}
-        done = writer.change(ctx, given, _edited(path, replacements))
+        done = writer.change(ctx, given, _make_change(path, replacements))
         count = f"{len(replacements)} replacement{'s' if len(replacements) > 1 else ''}"
         value = {"file": done.file, "message": f"Changed {done.file} ({count}).", "unified_diff": done.diff}
         return _result(value, done.file)
@@ -170,15 +170,15 @@ def _whole(content: str) -> Change:
     return lambda _: content.encode("utf-8", "replace")
 
 
-def _edited(path: str, replacements: Sequence[ReplacementInput]) -> Change:
+def _make_change(path: str, replacements: Sequence[ReplacementInput]) -> Change:
     """
     Return the change that makes these replacements.
 
     It raises ``ToolError`` when one cannot be made, and for a file that is missing, binary or too large.
     """
-    made = [Replacement(r["old_string"], r["new_string"], r.get("allow_multiple", False)) for r in replacements]
+    made = [TextReplacement(r["old_string"], r["new_string"], r.get("allow_multiple", False)) for r in replacements]
 
-    def change(old: Found) -> bytes:
+    def change(old: FoundFile) -> bytes:
         if not old.exists:
             msg = f"{path!r} does not exist; use write_file to create it"
             raise ToolError(msg)
@@ -194,7 +194,7 @@ def _edited(path: str, replacements: Sequence[ReplacementInput]) -> Change:
 def _gone(path: str) -> Change:
     """Return the change to no file at all; it raises ``ToolError`` where there is none."""
 
-    def change(old: Found) -> None:
+    def change(old: FoundFile) -> None:
         if not old.exists:
             msg = f"{path!r} does not exist"
             raise ToolError(msg)
@@ -215,7 +215,7 @@ def _result(value: dict[str, Any], file: str) -> ToolResult:
 
 
 @frozen
-class Found:
+class FoundFile:
     """
     What stands under a name.
 
@@ -240,7 +240,7 @@ class Found:
         return "" if self.data is None else digest(self.data)
 
 
-Change: TypeAlias = Callable[[Found], bytes | None]
+Change: TypeAlias = Callable[[FoundFile], bytes | None]
 """Returns the new content of a file, ``None`` for one that is to be deleted; raises ``ToolError`` for a change that cannot be."""
 
 
@@ -256,7 +256,7 @@ class Done:
     """
 
     file: str
-    old: Found
+    old: FoundFile
     new: bytes | None
 
     @property
@@ -302,7 +302,7 @@ class _Writer:
                 lock_for(folder, name),
             ):
                 self._sweep(folder)
-                old = self._found(folder, name, path)
+                old = self._look_at(folder, name, path)
                 self._check_unchanged(ctx, given, old)
                 new = change(old)
                 self._put(folder, name, old, new, path)
@@ -322,10 +322,10 @@ class _Writer:
             milliseconds=round((time.monotonic() - began) * 1000),
         )
         if ctx.keeps_writes:
-            ctx.wrote(self._kept(done, made))
+            ctx.wrote(self._keep_for_undo(done, made))
         return done
 
-    def _put(self, folder: Fd, name: str, old: Found, new: bytes | None, path: str) -> None:
+    def _put(self, folder: Fd, name: str, old: FoundFile, new: bytes | None, path: str) -> None:
         if new is None:
             calls.unlink(name, folder)
             return
@@ -339,7 +339,7 @@ class _Writer:
     def _place(self, path: str) -> str:
         return place_of(self._root.real, self._root.parts(path))
 
-    def _kept(self, done: Done, made: Sequence[str]) -> FileWrite:
+    def _keep_for_undo(self, done: Done, made: Sequence[str]) -> FileWrite:
         """Return what is needed to undo a change."""
         info, new = done.old.info, done.new
         return FileWrite(
@@ -350,7 +350,7 @@ class _Writer:
             folders=tuple(made),
         )
 
-    def _check_unchanged(self, ctx: ToolContext, given: Mapping[str, Any], old: Found) -> None:
+    def _check_unchanged(self, ctx: ToolContext, given: Mapping[str, Any], old: FoundFile) -> None:
         """Refuse to change what is not what the model, or the person who allowed the call, has seen."""
         path, shown = given["path"], self._shown.pop(_key(given), None)
         if shown is not None and shown != old.digest:
@@ -363,20 +363,20 @@ class _Writer:
             msg = f"{path!r} has changed since it was read; read it again"
             raise ToolError(msg)
 
-    def _found(self, folder: Fd, name: str, path: str) -> Found:
+    def _look_at(self, folder: Fd, name: str, path: str) -> FoundFile:
         info = target_info(folder, name, path)
         if info is None:
-            return Found(None, None)
+            return FoundFile(None, None)
         fd = calls.open_at(name, FILE, folder)
         try:
-            self._root.check_file(Opened(fd, self._root.parts(path), calls.fstat(fd)), path)
+            self._root.check_file(OpenedFolder(fd, self._root.parts(path), calls.fstat(fd)), path)
             data = read_capped(fd)
         finally:
             calls.close(fd)
         if data is None:
-            return Found(info, None)
+            return FoundFile(info, None)
         edited = as_edited(self._buffers, self._place(path), data)
-        return Found(info, edited, is_unsaved=edited != data)
+        return FoundFile(info, edited, is_unsaved=edited != data)
 
     def _sweep(self, folder: Fd) -> None:
         info = calls.fstat(folder)
@@ -392,7 +392,7 @@ class _Writer:
 
     def preview_replace(self, given: JsonDict) -> ToolPreview:
         """Return what ``str_replace`` would do."""
-        return self._preview("Edit", given, _edited(given["path"], given["replacements"]))
+        return self._preview("Edit", given, _make_change(given["path"], given["replacements"]))
 
     def preview_delete(self, given: JsonDict) -> ToolPreview:
         """Return what ``delete_file`` would do."""
@@ -402,9 +402,9 @@ class _Writer:
         """Return the difference that a call would make to the file as it is now; the call is bound to that file."""
         path = given["path"]
         try:
-            old = Found(None, None)
+            old = FoundFile(None, None)
             with suppress(Missing), self._root.parent(path, create=False) as (folder, name):
-                old = self._found(folder, name, path)
+                old = self._look_at(folder, name, path)
             done = Done(display(self._root.parts(path)), old, change(old))
         except (ToolError, OSError) as error:
             why = error.message if isinstance(error, ToolError) else error.strerror or type(error).__name__

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = (
     "FileHits",
-    "Flags",
-    "Report",
+    "MatchReport",
+    "SearchFlags",
     "Sources",
     "parse_flags",
 )
@@ -52,7 +52,7 @@ KNOWN = "-i -s -S -w -F -x -U -v -c -l -t TYPE -T TYPE -g GLOB -A N -B N -C N -m
 
 
 @frozen(kw_only=True)
-class Flags:
+class SearchFlags:
     """
     What the flags ask for.
 
@@ -89,7 +89,7 @@ class Flags:
     max_count: int | None = None
 
 
-def parse_flags(text: str) -> Flags:
+def parse_flags(text: str) -> SearchFlags:
     """
     Read flags; switches may be joined (``-iw``), values may follow directly (``-A3``).
 
@@ -121,7 +121,7 @@ def parse_flags(text: str) -> Flags:
             value = rest or (words.pop(0) if words else "")
             _take(found, letter, value)
             break
-    return Flags(**found)
+    return SearchFlags(**found)
 
 
 def _take(found: dict[str, Any], letter: str, value: str) -> None:
@@ -194,7 +194,7 @@ class Sources:
         return [line.removesuffix("\r") for line in lines]
 
 
-class Report:
+class MatchReport:
     """
     Collects matches within the caps and writes the result.
 
@@ -203,7 +203,7 @@ class Report:
         max_results: Matches to show per file.
     """
 
-    def __init__(self, flags: Flags, max_results: int) -> None:
+    def __init__(self, flags: SearchFlags, max_results: int) -> None:
         self._flags = flags
         self._per_file = min(max_results, flags.max_count or max_results)
         self._out: list[str] = []
@@ -250,7 +250,7 @@ class Report:
                 range(max(0, first - self._flags.before), min(len(lines), first + count + self._flags.after))
             )
         return [
-            f"  Line {n + 1}{':' if n in matched else '-'} {_shown(lines[n])}"
+            f"  Line {n + 1}{':' if n in matched else '-'} {_cut_line(lines[n])}"
             for n in sorted(matched | context)
             if n < len(lines)
         ]
@@ -276,7 +276,7 @@ class Report:
         return {**made, "stderr": problems} if problems else made
 
 
-def _shown(line: str) -> str:
+def _cut_line(line: str) -> str:
     text = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return (
         text

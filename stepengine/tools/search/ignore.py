@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from stepengine.errors import ToolError
 from stepengine.system import calls
-from stepengine.system.calls import Entry, Fd
+from stepengine.system.calls import Fd, FolderEntry
 from stepengine.system.patterns import IgnorePattern
 from stepengine.system.text import read_capped
-from stepengine.system.walk import Budget, walk
+from stepengine.system.walk import WalkBudget, walk
 
 if TYPE_CHECKING:
-    from stepengine.system.root import Opened, Root
+    from stepengine.system.root import OpenedFolder, Root
 
 __all__ = (
     "Ignore",
@@ -38,7 +38,7 @@ class Ignore:
         budget: For how long to read and compare patterns; when it is spent, everything counts as ignored.
     """
 
-    def __init__(self, root: Root, budget: Budget) -> None:
+    def __init__(self, root: Root, budget: WalkBudget) -> None:
         self._root = root
         self._budget = budget
         self._patterns: dict[Parts, list[IgnorePattern]] = {}
@@ -93,8 +93,8 @@ def _bytewise(name: str) -> str:
 
 
 def visible(
-    root: Root, opened: Opened, budget: Budget, wanted: Callable[[Parts], bool] | None = None
-) -> Generator[tuple[Parts, Entry, bool], None, None]:
+    root: Root, opened: OpenedFolder, budget: WalkBudget, wanted: Callable[[Parts], bool] | None = None
+) -> Generator[tuple[Parts, FolderEntry, bool], None, None]:
     """
     Yield place, entry and whether it is a folder, for what is below an open folder; folders before what they hold.
 

@@ -27,8 +27,8 @@ from stepengine.errors import ToolError
 from stepengine.system import calls
 from stepengine.system.guard import left_out
 from stepengine.system.paths import display, shown
-from stepengine.system.root import Opened, Root
-from stepengine.system.walk import Budget
+from stepengine.system.root import OpenedFolder, Root
+from stepengine.system.walk import WalkBudget
 from stepengine.tooling.context import ToolContext
 from stepengine.tooling.decorator import tool
 from stepengine.tooling.definition import Tool
@@ -102,7 +102,7 @@ def finding_tool(root: Root) -> Tool:
             prompt: What to look for.
             max_results: How many files to return at most.
         """
-        budget = Budget(cancelled=ctx.cancelled)
+        budget = WalkBudget(cancelled=ctx.cancelled)
         files = _candidates(root, budget)
         best = ranked(prompt, files, budget.check_time)[:max_results]
         notes = [f"{len(best)} of {len(files):,} files fit best" if best else "no file fits the description"]
@@ -115,7 +115,7 @@ def finding_tool(root: Root) -> Tool:
     return find_files
 
 
-def _candidates(root: Root, budget: Budget) -> dict[Parts, list[str]]:
+def _candidates(root: Root, budget: WalkBudget) -> dict[Parts, list[str]]:
     """Return the files below the root with their top-level names, for as many of them as there is time to look into."""
     opened = root.open_folder(".")
     try:
@@ -238,7 +238,7 @@ UNIMPORTANT = (
 
 
 @frozen
-class Node:
+class TreeNode:
     """One line of a tree: its place, and whether it is a folder."""
 
     place: Parts
@@ -290,7 +290,7 @@ def subtree_tool(root: Root) -> Tool:
             max_tokens: How much to show in all, in tokens of about four characters.
         """
         wanted = list(dict.fromkeys(p.rstrip("/") or p for p in paths or ["."]))
-        budget = Budget(cancelled=ctx.cancelled)
+        budget = WalkBudget(cancelled=ctx.cancelled)
         entries, left = [], max_tokens
         for number, path in enumerate(wanted):
             entry = _entry(root, path, left // (len(wanted) - number), budget)
@@ -301,7 +301,7 @@ def subtree_tool(root: Root) -> Tool:
     return read_subtree
 
 
-def _entry(root: Root, path: str, max_tokens: int, budget: Budget) -> dict[str, Any]:
+def _entry(root: Root, path: str, max_tokens: int, budget: WalkBudget) -> dict[str, Any]:
     try:
         opened = root.open_folder(path)
     except ToolError as error:
@@ -336,12 +336,12 @@ def _file_entry(root: Root, path: str, max_tokens: int, problem: ToolError) -> d
 class _Tree:
     """What is below one folder, and how much of it fits."""
 
-    def __init__(self, root: Root, opened: Opened, budget: Budget) -> None:
+    def __init__(self, root: Root, opened: OpenedFolder, budget: WalkBudget) -> None:
         self._root = root
         self._depth = len(opened.parts)
         self._budget = budget
         with closing(visible(root, opened, budget)) as entries:
-            self._all = [Node(place, is_folder) for place, _, is_folder in entries]
+            self._all = [TreeNode(place, is_folder) for place, _, is_folder in entries]
         self._cut = budget.cut
 
     def entry(self, max_tokens: int) -> dict[str, Any]:
@@ -374,10 +374,10 @@ class _Tree:
         notes += left_out()
         return {**result, "message": "; ".join(notes)} if notes else result
 
-    def _size(self, nodes: list[Node]) -> int:
+    def _size(self, nodes: list[TreeNode]) -> int:
         return sum(len(n.line(self._depth)) for n in nodes)
 
-    def _names(self, nodes: list[Node], room: int) -> tuple[dict[Parts, str], int]:
+    def _names(self, nodes: list[TreeNode], room: int) -> tuple[dict[Parts, str], int]:
         """Return the names of as many source files as fit, shallow ones first, and how many have to do without."""
         sources = sorted((len(n.place), n.place) for n in nodes if not n.is_folder and has_symbols(n.place[-1]))
         found: dict[Parts, str] = {}
@@ -390,7 +390,7 @@ class _Tree:
                 room -= len(text)
         return found, len(sources) - len(found)
 
-    def _shallow(self, nodes: list[Node], room: int) -> tuple[list[Node], str, str]:
+    def _shallow(self, nodes: list[TreeNode], room: int) -> tuple[list[TreeNode], str, str]:
         """Return what fits when everything below some depth is dropped; in a very wide folder, the first entries."""
         sizes: Counter[int] = Counter()
         for node in nodes:
@@ -411,7 +411,7 @@ class _Tree:
             kept.append(node)
         return kept, "depth-based", f"all but the first {len(kept):,} of {len(nodes):,} entries, and all names"
 
-    def _text(self, nodes: list[Node], names: dict[Parts, str]) -> str:
+    def _text(self, nodes: list[TreeNode], names: dict[Parts, str]) -> str:
         """Return the tree; a folder whose content was dropped ends in ``...``."""
         filled = {n.place[:-1] for n in nodes}
         hollow = {n.place[:-1] for n in self._all} - filled

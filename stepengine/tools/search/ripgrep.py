@@ -34,13 +34,13 @@ from stepengine.system.calls import FOLDER, Fd
 from stepengine.system.environment import MARKER, SUPERVISOR
 from stepengine.system.far import Elsewhere, Far
 from stepengine.system.patterns import SEARCH_COLUMNS, IgnorePattern, safe_columns
-from stepengine.system.walk import Budget, walk
+from stepengine.system.walk import WalkBudget, walk
 from stepengine.tooling.conversion import ERROR_CHARS
-from stepengine.tools.search.hits import SEARCH_FILE_BYTES, FileHits, Flags, Sources
+from stepengine.tools.search.hits import SEARCH_FILE_BYTES, FileHits, SearchFlags, Sources
 from stepengine.tools.search.ignore import Ignore
 
 if TYPE_CHECKING:
-    from stepengine.system.root import Opened, Root
+    from stepengine.system.root import OpenedFolder, Root
 
 __all__ = (
     "HIDDEN_SEARCHED",
@@ -70,7 +70,7 @@ TYPES: dict[str, tuple[str, ...]] = {
 
 
 def python_hits(
-    root: Root, base: Opened, pattern: str, flags: Flags, *, per_file: int, budget: Budget
+    root: Root, base: OpenedFolder, pattern: str, flags: SearchFlags, *, per_file: int, budget: WalkBudget
 ) -> Generator[FileHits, None, None]:
     """
     Yield the files with matches below a folder.
@@ -104,7 +104,7 @@ def python_hits(
 
 
 def _search(
-    lines: list[str], test: Callable[[str], bool], flags: Flags, per_file: int, budget: Budget
+    lines: list[str], test: Callable[[str], bool], flags: SearchFlags, per_file: int, budget: WalkBudget
 ) -> tuple[list[tuple[int, int]], int]:
     spans: list[tuple[int, int]] = []
     total = 0
@@ -123,7 +123,7 @@ def _search(
     return spans, total
 
 
-def _line_test(pattern: str, flags: Flags) -> Callable[[str], bool]:
+def _line_test(pattern: str, flags: SearchFlags) -> Callable[[str], bool]:
     if flags.multiline:
         msg = "-U needs ripgrep, which is not installed here (pip install 'stepengine[search]'); search for one line of it"
         raise ToolError(msg)
@@ -140,7 +140,7 @@ def _line_test(pattern: str, flags: Flags) -> Callable[[str], bool]:
     return lambda line: search(line[:columns]) is not None
 
 
-def _file_test(flags: Flags) -> Callable[[tuple[str, ...]], bool]:
+def _file_test(flags: SearchFlags) -> Callable[[tuple[str, ...]], bool]:
     """Return which files the flags ask for."""
     types, not_types = _endings(flags.types), _endings(flags.not_types)
     globs = [(not g.startswith("!"), IgnorePattern(g.removeprefix("!"))) for g in flags.globs]
@@ -207,7 +207,7 @@ class Ripgrep:
         problems: What ripgrep said on its error stream, at most 4,000 characters.
     """
 
-    def __init__(self, program: str, root: Root, base: Opened) -> None:
+    def __init__(self, program: str, root: Root, base: OpenedFolder) -> None:
         self._program = program
         self._root = root
         self._base = base
@@ -219,7 +219,9 @@ class Ripgrep:
         """What ripgrep said on its error stream, at most 4,000 characters."""
         return self._errors[: ERROR_CHARS * 4].decode("utf-8", "replace")[:ERROR_CHARS].strip()
 
-    def hits(self, pattern: str, flags: Flags, per_file: int, budget: Budget) -> Generator[FileHits, None, None]:
+    def hits(
+        self, pattern: str, flags: SearchFlags, per_file: int, budget: WalkBudget
+    ) -> Generator[FileHits, None, None]:
         """
         Yield the files with matches, as the walk sees them.
 
@@ -242,7 +244,7 @@ class Ripgrep:
             msg = f"the search failed: {self.problems}"
             raise ToolError(msg)
 
-    def _command(self, pattern: str, flags: Flags, per_file: int) -> list[str]:
+    def _command(self, pattern: str, flags: SearchFlags, per_file: int) -> list[str]:
         switches = {
             "--word-regexp": flags.word,
             "--fixed-strings": flags.fixed,
@@ -286,7 +288,7 @@ class Ripgrep:
         same = [(first, n) for first, text in spans if (n := _same(lines, first, text))]
         return FileHits(parts, lines, same, total) if same else None
 
-    def _events(self, command: list[str], budget: Budget) -> Iterator[Any]:
+    def _events(self, command: list[str], budget: WalkBudget) -> Iterator[Any]:
         self._code = None
         folder = self._base.fd
         if isinstance(folder, Far):
@@ -294,7 +296,7 @@ class Ripgrep:
                 for line in lines:
                     yield json.loads(line)
             return
-        process = self._started(command, folder)
+        process = self._start(command, folder)
         try:
             for line in self._lines(process, budget):
                 yield json.loads(line)
@@ -308,9 +310,9 @@ class Ripgrep:
                 if stream is not None:
                     stream.close()
 
-    def _lines_there(self, command: list[str], at: Far, budget: Budget) -> Generator[bytes, None, None]:
+    def _lines_there(self, command: list[str], at: Far, budget: WalkBudget) -> Generator[bytes, None, None]:
         """Yield the lines of the output of a search elsewhere."""
-        heard, rest = _Heard(at.system.name), b""
+        heard, rest = _HeardOutput(at.system.name), b""
         env = {"LC_ALL": "C.UTF-8", MARKER: secrets.token_hex(16)}
         source = Path(SUPERVISOR).read_text(encoding="utf-8")
         given = {"limits": "RLIMIT_CORE=0", "program": command[0], "argv": command, "env": env, "log": None}
@@ -330,7 +332,7 @@ class Ripgrep:
         finally:
             running.end()
 
-    def _started(self, command: list[str], at: int) -> subprocess.Popen[bytes]:
+    def _start(self, command: list[str], at: int) -> subprocess.Popen[bytes]:
         folder = f"/proc/self/fd/{at}"
         by_path = Path(folder).exists()
         return subprocess.Popen(  # noqa: S603  (a fixed program; no text of the model's can become a flag)
@@ -344,7 +346,7 @@ class Ripgrep:
             start_new_session=True,
         )
 
-    def _lines(self, process: subprocess.Popen[bytes], budget: Budget) -> Iterator[bytes]:
+    def _lines(self, process: subprocess.Popen[bytes], budget: WalkBudget) -> Iterator[bytes]:
         """Yield the lines of the output for as long as there is time."""
         if process.stdout is None or process.stderr is None:
             return
@@ -365,7 +367,7 @@ class Ripgrep:
             self._errors = (self._errors + data)[: ERROR_CHARS * 4]
 
 
-class _Heard:
+class _HeardOutput:
     """Keeps what a search elsewhere prints until it is looked at; how much that can be, the connection bounds."""
 
     def __init__(self, name: str) -> None:

@@ -13,12 +13,12 @@ from stepengine.system.guard import left_out
 from stepengine.system.paths import display
 from stepengine.system.patterns import GlobPattern
 from stepengine.system.root import Root
-from stepengine.system.walk import Budget
+from stepengine.system.walk import WalkBudget
 from stepengine.tooling.context import ToolContext
 from stepengine.tooling.decorator import tool
 from stepengine.tooling.definition import Tool
 from stepengine.tools.files.reading import READS
-from stepengine.tools.search.hits import SEARCH_MATCHES, Flags, Report, parse_flags
+from stepengine.tools.search.hits import SEARCH_MATCHES, MatchReport, SearchFlags, parse_flags
 from stepengine.tools.search.ignore import visible
 from stepengine.tools.search.overview import finding_tool
 from stepengine.tools.search.ripgrep import Ripgrep, find_ripgrep, python_hits
@@ -69,7 +69,7 @@ def searching_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
             cwd: The folder to look in, relative to the root folder; the root folder by default.
             max_results: How many files to return at most.
         """
-        return _globbed(root, GlobPattern(pattern), cwd or ".", max_results, Budget(cancelled=ctx.cancelled))
+        return _globbed(root, GlobPattern(pattern), cwd or ".", max_results, WalkBudget(cancelled=ctx.cancelled))
 
     @tool(category="read", annotations=READS, parallel_safe=True)
     def code_search(  # noqa: D417  (the context is no parameter of the tool)
@@ -111,13 +111,13 @@ def searching_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
         if "\n" in pattern and "U" not in flags:
             msg = "a pattern across lines needs the flag -U"
             raise ToolError(msg)
-        budget = Budget(FILES_SEEN, SEARCH_SECONDS, ctx.cancelled)
+        budget = WalkBudget(FILES_SEEN, SEARCH_SECONDS, ctx.cancelled)
         return _searched(root, ripgrep, pattern, parse_flags(flags), cwd or ".", max_results, budget)
 
     return [glob, code_search, finding_tool(root)]
 
 
-def _globbed(root: Root, pattern: GlobPattern, cwd: str, max_results: int, budget: Budget) -> dict[str, object]:
+def _globbed(root: Root, pattern: GlobPattern, cwd: str, max_results: int, budget: WalkBudget) -> dict[str, object]:
     opened = root.open_folder(cwd)
     depth = len(opened.parts)
     found: list[tuple[int, tuple[str, ...]]] = []
@@ -140,9 +140,9 @@ def _globbed(root: Root, pattern: GlobPattern, cwd: str, max_results: int, budge
 
 
 def _searched(  # noqa: PLR0917  (one call, spelled out)
-    root: Root, ripgrep: str | None, pattern: str, flags: Flags, cwd: str, max_results: int, budget: Budget
+    root: Root, ripgrep: str | None, pattern: str, flags: SearchFlags, cwd: str, max_results: int, budget: WalkBudget
 ) -> dict[str, object]:
-    report = Report(flags, max_results)
+    report = MatchReport(flags, max_results)
     opened = root.open_folder(cwd)
     engine = None if ripgrep is None else Ripgrep(ripgrep, root, opened)
     try:

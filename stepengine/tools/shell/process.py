@@ -31,9 +31,9 @@ from stepengine.system.far import Elsewhere, Far, Spawned
 from stepengine.tools.shell.output import Capture
 
 __all__ = (
+    "CommandProcess",
+    "CommandStart",
     "Ending",
-    "Process",
-    "Start",
     "end_marked",
     "marked",
     "start",
@@ -63,7 +63,7 @@ REASONS = {
 
 
 @frozen(kw_only=True)
-class Start:
+class CommandStart:
     """
     What is started.
 
@@ -113,7 +113,7 @@ async def to_the_end(work: asyncio.Task[Any]) -> None:
     work.result()
 
 
-async def start(what: Start) -> Process:
+async def start(what: CommandStart) -> CommandProcess:
     """
     Start a command.
 
@@ -131,7 +131,7 @@ async def start(what: Start) -> Process:
     return process
 
 
-async def _patiently(what: Start) -> Process:
+async def _patiently(what: CommandStart) -> CommandProcess:
     """Start the supervisor as soon as there are descriptors and processes for it."""
     give_up = time.monotonic() + FULL_SECONDS
     while True:
@@ -145,7 +145,7 @@ async def _patiently(what: Start) -> Process:
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def _launched_there(what: Start, folder: Far) -> Process:
+async def _launched_there(what: CommandStart, folder: Far) -> CommandProcess:
     """Start the supervisor where the folder is."""
     child = _FarChild(folder.system, what.env)
     given = {
@@ -155,7 +155,7 @@ async def _launched_there(what: Start, folder: Far) -> Process:
         "env": dict(what.env),
         "log": what.log or None,
     }
-    process = Process(child, what)
+    process = CommandProcess(child, what)
     try:
         source = await asyncio.to_thread(Path(SUPERVISOR).read_text, "utf-8")
         starting = asyncio.create_task(
@@ -174,7 +174,7 @@ async def _launched_there(what: Start, folder: Far) -> Process:
     return process
 
 
-def _launched(what: Start, folder: int) -> Process:
+def _launched(what: CommandStart, folder: int) -> CommandProcess:
     """Start the supervisor."""
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         made: list[int] = []
@@ -202,7 +202,7 @@ def _launched(what: Start, folder: int) -> Process:
             start_new_session=True, umask=0o022,
         )  # fmt: skip
         ours.pop_all()
-    return Process(_Child(popen, out, err, line.detach(), what.env), what)
+    return CommandProcess(_LocalChild(popen, out, err, line.detach(), what.env), what)
 
 
 class _Pipe:
@@ -243,10 +243,10 @@ class _Pipe:
                 self._ends()
 
 
-class Child(Protocol):
+class SupervisedChild(Protocol):
     """The supervisor of a command, and the command: where they run is known only here."""
 
-    def begin(self, process: Process) -> None:
+    def begin(self, process: CommandProcess) -> None:
         """Have *process* told of what is printed, said and ended."""
 
     @property
@@ -278,7 +278,7 @@ class Child(Protocol):
         """Stop reading."""
 
 
-class _Child:
+class _LocalChild:
     """A command of this system."""
 
     def __init__(
@@ -288,7 +288,7 @@ class _Child:
         self._fds = out, err, line
         self._env = env
 
-    def begin(self, process: Process) -> None:
+    def begin(self, process: CommandProcess) -> None:
         """Read from the event loop."""
         out, err, line = self._fds
         self._out = _Pipe(out, lambda data: process.feed(process.out, data))
@@ -360,7 +360,7 @@ class _FarChild:
         self._is_left = asyncio.Event()
         self._code: int | None = None
         self._is_closed = False
-        self._process: Process | None = None
+        self._process: CommandProcess | None = None
 
     # --- in the thread that reads ----
 
@@ -382,7 +382,7 @@ class _FarChild:
 
     # --- on the event loop ----
 
-    def begin(self, process: Process) -> None:
+    def begin(self, process: CommandProcess) -> None:
         """Have *process* told."""
         self._process = process
 
@@ -471,7 +471,7 @@ class _FarChild:
         self._process = None
 
 
-class Process:
+class CommandProcess:
     """
     A command that was started.
 
@@ -486,7 +486,7 @@ class Process:
         seconds: How long it ran, until it ended or now.
     """
 
-    def __init__(self, child: Child, what: Start) -> None:
+    def __init__(self, child: SupervisedChild, what: CommandStart) -> None:
         self._child = child
         self.pid = 0
         self.out, self.err = Capture(COMMAND_CHARS), Capture(COMMAND_CHARS)
@@ -533,17 +533,17 @@ class Process:
                 case "errno":
                     self._errno = int(number)
                 case "exit":
-                    self._left(Ending(int(number), None))
+                    self._note_end(Ending(int(number), None))
                 case _:
-                    self._left(Ending(None, _signal_name(int(number))))
+                    self._note_end(Ending(None, _signal_name(int(number))))
         self._known.set()
 
     def silent(self) -> None:
         """The supervisor has ended: when it was told to, or because it was killed, and its command with it."""
         self._known.set()
-        self._left(self._ending or Ending(None, _signal_name(signal.SIGKILL)))
+        self._note_end(self._ending or Ending(None, _signal_name(signal.SIGKILL)))
 
-    def _left(self, ending: Ending) -> None:
+    def _note_end(self, ending: Ending) -> None:
         self._ending = ending
         self._ended = self._ended or time.monotonic()
         self._gone.set()
@@ -561,7 +561,7 @@ class Process:
 
     # --- what somebody does with it ----------------------------------------------------------
 
-    async def check(self, what: Start) -> None:
+    async def check(self, what: CommandStart) -> None:
         """
         Wait until the program runs.
 
@@ -598,10 +598,10 @@ class Process:
         except TimeoutError:
             if self.ending() is None:  # else only the event loop was late
                 return False
-        await self._closed(COMMAND_DRAIN_SECONDS)
+        await self._wait_for_streams(COMMAND_DRAIN_SECONDS)
         return True
 
-    async def _closed(self, seconds: float) -> None:
+    async def _wait_for_streams(self, seconds: float) -> None:
         """Wait until nobody holds the streams any more."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -616,7 +616,7 @@ class Process:
         """End it and all that it started, first gently; return how the command ended."""
         if not self._gone.is_set():
             self.send(number)
-            await self._closed(COMMAND_TERM_SECONDS)
+            await self._wait_for_streams(COMMAND_TERM_SECONDS)
         how = self._ending or Ending(None, _signal_name(signal.SIGKILL))
         await self._end_supervisor()
         self.drain()
@@ -644,7 +644,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _refuse(what: Start, number: int) -> NoReturn:
+def _refuse(what: CommandStart, number: int) -> NoReturn:
     reason = REASONS.get(number, os.strerror(number))
     msg = f"{what.argv[0]!r} could not be executed: {reason}"
     raise ToolError(msg)

@@ -15,15 +15,15 @@ from stepengine.errors import DefinitionError, ToolError
 from stepengine.system import calls
 from stepengine.system.argv import Argv, Script, parse_command
 from stepengine.system.calls import Fd
-from stepengine.system.environment import NAMES_BYTES, READ_SECONDS, Environment, Private, looking
+from stepengine.system.environment import NAMES_BYTES, READ_SECONDS, CommandEnvironment, Private, looking
 from stepengine.system.guard import GUARD
 from stepengine.system.paths import display
-from stepengine.system.root import Opened, Root
-from stepengine.system.terminals import Ran, Terminals
+from stepengine.system.root import OpenedFolder, Root
+from stepengine.system.terminals import TerminalResult, Terminals
 from stepengine.tooling.context import ToolContext
-from stepengine.tools.shell.process import Ending, Process, Start, start, to_the_end
+from stepengine.tools.shell.process import CommandProcess, CommandStart, Ending, start, to_the_end
 
-__all__ = ("LIMITS", "Launch", "Progress", "Runner", "Shell", "Slots", "limits_text")
+__all__ = ("LIMITS", "CommandProgress", "Launch", "Runner", "Shell", "Slots", "limits_text")
 
 COMMANDS_AT_ONCE = 16
 
@@ -102,7 +102,7 @@ def limits_text(limits: Mapping[str, int]) -> str:
     return ",".join([f"{number}={value}" for number, value in made.items()])
 
 
-class Progress:
+class CommandProgress:
     """Shows what a command prints as ``ToolProgress``, at most ten times a second, its last 2,000 characters each."""
 
     def __init__(self, ctx: ToolContext) -> None:
@@ -145,7 +145,7 @@ class Shell:
 
     root: Root
     allow_shell: bool
-    environment: Environment
+    environment: CommandEnvironment
     timeout: float
     max_timeout: float
     allow_unlimited: bool
@@ -200,7 +200,7 @@ class Shell:
         shows: Callable[[str], None] | None = None,
         reads: Callable[[bytes], None] | None = None,
         log: str = "",
-    ) -> Process:
+    ) -> CommandProcess:
         """
         Start a command; where it runs elsewhere, what it prints is written to the file *log* there, too.
 
@@ -219,7 +219,7 @@ class Shell:
 
     async def in_terminal(
         self, ctx: ToolContext, command: Argv | Script, cwd: str | None, private: Private, seconds: float | None
-    ) -> Ran | None:
+    ) -> TerminalResult | None:
         """
         Run a command to its end in a terminal of an editor; ``None`` where there is none for it.
 
@@ -244,7 +244,7 @@ class Shell:
         finally:
             calls.close(opened.fd)
 
-    async def _launch(self, command: Argv | Script, opened: Opened, private: Private) -> Launch:
+    async def _launch(self, command: Argv | Script, opened: OpenedFolder, private: Private) -> Launch:
         """Return what is executed for a command in an open folder, with the private folders that it needs."""
         await self._aside(private.make)
         launch = Launch(
@@ -268,11 +268,11 @@ class Shell:
         """Make the private folder of a command."""
         return await self._aside(Private.at, self.root.system)
 
-    def _start(self, launch: Launch, folder: Fd) -> Start:
+    def _start(self, launch: Launch, folder: Fd) -> CommandStart:
         if self.runner is not None:
             launch = self.runner(launch)
         program = self._program(launch)
-        return Start(program=program, argv=launch.argv, env=launch.env, folder=folder, limits=self.limits)
+        return CommandStart(program=program, argv=launch.argv, env=launch.env, folder=folder, limits=self.limits)
 
     async def _answer(self, launch: Launch, folder: Fd) -> bytes:
         """Return what git answers about its configuration, before it is asked for more."""

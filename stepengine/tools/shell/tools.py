@@ -30,8 +30,8 @@ from stepengine.tooling.conversion import RESULT_CHARS
 from stepengine.tooling.decorator import tool
 from stepengine.tooling.definition import Tool, ToolPreview
 from stepengine.tools.shell.output import fitted, shortened
-from stepengine.tools.shell.process import COMMAND_OUTPUT_BYTES, Ending, Process, to_the_end
-from stepengine.tools.shell.running import Progress, Shell, Slots
+from stepengine.tools.shell.process import COMMAND_OUTPUT_BYTES, CommandProcess, Ending, to_the_end
+from stepengine.tools.shell.running import CommandProgress, Shell, Slots
 
 __all__ = (
     "FLOODED",
@@ -95,7 +95,7 @@ class Job:
         ended_by_us: How it ended, when we ended it.
     """
 
-    def __init__(self, id: str, command: str, process: Process, log: Log, private: Private) -> None:
+    def __init__(self, id: str, command: str, process: CommandProcess, log: Log, private: Private) -> None:
         self.id = id
         self.command = command
         self.process = process
@@ -253,13 +253,13 @@ def command_tools(shell: Shell) -> list[Tool]:
         read = shell.read(command)
         runs = await asyncio.to_thread(shell.confined, read, cwd)
         if process_type == "BACKGROUND":
-            return await _started(ctx, shell, read, runs, cwd)
+            return await _run_in_background(ctx, shell, read, runs, cwd)
         async with Slots.of(ctx):
             if shell.terminals is not None and runs == read:
-                ran = await _shown(ctx, shell, read, cwd, shell.seconds(timeout_seconds))
+                ran = await _run_in_editor(ctx, shell, read, cwd, shell.seconds(timeout_seconds))
                 if ran is not None:
                     return ran
-            return await _finished(ctx, shell, read, runs, cwd, shell.seconds(timeout_seconds))
+            return await _run_to_end(ctx, shell, read, runs, cwd, shell.seconds(timeout_seconds))
 
     @tool(category="execute", annotations=LOOKS, timeout=FOREVER)
     async def check_job(  # noqa: D417  (the context is no parameter of the tool)
@@ -335,7 +335,7 @@ def _jobs(ctx: ToolContext, shell: Shell) -> Jobs:
     return ctx.of_run((Jobs, shell), Jobs)
 
 
-async def _finished(  # noqa: PLR0917  (one call, spelled out)
+async def _run_to_end(  # noqa: PLR0917  (one call, spelled out)
     ctx: ToolContext,
     shell: Shell,
     command: Argv | Script,
@@ -344,8 +344,8 @@ async def _finished(  # noqa: PLR0917  (one call, spelled out)
     seconds: float | None,
 ) -> ToolResult:
     """Run a command to its end, as *runs*; whatever happens, nothing of it is left."""
-    private, progress = await shell.private(), Progress(ctx)
-    process: Process | None = None
+    private, progress = await shell.private(), CommandProgress(ctx)
+    process: CommandProcess | None = None
     in_time = True
     try:
         process = await shell.start(runs, cwd, private, shows=progress.add)
@@ -362,7 +362,7 @@ async def _finished(  # noqa: PLR0917  (one call, spelled out)
     return _result(frame, process, "ok" if in_time and not process.flooded else "error")
 
 
-async def _shown(
+async def _run_in_editor(
     ctx: ToolContext, shell: Shell, command: Argv | Script, cwd: str | None, seconds: float | None
 ) -> ToolResult | None:
     """Run a command to its end in a terminal of an editor; ``None`` where there is none for it."""
@@ -383,7 +383,7 @@ async def _shown(
     return ToolResult.json(value, status="ok" if ran.in_time else "error")
 
 
-async def cleaned(process: Process | None, private: Private) -> None:
+async def cleaned(process: CommandProcess | None, private: Private) -> None:
     """End a command, if it was started, and all that it started, and remove its folder."""
     try:
         if process is not None:
@@ -392,7 +392,7 @@ async def cleaned(process: Process | None, private: Private) -> None:
         await private.give_back()
 
 
-async def _started(
+async def _run_in_background(
     ctx: ToolContext, shell: Shell, command: Argv | Script, runs: Argv | Script, cwd: str | None
 ) -> ToolResult:
     """Start a command that goes on in the background."""
@@ -417,14 +417,14 @@ async def _started(
     return ToolResult.json({**value, "output_file": str(job.log.path)}, side_effects=[effect])
 
 
-def _frame(command: Argv | Script, process: Process, ending: Ending, message: str) -> dict[str, object]:
+def _frame(command: Argv | Script, process: CommandProcess, ending: Ending, message: str) -> dict[str, object]:
     frame: dict[str, object] = {"command": shortened(shown_command(command), SHOWN_CHARS), "exit_code": ending.code}
     if ending.signal is not None:
         frame["signal"] = ending.signal
     return {**frame, "duration_seconds": round(process.seconds, 3), **({"message": message} if message else {})}
 
 
-def _result(frame: Mapping[str, Any], process: Process, status: Literal["ok", "error"] = "ok") -> ToolResult:
+def _result(frame: Mapping[str, Any], process: CommandProcess, status: Literal["ok", "error"] = "ok") -> ToolResult:
     """Return a result with both streams, as long as the cap of results allows."""
     is_cut = process.out.is_cut or process.err.is_cut
     texts = process.out.take(), process.err.take()
@@ -449,7 +449,7 @@ def _job_result(job: Job, more: Mapping[str, object]) -> ToolResult:
     return _result(frame, process)
 
 
-def _log(ctx: ToolContext, command: Argv | Script, process: Process, ending: Ending) -> None:
+def _log(ctx: ToolContext, command: Argv | Script, process: CommandProcess, ending: Ending) -> None:
     """Log what ran and how it went, never what it printed."""
     message = f"ran {without_secrets(shortened(shown_command(command), SHOWN_CHARS))}"
     ctx.logger.debug(

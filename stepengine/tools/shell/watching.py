@@ -29,7 +29,7 @@ from stepengine.tooling.control import checked
 from stepengine.tooling.definition import Tool
 from stepengine.tooling.schemas import STRING, described, object_schema
 from stepengine.tools.shell.output import shortened
-from stepengine.tools.shell.process import Ending, Process, to_the_end
+from stepengine.tools.shell.process import CommandProcess, Ending, to_the_end
 from stepengine.tools.shell.running import Shell, Slots
 from stepengine.tools.shell.tools import FLOODED, FOREVER, RUNS, cleaned, preview_of
 
@@ -140,12 +140,12 @@ def _watch(ctx: StepContext) -> Generator[Any, Any, str]:
         before, polls = before or found["first"], polls + found["polls"]
         if found["met"] or not left:
             took = (ctx.now() - began).total_seconds()
-            return _said(asked, found, polls=polls, took=took)
+            return _describe_wait(asked, found, polls=polls, took=took)
         if every > IN_PROCESS:
             yield from Sleep(min(every, left))
 
 
-def _said(asked: Mapping[str, Any], found: Mapping[str, Any], *, polls: int, took: float) -> str:
+def _describe_wait(asked: Mapping[str, Any], found: Mapping[str, Any], *, polls: int, took: float) -> str:
     until = asked["until"] if asked["until"] != "contains" else f"contains {asked['text']!r}"
     given = asked["command"]
     shown = shortened(given if isinstance(given, str) else shown_command(tuple(given)), 300)
@@ -190,7 +190,7 @@ class Polled:
         return (self.code == 0) is (until == "succeeds")
 
 
-class Heard:
+class OutputScan:
     """Looks through the whole standard output of a run, of which only a part is kept."""
 
     def __init__(self, wanted: str) -> None:
@@ -255,10 +255,10 @@ async def _polled(ctx: ToolContext, shell: Shell, given: JsonDict) -> Polled:
     """Run the command once, confined as that of ``run_terminal_command`` is; whatever happens, nothing of it is left."""
     command, cwd, wanted = shell.read(_command(given)), given.get("cwd"), given.get("text", "")
     runs = await asyncio.to_thread(shell.confined, command, cwd)
-    heard = Heard(wanted)
+    heard = OutputScan(wanted)
     async with Slots.of(ctx):
         private = await shell.private()
-        process: Process | None = None
+        process: CommandProcess | None = None
         in_time = True
         try:
             process = await shell.start(runs, cwd, private, reads=heard.hear)

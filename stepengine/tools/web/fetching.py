@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from stepengine.data.frozen import frozen
 from stepengine.errors import BlockedAddress, DefinitionError, ToolError
-from stepengine.system.urls import AllowList, Target, blocked_reason, joined, networks, numeric_address, parse_url
+from stepengine.system.urls import AllowList, UrlTarget, blocked_reason, joined, networks, numeric_address, parse_url
 
 if TYPE_CHECKING:
     import ssl
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     import httpx2
 
 __all__ = (
-    "Body",
     "Fetched",
     "Fetcher",
     "Gates",
     "Resolve",
+    "ResponseBody",
     "SafeFetcher",
     "check_headers",
     "count_page",
@@ -49,7 +49,7 @@ CODINGS = frozenset({"gzip", "x-gzip", "deflate"})
 
 
 @frozen
-class Body:
+class ResponseBody:
     """
     What an answer holds.
 
@@ -75,7 +75,7 @@ def check_headers(response: httpx2.Response, where: str) -> None:
         raise ToolError(msg)
 
 
-async def read_body(response: httpx2.Response, where: str, limit: int = WEB_BYTES) -> Body:
+async def read_body(response: httpx2.Response, where: str, limit: int = WEB_BYTES) -> ResponseBody:
     """
     Return the decoded body, at most *limit* bytes of it, from as many bytes that were sent; the rest is never read.
 
@@ -94,8 +94,8 @@ async def read_body(response: httpx2.Response, where: str, limit: int = WEB_BYTE
         made += chunk if inflate is None else inflate.feed(chunk)
         came += len(chunk)
         if max(len(made), came) > limit:  # what follows the end of compressed data makes nothing, but does not end
-            return Body(bytes(made[:limit]), truncated=True)
-    return Body(bytes(made))
+            return ResponseBody(bytes(made[:limit]), truncated=True)
+    return ResponseBody(bytes(made))
 
 
 class _Inflate:
@@ -291,12 +291,12 @@ class SafeFetcher:
             raise ToolError(msg)
         target = parse_url(url)
         try:
-            return await self._followed(target, method)
+            return await self._follow_redirects(target, method)
         except TimeoutError:
             msg = f"{target.url} did not answer within {self._seconds:g} s"
             raise ToolError(msg) from None
 
-    async def _followed(self, target: Target, method: str) -> Fetched:
+    async def _follow_redirects(self, target: UrlTarget, method: str) -> Fetched:
         now, left = asyncio.get_running_loop().time, self._seconds
         for _ in range(WEB_REDIRECTS + 1):
             self._allow.check(target)
@@ -314,7 +314,7 @@ class SafeFetcher:
         msg = f"{target.url} was reached after {WEB_REDIRECTS} redirects and redirects again"
         raise ToolError(msg)
 
-    async def _one(self, target: Target, method: str) -> Fetched | Target:
+    async def _one(self, target: UrlTarget, method: str) -> Fetched | UrlTarget:
         """Send one request; return the answer, or where it redirects to."""
         import httpx2
 
@@ -326,7 +326,7 @@ class SafeFetcher:
             proxy=None if self._proxy is None else httpx2.Proxy(self._proxy),
         )
         try:
-            response = await self._sent(transport, target, method, addresses)
+            response = await self._send(transport, target, method, addresses)
             try:
                 return await _answer(response, target, method)
             finally:
@@ -340,7 +340,7 @@ class SafeFetcher:
         finally:
             await transport.aclose()
 
-    async def _addresses(self, target: Target) -> Sequence[str]:
+    async def _addresses(self, target: UrlTarget) -> Sequence[str]:
         """Return the addresses of a host when every one of them may be used."""
         literal = numeric_address(target.host)
         if literal is not None:
@@ -362,8 +362,8 @@ class SafeFetcher:
                 raise BlockedAddress(msg)
         return found
 
-    async def _sent(
-        self, transport: httpx2.AsyncHTTPTransport, target: Target, method: str, addresses: Sequence[str]
+    async def _send(
+        self, transport: httpx2.AsyncHTTPTransport, target: UrlTarget, method: str, addresses: Sequence[str]
     ) -> httpx2.Response:
         """Return the answer of the first address that takes a connection."""
         import httpx2
@@ -378,7 +378,7 @@ class SafeFetcher:
         msg = f"{target.url} has no address"
         raise ToolError(msg)
 
-    def _request(self, target: Target, method: str, address: str) -> httpx2.Request:
+    def _request(self, target: UrlTarget, method: str, address: str) -> httpx2.Request:
         import httpx2
 
         url = httpx2.URL(scheme=target.scheme, host=address, port=target.port, raw_path=target.path.encode("ascii"))
@@ -397,14 +397,14 @@ class SafeFetcher:
         return httpx2.Request(method, url, headers=headers, extensions=extensions)
 
 
-async def _answer(response: httpx2.Response, target: Target, method: str) -> Fetched | Target:
+async def _answer(response: httpx2.Response, target: UrlTarget, method: str) -> Fetched | UrlTarget:
     check_headers(response, target.url)
     location = response.headers.get("location")
     if response.status_code in REDIRECTS and location:
         return joined(target, location)
     content_type = str(response.headers.get("content-type", ""))
     readable = is_text(content_type) or content_type in UNSPECIFIED
-    body = await read_body(response, target.url) if method == "GET" and readable else Body(b"")
+    body = await read_body(response, target.url) if method == "GET" and readable else ResponseBody(b"")
     return Fetched(target.url, response.status_code, content_type, body.data, body.truncated)
 
 

@@ -77,7 +77,7 @@ async def page_of(fetched: Fetched) -> Page:
         return Page("", is_text=False)
     if b"\0" in fetched.body[:SNIFFED] and not bom and not _codec(charset).startswith(("utf_16", "utf_32")):
         return Page("", is_text=False)
-    return Page(_seen(_decoded(fetched.body, charset)))
+    return Page(_drop_unseen(_decode(fetched.body, charset)))
 
 
 def _begins_html(data: bytes) -> bool:
@@ -111,12 +111,12 @@ def _codec(charset: str) -> str:
     return name if name in CODECS else ""
 
 
-def _decoded(data: bytes, charset: str) -> str:
+def _decode(data: bytes, charset: str) -> str:
     encoding = next((name for mark, name in BOMS if data.startswith(mark)), _codec(charset) or "utf-8")
     return data.decode(encoding, "replace")
 
 
-def _seen(text: str) -> str:
+def _drop_unseen(text: str) -> str:
     return UNSEEN.sub("", text.replace("\r\n", "\n").replace("\r", "\n")).strip()
 
 
@@ -128,7 +128,7 @@ async def _html_page(fetched: Fetched, charset: str) -> Page:
     folder = str(Path(found.origin).parent.parent)
     async with WORKERS.at("html"):
         said = await _converted(fetched, charset, folder)
-    return Page(_seen(said["text"]), _seen(said["title"]), _seen(said["description"]))
+    return Page(_drop_unseen(said["text"]), _drop_unseen(said["title"]), _drop_unseen(said["description"]))
 
 
 async def _converted(fetched: Fetched, charset: str, folder: str) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class SearxngSearch:
     """
 
     def __init__(self, url: str, *, language: str = "", seconds: float = WEB_SECONDS) -> None:
-        self._url = _checked(url)
+        self._url = _check_url(url)
         self._language = language
         self._seconds = seconds
 
@@ -147,7 +147,7 @@ class BraveSearch:
             raise DefinitionError(msg)
         GIVEN.tell(key, "brave_api_key", os.environ)
         self._key = key
-        self._url = _checked(url)
+        self._url = _check_url(url)
         self._country = country
         self._seconds = seconds
 
@@ -165,7 +165,7 @@ class BraveSearch:
         return [hit for hit in hits if hit is not None][: _wanted(depth)]
 
 
-def _checked(url: str) -> str:
+def _check_url(url: str) -> str:
     if not url.startswith(("http://", "https://")) or "?" in url or "#" in url:
         msg = f"{url!r} is not an address of a search service; write one such as 'http://localhost:8080'"
         raise DefinitionError(msg)
@@ -239,7 +239,7 @@ class DocsBackend(Protocol):
 
 
 @frozen
-class _Link:
+class _PageLink:
     """A page that a list of contents names."""
 
     title: str
@@ -281,7 +281,7 @@ class DocsSites:
             raise ToolError(msg)
         return text
 
-    async def _contents(self, site: str) -> list[_Link]:
+    async def _contents(self, site: str) -> list[_PageLink]:
         problem: ToolError | None = None
         for address in (f"{site}/llms.txt", site):
             count_page.get()()
@@ -316,14 +316,14 @@ class SearchedDocs:
     async def read(self, library_title: str, topic: str, max_tokens: int) -> str:
         """Return what the first results say."""
         hits = await self._search.search(f"{library_title} documentation {topic}", "standard")
-        text = await _together(self._fetcher, [_Link(h.title, h.url, "") for h in hits], topic, max_tokens)
+        text = await _together(self._fetcher, [_PageLink(h.title, h.url, "") for h in hits], topic, max_tokens)
         if not text:
             msg = f"no documentation of {library_title!r} about {topic!r} was found"
             raise ToolError(msg)
         return text
 
 
-async def _together(fetcher: Fetcher, links: Sequence[_Link], topic: str, max_tokens: int) -> str:
+async def _together(fetcher: Fetcher, links: Sequence[_PageLink], topic: str, max_tokens: int) -> str:
     """Return the pages that can be had, one after another, until the tokens are used up."""
     texts: list[str] = []
     left = max_tokens * CHARS_PER_TOKEN
@@ -353,22 +353,22 @@ def _folded(title: str) -> str:
     return "".join(c for c in title.lower() if c.isalnum())
 
 
-def _links(text: str, base: str) -> list[_Link]:
+def _links(text: str, base: str) -> list[_PageLink]:
     """Return the first 2,000 links of a page in Markdown, each page once; relative ones are below *base*."""
     from urllib.parse import urldefrag, urljoin
 
-    found: dict[str, _Link] = {}
+    found: dict[str, _PageLink] = {}
     for match in islice(LINK.finditer(text), LINKS):
         try:
             url = urldefrag(urljoin(base, match[2]))[0]
         except ValueError:  # brackets that hold no IPv6 address
             continue
         if url.startswith(("http://", "https://")) and url.rstrip("/") != base.rstrip("/"):
-            found.setdefault(url, _Link(match[1].strip(), url, (match[3] or "").strip()))
+            found.setdefault(url, _PageLink(match[1].strip(), url, (match[3] or "").strip()))
     return list(found.values())
 
 
-def _best(links: Sequence[_Link], topic: str) -> list[_Link]:
+def _best(links: Sequence[_PageLink], topic: str) -> list[_PageLink]:
     """Return the links that fit a topic at all, best first."""
     words = [Counter(words_of(f"{link.title} {link.title} {link.url} {link.about}")) for link in links]
     wanted = set(words_of(topic))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepengine.data.models import ModelRequest
-from stepengine.models._http import Body, warn_once
+from stepengine.models._http import RequestBody, warn_once
 from stepengine.models._wire import ToolsCache
 from stepengine.models.base import BatchMember, Provider, Timeouts
 from stepengine.models.google import GoogleProvider, sending
@@ -71,17 +71,17 @@ class GoogleInteractionsProvider(GoogleProvider):
         """
         return Provider.batch_member(self, request)
 
-    def _dropped(self, request: ModelRequest) -> tuple[str, ...]:
+    def _dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         dropped = [*said_by(request, self.bare(request.model), self.name).dropped]
         if request.tools and request.settings.parallel_tool_calls is False:
             dropped.append("parallel_tool_calls")
         return tuple(dropped)
 
-    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
+    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
         request, model = self._shaped(request, after), self.bare(request.model).removeprefix("models/")
         warn_once(asked_of(request.settings, model).note)
         content = encode(request, model, self.name, self._tools(request.tools), stream=stream, after=after)
-        return Body(content, path=sending.INTERACTIONS)
+        return RequestBody(content, path=sending.INTERACTIONS)
 
     def _encode_count(self, request: ModelRequest) -> Any:
         return None

@@ -26,7 +26,7 @@ from stepengine.data.models import (
     ToolCallStarted,
 )
 from stepengine.data.usage import Usage
-from stepengine.models._failures import Call, body_failure, protocol_failure, unanswerable
+from stepengine.models._failures import RequestLabel, body_failure, protocol_failure, unanswerable
 from stepengine.models._json import (
     call_part,
     count_of,
@@ -64,7 +64,7 @@ MAX_SAID = 4_000
 Json = dict[str, Any]
 
 
-def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | None) -> ModelReply:
+def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: str | None) -> ModelReply:
     """
     Return the reply in the interaction *data*.
 
@@ -94,12 +94,12 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     )
 
 
-def _parts(step: Mapping[str, Any], mark: Json, call: Call, usage: Usage | None) -> list[AssistantPart]:
+def _parts(step: Mapping[str, Any], mark: Json, call: RequestLabel, usage: Usage | None) -> list[AssistantPart]:
     match step.get("type"):
         case "model_output" if step.get("error"):
             raise body_failure(step, None, {}, call, usage)
         case "model_output" if step.keys() <= {"type", "content", "error"}:
-            return [part for piece in objects_at(step, "content") for part in _said(piece, mark)]
+            return [part for piece in objects_at(step, "content") for part in _decode_output(piece, mark)]
         case "thought":
             told = "\n".join([word_at(piece, "text") for piece in seen(step, "summary") if word_at(piece, "text")])
             return [ThinkingPart(told, provider_data=freeze({**mark, "step": step}))]
@@ -111,11 +111,11 @@ def _parts(step: Mapping[str, Any], mark: Json, call: Call, usage: Usage | None)
         case kind if kind in ASKED:
             return []
         case _:
-            tool, text = _shown(step)
+            tool, text = _server_tool_text(step)
             return [OpaquePart(mark["provider"], freeze(step), tool=tool, text=text)]
 
 
-def _said(piece: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
+def _decode_output(piece: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
     """Return a piece of output, and after a text its sources."""
     kind, text = piece.get("type"), piece.get("text")
     if kind == "text" and isinstance(text, str):
@@ -141,7 +141,7 @@ def _source(annotation: Mapping[str, object], text: bytes) -> CitationPart:
     return CitationPart(url, word_at(annotation, "title") or word_at(annotation, "file_name"), said=said)
 
 
-def _shown(step: Mapping[str, object]) -> tuple[str, str]:
+def _server_tool_text(step: Mapping[str, object]) -> tuple[str, str]:
     """Return the tool of the provider that a step tells of, in our words, and for people what was asked or came of it."""
     kind = word_at(step, "type")
     name = kind.removesuffix("_call").removesuffix("_result")
@@ -172,7 +172,7 @@ def usage_of(raw: object) -> Usage | None:
 
 
 @attrs.define
-class _Open:
+class _OpenStep:
     """
     A step that is being received.
 
@@ -196,10 +196,10 @@ class InteractionsAccumulator(Accumulator):
 
     decoder = staticmethod(decode)
 
-    def __init__(self, call: Call, model: str, request_id: str | None) -> None:
+    def __init__(self, call: RequestLabel, model: str, request_id: str | None) -> None:
         super().__init__(call, model, request_id)
         self._interaction: Json = {}
-        self._steps: dict[int, _Open] = {}
+        self._steps: dict[int, _OpenStep] = {}
         self._calls = 0
 
     @property
@@ -227,7 +227,7 @@ class InteractionsAccumulator(Accumulator):
                 opened.closed = True
                 return [] if opened.call is None else [ToolCallEnded(opened.call)]
             case "error":
-                raise self._failed(event)
+                raise self._error_in_stream(event)
             case "interaction.created" | "interaction.completed" as kind:
                 self._interaction.update(object_at(event, "interaction"))
                 self.done = kind == "interaction.completed"
@@ -240,25 +240,25 @@ class InteractionsAccumulator(Accumulator):
 
     def _start(self, index: int, step: Mapping[str, Any]) -> list[ModelDelta]:
         if index in self._steps:
-            self._broken(f"step {index} starts for the second time")
-        opened = self._steps[index] = _Open(copy.deepcopy(dict(step)))
+            self._refuse_stream(f"step {index} starts for the second time")
+        opened = self._steps[index] = _OpenStep(copy.deepcopy(dict(step)))
         if step.get("type") != "function_call":
             return []
         opened.call = self._calls
         self._calls += 1
         return [ToolCallStarted(opened.call, text_at(step, "name"))]
 
-    def _open(self, index: int) -> _Open:
+    def _open(self, index: int) -> _OpenStep:
         opened = self._steps.get(index)
         if opened is None or opened.closed:
-            self._broken(f"an event for step {index}, which is not open")
+            self._refuse_stream(f"an event for step {index}, which is not open")
         return opened
 
     def _delta(self, index: int, delta: Mapping[str, Any]) -> list[ModelDelta]:
         opened = self._open(index)
         kind, belongs = text_at(delta, "type"), opened.step.get("type")
         if BELONGS.get(kind, belongs) != belongs:
-            self._broken(f"a delta of {kind!r} in a step of type {belongs!r}")
+            self._refuse_stream(f"a delta of {kind!r} in a step of type {belongs!r}")
         match kind:
             case "text":
                 text = text_at(delta, "text")
@@ -286,7 +286,7 @@ class InteractionsAccumulator(Accumulator):
         if not self.done:
             self._truncated("its interaction.completed is missing")
         steps = [_whole(opened) for _, opened in sorted(self._steps.items())]
-        return self._decoded({**self._interaction, "steps": steps})
+        return self._decode_message({**self._interaction, "steps": steps})
 
 
 BELONGS = {
@@ -297,7 +297,7 @@ BELONGS = {
 """The step in which a delta may come: one in another kind of step would become a part of something else."""
 
 
-def _write(opened: _Open, member: str, text: str) -> None:
+def _write(opened: _OpenStep, member: str, text: str) -> None:
     """Add *text* to the piece that is being received, or begin one behind a piece that is not text."""
     pieces = opened.step.setdefault(member, [])
     last = pieces[-1] if pieces else None
@@ -309,7 +309,7 @@ def _write(opened: _Open, member: str, text: str) -> None:
     opened.texts[-1][1].append(text)
 
 
-def _add(opened: _Open, kind: str, delta: Mapping[str, Any]) -> None:
+def _add(opened: _OpenStep, kind: str, delta: Mapping[str, Any]) -> None:
     """Add what nobody watches."""
     step = opened.step
     if kind == "text_annotation_delta":
@@ -325,7 +325,7 @@ def _add(opened: _Open, kind: str, delta: Mapping[str, Any]) -> None:
         step.update({name: value for name, value in delta.items() if name != "type" and value is not None})
 
 
-def _whole(opened: _Open) -> Json:
+def _whole(opened: _OpenStep) -> Json:
     """Return a step as the API would have sent it in one piece."""
     for piece, texts in opened.texts:
         piece["text"] = "".join(texts)

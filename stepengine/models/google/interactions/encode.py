@@ -34,7 +34,7 @@ from stepengine.data.models import ModelRequest
 from stepengine.models._wire import (
     MADE,
     NUDGE,
-    Turn,
+    EncodedMessage,
     arguments_of,
     base64_of,
     cannot_take,
@@ -111,11 +111,13 @@ def encode_messages(request: ModelRequest, flags: Flags) -> bytes:
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> Turn:
+def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> EncodedMessage:
     """Encode one message; *own_ids* false sends made ids in place of the provider's."""
     match message:
         case UserMessage():
-            return Turn("user", _said([_content(part, flags) for part in spoken(message.content)]))
+            return EncodedMessage(
+                "user", _encode_user_step([_content(part, flags) for part in spoken(message.content)])
+            )
         case AssistantMessage():
             return _assistant(message, flags, own_ids)
         case ToolMessage():
@@ -124,13 +126,13 @@ def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> T
             assert_never(never)
 
 
-def _said(content: Iterable[Json | None]) -> bytes:
+def _encode_user_step(content: Iterable[Json | None]) -> bytes:
     """Return what the user says as a step; nothing for nothing."""
     found = [piece for piece in content if piece is not None]
     return encoded({"type": "user_input", "content": found}) if found else b""
 
 
-def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn:  # noqa: FBT001 - private
+def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> EncodedMessage:  # noqa: FBT001 - private
     ids = wire_ids(message.tool_calls, flags.provider, own=own_ids)
     steps: list[Json] = []
     said: list[Json] | None = None
@@ -145,8 +147,10 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
             steps.append(step)
             said = None
     made = [part for part in made_by_model(message) if not is_own(part.provider_data, flags.provider, flags.model)]
-    after = _said([_text(MADE), *[_content(part, flags) for part in made]]) if made else b""
-    return Turn("assistant", joined(steps), ids={ours: encoded(theirs) for ours, theirs in ids.items()}, after=after)
+    after = _encode_user_step([_text(MADE), *[_content(part, flags) for part in made]]) if made else b""
+    return EncodedMessage(
+        "assistant", joined(steps), ids={ours: encoded(theirs) for ours, theirs in ids.items()}, after=after
+    )
 
 
 def _output(part: AssistantPart, flags: Flags) -> Json | None:
@@ -180,7 +184,7 @@ def _step(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -> Json | N
             assert_never(never)
 
 
-def _result(message: ToolMessage, flags: Flags) -> Turn:
+def _result(message: ToolMessage, flags: Flags) -> EncodedMessage:
     """Return a result; it holds texts and images, and other media follow it."""
     inside: list[Json | None] = []
     outside: list[Json | None] = []
@@ -193,8 +197,8 @@ def _result(message: ToolMessage, flags: Flags) -> Turn:
     rest: Json = {"name": safe_name(message.tool_name), "result": told}
     if message.is_error:
         rest["is_error"] = True
-    after = _said([_text(media_label(message)), *outside]) if outside else b""
-    return Turn("tool", b"," + encoded(rest)[1:], call_id=message.tool_call_id, after=after)
+    after = _encode_user_step([_text(media_label(message)), *outside]) if outside else b""
+    return EncodedMessage("tool", b"," + encoded(rest)[1:], call_id=message.tool_call_id, after=after)
 
 
 def _text(text: str) -> Json:

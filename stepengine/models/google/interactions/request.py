@@ -10,8 +10,8 @@ from stepengine.data.server_tools import CodeExecution, FileSearch, Programs, Se
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
 from stepengine.models._failures import INVALID_SIGNATURE
-from stepengine.models._settings import DROPPED, Said, Way, no_tool, said_of
-from stepengine.models._thinking import CANNOT, Asked, effort_of
+from stepengine.models._settings import DROPPED, Way, WireSettings, no_tool, said_of
+from stepengine.models._thinking import CANNOT, ThinkingRequest, effort_of
 from stepengine.models._wire import join_members, members_of, tool_choice_of
 from stepengine.models.google.interactions.encode import Flags, encode_messages
 
@@ -79,7 +79,7 @@ def encode_tool(spec: ToolSpec) -> Json:
     return {"type": "function", "name": spec.name, "description": spec.description, "parameters": spec.input_schema}
 
 
-def said_by(request: ModelRequest, model: str, provider: str) -> Said:
+def said_by(request: ModelRequest, model: str, provider: str) -> WireSettings:
     """Return what the settings of a request become that only some wires know."""
     ways: dict[str, Way] = {
         "service_tier": lambda tier: _tier(tier) if tier in TIERS else None,
@@ -136,15 +136,15 @@ def _tool_choice(request: ModelRequest) -> object:
     return {"allowed_tools": {"mode": "any", "tools": [choice]}}
 
 
-def asked_of(settings: ModelSettings, model: str) -> Asked:
+def asked_of(settings: ModelSettings, model: str) -> ThinkingRequest:
     """Return what is said of thinking, which is a level here for every model; a number of tokens stands for one."""
     thinking = settings.thinking
     if thinking is None:
-        return Asked()
+        return ThinkingRequest()
     if thinking.mode == "none":
-        return Asked({"thinking_level": "minimal"}, CANNOT.format(model=model, least="minimal effort"))
+        return ThinkingRequest({"thinking_level": "minimal"}, CANNOT.format(model=model, least="minimal effort"))
     shown = {"thinking_summaries": "auto" if thinking.show else "none"}
     if thinking.effort is None and thinking.tokens is None:
-        return Asked(shown)
+        return ThinkingRequest(shown)
     effort = effort_of(thinking)
-    return Asked({"thinking_level": "high" if effort == "max" else effort, **shown})
+    return ThinkingRequest({"thinking_level": "high" if effort == "max" else effort, **shown})
