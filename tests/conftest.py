@@ -83,6 +83,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", "timeout(seconds): pytest-timeout is not installed, so nothing enforces it")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """
+    Half as many workers again as there are cores: a third of the time tests wait, for servers, processes and clocks.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores + cores // 2
+
+
 def read_commands_once(config: pytest.Config) -> None:
     """
     A process reads the signatures of all commands once, and so does this one, instead of once for each `invoke`.

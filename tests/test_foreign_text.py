@@ -1723,7 +1723,7 @@ APART: dict[str, str] = {
     "serving/ledger.py:taking_up.take": "what a server of ours has written",
     "serving/runs.py:Runs.state": "what a server of ours has written",
     "serving/problems.py:WORD": "the name of a class of ours",
-    "serving/workshop.py:Process.lines": "what a process of ours says, in lines of a stream with a limit",
+    "serving/processes.py:Process.lines": "what a process of ours says, in lines of a stream with a limit",
     "judging/desk.py:lines_of.come": "what the server that began the process writes into its pipe",
     "judging/edits.py:Walker._asked": "what the process that walks a run says, of at most 4 MiB",
     "judging/edits.py:_Walking.serve": "what the process that began it asks",

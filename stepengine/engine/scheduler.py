@@ -140,7 +140,7 @@ class Scheduler:
     process dies is due a minute after its start, for whoever wakes runs.
 
     Args:
-        engine: What the agents are run by.
+        engine: What the agents are run by; the attribute may be set to another one for what begins from then on.
         schedules: The schedules; their ids are unique.
         runs: Where the runs are recorded: a folder, or an SQLite file such as ``RUNS.db``. What was started stands there, too.
         clock: Date and sleep; the machine's by default.
@@ -166,7 +166,7 @@ class Scheduler:
             msg = f"Scheduler(at_once=...) is how many runs may be under way, from 1 on, not {at_once!r}"
             raise DefinitionError(msg)
         self.book: AnyScheduleBook = ScheduleBook(runs)
-        self._engine = engine
+        self.engine = engine
         self._runs = Path(runs)
         self._clock = clock or SystemClock()
         self._at_once = at_once
@@ -188,7 +188,7 @@ class Scheduler:
         found = unique(schedules)
         for schedule in found:
             if isinstance(schedule.agent, str):
-                self._engine.agent(schedule.agent)
+                self.engine.agent(schedule.agent)
         self._schedules = {schedule.id: schedule for schedule in found}
         self._changed.set()
 
@@ -276,7 +276,7 @@ class Scheduler:
         metadata = metadata_of(schedule, due.at, len(due.missed))
         started: ScheduledRun | None = None
         try:
-            handle = self._engine.start(
+            handle = self.engine.start(
                 schedule.agent, schedule.prompt, params=schedule.params, metadata=metadata, journal=journal
             )
             if self._tell is not None:

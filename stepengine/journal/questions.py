@@ -256,7 +256,7 @@ STORED = {"CallModel": "ModelReply", "CallTool": "ToolResult"}
 
 
 def _value(history: History, intent: Intent, value: Any) -> object:
-    if isinstance(value, Mapping) and value.get("type") == STORED.get(intent.type):
+    if intent.type in STORED and isinstance(value, Mapping) and value.get("type") == STORED[intent.type]:
         value = restored(thaw(value))
     match intent.type:
         case "CallModel":

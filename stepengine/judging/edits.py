@@ -52,7 +52,21 @@ if TYPE_CHECKING:
     from stepengine.engine.options import AgentLike
     from stepengine.engine.stepping import Moment
 
-__all__ = ("LOOK_SECONDS", "Load", "MomentView", "Next", "Walker", "Watched", "look", "next_of")
+__all__ = (
+    "LOOK_SECONDS",
+    "Load",
+    "MomentView",
+    "Next",
+    "Walker",
+    "Watched",
+    "error_text",
+    "files_since",
+    "look",
+    "modules_since",
+    "next_of",
+    "places_of",
+    "see_sources_alone",
+)
 
 LOOK_SECONDS = 5.0
 MOST = 4 * 1024 * 1024
@@ -264,7 +278,8 @@ class _Walking:
             os.setpgid(0, 0)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
                 signal.signal(number, signal.SIG_DFL)
-            _see_sources_alone()
+            see_sources_alone()
+            _forget_keys()
             for name in ("connect", "connect_ex", "sendto", "bind"):
                 setattr(socket.socket, name, no_network)
             with end.makefile("rb") as asked, contextlib.redirect_stdout(sys.stderr if self._prints else io.StringIO()):
@@ -291,11 +306,11 @@ class _Walking:
         except _NoPlace as error:
             return {"no_place": str(error)}
         except BaseException as error:  # noqa: BLE001 - whatever the author's code raises, a sentence comes of it
-            said = SafeTexts().clean(_error_text(error), CHARS)
+            said = SafeTexts().clean(error_text(error), CHARS)
             if what["do"] == "next":
                 return attrs.asdict(Next(why=said))
             found = MomentView(problem=said, files=tuple(_files_of(error)))
-        return _form(attrs.evolve(found, files=tuple(sorted({*found.files, *_files_since(self._known)}))))
+        return _form(attrs.evolve(found, files=tuple(sorted({*found.files, *files_since(self._known)}))))
 
     async def _next(self) -> Next:
         engine, agent = self._load()
@@ -355,14 +370,18 @@ def _position(debugger: Debugger, at: str) -> int:
         raise _NoPlace(error.message) from None
 
 
-def _see_sources_alone() -> None:
+def see_sources_alone() -> None:
     """
     Let nothing but sources count: bytecode is found by the second in which a file was written, and by its size.
 
-    Two saves within a second that leave the size alone would show the old code. Keys are not for code that is only walked.
+    Two saves within a second that leave the size alone would show the old code.
     """
     sys.dont_write_bytecode = True
     sys.pycache_prefix = tempfile.gettempdir() + "/none-" + os.urandom(8).hex()
+
+
+def _forget_keys() -> None:
+    """Keys are not for code that is only walked."""
     for name in [name for name in os.environ if is_secret_variable(name)]:
         del os.environ[name]
 
@@ -403,20 +422,21 @@ def _look(debugger: Debugger, *, is_before: bool, whole: bool) -> MomentView:
     )
 
 
-def _error_text(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return what loading or walking raised, with its place in the author's files."""
     if isinstance(error, StepEngineError):
         return error.message
-    last = next((f"{name}:{line}: " for name, line in reversed(list(_places_of(error)))), "")
+    last = next((f"{name}:{line}: " for name, line in reversed(list(places_of(error)))), "")
     return f"{last}{type(error).__name__}: {error}"
 
 
 def _files_of(error: BaseException) -> Iterator[str]:
     """Give the author's files that an error came through."""
-    return (file for file, _ in _places_of(error))
+    return (file for file, _ in places_of(error))
 
 
-def _places_of(error: BaseException | None) -> Iterator[tuple[str, int]]:
+def places_of(error: BaseException | None) -> Iterator[tuple[str, int]]:
+    """Give the places in the author's files, file and line, that an error came through; the innermost last."""
     while error is not None:
         for frame, line in traceback.walk_tb(error.__traceback__):
             if is_own(frame.f_code.co_filename):
@@ -426,13 +446,18 @@ def _places_of(error: BaseException | None) -> Iterator[tuple[str, int]]:
         error = error.__cause__ or error.__context__
 
 
-def _files_since(known: Iterable[str]) -> Iterator[str]:
+def files_since(known: Iterable[str]) -> Iterator[str]:
     """Give the author's files among the modules that were imported here."""
+    return (file for _, file in modules_since(known))
+
+
+def modules_since(known: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Give the names and files of the author's modules among those that were imported here since *known* were."""
     before = frozenset(known)
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if name not in before and isinstance(file, str) and is_own(file):
-            yield file
+            yield name, file
 
 
 def is_own(file: str) -> bool:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from stepengine.serving.metrics import Metrics
     from stepengine.serving.openapi import Operation
     from stepengine.serving.reports import Reports
+    from stepengine.serving.sources import Sources
     from stepengine.serving.webhooks import Webhooks
     from stepengine.serving.workshop import Workshop
     from stepengine.system.workspace import Workspace
@@ -64,6 +65,7 @@ def app(
     shares: Collection[str] = (),
     ui: bool = False,
     maker: Maker | None = None,
+    sources: Sources | None = None,
 ) -> Application:
     """
     Return an ASGI application that starts, shows and keeps runs; `GET /openapi.json` describes what it takes.
@@ -98,6 +100,8 @@ def app(
         ui: Whether the page of the studio is there, at the application's own path; browsers come to it by *logins*.
         maker: How another process of this machine makes the engine from its files as they are by then: with it there are routes that
             go back in runs, show what an edit does to one, and judge them, none of which imports the authors' code here.
+        sources: The files that *engine* was made of: when they were saved, runs that begin from then on have an engine that is made
+            of them anew. Of a ``DurableEngine``, whose workers are elsewhere, nothing is.
 
     Raises:
         AgentError: when there is no agent of an id in *agents*.
@@ -128,6 +132,7 @@ def app(
         wait_for_answers=wait_for_answers,
         schedules=schedules,
         drain=drain,
+        sources=sources,
     )
     shown = None if reports is None else Reports(reports)
     known = tokens if isinstance(tokens, Tokens) or tokens is None else Tokens.open(tokens)
@@ -136,7 +141,6 @@ def app(
         raise DefinitionError(msg)
     hooks = webhooks if isinstance(webhooks, Webhooks) else Webhooks() if webhooks is None else Webhooks.open(webhooks)
     metrics = Metrics(kept)
-    kept.engine.add_observer(metrics)
     if hooks.out is not None and not isinstance(kept, Runs):
         msg = 'the questions of runs in a database are told to nobody yet: leave out "out" of the webhooks, or serve runs of a folder'
         raise DefinitionError(msg)
@@ -151,7 +155,7 @@ def app(
                 yield
         finally:
             await _shut(served, kept)
-            await engine.aclose()
+            await (kept.engine if isinstance(kept, Runs) else engine).aclose()
 
     operations = (*OPERATIONS, *(LOOKING if maker is not None else ()))
     served = Starlette(
@@ -187,6 +191,10 @@ def _furnish(
     from stepengine.serving.mcp import Door
     from stepengine.serving.studio import Views
 
+    if isinstance(kept, Runs):
+        kept.observe(metrics)
+    else:
+        kept.engine.add_observer(metrics)
     # A server behind a proxy knows neither its name nor whether it is https: a redirect could lead a token into the open.
     served.router.redirect_slashes = False
     served.state.runs, served.state.webhooks, served.state.metrics = kept, hooks, metrics
@@ -207,7 +215,12 @@ async def _shut(served: Starlette, kept: AnyRuns) -> None:
 
 
 def _make_runs(
-    engine: Engine | DurableEngine, place: str | Path | None, max_live: int | None, roots: Iterable[Any], **options: Any
+    engine: Engine | DurableEngine,
+    place: str | Path | None,
+    max_live: int | None,
+    roots: Iterable[Any],
+    sources: Sources | None,
+    **options: Any,
 ) -> AnyRuns:
     from stepengine.durable import DurableEngine
     from stepengine.serving.durable_runs import DurableRuns
@@ -223,7 +236,8 @@ def _make_runs(
     if place is None:
         msg = "serving.app(...) needs runs=, a folder or an SQLite file; only the runs of a DurableEngine have a place already"
         raise DefinitionError(msg)
-    return Runs(engine, place, max_live=MOST_LIVE if max_live is None else max_live, roots=roots, **options)
+    live = MOST_LIVE if max_live is None else max_live
+    return Runs(engine, place, max_live=live, roots=roots, sources=sources, **options)
 
 
 class Application(Guard):

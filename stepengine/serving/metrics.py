@@ -52,7 +52,6 @@ class Metrics:
 
     def __init__(self, runs: AnyRuns) -> None:
         self._runs = runs
-        self._agents = frozenset(agent.id for agent in runs.engine.agents)
         self.registry = CollectorRegistry()
         counter, gauge = self._counter, self._gauge
         self._started = counter("runs_started", "Runs that this process began or resumed.", "agent", "resumed")
@@ -119,7 +118,7 @@ class Metrics:
         return model if model in self._models else OTHER
 
     def _agent(self, agent: str) -> str:
-        return agent if agent in self._agents else OTHER
+        return agent if any(agent == known.id for known in self._runs.engine.agents) else OTHER
 
     def received(self, topic: str, outcome: str) -> None:
         """Count an event of another service; *topic* is one of the file of webhooks, or empty."""

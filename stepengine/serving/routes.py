@@ -223,9 +223,15 @@ class AgentDetail(AgentView):
 
 
 class AgentList(View):
-    """The agents that may be started."""
+    """The agents that may be started, as their files are now."""
 
     agents: list[AgentView]
+    broken: Annotated[
+        str | None,
+        Field(
+            description="Why the files cannot be loaded as they are now: nothing is started, and these agents are the last that could."
+        ),
+    ] = None
 
 
 class StartedRun(View):
@@ -481,12 +487,22 @@ def _agent_view(agent: AgentDefinition) -> dict[str, Any]:
 
 
 async def list_agents(request: Request) -> Response:
+    runs = await _renewed(request)
+    broken = runs.broken.message if isinstance(runs, Runs) and runs.broken is not None else None
+    agents = [AgentView(**_agent_view(runs.engine.agent(id_))) for id_ in runs.agents]
+    return _json(AgentList(agents=agents, broken=broken))
+
+
+async def _renewed(request: Request) -> AnyRuns:
+    """Return the runs, with their agents as the files are now, where these can be loaded."""
     runs = _runs(request)
-    return _json(AgentList(agents=[AgentView(**_agent_view(runs.engine.agent(id_))) for id_ in runs.agents]))
+    if isinstance(runs, Runs):
+        await runs.renew_if_sound()
+    return runs
 
 
 async def get_agent(request: Request) -> Response:
-    runs, name = _runs(request), request.path_params["agent"]
+    runs, name = await _renewed(request), request.path_params["agent"]
     if name not in runs.agents:
         msg = f"there is no agent {name[:200]!r}"
         raise Problem(msg, status=404, kind="no_such_agent")

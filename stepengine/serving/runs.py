@@ -17,8 +17,8 @@ import json
 import math
 import secrets
 import time
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -88,7 +88,9 @@ if TYPE_CHECKING:
     from stepengine.journal.store import Journal
     from stepengine.journal.undoing import Undone
     from stepengine.runtime.handle import RunHandle
+    from stepengine.runtime.hub import ObserverLike
     from stepengine.serving.access import Caller
+    from stepengine.serving.sources import Sources
     from stepengine.sessions import Session
     from stepengine.system.workspace import Workspace
 
@@ -192,6 +194,11 @@ class Runs:
         schedules: When agents are started by themselves.
         roots: The folders that the tools of its agents write in; what runs wrote there can be undone.
         drain: Seconds that runs under way have to come to their end when the server is told to stop.
+        sources: The files that the engine is made of anew when they were saved; ``None`` where it stays as it is.
+
+    Attributes:
+        engine: What runs agents that begin from now on; a run that is under way keeps the one that it began with.
+        broken: Why the files make no engine as they are now; ``None`` where they do.
     """
 
     def __init__(
@@ -205,15 +212,22 @@ class Runs:
         schedules: Iterable[Schedule] = (),
         roots: Iterable[str | Path | Workspace] = (),
         drain: float = GRACE_SECONDS,
+        sources: Sources | None = None,
     ) -> None:
         self.engine = engine
+        self.broken: Problem | None = None
+        self._sources = sources
+        self._renewing = asyncio.Lock()
+        self._old: list[Engine] = []
+        self._in_use: Counter[Engine] = Counter()
+        self._observers: list[ObserverLike] = []
+        self._scheduler: Scheduler | None = None
         self.place = Path(place)
         self.max_live = max_live
         self.is_ready = self.is_away = False
         self.stopping = asyncio.Event()
         self._is_database = database_of(str(place)) is not None
-        known = [agent.id for agent in engine.agents]
-        self.agents = tuple(known if agents is None else [engine.agent(agent).id for agent in agents])
+        self._chosen = None if agents is None else [engine.agent(agent).id for agent in agents]
         self._patience = wait_for_answers
         self._schedules = tuple(schedules)
         self._roots = tuple(roots)
@@ -252,8 +266,8 @@ class Runs:
         await self._sweep(at_once=True)
         self._caring = self._spawn(self._care())
         if self._schedules:
-            scheduler = Scheduler(self.engine, self._schedules, runs=self.place, tell=self._adopt)
-            await self._stack.enter_async_context(scheduler)
+            self._scheduler = Scheduler(self.engine, self._schedules, runs=self.place, tell=self._adopt)
+            await self._stack.enter_async_context(self._scheduler)
         self.is_ready = True
 
     def _prepare(self) -> None:
@@ -290,7 +304,79 @@ class Runs:
         await asyncio.gather(*self._tasks, *waits, return_exceptions=True)
         if self._writing is not None:
             await self._writing
+        for engine in self._old:
+            await engine.aclose()
         await asyncio.to_thread(self._ledger.close)
+
+    # --- the engine, and the files that it is made of -------------------------------------------------------------------
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """The ids of the agents that may be started."""
+        known = [agent.id for agent in self.engine.agents]
+        return tuple(known if self._chosen is None else [one for one in self._chosen if one in known])
+
+    def observe(self, observer: ObserverLike) -> None:
+        """Show the events of every run to one more observer, whichever engine it has."""
+        self._observers.append(observer)
+        self.engine.add_observer(observer)
+
+    def engine_of(self, run: str) -> Engine:
+        """Return the engine of a run that is under way; of any other that with which it would go on."""
+        return next((engine for engine in self._old if engine.is_running(run)), self.engine)
+
+    async def renew(self, *, again: bool = True) -> None:
+        """
+        Make the engine anew where its files were saved; files that made none are tried again as they are only if *again* says so.
+
+        Raises:
+            Problem: when they make none as they are now; the engine stays what it was.
+        """
+        if self._sources is None:
+            return
+        # One at a time: a thousand who start at once import one thing, once.
+        async with self._renewing:
+            if not await asyncio.to_thread(self._sources.changed, again=again):
+                if not self._sources.is_refused:
+                    self.broken = None
+                return
+            try:
+                await self._sources.check()
+                made = await asyncio.to_thread(self._sources.remade)
+            except Problem as problem:
+                self.broken = problem
+                raise
+            self.broken = None
+            for observer in self._observers:
+                made.add_observer(observer)
+            self._old.append(self.engine)
+            self.engine = made
+            if self._scheduler is not None:
+                self._scheduler.engine = made
+        await self._close_unused()
+
+    async def renew_if_sound(self) -> None:
+        """Make the engine anew where its files were saved, and leave it where they make none: what began is not lost over that."""
+        with contextlib.suppress(Problem):
+            await self.renew(again=False)
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[Engine]:
+        """Give the engine, which is not closed before the run that it begins is one of its own."""
+        engine = self.engine
+        self._in_use[engine] += 1
+        try:
+            yield engine
+        finally:
+            self._in_use[engine] -= 1
+
+    async def _close_unused(self) -> None:
+        """Close the engines of code that is past, once nothing runs in them."""
+        unused = [engine for engine in self._old if not self._in_use[engine] and not engine.active()]
+        self._old = [engine for engine in self._old if engine not in unused]
+        for engine in unused:
+            del self._in_use[engine]
+            await engine.aclose()
 
     def _spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)
@@ -340,6 +426,7 @@ class Runs:
             InputError: when prompt, params or metadata cannot be used.
             Problem: when there is no such agent, too many runs are under way, or the key stands for another request.
         """
+        await self.renew()
         agent = known_agent(self.agents, asked.agent)
         check_may_converse(caller, asked, keeps=self.engine.sessions is not None)
         self._check_room()
@@ -463,6 +550,8 @@ class Runs:
         except Exception as problem:  # noqa: BLE001 - a divergence, a broken agent: told in the ledger
             result, error = None, problem
         self._live.pop(run, None)
+        if self._old:
+            self._spawn(self._close_unused())
         self._rested[run] = handle
         while len(self._rested) > KEPT:
             self._forget(next(iter(self._rested)))
@@ -613,14 +702,15 @@ class Runs:
         asked: dict[str, Any] = {
             "in_doubt": "ask",
             "wait_for_answers": self._patience_of(row),
-            **self._changed(row),
             **options,
         }
         if decided:
             open_ = await asyncio.to_thread(lambda: {question.id for question in doubts(journal.history())})
             asked["answers"] = {question: answer for question, answer in decided.items() if question in open_}
         try:
-            handle = await self.engine.start_resume(journal, **asked)
+            await self.renew_if_sound()
+            with self._using() as engine:
+                handle = await engine.start_resume(journal, **self._changed(row, engine), **asked)
         except JournalLocked:
             # Whoever has the run began before this was decided, and leaves it to the next one.
             if decided:
@@ -847,7 +937,7 @@ class Runs:
         handle = self._live.get(row.run)
         try:
             try:
-                is_new = await self.engine.post(handle or journal, topic, value, id=id, path=path)
+                is_new = await self.engine_of(row.run).post(handle or journal, topic, value, id=id, path=path)
             except StepEngineError:
                 if handle is None or not handle.done:
                     raise
@@ -1008,7 +1098,9 @@ class Runs:
         now, request = time.time(), {"prompt": prompt, "params": None, "metadata": None}
         row = RunRow(run, caller.name, agent, "running", now, now, request)
         options: dict[str, Any] = {"in_doubt": "ask", "ask_again": True, "wait_for_answers": self._patience}
-        handle = await self.engine.start_resume(self.journal(run), **options)
+        await self.renew_if_sound()
+        with self._using() as engine:
+            handle = await engine.start_resume(self.journal(run), **options)
         # Behind that: a server that is killed before has a journal of a stranger still, and leaves it alone.
         await self._registered(row, None)
         self._hold(run, handle, went_on=True)
@@ -1031,6 +1123,7 @@ class Runs:
             Problem: when there is no such place, or too many runs are under way.
             UndoRefused: when effects that changed the world could happen again.
         """
+        await self.renew()
         self._check_room()
         now, run = time.time(), secrets.token_hex(16)
         changes = {**row.request.get("changes", {}), **changes}
@@ -1044,24 +1137,26 @@ class Runs:
             if changes:
                 # The part that is kept was asked for with the prompts that it had: a fork would take that for other code.
                 await asyncio.to_thread(branch, source, at, allow_repeat=allow_repeat, into=into, **options)
-                asked = {**self._changed(new), "wait_for_answers": self._patience}
-                handle = await self.engine.start_resume(into, **asked)
+                with self._using() as engine:
+                    asked = {**self._changed(new, engine), "wait_for_answers": self._patience}
+                    handle = await engine.start_resume(into, **asked)
             else:
-                handle = await self.engine.start_fork(
-                    source, at=at, into=into, allow_repeat=allow_repeat, wait_for_answers=self._patience, **options
-                )
+                with self._using() as engine:
+                    handle = await engine.start_fork(
+                        source, at=at, into=into, allow_repeat=allow_repeat, wait_for_answers=self._patience, **options
+                    )
         except JournalError as error:
             raise _of_request(error, JournalError, row, source, status=422, kind="no_such_place") from None
         await self._registered(new, None)
         self._hold(run, handle, went_on=True)
         return run
 
-    def _changed(self, row: RunRow) -> dict[str, Any]:
+    def _changed(self, row: RunRow, engine: Engine) -> dict[str, Any]:
         """Return with what a run goes on that was forked with changes of its agent; nothing for any other."""
         changes = dict(row.request.get("changes", {}))
         if not changes:
             return {}
-        agent = self.engine.agent(row.agent)
+        agent = engine.agent(row.agent)
         settings = {name: changes.pop(name) for name in ("temperature", "max_tokens") if name in changes}
         agent = attrs.evolve(agent, **changes, settings=attrs.evolve(agent.settings, **settings))
         return {"agent": agent, "on_divergence": "keep"}

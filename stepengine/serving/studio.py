@@ -190,12 +190,14 @@ class Views:
         """
         if isinstance(self._runs, Runs):
             journal: Journal = self._runs.journal(row.run)
+            engine = self._runs.engine_of(row.run)
         else:
+            engine = self._runs.engine
             journal = MemoryJournal(await self._runs.content(row))
         work = _standing if last else _walked
         try:
             async with self._walking:
-                return await asyncio.to_thread(work, self._runs.engine, journal, row.run)
+                return await asyncio.to_thread(work, engine, journal, row.run)
         except JournalMissing:
             return NOTHING
 

@@ -85,6 +85,7 @@ RECEIVING = AgentDefinition("receiving", handle_steps=receiving_steps)
 
 
 @pytest.mark.spec("waiting:WT22")
+@pytest.mark.deep
 async def test_a_run_sleeps_until_the_time_it_said_whichever_worker_has_it(db: str, until):
     # As long as it sleeps whoever sleeps again would be seen, however busy the machine is.
     async with worker_of([SLEEPING], db) as engine:

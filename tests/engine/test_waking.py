@@ -368,6 +368,7 @@ async def test_an_answer_that_the_caller_gives_goes_before_one_by_letter(journal
 
 
 @pytest.mark.spec("waiting:WT2")
+@pytest.mark.deep
 async def test_an_answer_reaches_a_question_that_waits_and_one_that_was_left_open_in_the_same_process(
     tmp_path: Path,
 ) -> None:

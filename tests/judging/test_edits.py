@@ -195,6 +195,7 @@ print("printed")
 
 
 @pytest.mark.spec("studio:ST6")
+@pytest.mark.deep
 def test_a_place_that_the_run_does_not_have_is_refused(project: Path) -> None:
     with pytest.raises(JournalError, match="so there is no step 12"):
         seen("12")

@@ -201,6 +201,7 @@ async def test_what_it_wants_to_be_allowed_may_be_judged_by_our_policy(there: Re
 
 
 @pytest.mark.spec("interfaces:IF163")
+@pytest.mark.deep
 async def test_who_cancels_the_run_cancels_the_run_there(there: Remote) -> None:
     engine = Engine([leading(there.agent("holding"), "it")])
     async with engine.start("boss") as handle:

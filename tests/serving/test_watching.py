@@ -336,6 +336,7 @@ def test_a_start_that_another_server_keeps_first_is_that_run_and_no_refusal(
         assert [run] == [seen["run_id"] for seen in one.get("/runs").json()["runs"]]
 
 
+@pytest.mark.deep
 def test_of_a_run_that_another_server_has_nothing_is_read_until_that_one_has_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

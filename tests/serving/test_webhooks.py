@@ -489,6 +489,7 @@ def test_a_question_that_is_still_open_when_its_run_is_suspended_again_is_not_to
 
 
 @pytest.mark.spec("interfaces:IF19")
+@pytest.mark.deep
 def test_what_is_not_taken_is_sent_again_after_a_while_under_the_same_id(
     tmp_path: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

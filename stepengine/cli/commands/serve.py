@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from stepengine.judging.desk import Maker
     from stepengine.serving import Application
     from stepengine.serving.access import Logins
+    from stepengine.serving.sources import Sources
 
 __all__ = ("Served", "engine_again", "serve", "serve_runs")
 
@@ -195,7 +196,14 @@ def serve_runs(options: Options, wanted: Served) -> Exit:
     check_extra()
     check_extra("uvicorn")
     _check_reach(wanted)
-    engine, schedules = engine_of(wanted.module, options)
+    sources, left_out = None, list[str]()
+    if wanted.ui and not _function_of(wanted.module):
+        sources = _sources(wanted.module, options, left_out)
+    engine, schedules = engine_of(wanted.module, options, left_out.append)
+    for problem in left_out:
+        complain(f"{problem}; this file is left out")
+    if sources is not None:
+        sources.taken()
     engine, place = _placed(engine, wanted)
     logins = Logins() if wanted.ui else None
     with _tokens(wanted.tokens) as (file, token):
@@ -207,6 +215,7 @@ def serve_runs(options: Options, wanted: Served) -> Exit:
                 logins=logins,
                 ui=wanted.ui,
                 maker=maker_of(wanted.module, options) if wanted.ui else None,
+                sources=sources,
                 schedules=schedules if wanted.schedules else (),
                 roots=[root_of(options)],
                 reports=wanted.reports,
@@ -275,9 +284,32 @@ def _durable(engine: Engine | DurableEngine, db: str, *, executor: str, works: b
         raise UsageProblem(error.message) from error
 
 
-def engine_of(module: str, options: Options) -> tuple[Engine | DurableEngine, Sequence[Schedule]]:
+def _sources(module: str, options: Options, left_out: list[str]) -> Sources:
+    """Return the files of which the engine is made; of a folder those that could not be loaded at the start may stay so."""
+    from stepengine.serving.sources import Sources
+
+    def leave_out(problem: str) -> None:
+        if problem not in left_out:
+            raise UsageProblem(problem)
+
+    def load() -> Engine:
+        made: Any = engine_of(module, options, leave_out)[0]
+        return made  # type: ignore[no-any-return]  # files make engines; only functions make what lies in a database
+
+    return Sources(load, maker_of(module, options))
+
+
+def _function_of(module: str) -> str:
+    """Return the name of the function that makes an engine; ``""`` where files are meant."""
+    function = module.rpartition(":")[2]
+    return function if ":" in module and function.isidentifier() and not Path(module).exists() else ""
+
+
+def engine_of(
+    module: str, options: Options, leave_out: Callable[[str], object] | None = None
+) -> tuple[Engine | DurableEngine, Sequence[Schedule]]:
     """
-    Return the engine of what was typed, and the schedules beside its agents.
+    Return the engine of what was typed, and the schedules beside its agents; *leave_out* is told of files that cannot be loaded.
 
     Raises:
         UsageProblem: when there is none.
@@ -285,10 +317,9 @@ def engine_of(module: str, options: Options) -> tuple[Engine | DurableEngine, Se
     from stepengine.ag_ui import page_hooks
     from stepengine.engine import Engine
 
-    name, colon, function = module.rpartition(":")
-    if colon and function.isidentifier() and not Path(module).exists():
-        return _make_engine(name, function), ()
-    offered = offered_by(module)
+    if function := _function_of(module):
+        return _make_engine(module.rpartition(":")[0], function), ()
+    offered = offered_by(module, leave_out)
     # What a page of AG-UI sends beside words: its tools, context and state.
     agents = [attrs.evolve(agent, hooks=agent.hooks + page_hooks()) for agent in offered.agents]
     if offered.tools or offered.models is not None or offered.options:

@@ -18,6 +18,8 @@ from stepengine.data.frozen import frozen
 
 __all__ = ("studio",)
 
+LEAVING_SECONDS = 1.0
+
 RUNS, REPORTS, AGENTS = "runs", "evals", "agents"
 PORT = 8700
 DATABASE = ".db"
@@ -83,9 +85,11 @@ def studio(
     """
     refuse_inside("stepengine studio")
     found = _found(folder, agents, runs, reports)
+    # Who presses Ctrl-C at a terminal wants it back: what is under way by then goes on at the next start, and whoever
+    # waits for an answer would have kept a server for all of its ten seconds.
     wanted = Served(
         module=found.agents, host=host, port=port, runs=found.runs, tokens=tokens, hosts=allow_host or (), reports=found.reports,
-        schedules=not no_schedules, ui=True, opens=not no_open,
+        schedules=not no_schedules, ui=True, opens=not no_open, drain=LEAVING_SECONDS,
     )  # fmt: skip
     return serve_runs(attrs.evolve(options, model=model, quiet=True).in_force(), wanted)
 

@@ -7,7 +7,7 @@ import contextlib
 import importlib
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -219,9 +219,13 @@ class OfferedByModule:
     schedules: tuple[Schedule, ...] = ()
 
 
-def offered_by(module: str) -> OfferedByModule:
+def offered_by(module: str, leave_out: Callable[[str], object] | None = None) -> OfferedByModule:
     """
     Return what a Python file, a folder of agent files, or a module that can be imported gives a worker.
+
+    Args:
+        module: Which.
+        leave_out: Told why a file of a folder cannot be loaded; by default a person is, and the others count.
 
     Raises:
         UsageProblem: when there is no such thing, or it cannot be imported; it says what would have been fine.
@@ -234,7 +238,7 @@ def offered_by(module: str) -> OfferedByModule:
     if path.is_dir():
         found = load_folder(path)
         for problem in found.problems:
-            complain(f"{problem}; this file is left out")
+            (leave_out or _left_out)(problem)
         if not found.agents:
             msg = f"{module} holds no agent files"
             raise UsageProblem(msg)
@@ -254,6 +258,10 @@ def offered_by(module: str) -> OfferedByModule:
     return OfferedByModule(
         agents, tuple(getattr(loaded, "tools", ())), getattr(loaded, "models", None), dict(options), schedules
     )
+
+
+def _left_out(problem: str) -> None:
+    complain(f"{problem}; this file is left out")
 
 
 def _import_module(module: str) -> ModuleType:

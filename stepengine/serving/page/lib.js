@@ -219,6 +219,9 @@ export function useNow(seconds = 1) {
 
 export const Status = ({ status }) => html`<span class=${`state ${tone(status)}`}>${word(status)}</span>`;
 
+/* Why the agents' files cannot be loaded as they are now. */
+export const Broken = ({ text }) => text ? html`<p class="problem" role="status">${text}</p>` : null;
+
 /* What went wrong, said where it happened. */
 export const Problem = ({ error, children }) => error ? html`<p class="problem" role="alert">${error.message}${error.document && error.document.issues && error.document.issues.length > 1 ? html`<span>${error.document.issues.join(" · ")}</span>` : null}${children}</p>` : null;
 

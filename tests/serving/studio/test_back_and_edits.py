@@ -154,6 +154,29 @@ def test_another_system_prompt_goes_on_from_a_step_as_a_fork(page: Page, client:
     page.says("t/m 7: Multiply.")
 
 
+@pytest.mark.spec("studio:ST5")
+def test_a_file_that_cannot_be_loaded_is_told_where_somebody_starts_and_runs_on_and_a_mended_one_runs(
+    page: Page, client: httpx2.Client, shop: Shop
+) -> None:
+    run = done(client, "tally", "tea milk sugar")
+    page.go(f"#/runs/{run}/back?place=%23%33", ".sheet")
+    stands(page, "#3")
+    save(shop.file, CODE.replace("for item in", "for item of"))
+    page.says("SyntaxError", ".runon .problem")
+    page.go("#/start/tally", "form.card")
+    page.says("SyntaxError", "form .problem")
+    save(shop.file, CODE.replace("total = worth", "total += worth"))
+    page.wait("!document.querySelector('form .problem')")
+    page.go(f"#/runs/{run}/back?place=%23%32", ".sheet")
+    stands(page, "#2", item="'milk'", total="30")
+    page.fill(".runon textarea", "7")
+    page.press("Run on with this result")
+    page.wait("location.hash.includes('/compare')")
+    fork = rests(client, page.run("location.hash").split("/")[2])
+
+    assert 87 == client.get(f"/runs/{fork}").json()["output"]
+
+
 # --- edit and see -----------------------------------------------------------------------------------------------------
 
 

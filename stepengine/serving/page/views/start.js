@@ -1,5 +1,5 @@
 /* Start a run: a form of the agent's own schema. */
-import { html, useState, useServer, api, to, go, Head, Empty, Problem, announce } from "../lib.js";
+import { html, useState, useServer, api, to, go, Head, Empty, Problem, Broken, announce } from "../lib.js";
 
 /* The fields of a schema of JSON that a form can have; what it cannot is typed as JSON. */
 function fieldsOf(schema) {
@@ -39,7 +39,7 @@ function Field({ field, value, change }) {
   return html`<label class=${`field ${kind}`}>${label}${input}${about ? html`<small>${about}</small>` : kind === "json" ? html`<small>JSON</small>` : null}</label>`;
 }
 
-export function Form({ agent, session }) {
+export function Form({ agent, session, broken }) {
   const fields = fieldsOf(agent.params);
   const [typed, type] = useState({});
   const [prompt, say] = useState("");
@@ -66,20 +66,20 @@ export function Form({ agent, session }) {
     ${fields.map((field) => html`<${Field} key=${field.name} field=${field} value=${field.name in typed ? typed[field.name] : written(field.first, field.kind)} change=${(value) => type({ ...typed, [field.name]: value })} />`)}
     <details><summary>Limits and what it may do</summary><div class="pair"><label class="field"><span>Steps at most</span><input type="number" min="1" step="1" value=${steps} onInput=${(event) => limit(event.target.value)} /></label><label class="field"><span>US dollars at most</span><input type="number" min="0.000001" step="any" value=${cost} onInput=${(event) => afford(event.target.value)} /></label></div>
     <p class="dim">${agent.model ? html`Model <span class="mono">${agent.model}</span>. ` : null}Limits and permissions of the server hold beside these. ${agent.tools.length ? html`Its tools: ${agent.tools.map((name) => html`<span class="mono tool">${name}</span> `)}` : "It has no tools."} What a tool may not do by the server's rules is asked in the inbox, or refused.</p></details>
-    <${Problem} error=${error} />
+    <${Broken} text=${broken} /><${Problem} error=${error} />
     <div class="answers"><button type="submit" class="primary" disabled=${busy}>${busy ? "Starting…" : "Start"}</button></div>
   </form>`;
 }
 
 function Start({ parts }) {
-  const agents = useServer("agents", 0), list = agents.data ? agents.data.agents : [];
+  const agents = useServer("agents", 2), list = agents.data ? agents.data.agents : [];
   const chosen = list.find((each) => each.id === parts[0]) || list[0];
   return html`<${Head} title="Start a run" />
     <${Problem} error=${agents.error} />
     ${agents.data && !list.length ? html`<${Empty} title="There are no agents">This server was started without any.</${Empty}>` : null}
     ${chosen ? html`<div class="scroll"><div class="narrow">
       <label class="field"><span>Agent</span><select value=${chosen.id} onChange=${(event) => go(["start", event.target.value])}>${list.map((each) => html`<option value=${each.id}>${each.name === each.id ? each.id : `${each.name} (${each.id})`}</option>`)}</select></label>
-      <${Form} key=${chosen.id} agent=${chosen} /></div></div>` : null}`;
+      <${Form} key=${chosen.id} agent=${chosen} broken=${agents.data.broken} /></div></div>` : null}`;
 }
 
 export default { id: "start", title: "Start", key: "s", View: Start };

@@ -1,5 +1,5 @@
 /* Go back: any place of the run with its variables, state and request; another reply, result, answer, prompt or setting goes on as a fork. */
-import { html, useState, useEffect, useServer, api, at, go, plural, lasting, Problem, Value, announce } from "../../lib.js";
+import { html, useState, useEffect, useServer, api, at, go, plural, lasting, Problem, Broken, Value, announce } from "../../lib.js";
 import { useDesk, Way, Places, Source, Variables, Messages, Request, Refusal } from "./desk.js";
 
 const NAMES = { reply: "Reply of the model", result: "Result", answer: "Answer" };
@@ -26,6 +26,7 @@ function Fork({ id, look, agent }) {
   const [error, fail] = useState(null);
   const [busy, turn] = useState(false);
   const own = useServer(agent ? at("agents", agent) : null, 0).data;
+  const agents = useServer("agents", 2).data;
   useEffect(() => { type(written(whole.value)); fail(null); }, [place.address, whole.value]);
   async function run(asked) {
     fail(null);
@@ -52,8 +53,8 @@ function Fork({ id, look, agent }) {
       <label class="field"><span>Tokens of a reply at most</span><input type="number" min="1" step="1" value=${changes.max_tokens ?? ""} onInput=${set("max_tokens")} /></label>
       <div class="answers"><button type="submit" disabled=${busy || !Object.keys(given()).length}>Run on with these</button></div></form></details>
     <label class="field boolean"><span>What changed the world after this may happen again</span><input type="checkbox" checked=${repeats} onChange=${(event) => repeat(event.target.checked)} /></label>
-    <p class="dim">A fork is a run of its own: models are asked and tools run, with the code that this server was started with.</p>
-    <${Problem} error=${error} /></section>`;
+    <p class="dim">A fork is a run of its own: models are asked and tools run, with the code as it is in its files now.</p>
+    <${Broken} text=${agents && agents.broken} />    <${Problem} error=${error} /></section>`;
 }
 
 function Facts({ look }) {

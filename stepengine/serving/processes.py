@@ -1,0 +1,77 @@
+"""
+``Process``: a process beside the server, in which the authors' code is imported as it is in its files now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Self
+
+__all__ = ("Process",)
+
+LINE = 8 * 1024 * 1024
+END_SECONDS = 1.0
+
+
+class Process:
+    """
+    A process that is spoken to in lines of JSON.
+
+    Args:
+        child: The process.
+    """
+
+    def __init__(self, child: asyncio.subprocess.Process) -> None:
+        self._child = child
+
+    @classmethod
+    async def begun(cls, module: str, first: Mapping[str, Any]) -> Self:
+        """Start a module of this package, and say the first thing to it."""
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",  # a file of the author's that is called like a module of Python's takes the place of none
+            "-m",
+            module,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+            limit=LINE,
+        )
+        made = cls(child)
+        await made.say(first)
+        return made
+
+    async def say(self, told: Mapping[str, Any]) -> None:
+        """Say something; nobody may be there any more."""
+        assert self._child.stdin is not None  # noqa: S101 - it was asked for
+        self._child.stdin.write(json.dumps(told).encode() + b"\n")
+        with contextlib.suppress(ConnectionError):
+            await self._child.stdin.drain()
+
+    async def lines(self) -> AsyncIterator[dict[str, Any]]:
+        """Give what it says, until it has ended."""
+        assert self._child.stdout is not None  # noqa: S101 - it was asked for
+        while line := await self._child.stdout.readline():
+            yield json.loads(line)
+
+    async def end(self) -> None:
+        """End it, and what it began; may be called twice."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, number)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_SECONDS):
+                    await self._child.wait()
+                    break
+        await self._child.wait()
+        # Closed by hand: the loop of a server that stops may be gone before it is told that the pipes are.
+        transport = getattr(self._child, "_transport", None)
+        if transport is not None:
+            transport.close()
