@@ -23,6 +23,8 @@ SHOWN = {"runs": "studio-runs", "run that asks": "studio-run"}
 WIDTHS = {400: 800, 1280: 800, 2560: 1440}
 MOST = 100_000
 """Bytes of a picture in the documentation."""
+LEAST = 2_000
+"""Bytes of a picture that shows something."""
 
 
 def taken(page: Page, target: Path) -> None:
@@ -40,7 +42,12 @@ def every(page: Page, chromium: Browser, scene: dict[str, str], folder: Path) ->
             chromium.size(width, height)
             for name, (address, shows) in views(scene).items():
                 page.go(address, shows)
-                taken(page, folder / f"{name.replace(' ', '-')}-{width}-{scheme}.png")
+                target = folder / f"{name.replace(' ', '-')}-{width}-{scheme}.png"
+                taken(page, target)
+                if not target.is_file() or target.stat().st_size < LEAST:
+                    msg = f"{target.name} was not made"
+                    raise SystemExit(msg)
+    print(f"{len(list(folder.glob('*.png')))} pictures")  # noqa: T201 - a script
 
 
 def main(*words: str) -> None:

@@ -1716,6 +1716,7 @@ APART: dict[str, str] = {
     "system/containers.py:Container._runs": "what the program of containers said in a form that we wrote",
     "system/containers.py:Container._refuse": "what the program of containers said last, for a message",
     "cli/commands/tokens.py:AGE": "what a person typed; four digits at most",
+    "serving/access.py:_door": "the digest of our own style sheet",
     "serving/access.py:NAME": "a name that the operator typed; at most 64 characters of one class",
     "durable/register.py:_row": "what a server of ours has written",
     "serving/ledger.py:_row": "what a server of ours has written",

@@ -33,7 +33,7 @@ import attrs
 
 from stepengine.data.codec import plain, to_json
 from stepengine.data.frozen import frozen
-from stepengine.data.messages import ToolResult
+from stepengine.data.messages import JsonPart, ToolResult
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure
 from stepengine.data.questions import Answer
@@ -557,7 +557,9 @@ def _taken(value: object) -> Any:
             return value.text
         return {name: said for name, said in to_json(value).items() if name in ("type", "content")}
     if isinstance(value, ToolResult):
-        return value.text
+        # As a text, what a tool gave as a list would not be what its annotation says.
+        only = value.content[0] if len(value.content) == 1 else None
+        return plain(only.value) if isinstance(only, JsonPart) else value.text
     if isinstance(value, tuple) and all(isinstance(one, Answer) for one in value):
         return value[0].value if len(value) == 1 else [one.value for one in value]
     return plain(value)

@@ -22,10 +22,12 @@ import re
 import secrets
 import stat
 import time
+from base64 import b64encode
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from urllib.parse import parse_qs, quote
@@ -474,6 +476,19 @@ Authenticate: TypeAlias = "Callable[[Request], Caller | Awaitable[Caller | None]
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 LOGOUT = "/logout"
+DOOR_STYLE = (
+    ":root{color-scheme:light dark}body{margin:14vh auto 0;max-width:34rem;padding:0 1.25rem;font:1rem/1.55 system-ui,sans-serif}"
+    "h1{font-size:1.35rem}code{font-family:ui-monospace,monospace}"
+)
+DOOR = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>stepengine studio</title><style>{style}</style></head>
+<body><main><h1>stepengine studio</h1>
+<p>{said} Open the link that <code>stepengine studio</code> printed where it was started: it lets one browser in, once and within a minute.</p>
+<p>For a new link, stop it there with Ctrl-C and start it again: what is recorded stays, and runs that were under way go on.</p>
+</main></body></html>
+"""
+"""What is shown to a browser without a session."""
 MAX_BUCKETS = 10_000
 MAX_COOKIES = 8
 """Cookies of one name that are tried: another application of this host may have set some."""
@@ -599,7 +614,14 @@ class Guard:
         except Exception as error:
             if has_begun:
                 raise
-            await problem_of(error).response()(asked.scope, receive, guarded)
+            problem = problem_of(error)
+            # Whoever opens the studio by hand, or by a link of yesterday, has no use for a document that programs read.
+            is_door = (
+                self.logins is not None
+                and problem.status == HTTPStatus.UNAUTHORIZED
+                and asked.is_visited(self.logins.path)
+            )
+            await (_door(problem) if is_door else problem.response())(asked.scope, receive, guarded)
 
     async def _serve(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
         if not asked.query().isascii():
@@ -826,6 +848,11 @@ class _RequestFacts:
         """Return whether it says who it is."""
         return b"authorization" in self._headers or b"cookie" in self._headers
 
+    def is_visited(self, login: str) -> bool:
+        """Return whether somebody opens the page, or the link to it, in a browser."""
+        accepted = self.header("accept") or ""
+        return self.method == "GET" and self.path in ("/", login) and "text/html" in accepted.lower()
+
     def bearer(self) -> str | None:
         """Return the token; ``None`` where there is none, ``""`` where there are several."""
         found = self._headers.get(b"authorization")
@@ -915,6 +942,24 @@ class _Buckets:
 def _unknown() -> Problem:
     msg = "this needs a token: `Authorization: Bearer TOKEN`; `stepengine tokens add` makes one"
     return Problem(msg, status=401, kind="unauthenticated", headers={"WWW-Authenticate": "Bearer"})
+
+
+def _door(problem: Problem) -> Response:
+    """Return what a browser is shown that has no session: how its person gets in."""
+    from starlette.responses import Response
+
+    said = (
+        "This link was used before, or is too old."
+        if problem.kind == "link_spent"
+        else "This browser has not come in yet."
+    )
+    digest = b64encode(hashlib.sha256(DOOR_STYLE.encode()).digest()).decode()
+    headers = {
+        **problem.headers,
+        "cache-control": "no-store",
+        "content-security-policy": f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    }
+    return Response(DOOR.format(style=DOOR_STYLE, said=said), problem.status, headers, "text/html; charset=utf-8")
 
 
 def _empty(status: int, headers: Mapping[str, str]) -> Response:

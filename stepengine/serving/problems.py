@@ -188,7 +188,9 @@ TOLD: Mapping[type[StepEngineError], Callable[[Any], Problem]] = {
     DefinitionError: _from_message(422),
     UnknownModel: _from_message(422),
     DatabaseAway: _of_database,
-    MissingKey: _hidden(503, "the server has no key for this model"),
+    MissingKey: _hidden(
+        503, "the server has no key for this model; where it was started it says which, and what would do instead"
+    ),
     ModelError: _of_model,
     PermissionDenied: _from_message(403),
     LimitExceeded: _from_message(409, limit_kind="kind", limit="limit"),

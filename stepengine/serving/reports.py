@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +192,18 @@ def _read(place: ReportPlace) -> Report | None:
         return None
     if report is not None:
         report.id = place.id
+        # Evaluations write the scores of a sample, and not what they come to.
+        judges = {row.get("check") for row in report.summary if row.get("judge")}
+        for sample in [sample for case in report.cases for sample in case.samples if sample.passed is None]:
+            sample.passed = _passed(sample, judges)
     return report
+
+
+def _passed(sample: Sample, judges: Collection[Any]) -> bool | None:
+    """Return whether all checks that are functions pass; ``None`` when that is not known, or there is none."""
+    asked = [score.get("passed") for name, score in sample.scores.items() if name not in judges]
+    known = [each for each in asked if isinstance(each, bool)]
+    return all(known) if asked and len(known) == len(asked) else None
 
 
 def _parse_report(data: bytes) -> Report | None:

@@ -25,6 +25,7 @@ TEMPLATE = Path(__file__).parents[1] / "_init"
 PACKAGE = Path(__file__).parents[1] / "_init_package"
 SHARED = {
     "agents/todos.py": "src/{module}/todos.py",
+    "evals/todos.py": "evals/todos.py",
     "tests/test_todos.py": "tests/test_todos.py",
     "tests/journals/test_todos/test_a_run.jsonl": "src/{module}/recordings/tests/test_todos/test_a_run.jsonl",
 }
@@ -40,7 +41,10 @@ LISTED = 5
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the project goes; it is made if it is missing.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="Where the project goes, made if it is missing; by default this folder."),
+    ] = Path(),
     *,
     package: Annotated[
         bool, typer.Option("--package", help="Make a package of agents, for others to install by its name.")
@@ -58,7 +62,7 @@ def init(
 
     Examples:
       stepengine init my-agent
-      stepengine init .
+      stepengine init
       stepengine init my-agents --package
     """
     if package:
@@ -95,8 +99,10 @@ def init(
         "      an agent of your own: write it, record it, replay it, break it, debug it; all without a key\n"
         "  stepengine run todos src --model anthropic/claude-haiku-4-5\n"
         "      live; needs ANTHROPIC_API_KEY, and `stepengine doctor` says whether all is there\n"
+        "  stepengine eval evals/todos.py\n"
+        "      how good the agent is at two cases; its report is in the studio, too\n"
         "  stepengine studio\n"
-        "      a page in the browser: start runs, watch them, answer them, go back in them"
+        "      a page in the browser: start runs, watch them, answer them, go back in them; it takes --model, too"
     )
     return Exit.COMPLETED
 
@@ -170,7 +176,9 @@ def make_project(folder: Path, *, package: bool = False) -> list[str]:
     """
     name, module = names_of(folder)
     words = {NAME: name, MODULE: module} | (
-        {"from agents.todos import": f"from {module}.todos import"} if package else {}
+        {"from agents.todos import": f"from {module}.todos import", '"agents/todos.py"': f'"src/{module}/todos.py"'}
+        if package
+        else {}
     )
     files = {_fill_template(path, words): file for path, file in _samples(package=package)}
     try:

@@ -73,6 +73,8 @@ class Shop:
         folder: The project.
         url: Where it is reached.
         link: What lets a browser in, once.
+        options: What is typed behind ``stepengine studio``.
+        variables: Environment variables of its own.
         token: Whoever may do everything.
     """
 
@@ -81,16 +83,17 @@ class Shop:
         self.file, self.helper = folder / "shop.py", folder / "helper.py"
         self.file.write_text(code)
         self.helper.write_text(HELPER)
-        self.options = tuple(options)
+        self.options = ("--agents", "shop.py", "--runs", "runs", *options)
+        self.variables: dict[str, str] = {}
         self.url = self.link = self.token = ""
         self.process: subprocess.Popen[str] | None = None
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Shop]:
-        line = [sys.executable, "-m", "stepengine", "studio", "--agents", "shop.py", "--port", "0", "--no-open"]
+        line = [sys.executable, "-m", "stepengine", "studio", "--port", "0", "--no-open"]
         with subprocess.Popen(
-            [*line, "--runs", "runs", *self.options], cwd=self.folder, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            [*line, *self.options], cwd=self.folder, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **self.variables},
         ) as self.process:  # fmt: skip
             assert self.process.stderr is not None
             said = ""

@@ -1,0 +1,212 @@
+"""
+Two programs and no code: `stepengine init`, `stepengine studio`, and everything from there in the page, without a key.
+
+The model is llmock, which somebody else wrote, on loopback.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.faults.test_llmock import COMMAND, served
+from tests.judging.browser import AXE, CHROMIUM, Browser, faults
+
+from .conftest import Page
+from .shop import Shop, save
+from .test_back_and_edits import VARIABLE
+
+pytestmark = [
+    pytest.mark.deep,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: the command chromium on PATH"),
+    pytest.mark.skipif(COMMAND is None, reason="the command llmock is not installed (extra 'faults')"),
+]
+STEPS = 2_000
+PLAIN = """    found = yield from call(find_todos, ctx.prompt or ".")
+"""
+ASKS = f"""    place = yield from Ask("Which folder is looked through?", options=["src", "tests"])
+    marks = 0
+    for _ in range({STEPS}):
+        found = yield from call(find_todos, place)
+        marks = len(found)
+"""
+
+
+class Project(Shop):
+    """
+    What `stepengine init` made in an empty folder, with its studio.
+    """
+
+    def __init__(self, folder: Path, model: str) -> None:
+        self.folder, self.file = folder, folder / "agents" / "todos.py"
+        self.url = self.link = self.token = ""
+        self.process = None
+        self.options = ("--model", "gpt-4o", "--base-url", model)
+        self.variables = {"STEPENGINE_STATE_DIR": str(folder.parent / "state")}
+
+    def types(self, *words: str) -> str:
+        """
+        Type a command of `stepengine` in the folder, and return what it says.
+        """
+        made = subprocess.run(
+            [sys.executable, "-m", "stepengine", *words], cwd=self.folder, env={**os.environ, **self.variables},
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert made.returncode == 0, made.stdout + made.stderr
+        return made.stdout
+
+    def edit(self, *changes: tuple[str, str]) -> str:
+        """
+        Save the agent's file with some texts replaced, and return what it was.
+        """
+        code = changed = self.file.read_text()
+        for old, new in changes:
+            assert old in changed, old
+            changed = changed.replace(old, new)
+        save(self.file, changed)
+        return code
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Project]:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    with served("--tool-mode", "off", "--response-style", "hello") as url:
+        made = Project(folder, f"{url}/v1")
+        said = made.types("init")
+        assert "stepengine studio" in said
+        assert "stepengine eval evals/todos.py" in said
+        yield made
+
+
+@pytest.mark.spec("studio:ST1", "studio:ST6")
+def test_a_newcomer_starts_answers_edits_forks_and_judges_with_two_programs_and_no_code(
+    chromium: Browser, project: Project
+) -> None:
+    """
+    The seconds are told, and decide nothing.
+    """
+    project.types("eval", "evals/todos.py")
+    with project.open():
+        chromium.size(1280, 900)
+        chromium.complaints.clear()
+        chromium.open(project.link)
+        page = Page(chromium, project)  # type: ignore[arg-type]  # of the stage only its link is used
+        page.says("todos")
+        started(page, "src", "completed")
+        judged(page)
+        chromium.call("Page.navigate", url="about:blank")
+    project.edit(
+        ("import STEP_ALL, AgentDefinition,", "import STEP_ALL, AgentDefinition, Ask, Limits,"), (PLAIN, ASKS),
+        ("    tools=[find_todos],", "    tools=[find_todos],\n    limits=Limits(max_actions=10_000),"),
+    )  # fmt: skip
+    project.url = project.link = project.token = ""
+    with project.open():
+        chromium.open(project.link)
+        started(page, "", "Which folder is looked through?")
+        page.press("src")
+        run = page.run("location.hash").split("/")[2].split("?")[0]
+        page.says("completed", "main .head")
+        took = [seen(page, project, run, number) for number in range(3)]
+        forked(page, run)
+        chromium.call("Page.navigate", url="about:blank")
+
+    logging.getLogger(__name__).info("from save to page at step %d: %s s", STEPS, took)
+    assert [] == chromium.complaints
+
+
+def started(page: Page, prompt: str, says: str) -> None:
+    """
+    Start a run from the page, and wait until its page says something.
+    """
+    page.go("#/start", "main a, form")
+    if not page.run("!!document.querySelector('form')"):
+        page.press("todos")
+    page.fill("form textarea", prompt)
+    page.press("Start")
+    page.wait("location.hash.startsWith('#/runs/')")
+    page.says(says)
+
+
+def seen(page: Page, project: Project, run: str, number: int) -> float:
+    """
+    Return how long it took from a save of the agent's file until the page showed its last step under the new code.
+    """
+    page.go(f"#/runs/{run}/edit?place=%23{STEPS}", ".sheet")
+    page.wait(f"({VARIABLE.format(name='marks')} ?? '').endsWith('\\t2')")
+    began = time.monotonic()
+    code = project.edit(("marks = len(found)", f"marks += len(found) + 0 * {number}"))
+    page.wait(f"({VARIABLE.format(name='marks')} ?? '').endsWith('\\t{2 * STEPS - 2}')")
+    took = time.monotonic() - began
+    save(project.file, code)
+    page.wait(f"({VARIABLE.format(name='marks')} ?? '').endsWith('\\t2')")
+    return round(took, 2)
+
+
+def forked(page: Page, run: str) -> None:
+    """
+    Go back to the last call of the tool, run on with another result, and see where the fork differs first.
+    """
+    page.go(f"#/runs/{run}/back?place=%23{STEPS}", ".runon textarea")
+    page.fill(".runon textarea", "[]")
+    page.press("Run on with this result")
+    page.wait("location.hash.includes('/compare')")
+    page.says(f"First difference: #{STEPS}")
+    page.go(page.run("location.hash").split("/compare")[0], ".run[data-ready]")
+    page.says("nothing to do")
+
+
+def judged(page: Page) -> None:
+    """
+    Open the report of the evaluation of the project, and a case of it.
+    """
+    page.go("#/reports", ".threads a")
+    page.run("document.querySelector('.threads a').click()")
+    page.says("some")
+    page.press("passes")
+    page.wait("document.querySelector('.run[data-ready]')")
+    page.says("find_todos")
+
+
+@pytest.mark.spec("studio:ST9")
+def test_a_browser_without_a_session_is_told_how_to_get_in_and_a_program_gets_a_document(
+    chromium: Browser, project: Project
+) -> None:
+    with project.open():
+        with httpx2.Client(base_url=project.url, timeout=60) as client:
+            kinds = [
+                client.get(path, headers={"accept": accept}).headers["content-type"]
+                for path, accept in (
+                    ("/", "*/*"),
+                    ("/", "application/json"),
+                    ("/runs", "text/html"),
+                    ("/", "text/html"),
+                )
+            ]
+        chromium.size(400, 800)
+        chromium.complaints.clear()
+        spent = project.link.replace("code=", "code=x")
+        said = {}
+        for address in (f"{project.url}/", spent):
+            chromium.call("Page.navigate", url=address)
+            said[address] = chromium.wait("document.querySelector('main')?.innerText")
+            assert "system-ui" in chromium.run("getComputedStyle(document.body).fontFamily")
+            assert chromium.run("document.documentElement.scrollWidth <= innerWidth")
+            assert AXE is None or not faults(chromium)
+        chromium.picture(project.folder / "door.png")
+        chromium.call("Page.navigate", url="about:blank")
+
+    assert [*["application/problem+json"] * 3, "text/html; charset=utf-8"] == kinds
+    assert all(
+        "Open the link that stepengine studio printed" in one and "start it again" in one for one in said.values()
+    )
+    assert "This link was used before" in said[spent]
+    assert [one for one in chromium.complaints if "401" not in one] == []
