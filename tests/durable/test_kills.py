@@ -76,7 +76,8 @@ async def test_a_worker_is_killed_in_and_after_every_effect(workers: Workers, tm
 
     began, died = workers.told("began"), workers.told("died")
     assert {**expected.output, "fired": form["output"]["fired"]} == form["output"]
-    assert 1 == began["go-fire"]
+    # Never twice. Not at all where the kill after `go-1`, 2 ms later, comes between its mark and its beginning: a step takes as long.
+    assert began["go-fire"] <= 1
     assert "unknown" == form["output"]["fired"]
     assert all(died[f"in {name}"] == 1 for name in began if name != "go-fire")
     # An effect that follows another's result can only begin when that result is committed.
@@ -148,9 +149,8 @@ async def test_workers_are_killed_in_and_after_every_effect_of_bodies_alone_and_
     fires = ["go-alone-fire", "go-a-fire"]
     assert [text.replace("fired", "unknown") for text in expected.output] == form["output"]
     # In doubt is only what must not happen twice; the call that it belongs to goes on behind it.
-    assert 1 == began[fires[0]]
-    # Another of those that run at once may kill the process after this one was marked and before it began.
-    assert began[fires[1]] <= 1
+    # Never twice. Not at all where the kill after an effect before it, or of one that runs at once, comes between mark and beginning.
+    assert all(began[fire] <= 1 for fire in fires)
     assert all(died[f"in {name}"] == 1 for name in began)
     # The child of the body alone, two bodies and a child of the first of them: a body alone is no run.
     assert ["", "0.2", "1", "1.2", "3"] == sorted(views)
