@@ -337,6 +337,9 @@ class SqliteWriter(LineWriter):
         with self._storing:
             if self._closed:
                 return
+            # Closed before the last lines are stored: a second call does nothing, also where storing them failed. A loss
+            # that a commit has told of already is not told again: whoever closes does so in a `finally`, and the error
+            # that ended the run would be covered.
             self._closed, was_lost = True, self._is_lost
             try:
                 self._sign_last()

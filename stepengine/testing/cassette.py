@@ -548,6 +548,7 @@ class Cassette:
             CassetteMiss: the first miss, if somebody swallowed it.
         """
         unused, held = self.unused, self.interactions
+        # What was not played comes first, since its message tells of the misses, too.
         if unused:
             rest = "".join(f"\n  {i}: {held[i].request.method} {held[i].request.url}" for i in unused)
             missed = f"; {len(self.misses)} requests were missed, the first: {self.misses[0]}" if self.misses else ""

@@ -174,6 +174,7 @@ def _explain(diff: str, cost: str) -> None:
 
     def show(text: str, style: str = "", *, hang: int = 0) -> None:
         line = wrapped(text, console.width, hang) if console.is_terminal else text
+        # Wrapped above, with the indent of its kind; rich would break it once more, without one.
         console.print(Text(line, style=style), soft_wrap=True)
 
     show("\nWhat changed", "bold")

@@ -154,6 +154,8 @@ def _members(
         "responseJsonSchema": settings.response_schema,
     }
     config = {name: value for name, value in generation.items() if value is not None}
+    # `more` is what the settings that only some wires know have become (`said_by`). Of its objects two are shared with
+    # what every wire knows, and are put together here.
     optional = {
         **more,
         "systemInstruction": {"parts": [{"text": request.system_prompt}]} if request.system_prompt else None,
