@@ -20,6 +20,7 @@ from stepengine.errors import InputError, JournalError
 from stepengine.journal.finding import database_of
 from stepengine.journal.records import to_text
 from stepengine.journal.sqlite import BUSY_SECONDS, made_database
+from stepengine.system.after_fork import Lock
 from stepengine.system.write_ahead import Database, reason
 
 if TYPE_CHECKING:
@@ -129,10 +130,13 @@ class Ledger:
     def __init__(self, place: str | Path) -> None:
         self.path = Path(place) if database_of(str(place)) is not None else Path(place) / FILE
         self._database: Database | None = None
+        self._opening = Lock()
+        self._is_closed = False
 
     def close(self) -> None:
-        """Give the connection back; may be called twice."""
-        known, self._database = self._database, None
+        """Give the connection back, once the calls under way have ended; may be called twice, and later calls are refused."""
+        with self._opening:
+            known, self._database, self._is_closed = self._database, None, True
         if known is not None:
             known.close()
 
@@ -252,16 +256,33 @@ class Ledger:
         import sqlite3
 
         try:
-            if self._database is None:
-                known = Database.at(self.path, made_database(self.path), seconds=BUSY_SECONDS)
-                with known.lock, known.writing() as database:
-                    for statement in SCHEMA.split(";"):
-                        database.execute(statement)
-                self._database = known
-            yield self._database
+            known = self._share_database()
+            try:
+                yield known
+            finally:
+                known.close()
         except (OSError, sqlite3.Error) as error:
             msg = f"{self.path} cannot be used to remember what is served: {reason(error, BUSY_SECONDS)}"
             raise JournalError(msg) from error
+
+    def _share_database(self) -> Database:
+        # Calls come from many threads, and those of a cancelled task go on after ``close``: each counts as a user, so that
+        # whoever is the last one closes the connection, and nobody opens one that no one closes.
+        with self._opening:
+            if self._is_closed:
+                msg = f"{self.path} is not used any more: the server that it belongs to was closed"
+                raise JournalError(msg)
+            if self._database is None:
+                known = Database.at(self.path, made_database(self.path), seconds=BUSY_SECONDS)
+                try:
+                    with known.lock, known.writing() as database:
+                        for statement in SCHEMA.split(";"):
+                            database.execute(statement)
+                except BaseException:
+                    known.close()
+                    raise
+                self._database = known
+            return self._database.share()
 
 
 def _like(text: str) -> str:

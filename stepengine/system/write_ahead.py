@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from stepengine.system import after_fork
 from stepengine.system.after_fork import Lock, leave, renews, rests
@@ -176,6 +176,12 @@ class Database:
             known._users += 1
             return known
 
+    def share(self) -> Self:
+        """Count one user more, for whoever knows that somebody uses it; ``close`` gives it back."""
+        with self._counting:
+            self._users += 1
+            return self
+
     def close(self) -> None:
         """Count one user less; the last one closes the connections."""
         with self._counting:
@@ -192,7 +198,7 @@ class Database:
         Return the connection that writes, for whoever holds ``lock``; a commit is durable.
 
         Raises:
-            OSError: when the file was replaced.
+            OSError: when the file was replaced, or nobody uses the database any more.
             sqlite3.Error: when it cannot be opened, or is not a database.
         """
         if self._writer is None:
@@ -234,6 +240,9 @@ class Database:
     def _connected(self) -> sqlite3.Connection:
         import sqlite3
 
+        # A thread whose caller was cancelled goes on: what it opened after the last user had gone, nobody would ever close.
+        if not self._users:
+            raise OSError(errno.EBADF, "it was closed")
         self._check_same()
         database = sqlite3.connect(self.path, timeout=self.seconds, isolation_level=None, check_same_thread=False)
         try:

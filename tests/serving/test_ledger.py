@@ -4,12 +4,16 @@ The ledger of a server: what several processes say of one run.
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from stepengine.data.questions import Answer
-from stepengine.errors import InputError
+from stepengine.errors import InputError, JournalError
 from stepengine.serving.ledger import Ledger, RunRow, deciding, noting, registering, suspending, taking_up, waking
 
 ROW = RunRow("one", "anna", "agent", "started", 1.0, 1.0, {"prompt": ""})
@@ -59,3 +63,37 @@ def test_what_comes_while_a_run_lies_down_keeps_it_under_way_until_somebody_has_
     ledger.write([deciding("one", {"doubt:#0": Answer(selected=("yes",))})])
     assert [False] == ledger.write([suspending("one", 5.0, 0)])
     ledger.close()
+
+
+def test_calls_that_race_for_the_first_use_and_with_the_close_leave_no_connection_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, connect = [], sqlite3.connect
+    monkeypatch.setattr(
+        sqlite3, "connect", lambda *args, **options: opened.append(connect(*args, **options)) or opened[-1]
+    )
+    for number in range(5):
+        ledger, begin = Ledger(tmp_path / f"{number}.db"), threading.Barrier(5)
+
+        def use(ledger: Ledger = ledger, begin: threading.Barrier = begin) -> None:
+            begin.wait()
+            with contextlib.suppress(JournalError):
+                for moment in range(10_000):
+                    ledger.write([noting("one", "running", float(moment))])
+                    ledger.under_way()
+            with pytest.raises(JournalError, match="was closed"):
+                ledger.under_way()
+
+        threads = [threading.Thread(target=use) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        begin.wait()
+        time.sleep(number / 200)
+        ledger.close()
+        for thread in threads:
+            thread.join()
+
+    assert len(opened) >= 5
+    for database in opened:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
+            database.execute("SELECT 1")

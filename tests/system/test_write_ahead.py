@@ -9,7 +9,7 @@ import sqlite3
 
 import pytest
 
-from stepengine.system.write_ahead import reason
+from stepengine.system.write_ahead import Database, reason
 
 
 def error_of(path):
@@ -50,3 +50,20 @@ def test_a_database_that_another_program_holds_says_how_long_it_was_waited_for(t
     holder.close()
 
     assert "another program has held it for 5 s" in reason(caught.value, 5)
+
+
+def test_nobody_opens_a_connection_of_a_database_that_nobody_uses(tmp_path):
+    path = tmp_path / "runs.db"
+    path.touch()
+    one = Database.at(path, path.lstat(), seconds=1.0)
+    other = one.share()
+    other.close()
+    with one.reading() as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+
+    one.close()
+
+    for late in (one.reading, one.writing):
+        with pytest.raises(OSError, match="it was closed"), late():
+            pass
+    assert not one.connections()
