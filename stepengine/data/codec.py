@@ -46,6 +46,7 @@ from stepengine.data.fields import (
     shown,
     within,
 )
+from stepengine.data.frozen import is_declared
 from stepengine.data.generated import generated
 from stepengine.data.json import JsonDict, mended, quoted
 from stepengine.data.transcript import Transcript
@@ -88,7 +89,7 @@ def _stored_classes() -> dict[str, type[Any]]:
     for module in MODULES:
         for name in module.__all__:
             member = getattr(module, name)
-            if isinstance(member, type) and attrs.has(member):
+            if isinstance(member, type) and is_declared(member):
                 found[name] = member
     how_calls_run = ("Asking", "Control", "Driving", "Ordinary", "Spawning", "Yielding")
     for name in (

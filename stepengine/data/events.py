@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import attrs
 
-from stepengine.data.frozen import frozen
+from stepengine.data.frozen import TWIN, frozen
 from stepengine.data.json import JsonValue, freeze
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply, ModelRequest
@@ -98,6 +98,8 @@ class Event:
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
+        if TWIN in vars(cls):
+            return
         cls.type = "".join(f"_{c.lower()}" if c.isupper() else c for c in cls.__name__).lstrip("_")
         EVENTS[cls.type] = cls
 

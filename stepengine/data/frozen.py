@@ -1,17 +1,19 @@
 """
 ``frozen``: what values are declared with.
 
-It is ``attrs.frozen``, but comparison, hash and representation are written when they are first used. Most classes of a process
-are never compared or shown, and writing these methods is half of what a class costs when its module is imported.
+It is ``attrs.frozen``, but attrs is asked when a class is first used. Most classes of a process are never made, compared or
+shown, and what attrs writes for a class costs ten times what the class itself does: constructor, fields, comparison, hash and
+representation are a third of the way from a command line to the first effect.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
-__all__ = ("frozen",)
+__all__ = ("TWIN", "frozen", "is_declared")
 
 T = TypeVar("T")
 
@@ -25,9 +27,8 @@ else:
             return lambda declared: frozen(declared, **options)
         compared = not OF_EQUALITY & {*vars(cls), *options}
         shown = not {"__repr__", "repr"} & {*vars(cls), *options}
-        made: Any = attrs.frozen(
-            **{**options, **({"eq": False} if compared else {}), "repr": options.get("repr", False)}
-        )(cls)
+        given = {**options, **({"eq": False} if compared else {}), "repr": options.get("repr", False)}
+        made: Any = _Completion(cls, given).shell() if _waits(cls, given) else attrs.frozen(**given)(cls)
         if compared:
             made.__eq__, made.__hash__ = _eq, _hash
         if shown:
@@ -70,3 +71,111 @@ def _write(kind: type[Any]) -> None:
             twin = attrs.make_class(cls.__name__, fields, class_body=body, init=False, frozen=True)
             for name in later:
                 setattr(cls, name, getattr(twin, name))
+
+
+def is_declared(cls: type[object]) -> bool:
+    """Return whether *cls* is a class of attrs, as ``attrs.has`` does, which would have it completed."""
+    return any("__attrs_attrs__" in vars(each) for each in cls.__mro__)
+
+
+# --- classes that wait for attrs --------------------------------------------------------------------------------------
+
+OF_THE_CLASS = ("ClassVar", "typing.ClassVar")
+TWIN = "__stepengine_twin__"
+"""Marks the class that attrs makes in the end, which only lends its members: what registers subclasses passes it by."""
+REFUSING = {name: vars(attrs.frozen(type("Refusing", (), {})))[name] for name in ("__setattr__", "__delattr__")}
+"""By these attrs itself knows a frozen class."""
+WRITTEN = ("__attrs_attrs__", "__attrs_props__", "__getstate__", "__setstate__", "__match_args__", "__replace__")
+"""What attrs gives every class, the constructor apart, as far as this version of Python has it."""
+GIVEN = [name for name in WRITTEN if name in vars(attrs.frozen(type("Given", (), {})))]
+OF_CLASSES = {"__slots__", "__getattr__", "__attrs_init__", *WRITTEN, *REFUSING}
+"""Where a class has one of these itself, it is left to attrs at once."""
+SIMPLE = {"kw_only": {True, False}, "weakref_slot": {True, False}, "eq": {False}, "init": {True, False}, "repr": {False}}
+"""The options, with their values, that change nothing in what is done here."""
+
+
+def _waits(cls: type[Any], options: dict[str, Any]) -> bool:
+    """Return whether attrs can be asked later: not where the class is more than fields and methods."""
+    body = vars(cls)
+    return (
+        options.get("eq") is False
+        and all(name in SIMPLE and value in SIMPLE[name] for name, value in options.items())
+        and not OF_CLASSES & body.keys()
+        and ("__annotations__" in body or not any(hasattr(value, "counter") for value in body.values()))
+        and not any(type(value).__name__ == "cached_property" for value in body.values())
+        and not issubclass(cls, BaseException)
+    )
+
+
+class _Completion:
+    """
+    A declared class, and how attrs is to complete it.
+
+    Args:
+        declared: The class as it is written.
+        options: Those of ``attrs.frozen``.
+    """
+
+    __slots__ = ("_declared", "_options", "_shell")
+
+    def __init__(self, declared: type[Any], options: dict[str, Any]) -> None:
+        self._declared = declared
+        self._options = options
+        self._shell: type[Any] = declared
+
+    def shell(self) -> type[Any]:
+        """Return the class with its slots and its own methods, and for what attrs writes something that has it written."""
+        cls = self._declared
+        annotations: dict[str, object] = vars(cls).get("__annotations__", {})
+        fields = [name for name, kind in annotations.items() if not str(kind).startswith(OF_THE_CLASS)]
+        body = {name: value for name, value in vars(cls).items() if name not in (*fields, "__dict__", "__weakref__")}
+        own: list[str] = []
+        for name in fields:
+            # A field that a base has, too, lies where it lies there.
+            base = next((each for each in cls.__mro__[1:-1] if name in vars(each).get("__slots__", ())), None)
+            if base is None:
+                own.append(name)
+            else:
+                body[name] = getattr(base, name)
+        refers = any(vars(each).get("__weakref__") is not None for each in cls.__mro__[1:-1])
+        if self._options.get("weakref_slot", True) and not refers:
+            own.append("__weakref__")
+        has_init = self._options.get("init", True) and "__init__" not in body
+        waiting = {name: _Waiting(self, name) for name in (*GIVEN, "__init__" if has_init else "__attrs_init__")}
+        body |= {**REFUSING, **waiting, "__slots__": tuple(own), "__qualname__": cls.__qualname__}
+        self._shell = type(cls)(cls.__name__, cls.__bases__, body)
+        self._repoint(body.values())
+        return self._shell
+
+    def _repoint(self, members: Any) -> None:
+        """Let ``super()`` in methods mean the class that is used, as attrs does for its own."""
+        for member in members:
+            function = getattr(member, "__func__", getattr(member, "fget", member))
+            for cell in getattr(function, "__closure__", None) or ():
+                with suppress(ValueError):  # one of a name that is not known yet
+                    if cell.cell_contents is self._declared:
+                        cell.cell_contents = self._shell
+
+    def complete(self) -> None:
+        """Give the class what attrs writes for it. Two threads may do so at once: both write the same."""
+        setattr(self._declared, TWIN, True)
+        written = vars(attrs.frozen(**self._options)(self._declared))
+        for name, value in vars(self._shell).copy().items():
+            if type(value) is _Waiting:
+                setattr(self._shell, name, written[name])
+
+
+class _Waiting:
+    """What stands for a member that attrs has not written yet."""
+
+    __slots__ = ("_completion", "_name")
+
+    def __init__(self, completion: _Completion, name: str) -> None:
+        self._completion = completion
+        self._name = name
+
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> Any:
+        self._completion.complete()
+        written = vars(self._completion._shell)[self._name]  # noqa: SLF001 - two halves of one thing
+        bind = getattr(type(written), "__get__", None)
+        return written if bind is None else bind(written, instance, owner)
