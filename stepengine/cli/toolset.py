@@ -90,6 +90,7 @@ def allowed_tools(options: Options, agents: list[AgentDefinition], journals: Seq
     Raises:
         UsageProblem: when a tool that an agent names cannot work, or needs an option that was not given.
     """
+    from stepengine.tooling.definition import name_of
     from stepengine.tools import file_tools, search_tools, shell_tools
 
     root = options.cwd.resolve()
@@ -118,7 +119,7 @@ def allowed_tools(options: Options, agents: list[AgentDefinition], journals: Seq
         except DefinitionError as error:
             msg = f"--web: {error.message}"
             raise UsageProblem(msg) from None
-    missing = {*named} - {tool.spec.name for tool in tools}
+    missing = {*named} - {name_of(tool) for tool in tools}
     # Where all are there, nothing has to be built to know what those are that are not.
     unmet = {name: spec for name, spec in _specs().items() if name in missing} if missing else {}
     for category, does, flag in FLAGS:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
@@ -23,7 +23,7 @@ from stepengine.data.messages import ToolCallPart, system_reminder
 from stepengine.data.questions import Decision
 from stepengine.data.server_tools import Programs
 from stepengine.data.sources import ToolSource
-from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec, Yielding
+from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec, Yielding, made_bindings
 from stepengine.engine import packages
 from stepengine.engine.loading import bundled_agent, bundled_agents, bundled_id
 from stepengine.engine.schemas import Compiled, compile_schemas
@@ -32,6 +32,7 @@ from stepengine.machine.finding import with_finder
 from stepengine.machine.spawning import matching_id, stands_for
 from stepengine.runtime.logs import log_once
 from stepengine.tooling.control import set_output_binding
+from stepengine.tooling.definition import Tool, bindings_of, name_of
 from stepengine.tooling.makers import MAKERS, line_for
 from stepengine.tooling.spawning import BUILT_IN, carried_by, direct_tool, params_schema, with_carried
 
@@ -83,7 +84,7 @@ class Agent:
     """
 
     definition: AgentDefinition
-    tools: Mapping[str, ToolBinding]
+    tools: dict[str, ToolBinding]
     offered: tuple[str, ...]
     specs: JsonDict
     spawnable: tuple[str, ...]
@@ -114,7 +115,7 @@ class Agent:
         for agent in waiting:
             if id(agent) not in met:
                 met.add(id(agent))
-                runs = [binding.runs for binding in agent.tools.values() if type(binding.runs) is Yielding]
+                runs = [binding.runs for _, binding in made_bindings(agent.tools) if type(binding.runs) is Yielding]
                 found += [one.sandbox for one in runs if one.sandbox is not None]
                 waiting += [agent.child(key) for key in agent.spawnable]
         return found
@@ -190,7 +191,7 @@ class Catalog:
         self._check_folders("the engine", self._tools.values())
         # Bound once for all agents, each of which has every tool of the engine: its handler may use it, also when its
         # model is not offered it.
-        self._bound = {name: tool.binding() for name, tool in {**BUILT_IN, **self._tools}.items()}
+        self._bound = bindings_of({**BUILT_IN, **self._tools})
         # Empty while the family is checked, which looks into it for ids that are known already.
         self._agents: dict[str, Agent] = {}
         self._spaces: dict[tuple[str, str], dict[str, Agent]] = {}
@@ -339,7 +340,9 @@ class Catalog:
         own = _by_name(f"agent {definition.id!r}", named)
         self._check_folders(f"agent {definition.id!r}", own.values())
         sources = self._sources_of(definition)
-        tools: dict[str, ToolBinding] = {**self._bound, **{n: t.binding() for n, t in own.items()}}
+        tools = self._bound.copy()
+        for name, tool in own.items():
+            tools[name] = tool.binding()
         listed = [name for name in definition.tool_names if name not in sources]
         if missing := [name for name in listed if name not in tools]:
             raise _no_tools(definition, missing, [*tools, *self._sources])
@@ -347,7 +350,8 @@ class Catalog:
         spawnable = tuple([_spawnable(definition, wanted, ids) for wanted in definition.spawnable_ids])
         notes = [stands_for(*pair) for pair in zip(definition.spawnable_ids, spawnable, strict=True)]
         direct = _direct(definition, {key: ids[key] for key in spawnable}, tools)
-        tools |= direct
+        for name, binding in direct.items():
+            tools[name] = binding
         uses = _uses(definition, tools, ids)
         offered = _offered_names([*listed, *direct], tools)
         schemas = compile_schemas(definition)
@@ -438,10 +442,9 @@ class Catalog:
             hooks = Hooks(pre_run=openings) + hooks
         if self._permissions is None:
             return hooks
-        specs = {name: binding.spec for name, binding in known.items()}
         if openings:
-            return hooks + Hooks(pre_tool=_judging(self._permissions, specs))
-        return hooks + Hooks(pre_tool=self._permissions.hook(specs.get))
+            return hooks + Hooks(pre_tool=_judging(self._permissions, known))
+        return hooks + Hooks(pre_tool=self._permissions.hook(partial(_spec_of, known)))
 
 
 def _opening(
@@ -476,12 +479,17 @@ def _judges(permissions: Policy | PolicyFile | None) -> tuple[Policy | None, Pol
     return (permissions.policy, permissions) if isinstance(permissions, PolicyFile) else (permissions, None)
 
 
-def _judging(policy: Policy, specs: Mapping[str, ToolSpec]) -> Callable[[HookContext, ToolCallPart], Decision]:
+def _spec_of(known: Mapping[str, ToolBinding], name: str) -> ToolSpec | None:
+    binding = known.get(name)
+    return None if binding is None else binding.spec
+
+
+def _judging(policy: Policy, known: Mapping[str, ToolBinding]) -> Callable[[HookContext, ToolCallPart], Decision]:
     """Return the policy's hook for runs whose tools are found when they begin."""
 
     def permission(ctx: HookContext, call: ToolCallPart) -> Decision:
         # A tool that nobody knows is judged by its name, as one without annotations: not read-only.
-        spec = specs.get(call.tool_name) or ctx.state.tool_definitions.get(call.tool_name)
+        spec = _spec_of(known, call.tool_name) or ctx.state.tool_definitions.get(call.tool_name)
         return policy.hook(lambda name: spec or ToolSpec(name))(ctx, call)
 
     return permission
@@ -502,7 +510,7 @@ def _uses(
     """Return what each tool that yields carries, and add the tools among that to *tools*."""
     found: dict[str, Uses] = {}
     # The list grows while it is gone through: what a tool carries may yield and carry something in turn.
-    waiting = [name for name, binding in tools.items() if type(binding.runs) is Yielding]
+    waiting = [name for name, binding in made_bindings(tools) if type(binding.runs) is Yielding]
     for name in waiting:
         names: list[str] = []
         agents: dict[str, str] = {}
@@ -726,14 +734,14 @@ def check_hooks(owner: str, hooks: Hooks) -> None:
 def _by_name(owner: str, tools: Iterable[object]) -> dict[str, ToolLike]:
     named: dict[str, ToolLike] = {}
     for tool in tools:
-        if isinstance(tool, str) or not isinstance(tool, ToolLike):
+        if isinstance(tool, str) or not isinstance(tool, Tool | ToolLike):
             hint = "; decorate the function with @tool" if inspect.isroutine(tool) else ""
             if isinstance(tool, str):
                 line = line_for([tool])
                 hint = f"; give it {line}" if line else "; a name stands in the tools of an agent"
             msg = f"{owner}: tools holds Tool objects, not {tool!r}{hint}"
             raise DefinitionError(msg)
-        name = tool.spec.name
+        name = name_of(tool)
         if name in named:
             msg = f"{owner}: two tools are called {name!r}; names are unique"
             raise DefinitionError(msg)

@@ -28,7 +28,7 @@ from stepengine.data.json import JsonDict, JsonValue, freeze, text_of
 from stepengine.data.limits import Limits
 from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem
 from stepengine.data.state import AgentState, RunInfo, quick_state, suspended_at
-from stepengine.data.tools import Driving, Spawning, ToolSpec, Yielding
+from stepengine.data.tools import Driving, Spawning, ToolSpec, Yielding, made_bindings
 from stepengine.data.transcript import Transcript
 from stepengine.engine.catalog import Agent, Catalog, Uses, instructions_note
 from stepengine.errors import AnswerRejected, DataError, HandlerError, InputError, StepEngineError, UnknownModel
@@ -344,7 +344,7 @@ class Planner:
             random=partial(Random, f"{self.seed}:{path}") if definition.handle_steps is not None else None,
             model=model,
             # A copy where hooks may add tools to this run, so that they are not in the agent for all later ones.
-            tools=dict(agent.tools) if agent.hooks.pre_run else agent.tools,
+            tools=agent.tools.copy() if agent.hooks.pre_run else agent.tools,
             offered=agent.offered,
             sent=None if shown is None else shown.specs,
             agents=agent.children,
@@ -506,7 +506,7 @@ def _is_of_tool(parent: RunPlan, effect: Spawn) -> bool:
 
 def _carried(parent: RunPlan, effect: Spawn) -> AgentDefinition | None:
     """Return the agent that a tool of the parent carries under the id that came without it, as to another process."""
-    for binding in parent.tools.values():
+    for _, binding in made_bindings(parent.tools):
         for agent in binding.runs.agents if isinstance(binding.runs, Spawning | Driving) else ():
             if normalised_id(agent.id) == normalised_id(effect.agent_id):
                 return cast("AgentDefinition", agent)

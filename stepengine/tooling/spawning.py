@@ -20,7 +20,7 @@ from stepengine.data.tools import ChildRequest, Spawning, ToolBinding, ToolLike,
 from stepengine.errors import DataError, DefinitionError, LimitExceeded, ToolInputError
 from stepengine.tooling.arguments import without_titles
 from stepengine.tooling.control import ALIASES, CONTROL_TOOLS, FINDER, LOOKUP, ask_user_tool, checked
-from stepengine.tooling.definition import Tool, check_name
+from stepengine.tooling.definition import LateTool, Tool, check_name
 from stepengine.tooling.repair import renamer, repairer
 from stepengine.tooling.schemas import STRING, JsonSchema, described, object_schema, validator
 
@@ -162,7 +162,9 @@ def direct_tool(definition: AgentDefinition, agent_id: str = "") -> Tool:
 def carried_by(tools: Iterable[object]) -> list[AgentDefinition]:
     """Return the agents that tools such as ``task``, and those that yield, carry; whoever has the tool may run them."""
     found: list[AgentDefinition] = []
-    for tool in with_carried([tool for tool in tools if isinstance(tool, ToolLike)]):
+    # A late one carries nothing, and would be made by being asked.
+    made = [tool for tool in tools if not isinstance(tool, LateTool) and isinstance(tool, ToolLike)]
+    for tool in with_carried(made):
         way = tool.binding().runs
         if isinstance(way, Spawning):
             found += way.agents
@@ -179,6 +181,8 @@ def with_carried(tools: Iterable[ToolLike]) -> Iterator[ToolLike]:
             continue
         met.add(id(tool))
         yield tool
+        if isinstance(tool, LateTool):
+            continue
         runs = tool.binding().runs
         if isinstance(runs, Yielding):
             waiting += [used for used in runs.uses if isinstance(used, ToolLike)]

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         file_tools,
         followup_tools,
         memory_tools,
+        recall_history_tool,
         search_tools,
         shell_tools,
         skill_tools,
@@ -82,7 +83,6 @@ if TYPE_CHECKING:
         write_file,
         write_todos,
     )
-    from stepengine.tools.recalling import recall_history_tool
     from stepengine.tools.web.fetching import Fetched, Fetcher, SafeFetcher
     from stepengine.tools.web.searching import (
         BraveSearch,
@@ -134,6 +134,7 @@ else:
                 "file_tools",
                 "followup_tools",
                 "memory_tools",
+                "recall_history_tool",
                 "search_tools",
                 "shell_tools",
                 "skill_tools",
@@ -182,7 +183,6 @@ else:
                 "write_file",
                 "write_todos",
             ),
-            "stepengine.tools.recalling": ("recall_history_tool",),
             "stepengine.tools.web.fetching": (
                 "Fetched",
                 "Fetcher",

@@ -12,11 +12,13 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, Protocol, TypeAlias
 
 import attrs
 
 from stepengine.data.frozen import frozen
+from stepengine.data.tools import RECALL_HISTORY
 from stepengine.errors import DefinitionError
 from stepengine.system.path_policy import PathPolicy
 from stepengine.system.workspace import Workspace
@@ -24,6 +26,7 @@ from stepengine.tools.changes import COMMAND_MAX_SECONDS
 
 if TYPE_CHECKING:
     from stepengine.system.buffers import Buffers
+    from stepengine.system.root import Root
     from stepengine.system.terminals import Terminals
     from stepengine.tooling.definition import Tool
     from stepengine.tools.changes import FileChangeHook
@@ -37,6 +40,7 @@ __all__ = (
     "file_tools",
     "followup_tools",
     "memory_tools",
+    "recall_history_tool",
     "search_tools",
     "shell_tools",
     "skill_tools",
@@ -44,6 +48,8 @@ __all__ = (
 )
 
 COMMAND_SECONDS = 30.0
+PROPOSING = ("propose_write_file", "propose_str_replace")
+SEARCHING = ("glob", "code_search", "find_files")
 
 P = ParamSpec("P")
 
@@ -94,16 +100,38 @@ class FileTools(PathPolicy):
             msg = "file_tools(delete=True) goes with write=True: what may delete files may change them"
             raise DefinitionError(msg)
         from stepengine.system.root import Root
-        from stepengine.tools.files.proposing import proposing_tools
-        from stepengine.tools.files.reading import reading_tools
-        from stepengine.tools.files.writing import writing_tools
-        from stepengine.tools.search.overview import subtree_tool
+        from stepengine.tooling.definition import late_tools
 
         _check_lent(root, buffers=self.buffers)
         held = Root(root, self)
-        writing = writing_tools(held, delete=self.delete, buffers=self.buffers) if self.write else ()
-        proposing = proposing_tools(held, self.buffers) if self.propose else ()
-        return [*reading_tools(held, self.buffers), subtree_tool(held), *writing, *proposing]
+        writes = ("write_file", "str_replace", *(["delete_file"] if self.delete else []))
+        return [
+            *late_tools(("read_files", "list_directory"), partial(self._reading, held)),
+            *late_tools(("read_subtree",), partial(_subtree, held)),
+            *(late_tools(writes, partial(self._writing, held)) if self.write else ()),
+            *(late_tools(PROPOSING, partial(self._proposing, held)) if self.propose else ()),
+        ]
+
+    def _reading(self, root: Root) -> list[Tool]:
+        from stepengine.tools.files.reading import reading_tools
+
+        return reading_tools(root, self.buffers)
+
+    def _writing(self, root: Root) -> list[Tool]:
+        from stepengine.tools.files.writing import writing_tools
+
+        return writing_tools(root, delete=self.delete, buffers=self.buffers)
+
+    def _proposing(self, root: Root) -> list[Tool]:
+        from stepengine.tools.files.proposing import proposing_tools
+
+        return proposing_tools(root, self.buffers)
+
+
+def _subtree(root: Root) -> list[Tool]:
+    from stepengine.tools.search.overview import subtree_tool
+
+    return [subtree_tool(root)]
 
 
 @frozen(kw_only=True)
@@ -129,9 +157,14 @@ class SearchTools(PathPolicy):
     def below(self, root: Folder) -> list[Tool]:
         """Return the tools for a root folder."""
         from stepengine.system.root import Root
+        from stepengine.tooling.definition import late_tools
+
+        return late_tools(SEARCHING, partial(self._searching, Root(root, self)))
+
+    def _searching(self, root: Root) -> list[Tool]:
         from stepengine.tools.search.tools import searching_tools
 
-        return searching_tools(Root(root, self), prefer_python=self.prefer_python)
+        return searching_tools(root, prefer_python=self.prefer_python)
 
 
 @frozen(kw_only=True)
@@ -379,9 +412,34 @@ def change_hook_tools(
 
 def followup_tools() -> list[Tool]:
     """Return ``suggest_followups``, by which a model suggests to the user what could be asked next, as an event."""
+    from stepengine.tooling.definition import late_tools
+
+    return late_tools(("suggest_followups",), _followups)
+
+
+def _followups() -> list[Tool]:
     from stepengine.tools.followups import followup_tool
 
     return [followup_tool()]
+
+
+def recall_history_tool() -> Tool:
+    """
+    Return ``recall_history``, by which a model searches and reads what was left out of its conversation.
+
+    Its agent's runs keep what is left out: ``AgentState.left_out`` holds it, and so does a stored session. Whoever may not read
+    what was once said gives an agent no such tool.
+    """
+    from stepengine.tooling.definition import late_tools
+
+    (made,) = late_tools((RECALL_HISTORY,), _recalling)
+    return made
+
+
+def _recalling() -> list[Tool]:
+    from stepengine.tools.recalling import recalling_tool
+
+    return [recalling_tool()]
 
 
 def skill_tools(root: str | os.PathLike[str] | None = None, *, user: bool = True) -> list[Tool]:

@@ -34,7 +34,7 @@ from stepengine.tooling.context import ToolContext
 from stepengine.tooling.decorator import tool
 from stepengine.tooling.definition import Tool
 
-__all__ = ("left_out", "message_text", "recall_history_tool")
+__all__ = ("left_out", "message_text", "recalling_tool")
 
 ANSWER_CHARS = 10_000
 MAX_ANSWER_CHARS = 40_000
@@ -77,13 +77,8 @@ def _lines(message: Message) -> Iterator[str]:
                 yield joined_text((part,))
 
 
-def recall_history_tool() -> Tool:
-    """
-    Return ``recall_history``, by which a model searches and reads what was left out of its conversation.
-
-    Its agent's runs keep what is left out: ``AgentState.left_out`` holds it, and so does a stored session. Whoever may not read
-    what was once said gives an agent no such tool.
-    """
+def recalling_tool() -> Tool:
+    """Return the tool that looks up what was left out."""
 
     @tool(
         name=RECALL_HISTORY,
