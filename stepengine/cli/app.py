@@ -218,7 +218,9 @@ def _make_app() -> typer.Typer:
 
 
 def _part(**attributes: Any) -> typer.Typer:
-    return typer.Typer(cls=_Part, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False, **attributes)
+    return typer.Typer(
+        cls=_Part, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False, **attributes
+    )
 
 
 def _several(first: str) -> Parsed:

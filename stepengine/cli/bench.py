@@ -498,7 +498,7 @@ def family(agent: AgentDefinition, file: str = "", folders: Iterable[Path] = ())
     return list(found.values())
 
 
-@attrs.frozen
+@frozen
 class _Named:
     """
     Where agents are looked for that others name by id.

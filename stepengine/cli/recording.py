@@ -30,6 +30,7 @@ from stepengine.data.frozen import frozen
 from stepengine.data.state import RunStatus
 from stepengine.errors import DefinitionError, JournalError
 from stepengine.redaction import ANY
+from stepengine.system.installed import installed_version
 
 if TYPE_CHECKING:
     from stepengine.data.state import RunResult
@@ -533,12 +534,7 @@ class RunRecording:
 def _companion(
     options: Options, journal: str, *, command: str, agent_id: str, prompt: str = "", forked_from: object = None
 ) -> dict[str, object]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        installed = version("stepengine")
-    except PackageNotFoundError:
-        installed = ""
+    installed = installed_version("stepengine") or ""
     place, now = _place_of(options.agent or agent_id, options), _now()
     file = None if place is None else place.file
     return {

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -423,6 +422,8 @@ def _of_file(path: Path, source: Source) -> list[_GivenValue]:
     if dotted := [number for number, line in enumerate(text.split("\n"), start=1) if line.count(".") > LINE_DOTS]:
         msg = f"{path}:{dotted[0]} has more than {LINE_DOTS} dots in one line; break the line"
         raise UsageProblem(msg)
+    import tomllib
+
     try:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also for numbers that are too long to be read

@@ -83,14 +83,21 @@ def is_declared(cls: type[object]) -> bool:
 OF_THE_CLASS = ("ClassVar", "typing.ClassVar")
 TWIN = "__stepengine_twin__"
 """Marks the class that attrs makes in the end, which only lends its members: what registers subclasses passes it by."""
-REFUSING = {name: vars(attrs.frozen(type("Refusing", (), {})))[name] for name in ("__setattr__", "__delattr__")}
+EMPTY = vars(attrs.frozen(type("Empty", (), {})))
+REFUSING = {name: EMPTY[name] for name in ("__setattr__", "__delattr__")}
 """By these attrs itself knows a frozen class."""
 WRITTEN = ("__attrs_attrs__", "__attrs_props__", "__getstate__", "__setstate__", "__match_args__", "__replace__")
 """What attrs gives every class, the constructor apart, as far as this version of Python has it."""
-GIVEN = [name for name in WRITTEN if name in vars(attrs.frozen(type("Given", (), {})))]
+GIVEN = [name for name in WRITTEN if name in EMPTY]
 OF_CLASSES = {"__slots__", "__getattr__", "__attrs_init__", *WRITTEN, *REFUSING}
 """Where a class has one of these itself, it is left to attrs at once."""
-SIMPLE = {"kw_only": {True, False}, "weakref_slot": {True, False}, "eq": {False}, "init": {True, False}, "repr": {False}}
+SIMPLE = {
+    "kw_only": {True, False},
+    "weakref_slot": {True, False},
+    "eq": {False},
+    "init": {True, False},
+    "repr": {False},
+}
 """The options, with their values, that change nothing in what is done here."""
 
 
@@ -143,7 +150,8 @@ class _Completion:
         has_init = self._options.get("init", True) and "__init__" not in body
         waiting = {name: _Waiting(self, name) for name in (*GIVEN, "__init__" if has_init else "__attrs_init__")}
         body |= {**REFUSING, **waiting, "__slots__": tuple(own), "__qualname__": cls.__qualname__}
-        self._shell = type(cls)(cls.__name__, cls.__bases__, body)
+        metaclass: Any = type(cls)
+        self._shell = metaclass(cls.__name__, cls.__bases__, body)
         self._repoint(body.values())
         return self._shell
 

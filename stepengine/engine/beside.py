@@ -14,7 +14,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import module_from_spec
 from pathlib import Path
@@ -80,7 +79,7 @@ def module_with(file: Path, source: bytes) -> ModuleType:
     return module
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     """Finds modules below made-up packages."""
 
     def find_spec(

@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 import attrs
 
 from stepengine.data.definition import AgentDefinition, normalised_id, parts_of_id
+from stepengine.data.frozen import frozen
 from stepengine.data.tools import ToolLike
 from stepengine.engine import trust
 from stepengine.engine.modules import agents_of, sandboxed_loader
@@ -66,7 +67,7 @@ ID = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 VALUE = re.compile(r"(?P<module>\w+(?:\.\w+)*)(?::(?P<attribute>\w+(?:\.\w+)*))?")
 
 
-@attrs.frozen
+@frozen
 class Declared:
     """
     What a package says of one of its agents.
@@ -84,7 +85,7 @@ class Declared:
     spawns: tuple[str, ...] = ()
 
 
-@attrs.frozen(kw_only=True)
+@frozen(kw_only=True)
 class Package:
     """
     An installed package with agents, as its metadata tells.
@@ -142,7 +143,7 @@ class InstalledPackages(NamedTuple):
     problems: Mapping[tuple[str, str], str]
 
 
-@attrs.frozen
+@frozen
 class PackagedAgent:
     """An agent of a package."""
 
@@ -418,7 +419,7 @@ def _short(value: object) -> str:
 # --- what the code has ------------------------------------------------------------------------------------------------
 
 
-@attrs.frozen
+@frozen
 class Held:
     """The agents that the code of a package has, by id, and why some of its modules gave none."""
 

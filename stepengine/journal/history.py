@@ -61,6 +61,7 @@ from stepengine.journal.signing import KIND
 from stepengine.machine.plan import RunPlan
 from stepengine.redaction import Redactor
 from stepengine.runtime.performer import child_path
+from stepengine.system.installed import installed_version
 from stepengine.system.writes import FileWrite
 
 __all__ = (
@@ -772,12 +773,7 @@ class Opening:
 @cache
 def engine_version() -> str:
     """Return the version of stepengine; ``"0"`` where it is not installed."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("stepengine")
-    except PackageNotFoundError:
-        return "0"
+    return installed_version("stepengine") or "0"
 
 
 def new_head(plan: RunPlan, seed: str, *, link: bool, signed: str = "") -> Head:

@@ -20,6 +20,7 @@ from typing import Any
 import attrs
 
 from stepengine.data.definition import AgentDefinition, normalised_id
+from stepengine.data.frozen import frozen
 from stepengine.data.tools import ToolLike
 from stepengine.engine.loading import AgentPlace, agents_with
 from stepengine.errors import DataError, DefinitionError
@@ -35,7 +36,7 @@ QUOTES = '"""'
 FORMS = "a text in quotes, or the name of one at the top of the file"
 
 
-@attrs.frozen
+@frozen
 class Part:
     """
     A literal that can be changed.
@@ -72,7 +73,7 @@ class Part:
         return ""
 
 
-@attrs.frozen
+@frozen
 class AgentFile:
     """
     An agent's file, and what of it can be changed.

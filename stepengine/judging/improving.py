@@ -22,6 +22,7 @@ import attrs
 
 from stepengine.data.codec import plain
 from stepengine.data.definition import AgentDefinition
+from stepengine.data.frozen import frozen
 from stepengine.data.json import canonical, compact
 from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
 from stepengine.data.state import RunResult
@@ -65,7 +66,7 @@ MAX_SAID = 600
 # --- before anything is spent -----------------------------------------------------------------------------------------
 
 
-@attrs.frozen
+@frozen
 class Split:
     """The ids of the cases that the search sees, and of those that decide at the end."""
 
@@ -405,7 +406,7 @@ def _lines(result: RunResult) -> list[str]:
 # --- what came of it --------------------------------------------------------------------------------------------------
 
 
-@attrs.frozen
+@frozen
 class Improvement:
     """
     What the search for a better version came to.

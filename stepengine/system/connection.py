@@ -21,8 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.errors import UnknownOutcome, WorkspaceLost
 from stepengine.system.threads import CancelSignal
 
@@ -48,7 +47,7 @@ POLL_SECONDS = 0.05
 KILL_SECONDS = 2.0
 
 
-@attrs.frozen
+@frozen
 class CallReply:
     """
     What came of a call.

@@ -10,8 +10,7 @@ import hashlib
 import subprocess
 from collections.abc import Mapping
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.data.visible import visible
 from stepengine.errors import WorkspaceLost
 
@@ -24,7 +23,7 @@ FACTS = f'{{{{.State.Running}}}} {{{{index .Config.Labels "{LABEL}"}}}}'
 """What is asked about a container, as Docker's templates write it."""
 
 
-@attrs.frozen
+@frozen
 class Container:
     """
     A container by its name.

@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import attrs
-
+from stepengine.data.frozen import frozen
 from stepengine.errors import DefinitionError, ToolError, WorkspaceLost
 from stepengine.system.after_fork import leave, renewed
 from stepengine.system.threads import CANCELLED
@@ -43,7 +42,7 @@ CLOSED_AT_ONCE = 500
 ISOLATED = ("-I", "-S", "-X", "utf8")
 
 
-@attrs.frozen
+@frozen
 class RemotePlace:
     """
     How a system is reached.
@@ -179,7 +178,7 @@ class Far:
         self._ask("sweep", folder=self.number)
 
 
-@attrs.frozen
+@frozen
 class FarEntry:
     """What stands in a folder elsewhere, as it was when that was listed."""
 

@@ -439,28 +439,30 @@ class LateTool(Tool[P, R]):
     @property
     def spec(self) -> ToolSpec:  # type: ignore[override]  # settable in a tool that is made, which this becomes
         """What is known of the tool without running it."""
-        return self._made().spec
+        return _made(self).spec
 
     def binding(self) -> ToolBinding:
         """Return the tool as the machine knows it."""
-        return self._made().binding()
-
-    def _made(self) -> Tool[P, R]:
-        made, folder = self._make(), self.folder
-        vars(self).update(vars(made), folder=folder)
-        # mypy takes it for another class, and it is the same but for what is above.
-        self.__class__ = Tool  # type: ignore[assignment]
-        return self
+        return _made(self).binding()
 
     def __getattr__(self, name: str) -> Any:
         # Of what a tool is made of, and nothing else: protocols ask for names that no tool has.
         if name in MADE_OF:
-            return getattr(self._made(), name)
+            return getattr(_made(self), name)
         msg = f"{self!r} has no attribute {name!r}"
         raise AttributeError(msg, name=name, obj=self)
 
     def __repr__(self) -> str:
         return f"Tool({self._known!r})"
+
+
+def _made(tool: Tool[P, R]) -> Tool[P, R]:
+    """Return *tool*, made: also for who asks a method of a late one, and another thread has had it made meanwhile."""
+    if isinstance(tool, LateTool):
+        made, folder = tool._make(), tool.folder
+        vars(tool).update(vars(made), folder=folder)
+        tool.__class__ = Tool  # type: ignore[assignment]
+    return tool
 
 
 MADE_OF = {"_binding", "_preview", "_signature", "body", "deferred", "in_thread", "returns", "runs_inline"}

@@ -23,6 +23,7 @@ from stepengine.cli.options import Model, Options, with_options
 from stepengine.cli.screen.render import dumps, say, visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
+from stepengine.data.frozen import frozen
 from stepengine.data.json import canonical
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.data.usage import Usage
@@ -45,7 +46,7 @@ SCRIPTED = "scripted/model"
 JOURNAL, BOOK = "improver.jsonl", "bought.jsonl"
 
 
-@attrs.frozen
+@frozen
 class ImproveOptions:
     """What is asked for, as it was typed."""
 

@@ -1,0 +1,33 @@
+"""Which version of a distribution is installed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+
+__all__ = ("installed_version",)
+
+ENDING = ".dist-info"
+
+
+def installed_version(name: str) -> str | None:
+    """
+    Return the version of a distribution; ``None`` where it is not installed.
+
+    Args:
+        name: Its name, of lower-case letters and digits.
+    """
+    # `importlib.metadata` reads it as an e-mail, and to be loaded takes as long as all of asyncio; it is asked for what is not
+    # unpacked in a folder.
+    for place in sys.path:
+        with suppress(OSError):
+            for entry in os.listdir(place or "."):
+                if entry.startswith(f"{name}-") and entry.endswith(ENDING):
+                    return entry[len(name) + 1 : -len(ENDING)]
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
