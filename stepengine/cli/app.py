@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, TypeAlias
 
 import typer
@@ -150,21 +150,12 @@ class _AsItStands:
         described = self._parameter.type_descriptor
         if described.parameter_info.parser is None:
             kind = described.annotation
-            if several and kind == list[str] and _are_texts(value):
+            if several and kind == list[str] and all(type(each) is str for each in value):
                 return list(value)
-            if not several and kind is str and _are_texts([value]):
-                return value
-            if not several and value is self._parameter.default and isinstance(kind, type) and isinstance(value, kind):
+            as_default = value is self._parameter.default and isinstance(kind, type) and isinstance(value, kind)
+            if not several and (as_default or (kind is str and type(value) is str)):
                 return value
         return self._read().coerce(value, param=param, ctx=ctx)
-
-
-def _are_texts(values: Iterable[object]) -> bool:
-    """Return whether these are texts, without bytes that could not be read, which typer refuses."""
-    try:
-        return all(type(each) is str and each.encode() is not None for each in values)
-    except UnicodeEncodeError:
-        return False
 
 
 class _Taking:

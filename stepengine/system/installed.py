@@ -22,7 +22,7 @@ def installed_version(name: str) -> str | None:
     # unpacked in a folder.
     for place in sys.path:
         with suppress(OSError):
-            for entry in os.listdir(place or "."):
+            for entry in os.listdir(place or "."):  # noqa: PTH208 - a path for each of hundreds of names
                 if entry.startswith(f"{name}-") and entry.endswith(ENDING):
                     return entry[len(name) + 1 : -len(ENDING)]
     from importlib.metadata import PackageNotFoundError, version

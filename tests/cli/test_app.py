@@ -730,3 +730,43 @@ def test_a_run_asks_at_a_terminal_that_shows_the_question_and_is_refused_anywher
 
     assert status == (json.loads(output)["output"] if "--json" in options else output.strip())
     assert (status == "ok") == Path("a.txt").exists() == ("| +a" in said["stderr"].getvalue())
+
+
+@pytest.mark.spec("performance:Q13")
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        (["--max-steps", "x"], "unable to parse string as an integer"),
+        (["--max-steps", "-4"], "greater than or equal to 0"),
+        (["--cwd"], "requires an argument"),
+    ],
+)
+def test_what_is_not_a_text_or_a_default_is_read_by_typer(typed: list[str], says: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "stepengine", "run", "mine.py", *typed], capture_output=True, check=False, cwd=ROOT
+    )
+
+    assert 2 == done.returncode
+    assert says in " ".join(done.stderr.decode("utf-8", "replace").replace("│", " ").split())
+
+
+def test_options_have_the_values_that_were_typed_or_stand_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def caught(options: Any, sign: str) -> Any:
+        seen.append((options, sign))
+        return 0
+
+    monkeypatch.setattr("stepengine.cli.commands.run._run", caught)
+    for typed in ("mine.py", "mine.py go --model a=b --model c --max-steps 3 --cwd /tmp --write --sign key"):
+        CliRunner().invoke(app, ["run", *typed.split()])
+
+    (bare, unsigned), (full, signed) = seen
+    assert ("mine.py", "", None, 0, Path(), False, "") == (
+        *(bare.agent, bare.prompt, bare.model or None, bare.max_steps, bare.cwd, bare.write),
+        unsigned,
+    )
+    assert ("mine.py", "go", ["a=b", "c"], 3, Path("/tmp"), True, "key") == (
+        *(full.agent, full.prompt, full.model, full.max_steps, full.cwd, full.write),
+        signed,
+    )

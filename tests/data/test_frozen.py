@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import linecache
 import pickle
 import subprocess
 import sys
-from typing import Any
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any, ClassVar
 
 import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepengine.data import events
 from stepengine.data.frozen import frozen
 
 
@@ -129,3 +136,130 @@ def test_a_value_can_be_copied_stored_and_not_changed() -> None:
     assert value == copy.deepcopy(value) == pickle.loads(pickle.dumps(value)) == attrs.evolve(value, note="other")
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         value.x = 2  # type: ignore[misc]
+
+
+# --- what waits for attrs ---------------------------------------------------------------------------------------------
+
+
+def written(kind: type[object]) -> bool:
+    """Return whether attrs has written the methods of a class: it leaves their source where debuggers look."""
+    begin = f"<attrs generated methods {kind.__module__}.{kind.__qualname__}"
+    return any(name.startswith(begin) for name in linecache.cache)
+
+
+@pytest.mark.spec("performance:Q13")
+def test_attrs_is_not_asked_about_a_class_that_nobody_uses() -> None:
+    @frozen
+    class Unused:
+        x: int
+
+    @frozen
+    class Used(Unused):
+        y: int = 2
+
+    assert not written(Unused)
+    assert not written(Used)
+    assert Used(1).y == 2
+    assert written(Used)
+
+
+def test_a_class_registers_its_subclasses_once_and_those_that_are_used() -> None:
+    """
+    Attrs writes for a twin in the end, which must not take the place of the class in anybody's list.
+    """
+    kinds = {
+        name: kind for name, kind in vars(events).items() if isinstance(kind, type) and issubclass(kind, events.Event)
+    }
+    del kinds["Event"]
+    assert all(attrs.fields(kind) for kind in kinds.values())
+
+    assert {kind.type: kind for kind in kinds.values()} == events.EVENTS
+
+
+USES: dict[str, Callable[[Any], object]] = {
+    "match": lambda kind: kind.__match_args__,
+    "signature": lambda kind: str(inspect.signature(kind)),
+    "fields": lambda kind: [
+        (a.name, a.default, a.kw_only, a.inherited, a.metadata, a.type) for a in attrs.fields(kind)
+    ],
+    "hints": lambda kind: kind.__init__.__annotations__,
+    "refused": lambda kind: kind.__setattr__ is attrs.frozen(type("Any", (), {})).__setattr__,
+    "made": lambda kind: attrs.asdict(kind(1, "b", z=3)),
+    "told": lambda kind: kind(1, "b", z=3).told(),
+    "stored": lambda kind: attrs.asdict(kind.__new__(kind).__setstate__({"x": 1}) or kind(1, z=0)),
+    "slots": lambda kind: sorted(kind.__slots__),
+    "weak": lambda kind: weakref.ref(kind(1, z=0))() is None,
+    "after": lambda kind: kind(1, z=7).late,
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_whatever_is_asked_first_is_answered_as_attrs_answers(use: str) -> None:
+    found = []
+    for declare in (frozen, attrs.frozen):
+
+        @declare(eq=False, repr=False)
+        class Base:
+            x: int
+            kind: ClassVar[str] = "base"
+
+            def told(self) -> str:
+                return f"{self.kind} {self.x}"
+
+        @declare(eq=False, repr=False)
+        class Value(Base):
+            x: int = attrs.field(validator=attrs.validators.instance_of(int))
+            y: str = attrs.field(default="a", converter=str.upper, metadata={"m": 1})
+            z: int = attrs.field(kw_only=True)
+            late: int = attrs.field(init=False, default=0)
+
+            def __attrs_post_init__(self) -> None:
+                object.__setattr__(self, "late", self.z + 1)
+
+            def told(self) -> str:
+                return f"{super().told()} {self.y}"
+
+        found.append(USES[use](Value))
+
+    ours, theirs = found
+    assert theirs == ours
+
+
+def test_a_class_with_a_constructor_of_its_own_has_that_of_attrs_beside_it() -> None:
+    @frozen
+    class Own:
+        x: int
+
+        def __init__(self, text: str) -> None:
+            self.__attrs_init__(len(text))
+
+    assert Own("abc").x == 3
+    assert Own("abc") == Own("xyz")
+
+
+def test_threads_may_use_a_class_first_at_the_same_time() -> None:
+    for _ in range(20):
+
+        @frozen
+        class Value:
+            x: int
+
+        with ThreadPoolExecutor(8) as pool:
+            made = list(pool.map(Value, range(8)))  # type: ignore[arg-type]
+        assert [*range(8)] == [each.x for each in made]
+
+
+@pytest.mark.parametrize(
+    ("body", "options"),
+    [
+        ({"__annotations__": {"x": int}, "half": cached_property(lambda self: self.x / 2)}, {}),
+        ({"__annotations__": {"x": int}}, {"order": True}),
+        ({"__annotations__": {"x": int}, "__slots__": ()}, {}),
+        ({"__annotations__": {"x": int}}, {"slots": False}),
+    ],
+)
+def test_what_is_more_than_fields_and_methods_is_left_to_attrs_at_once(body: dict[str, Any], options: Any) -> None:
+    made = frozen(**options)(type("Value", (), dict(body)))
+
+    assert not any(type(member).__name__ == "_Waiting" for member in vars(made).values())
+    assert 4 == made(4).x
