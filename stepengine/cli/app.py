@@ -67,7 +67,8 @@ def _leaving(name: str, command: Callable[..., Exit]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def ended(**given: Any) -> None:
-        collect()
+        if name != "run":  # which has its engine loaded before, in `watch_run`
+            collect()
         content = given.pop("trust", "") if name in LOCAL else ""
 
         def judged() -> Exit:

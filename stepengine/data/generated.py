@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
-__all__ = ("generated",)
+__all__ = ("generated", "generated_later")
 
 
 def generated(what: str, source: str, known: dict[str, Any]) -> Callable[..., object]:
@@ -31,3 +32,29 @@ def generated(what: str, source: str, known: dict[str, Any]) -> Callable[..., ob
     (name,) = known.keys() - before - {"__builtins__"}
     function: Callable[..., object] = known[name]
     return function
+
+
+def generated_later(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """
+    Return the function that *make* gives, of ``generated``, which is called for it when somebody calls the function.
+
+    It is that function itself then, with its code, and not one around it: there is no call more.
+    """
+    known: dict[str, Any] = {}
+    function = FunctionType(_first.__code__, known)
+
+    def become() -> Callable[..., Any]:
+        made: Any = make()
+        known.update(made.__globals__)
+        # In this order: another thread may be calling it, and each line leaves something that can be called.
+        function.__defaults__ = made.__defaults__
+        function.__code__ = made.__code__
+        function.__kwdefaults__ = made.__kwdefaults__
+        return function
+
+    function.__kwdefaults__ = {"_become": become}
+    return function
+
+
+def _first(*given: Any, _become: Callable[[], Callable[..., Any]], **named: Any) -> Any:
+    return _become()(*given, **named)

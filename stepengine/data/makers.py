@@ -11,11 +11,12 @@ maker; at every door of the package the constructor stands.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import attrs
 
-from stepengine.data.generated import generated
+from stepengine.data.generated import generated, generated_later
 
 __all__ = ("changer_of", "maker_of")
 
@@ -35,6 +36,12 @@ def maker_of(cls: Callable[P, T]) -> Callable[P, T]:
         TypeError: for a class that has no such maker.
     """
     frozen = cast("type[Any]", cls)
+    _check_layout(frozen)
+    made: Callable[P, T] = generated_later(partial(_maker, frozen))
+    return made
+
+
+def _maker(frozen: type[Any]) -> Callable[..., Any]:
     known: dict[str, object] = {"_twin": _twin_of(frozen), "_frozen": frozen}
     required, optional, lines = [], [], []
     for field in attrs.fields(frozen):
@@ -50,8 +57,7 @@ def maker_of(cls: Callable[P, T]) -> Callable[P, T]:
         elif field.init:
             optional.append(f"{field.alias}=_default_{field.name}")
     what = f"maker of {frozen.__name__}"
-    made: Callable[P, T] = _compile_function(what, [*required, *optional], lines, known)
-    return made
+    return _compile_function(what, [*required, *optional], lines, known)
 
 
 def changer_of(cls: type[T], *names: str) -> Callable[..., T]:
@@ -64,22 +70,29 @@ def changer_of(cls: type[T], *names: str) -> Callable[..., T]:
     Raises:
         TypeError: for a class that has no quick maker.
     """
-    known: dict[str, object] = {"_twin": _twin_of(cls), "_frozen": cls}
-    fields = [field.name for field in attrs.fields(cls)]  # type: ignore[arg-type]
-    lines = [f"    made.{name} = {name if name in names else f'_of.{name}'}" for name in fields]
-    what = f"changer of {cls.__name__}: {', '.join(names)}"
-    changed: Callable[..., T] = _compile_function(what, ["_of", *names], lines, known)
+    _check_layout(cls)
+    changed: Callable[..., T] = generated_later(partial(_changer, cls, names))
     return changed
 
 
-def _twin_of(frozen: type[Any]) -> type[object]:
+def _changer(cls: type[Any], names: Sequence[str]) -> Callable[..., Any]:
+    known: dict[str, object] = {"_twin": _twin_of(cls), "_frozen": cls}
+    fields = [field.name for field in attrs.fields(cls)]
+    lines = [f"    made.{name} = {name if name in names else f'_of.{name}'}" for name in fields]
+    what = f"changer of {cls.__name__}: {', '.join(names)}"
+    return _compile_function(what, ["_of", *names], lines, known)
+
+
+def _check_layout(frozen: type[Any]) -> None:
     # `Generic` has no fields, and from Python 3.12 on no `__slots__` that would say so.
     classes = [base for base in frozen.__mro__ if base not in {object, Generic}]
-    slots = [slot for base in classes for slot in base.__dict__.get("__slots__", ("__dict__",))]
-    fields = attrs.fields(frozen)
-    if set(slots) != {field.name for field in fields}:
+    slots = {slot for base in classes for slot in base.__dict__.get("__slots__", ("__dict__",))}
+    if slots & {"__dict__", "__weakref__"}:
         msg = f"{frozen.__qualname__} has no quick maker: it needs slots for its fields and for nothing else (weakref_slot=False)"
         raise TypeError(msg)
+
+
+def _twin_of(frozen: type[Any]) -> type[object]:
     open_ = {"__slots__": frozen.__slots__, "__init__": object.__init__, "__setattr__": object.__setattr__}
     return type(f"Open{frozen.__name__}", frozen.__bases__, open_)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 __all__ = ("INSTRUCTING", "INSTRUCTION_FILES", "PROTECTED", "SECRETS", "PathRules")
 
@@ -62,7 +63,7 @@ def _translated(pattern: str) -> str:
 
 
 def _compile(patterns: Iterable[str]) -> re.Pattern[str] | None:
-    sources = [_translated(p) for p in patterns if p.strip("/")]
+    sources = [_translated(p) for p in patterns]
     return re.compile("|".join(sources)) if sources else None
 
 
@@ -78,8 +79,17 @@ class PathRules:
     def __init__(self, patterns: Sequence[str], allowed: Sequence[str]) -> None:
         self.patterns = tuple(patterns)
         self.has_exceptions = bool(allowed)
-        self._matched = _compile(patterns)
-        self._allowed = _compile(allowed)
+        # Compiled when a path is first compared: whatever a pattern is, its expression can be.
+        self._said = [pattern for pattern in patterns if pattern.strip("/")]
+        self._let_through = [pattern for pattern in allowed if pattern.strip("/")]
+
+    @cached_property
+    def _matched(self) -> re.Pattern[str] | None:
+        return _compile(self._said)
+
+    @cached_property
+    def _allowed(self) -> re.Pattern[str] | None:
+        return _compile(self._let_through)
 
     def match(self, parts: Sequence[str]) -> bool:
         """Return whether a path inside the root is one of those."""

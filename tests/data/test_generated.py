@@ -39,8 +39,14 @@ def typed(function, *args, commands: str) -> str:
 
 
 def test_pdb_shows_the_lines_of_a_maker_and_of_a_changer() -> None:
-    made = typed(maker_of(Pair), 1, commands="next\nnext\nlist\ncontinue\n")
-    changed = typed(changer_of(Pair, "left"), Pair(1, 2), 3, commands="next\nlist\ncontinue\n")
+    """
+    From their second call on; at the first they are written.
+    """
+    make, change = maker_of(Pair), changer_of(Pair, "left")
+    assert change(make(1), 2) == Pair(2)
+
+    made = typed(make, 1, commands="next\nnext\nlist\ncontinue\n")
+    changed = typed(change, Pair(1, 2), 3, commands="next\nlist\ncontinue\n")
 
     assert "<stepengine generated maker of Pair>" in made
     assert re.search(r"->\s+made\.left = left", made)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import linecache
+from concurrent.futures import ThreadPoolExecutor
+
 import attrs
 import pytest
 
@@ -51,3 +55,35 @@ def test_a_class_whose_twin_would_have_another_layout_has_no_maker(make):
 
     with pytest.raises(TypeError, match="weakref_slot=False"):
         make(Other)
+
+
+@pytest.mark.spec("performance:Q13")
+def test_a_maker_is_written_when_it_is_first_called_and_is_then_no_call_more():
+    @attrs.frozen(weakref_slot=False)
+    class Written:
+        one: int
+        two: tuple[int, ...] = ()
+
+    make = maker_of(Written)
+    change = changer_of(Written, "one")
+
+    def is_written(what: str) -> bool:
+        return any(name.startswith(f"<stepengine generated {what} of Written") for name in linecache.cache)
+
+    assert not is_written("maker")
+    assert not is_written("changer")
+    assert Written(1, (2,)) == make(1, two=(2,)) == make(1, (2,))
+    assert Written(3) == change(make(1), 3)
+    assert is_written("maker")
+    assert is_written("changer")
+    assert ("one", "two") == tuple(inspect.signature(make).parameters)
+    with pytest.raises(TypeError, match="one"):
+        make()
+
+
+def test_threads_may_call_a_maker_first_at_the_same_time():
+    for _ in range(50):
+        make = maker_of(Value)
+        with ThreadPoolExecutor(8) as pool:
+            made = list(pool.map(lambda one, make=make: make(one, [2], "x", 3), range(16)))
+        assert [Value(one, [2], "x", private=3) for one in range(16)] == made
