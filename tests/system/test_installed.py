@@ -28,6 +28,7 @@ def test_the_first_place_of_the_path_counts(tmp_path: Path, monkeypatch: pytest.
     assert installed_version("acm") is None
 
 
+@pytest.mark.leaks_allowed("the standard library keeps the archive open")
 def test_what_is_packed_is_found_by_the_standard_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with zipfile.ZipFile(tmp_path / "packed.zip", "w") as packed:
         packed.writestr("acme-3.5.dist-info/METADATA", "Metadata-Version: 2.1\nName: acme\nVersion: 3.5\n")
