@@ -2,8 +2,8 @@
 ``frozen``: what values are declared with.
 
 It is ``attrs.frozen``, but attrs is asked when a class is first used. Most classes of a process are never made, compared or
-shown, and what attrs writes for a class costs ten times what the class itself does: constructor, fields, comparison, hash and
-representation are a third of the way from a command line to the first effect.
+shown, and what attrs writes for a class (constructor, fields, comparison, hash, representation) takes ten times as long as the
+class itself.
 """
 
 from __future__ import annotations
