@@ -9,6 +9,7 @@ from stepengine.data import events as ev
 from stepengine.data.effects import Effect, Gather
 from stepengine.data.estimate import transcript_tokens
 from stepengine.data.json import JsonValue, freeze
+from stepengine.data.makers import quick
 from stepengine.data.models import ModelReply
 from stepengine.data.state import RunPhase
 from stepengine.data.transcript import Transcript
@@ -68,7 +69,7 @@ class SideEvents:
         if self._phase == (phase, detail) or not self._plan.watched():
             return ()
         self._phase = (phase, detail)
-        return (ev.PhaseChanged(path=self._plan.path, seq=seq, phase=phase, detail=detail),)
+        return (quick(ev.PhaseChanged)(path=self._plan.path, seq=seq, phase=phase, detail=detail),)
 
     def warn(self, *texts: str) -> None:
         """Note what went wrong and was dropped."""

@@ -69,7 +69,11 @@ EPOCH_DIGITS = frozenset("0123456789abcdef")
 # takes time that grows with the square below that.
 MAX_INDEX_DIGITS = 18
 DELTAS = frozenset({TextDelta, ThinkingDelta, ToolInputDelta})
-STAMP = object.__setattr__
+# An event was made for the moment in which it is shown and nobody has seen it yet, so it gets its place in the stream as it is,
+# without a copy. By the fields themselves, which are found once: by name it takes half as long again.
+SET_RUN_ID, SET_EPOCH, SET_INDEX = (vars(Event)[name].__set__ for name in ("run_id", "epoch", "index"))
+NOTED = frozenset({LogLine, PhaseChanged, RunStarted})
+"""The kinds that the hub itself takes note of."""
 Delta: TypeAlias = TextDelta | ThinkingDelta | ToolInputDelta
 
 
@@ -95,31 +99,26 @@ class Watcher:
         self.name = getattr(observer, "__qualname__", type(observer).__qualname__)
         self.errors = 0
 
-    def show(self, event: Event) -> str | None:
+    def failed(self, event: Event, error: BaseException) -> str | None:
         """
-        Show *event*; return a warning when this failure was one too many and the observer is dropped.
+        Take note that the observer raised *error* at *event*; return a warning when that was once too often and it is dropped.
 
         Raises:
-            BaseException: what the observer raised for the caller of the run, such as ``pytest.fail`` does.
+            BaseException: *error*, if it is meant for the caller of the run, such as what ``pytest.fail`` raises.
         """
-        if self.call is None:
-            return None
-        try:
-            self.call(event)
-        except BaseException as error:
-            # An observer may be a test's: what `pytest.fail` raises has to end the run and the test, and not be logged
-            # as the tenth error of an observer.
-            if is_callers(error):
-                raise
-            LOGGER.error("the observer %r raised at %s", self.name, event.type, exc_info=error)
-            self.errors += 1
-            # Not at the first: one event of a kind that it does not know is no reason to lose the others. But one that
-            # fails at each event would write a traceback for each delta of each reply.
-            if self.errors == MAX_OBSERVER_ERRORS:
-                self.call = None
-                text = f"the observer {self.name!r} raised {self.errors} times and is not called any more"
-                LOGGER.warning(text)
-                return text
+        # An observer may be a test's: what `pytest.fail` raises has to end the run and the test, and not be logged as
+        # the tenth error of an observer.
+        if is_callers(error):
+            raise error
+        LOGGER.error("the observer %r raised at %s", self.name, event.type, exc_info=error)
+        self.errors += 1
+        # Not at the first: one event of a kind that it does not know is no reason to lose the others. But one that
+        # fails at each event would write a traceback for each delta of each reply.
+        if self.errors == MAX_OBSERVER_ERRORS:
+            self.call = None
+            text = f"the observer {self.name!r} raised {self.errors} times and is not called any more"
+            LOGGER.warning(text)
+            return text
         return None
 
 
@@ -469,20 +468,33 @@ class Hub:
         """Forget the run at *path*, which has ended."""
         self._seats.pop(path, None)
 
-    def emit(self, event: Event) -> None:
-        """Give *event* its index and show it, if it is news."""
+    def emit(self, event: Event, *, is_clean: bool = False) -> None:
+        """Give *event* its index and show it, if it is news; one that *is_clean* is shown as it is."""
         # The two usual cases cost one comparison each: a run that is not resumed has only news, and a process that
-        # knows no secrets has nothing to look for.
-        if self.shows is None and not GIVEN.names:
-            self._pass_on(event)
-            return
+        # knows no secrets has nothing to look for. Every event of a watched run and every token passes here, so that
+        # what is done for each stands in this one function.
+        shown = (event,) if is_clean or (self.shows is None and not GIVEN.names) else self._cleaned(event)
+        for each in shown:
+            if type(each) in NOTED:
+                self._note(each)
+            if self.watched:
+                index = self._index
+                SET_RUN_ID(each, self.run_id)
+                SET_EPOCH(each, self._epoch or self.epoch)
+                SET_INDEX(each, index)
+                self._index = index + 1
+                if self._watchers:
+                    self._show(each)
+                if self._ring is not None:
+                    self._ring.put(each)
+                for subscription in self._subscriptions:
+                    subscription.put(each)
+
+    def _cleaned(self, event: Event) -> Iterator[Event]:
+        """Give what is shown in place of *event*: the news in it, without secrets."""
         for news in (event,) if self.shows is None else self._news(event, self.shows):
-            if not GIVEN.names:
-                self._pass_on(news)
-                continue
             # One event may become several: what deltas of that run had held back goes out in front of it.
-            for clean in self._curtain.through(news):
-                self._pass_on(clean)
+            yield from self._curtain.through(news) if GIVEN.names else (news,)
 
     def _news(self, event: Event, shows: Callable[[Event], bool]) -> Iterator[Event]:
         """
@@ -514,12 +526,12 @@ class Hub:
         if self._last is not None:
             return
         for clean in self._curtain.rest():
-            self._pass_on(clean)
+            self.emit(clean, is_clean=True)
         # The result is the caller's and passes as it is, secrets and all; who makes JSON of the event gets it clean.
         event = attrs.evolve(event, clean=KNOWN.value)
         if not self.goes_on:
             self._last = event
-        self._pass_on(event)
+        self.emit(event, is_clean=True)
         self.end()
 
     def end(self) -> None:
@@ -558,7 +570,10 @@ class Hub:
                 subscription.put(event)
         elif self._last is not None:
             if not self._last.epoch:
-                self._stamp(self._last)  # it was not made known yet
+                # Nobody watched when it was shown, so it has no place in the stream yet.
+                place = {"run_id": self.run_id, "epoch": self.epoch, "index": self._index}
+                self._last = attrs.evolve(self._last, **place)
+                self._index += 1
             subscription.put(self._last)
         if self._is_over:
             subscription.end()
@@ -587,14 +602,7 @@ class Hub:
             self._subscriptions.remove(subscription)
             self.watched = bool(self._watchers or self._subscriptions) or self._ring is not None
 
-    def _stamp(self, event: Event) -> None:
-        # The event was made for this moment and nobody has seen it yet, so it is stamped and not copied.
-        STAMP(event, "run_id", self.run_id)
-        STAMP(event, "epoch", self._epoch or self.epoch)
-        STAMP(event, "index", self._index)
-        self._index += 1
-
-    def _pass_on(self, event: Event) -> None:
+    def _note(self, event: Event) -> None:
         kind = type(event)
         if kind is LogLine:
             self.log(event, event.data, step=event.step)  # type: ignore[arg-type,attr-defined]
@@ -602,26 +610,27 @@ class Hub:
             self.phase = event.phase  # type: ignore[attr-defined]
         elif kind is RunStarted and self.resumed and not event.path:
             object.__setattr__(event, "resumed", True)  # nobody has seen it yet, as with its stamp
-        if self.watched:
-            self._stamp(event)
-            if self._watchers:
-                self._show(event)
-            if self._ring is not None:
-                self._ring.put(event)
-            for subscription in self._subscriptions:
-                subscription.put(event)
 
     def _show(self, event: Event) -> None:
         # Observers are called here and now, one after the other, in the order of the events: they return at once, by
         # contract. A reader that takes its time subscribes, and has a queue.
         for watcher in self._watchers:
+            if watcher.call is None:
+                continue
             try:
-                warning = watcher.show(event)
+                watcher.call(event)
             except BaseException as error:  # noqa: BLE001 - only what is the caller's comes out of it
-                self._crashed(error)
-            else:
-                if warning is not None:
-                    self.warnings.append(warning)
+                self._failed(watcher, event, error)
+
+    def _failed(self, watcher: Watcher, event: Event, error: BaseException) -> None:
+        """Take note that an observer raised at *event*."""
+        try:
+            warning = watcher.failed(event, error)
+        except BaseException as raised:  # noqa: BLE001
+            self._crashed(raised)
+        else:
+            if warning is not None:
+                self.warnings.append(warning)
 
     def log(self, event: LogLine | ToolLog, data: object = None, *, step: int = 0) -> None:
         """Write a log line where the engine logs; the event itself is shown by ``emit``."""
@@ -696,15 +705,18 @@ class Subscription:
 
     def put(self, event: Event) -> None:
         """Keep *event* for the reader, or count it as dropped."""
+        queue, is_delta = self._queue, type(event) in DELTAS
         # Not joined for a reader that keeps up: a page shows text as it comes, and would get it in jumps.
-        waiting = len(self._queue)
-        if waiting > self._behind and self._join_to_last(event):
-            return
-        if waiting < self._limit or self._make_room(event):
-            self._queue.append(event)
-            self._deltas += type(event) in DELTAS
-            if self._waiter is not None:
-                self._wake()
+        if len(queue) > self._behind:
+            if is_delta and self._join_to_last(event):
+                return
+            if len(queue) >= self._limit and not self._make_room(event):
+                return
+        queue.append(event)
+        if is_delta:
+            self._deltas += 1
+        if self._waiter is not None:
+            self._wake()
 
     def miss(self, count: int, reason: str) -> None:
         """Tell the reader first that it misses *count* events, or those of another epoch."""
@@ -727,26 +739,30 @@ class Subscription:
         # Reading ends by `aclose`, too, when the page is closed: the place among the subscribers has to become free.
         try:
             while True:
-                event = self.take()
-                if event is not None:
+                for event in self.waiting():
                     yield event
-                elif not await self.more():
+                if not await self.more():
                     return
         finally:
             self.close()
 
-    def take(self) -> Event | None:
-        """Return the next event, ``None`` when none waits."""
-        if self._dropped or self._reason == "epoch":
-            return self._told_of_loss()
-        if not self._queue:
-            return None
-        event = self._queue.popleft()
-        if type(event) is _Joined:
-            self._deltas -= 1
-            return event.whole()
-        self._deltas -= type(event) in DELTAS
-        return event  # type: ignore[return-value]
+    def waiting(self) -> Iterator[Event]:
+        """Give what waits until nothing does."""
+        queue = self._queue
+        while True:
+            if self._dropped or self._reason == "epoch":
+                yield self._told_of_loss()
+            elif not queue:
+                return
+            else:
+                event = queue.popleft()
+                kind = type(event)
+                if kind in DELTAS:
+                    self._deltas -= 1
+                elif kind is _Joined:
+                    self._deltas -= 1
+                    event = event.whole()  # type: ignore[union-attr]
+                yield event  # type: ignore[misc]
 
     async def more(self) -> bool:
         """Wait when no event does, and return whether another one may come."""
@@ -768,7 +784,7 @@ class Subscription:
         return event
 
     def _wake(self) -> None:
-        waiter = self._waiter
+        waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
@@ -794,7 +810,9 @@ class Subscription:
         # All of them at once and not the oldest: of a text with holes in it nobody can use the rest, and the event that
         # ends the reply holds it whole.
         if self._deltas and type(event) not in DELTAS:
-            self._queue = deque([e for e in self._queue if type(e) is not _Joined and type(e) not in DELTAS])
+            kept = [e for e in self._queue if type(e) is not _Joined and type(e) not in DELTAS]
+            self._queue.clear()
+            self._queue += kept
             self._dropped += self._deltas
             self._deltas = 0
             return True
