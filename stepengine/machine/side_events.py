@@ -59,10 +59,11 @@ class SideEvents:
 
     def before(self, effect: Effect) -> Sequence[ev.Event]:
         """Return what is shown before *effect*: what was said on the side, and the phase that the run enters with it."""
-        said = self.take() if self.waiting else ()
         first = effect.effects[0] if type(effect) is Gather else effect
         phase = PHASES[type(first)](first)
-        return said if phase is None else (*said, *self.enter(*phase, first.seq))  # type: ignore[union-attr]
+        # Asked here, though `enter` does so: most effects of a batch are of the phase that the run is in.
+        entered = () if phase is None or phase == self._phase else self.enter(*phase, first.seq)  # type: ignore[union-attr]
+        return (*self.take(), *entered) if self.waiting else entered
 
     def enter(self, phase: RunPhase, detail: str, seq: int) -> Sequence[ev.Event]:
         """Return the event for a new phase of the run, if there is one and anybody watches."""

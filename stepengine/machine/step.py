@@ -178,7 +178,9 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
         if run.background is not NO_CHILDREN:
             yield from hear_of_children(run)
         if plan.watched():
-            yield Notify(_started_event(run))
+            # Not yielded: it is shown before the next effect, which follows without anybody's code in between but that
+            # of hooks, and what they say is shown behind it.
+            run.side_events.waiting.append(_started_event(run))
         run.begin_step()
         request = step_request(
             run, over, (yield from _tail(run)) if points.pre_step else step_prompt(run) if run.agent.step_prompt else ()

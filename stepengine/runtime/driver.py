@@ -415,10 +415,6 @@ async def _alone(run: RunTask, item: Item) -> Single:
             # Who is shown a question can answer it: it is durable by now, and open before anybody gets to see it.
             began = _show_start(tree, item)
         outcome = await performer.perform(item, tree)
-        if shows and kind is CallTool and performer is run.direct:
-            # Three equal calls in a row are an event of their own (reliability:MP65). Who counts them stands outside of
-            # the direct way, and the rest of that way has nothing to do for who only watches.
-            tree.repeats.compare(item, outcome, tree)
         run.notice_cancel()
     # The machine takes outcomes, and nothing else: an exception that went past it would leave a handler parked, calls
     # without results, and a journal without an end. `_instead` sorts them: ours, the caller's, or a broken performer's.
@@ -432,7 +428,7 @@ async def _alone(run: RunTask, item: Item) -> Single:
     elif kind is AwaitMessage:
         _take_message(tree, item, outcome)
     if began is not None:
-        _show_end(tree, item, outcome, began)
+        _show_end(tree, item, outcome, began, is_direct=performer is run.direct)
     return outcome
 
 
@@ -488,18 +484,25 @@ def _is_known(tree: RunTree, item: Item) -> bool:
 
 def _show_start(tree: RunTree, item: Item) -> int:
     """Show that an effect begins; return when that was, by the tree's clock."""
-    if type(item.effect) is CallTool and is_deferred(item):
+    kind = type(item.effect)
+    if kind is CallTool and is_deferred(item):
         # Whoever sees that it began may have its result at once, before the call has come to its body.
         tree.deferred.expect(item)
-    for event in started(item, tree.desk.shown(item) if type(item.effect) is AskPerson else ()):
+    for event in started(item, tree.desk.shown(item) if kind is AskPerson else ()):
         tree.emit(event)
     return tree.services.clock.now_ms()
 
 
-def _show_end(tree: RunTree, item: Item, outcome: Single, began: int) -> None:
-    if type(item.effect) is CallTool and is_deferred(item):
-        tree.deferred.forget(item)
-    if type(item.effect) is AskPerson:
+def _show_end(tree: RunTree, item: Item, outcome: Single, began: int, *, is_direct: bool = False) -> None:
+    kind = type(item.effect)
+    if kind is CallTool:
+        if tree.deferred.expected:
+            tree.deferred.forget(item)
+        if is_direct:
+            # Three equal calls in a row are an event of their own (reliability:MP65). Who counts them stands outside of
+            # the direct way; the rest of what stands there has nothing to do for who only watches.
+            tree.repeats.compare(item, outcome, tree)
+    elif kind is AskPerson:
         tree.desk.forget_shown(item)
     for event in finished(item, outcome, tree.services.clock.now_ms() - began):
         tree.emit(event)

@@ -68,7 +68,20 @@ def started(item: Item, questions: Sequence[Question] = ()) -> Sequence[Event]:
             ),
         )
     if kind is CallTool or kind is CallBody:
-        return (_tool_started(item, effect),)  # type: ignore[arg-type]
+        name: str = effect.tool_name  # type: ignore[union-attr]
+        binding = item.plan.tools.get(name)
+        return (
+            quick(ToolStarted)(
+                path=item.path,
+                seq=effect.seq,
+                tool_name=name,
+                tool_call_id=effect.tool_call_id,  # type: ignore[union-attr]
+                input=effect.input,  # type: ignore[union-attr]
+                source=effect.source,  # type: ignore[union-attr]
+                category="" if binding is None else binding.spec.category,
+                child_path=child_path(item.path, effect.seq) if kind is CallBody else "",
+            ),
+        )
     at: At = {"path": item.path, "seq": effect.seq}
     if isinstance(effect, AskPerson):
         if effect.purpose == "permission":
@@ -76,19 +89,6 @@ def started(item: Item, questions: Sequence[Question] = ()) -> Sequence[Event]:
         return [QuestionAsked(**at, question=q) for q in effect.questions]
     make = STARTED.get(kind)
     return () if make is None else (make(item, effect, at),)
-
-
-def _tool_started(item: Item, effect: CallTool) -> ToolStarted:
-    return quick(ToolStarted)(
-        path=item.path,
-        seq=effect.seq,
-        tool_name=effect.tool_name,
-        tool_call_id=effect.tool_call_id,
-        input=effect.input,
-        source=effect.source,
-        category=_category(item, effect.tool_name),
-        child_path=child_path(item.path, effect.seq) if type(effect) is CallBody else "",
-    )
 
 
 def _spawned_event(item: Item, effect: Spawn, at: At) -> Event:
@@ -153,39 +153,36 @@ def finished(item: Item, outcome: Single, duration_ms: int) -> Sequence[Event]:
     """Return what is shown after an effect was performed."""
     effect = item.effect
     kind = type(effect)
+    is_value = type(outcome) is Value
     if kind is CallModel:
-        return (_model_finished(item, effect, outcome, duration_ms),)  # type: ignore[arg-type]
+        reply = outcome.value if is_value else None  # type: ignore[union-attr]
+        return (
+            quick(ModelFinished)(
+                path=item.path,
+                seq=effect.seq,
+                model=effect.request.model,  # type: ignore[union-attr]
+                reply=reply,
+                error="" if is_value else _error(outcome),
+                duration_ms=duration_ms,
+                kind="" if is_value else _kind(outcome),
+                call_ids=_call_ids(effect, reply) if is_value else (),  # type: ignore[arg-type]
+            ),
+        )
     if kind is CallTool or kind is CallBody:
-        return (_tool_finished(item, effect, outcome, duration_ms),)  # type: ignore[arg-type]
+        return (
+            quick(ToolFinished)(
+                path=item.path,
+                seq=effect.seq,
+                tool_name=effect.tool_name,  # type: ignore[union-attr]
+                tool_call_id=effect.tool_call_id,  # type: ignore[union-attr]
+                result=outcome.value if is_value else _instead_of_result(outcome),  # type: ignore[union-attr]
+                duration_ms=duration_ms,
+                child_path=child_path(item.path, effect.seq) if kind is CallBody else "",
+            ),
+        )
     make = FINISHED.get(kind)
     at: At = {"path": item.path, "seq": effect.seq, "duration_ms": duration_ms}
     return () if make is None else make(item, outcome, at)
-
-
-def _model_finished(item: Item, effect: CallModel, outcome: Single, duration_ms: int) -> ModelFinished:
-    reply = outcome.value if type(outcome) is Value else None
-    return quick(ModelFinished)(
-        path=item.path,
-        seq=effect.seq,
-        model=effect.request.model,
-        reply=reply,
-        error="" if reply is not None else _error(outcome),
-        duration_ms=duration_ms,
-        kind="" if reply is not None else _kind(outcome),
-        call_ids=() if reply is None else _call_ids(effect, reply),
-    )
-
-
-def _tool_finished(item: Item, effect: CallTool, outcome: Single, duration_ms: int) -> ToolFinished:
-    return quick(ToolFinished)(
-        path=item.path,
-        seq=effect.seq,
-        tool_name=effect.tool_name,
-        tool_call_id=effect.tool_call_id,
-        result=outcome.value if type(outcome) is Value else _instead_of_result(outcome),
-        duration_ms=duration_ms,
-        child_path=child_path(item.path, effect.seq) if type(effect) is CallBody else "",
-    )
 
 
 def _answer_events(item: Item, outcome: Single, at: At) -> list[Event]:

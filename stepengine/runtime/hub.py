@@ -87,15 +87,23 @@ class Observer(Protocol):
 ObserverLike: TypeAlias = "Observer | Callable[[Event], Any]"
 
 
+class Receiver(Protocol):
+    """Who is shown the events of one run tree: an observer, a ring, a subscription."""
+
+    @property
+    def put(self) -> Callable[[Event], Any]:
+        """Take an event."""
+
+
 class Watcher:
     """An observer and how often it has failed; an engine keeps one for all its runs."""
 
-    __slots__ = ("call", "errors", "name")
+    __slots__ = ("errors", "name", "put")
 
     def __init__(self, observer: ObserverLike) -> None:
         # An object with `on_event` or a plain function: whoever only wants to print a line should not have to write a
         # class.
-        self.call: Callable[[Event], Any] | None = getattr(observer, "on_event", None) or observer  # type: ignore[assignment]
+        self.put: Callable[[Event], Any] = getattr(observer, "on_event", None) or observer  # type: ignore[assignment]
         self.name = getattr(observer, "__qualname__", type(observer).__qualname__)
         self.errors = 0
 
@@ -115,11 +123,15 @@ class Watcher:
         # Not at the first: one event of a kind that it does not know is no reason to lose the others. But one that
         # fails at each event would write a traceback for each delta of each reply.
         if self.errors == MAX_OBSERVER_ERRORS:
-            self.call = None
+            self.put = _look_away
             text = f"the observer {self.name!r} raised {self.errors} times and is not called any more"
             LOGGER.warning(text)
             return text
         return None
+
+
+def _look_away(_: Event) -> None:
+    """Stand in the place of an observer that was dropped."""
 
 
 @frozen
@@ -409,14 +421,15 @@ class Hub:
     def __init__(
         self, watchers: Iterable[Watcher] = (), logger: object = LOGGER, *, shows: Callable[[Event], bool] | None = None
     ) -> None:
-        self._watchers = tuple(watchers)
+        # Observers, the ring, subscriptions: in the order in which they are shown an event.
+        self._receivers: list[Receiver] = [*watchers]
         self._subscriptions: list[Subscription] = []
         self._logger = logger
         self.shows = shows
         self.run_id = ""
         self.resumed = False
         self.goes_on = False
-        self._epoch = ""
+        self._epoch = os.urandom(EPOCH_BYTES).hex() if self._receivers else ""
         self._index = 0
         # Beginnings of steps of which not all is recorded: see `_news`.
         self._begun: dict[str, Event] = {}
@@ -425,7 +438,7 @@ class Hub:
         self._last: RunFinished | None = None
         self._is_over = False
         self._curtain = EventRedactor()
-        self.watched = bool(self._watchers)
+        self.watched = bool(self._receivers)
         self.phase = RunPhase.IDLE
         self.history: Callable[[], Transcript] | None = None
         self.warnings: list[str] = []
@@ -444,8 +457,16 @@ class Hub:
 
     def keep(self) -> None:
         """Keep the newest events from now on, for whoever subscribes later."""
-        self._ring = self._ring or Ring()
-        self.watched = True
+        if self._ring is None:
+            self._ring = Ring()
+            self._receive(self._ring, len(self._receivers) - len(self._subscriptions))
+
+    def _receive(self, receiver: Receiver, at: int) -> None:
+        """Show events to somebody else from now on."""
+        # Set only by those who watch, and asked before events are made: a run that nobody watches makes none of its
+        # steps (performance:Q2).
+        self._epoch, self.watched = self.epoch, True
+        self._receivers.insert(at, receiver)
 
     def opened(self, history: Callable[[], Transcript]) -> None:
         """Learn where the history of the root run can be looked up; called by its machine."""
@@ -470,25 +491,27 @@ class Hub:
 
     def emit(self, event: Event, *, is_clean: bool = False) -> None:
         """Give *event* its index and show it, if it is news; one that *is_clean* is shown as it is."""
-        # The two usual cases cost one comparison each: a run that is not resumed has only news, and a process that
-        # knows no secrets has nothing to look for. Every event of a watched run and every token passes here, so that
-        # what is done for each stands in this one function.
-        shown = (event,) if is_clean or (self.shows is None and not GIVEN.names) else self._cleaned(event)
-        for each in shown:
-            if type(each) in NOTED:
-                self._note(each)
-            if self.watched:
-                index = self._index
-                SET_RUN_ID(each, self.run_id)
-                SET_EPOCH(each, self._epoch or self.epoch)
-                SET_INDEX(each, index)
-                self._index = index + 1
-                if self._watchers:
-                    self._show(each)
-                if self._ring is not None:
-                    self._ring.put(each)
-                for subscription in self._subscriptions:
-                    subscription.put(each)
+        # Every event of a watched run and every token passes here, so what is done for each stands in this one
+        # function. The two usual cases cost one look each: a run that is not resumed has only news, and a process that
+        # knows no secrets has nothing to look for.
+        if not is_clean and (GIVEN.names or self.shows is not None):
+            for clean in self._cleaned(event):
+                self.emit(clean, is_clean=True)
+            return
+        if type(event) in NOTED:
+            self._note(event)
+        if self.watched:
+            SET_RUN_ID(event, self.run_id)
+            SET_EPOCH(event, self._epoch)
+            SET_INDEX(event, self._index)
+            self._index += 1
+            # Here and now, one after the other, in the order of the events. Observers return at once, by contract; a
+            # reader that takes its time subscribes, and has a queue.
+            for receiver in self._receivers:
+                try:
+                    receiver.put(event)
+                except BaseException as error:  # noqa: BLE001 - only what is the caller's comes out of `_failed`
+                    self._failed(receiver, event, error)
 
     def _cleaned(self, event: Event) -> Iterator[Event]:
         """Give what is shown in place of *event*: the news in it, without secrets."""
@@ -571,17 +594,15 @@ class Hub:
         elif self._last is not None:
             if not self._last.epoch:
                 # Nobody watched when it was shown, so it has no place in the stream yet.
-                place = {"run_id": self.run_id, "epoch": self.epoch, "index": self._index}
-                self._last = attrs.evolve(self._last, **place)
+                index = self._index
+                self._last = attrs.evolve(self._last, run_id=self.run_id, epoch=self.epoch, index=index)
                 self._index += 1
             subscription.put(self._last)
         if self._is_over:
             subscription.end()
         else:
             self._subscriptions.append(subscription)
-            # Set only by those who watch, and asked before events are made: a run that nobody watches makes none of its
-            # steps (performance:Q2).
-            self.watched = True
+            self._receive(subscription, len(self._receivers))
         return subscription
 
     def _place(self, after: object) -> int | None:
@@ -600,7 +621,8 @@ class Hub:
         """Forget a subscription."""
         if subscription in self._subscriptions:
             self._subscriptions.remove(subscription)
-            self.watched = bool(self._watchers or self._subscriptions) or self._ring is not None
+            self._receivers.remove(subscription)
+            self.watched = bool(self._receivers)
 
     def _note(self, event: Event) -> None:
         kind = type(event)
@@ -611,21 +633,12 @@ class Hub:
         elif kind is RunStarted and self.resumed and not event.path:
             object.__setattr__(event, "resumed", True)  # nobody has seen it yet, as with its stamp
 
-    def _show(self, event: Event) -> None:
-        # Observers are called here and now, one after the other, in the order of the events: they return at once, by
-        # contract. A reader that takes its time subscribes, and has a queue.
-        for watcher in self._watchers:
-            if watcher.call is None:
-                continue
-            try:
-                watcher.call(event)
-            except BaseException as error:  # noqa: BLE001 - only what is the caller's comes out of it
-                self._failed(watcher, event, error)
-
-    def _failed(self, watcher: Watcher, event: Event, error: BaseException) -> None:
+    def _failed(self, receiver: Receiver, event: Event, error: BaseException) -> None:
         """Take note that an observer raised at *event*."""
+        if not isinstance(receiver, Watcher):
+            raise error
         try:
-            warning = watcher.failed(event, error)
+            warning = receiver.failed(event, error)
         except BaseException as raised:  # noqa: BLE001
             self._crashed(raised)
         else:
@@ -697,30 +710,36 @@ class Subscription:
         # A deque and a future of our own in place of `asyncio.Queue`: what waits is changed from both ends (deltas are
         # joined to the last one, or thrown out from the middle), and whoever puts something must neither wait nor fail.
         self._queue: deque[Event | _Joined] = deque()
-        self._deltas = 0
         self._dropped = 0
         self._reason = "buffer"
+        self._has_lost = False
+        # Whether no deltas wait, as far as that was looked for since the queue was last added to.
+        self._is_bare = False
         self._ended = False
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, event: Event) -> None:
         """Keep *event* for the reader, or count it as dropped."""
-        queue, is_delta = self._queue, type(event) in DELTAS
+        queue = self._queue
         # Not joined for a reader that keeps up: a page shows text as it comes, and would get it in jumps.
-        if len(queue) > self._behind:
-            if is_delta and self._join_to_last(event):
-                return
-            if len(queue) >= self._limit and not self._make_room(event):
-                return
+        if len(queue) > self._behind and not self._has_place(event):
+            return
         queue.append(event)
-        if is_delta:
-            self._deltas += 1
         if self._waiter is not None:
             self._wake()
 
+    def _has_place(self, event: Event) -> bool:
+        """Return whether an event of a reader that has fallen behind is to wait as one of its own."""
+        if type(event) in DELTAS and self._join_to_last(event):
+            return False
+        if len(self._queue) >= self._limit and not self._make_room(event):
+            return False
+        self._is_bare = False
+        return True
+
     def miss(self, count: int, reason: str) -> None:
         """Tell the reader first that it misses *count* events, or those of another epoch."""
-        self._dropped, self._reason = count, reason
+        self._dropped, self._reason, self._has_lost = count, reason, True
 
     def end(self) -> None:
         """Let the reader stop after what waits."""
@@ -731,7 +750,6 @@ class Subscription:
     def close(self) -> None:
         """Stop reading and forget what waits."""
         self._queue.clear()
-        self._deltas = 0
         self.end()
 
     async def events(self) -> AsyncGenerator[Event, None]:
@@ -750,19 +768,12 @@ class Subscription:
         """Give what waits until nothing does."""
         queue = self._queue
         while True:
-            if self._dropped or self._reason == "epoch":
+            if self._has_lost:
                 yield self._told_of_loss()
-            elif not queue:
+            if not queue:
                 return
-            else:
-                event = queue.popleft()
-                kind = type(event)
-                if kind in DELTAS:
-                    self._deltas -= 1
-                elif kind is _Joined:
-                    self._deltas -= 1
-                    event = event.whole()  # type: ignore[union-attr]
-                yield event  # type: ignore[misc]
+            event = queue.popleft()
+            yield event.whole() if type(event) is _Joined else event  # type: ignore[misc]
 
     async def more(self) -> bool:
         """Wait when no event does, and return whether another one may come."""
@@ -780,7 +791,7 @@ class Subscription:
     def _told_of_loss(self) -> EventsDropped:
         event = EventsDropped(count=self._dropped, reason=self._reason, run_id=self._hub.run_id, epoch=self._hub.epoch)
         # Told once and then counted anew: the reader knows what it missed since the last time.
-        self._dropped, self._reason = 0, "buffer"
+        self._dropped, self._reason, self._has_lost = 0, "buffer", False
         return event
 
     def _wake(self) -> None:
@@ -809,12 +820,16 @@ class Subscription:
             return True
         # All of them at once and not the oldest: of a text with holes in it nobody can use the rest, and the event that
         # ends the reply holds it whole.
-        if self._deltas and type(event) not in DELTAS:
+        self._has_lost = True
+        if type(event) not in DELTAS and not self._is_bare:
             kept = [e for e in self._queue if type(e) is not _Joined and type(e) not in DELTAS]
+            dropped = len(self._queue) - len(kept)
+            self._dropped += dropped
             self._queue.clear()
             self._queue += kept
-            self._dropped += self._deltas
-            self._deltas = 0
-            return True
+            # Looked for once and not again at each event of a reader that is stuck.
+            self._is_bare = True
+            if dropped:
+                return True
         self._dropped += 1
         return False

@@ -791,16 +791,16 @@ def _show_whole(reply: ModelReply, item: Item, io: IO) -> None:
     for part in reply.content:
         if type(part) is ToolCallPart:
             # Of a call only its arguments are shown, which are one piece.
-            _show_input(item, io, (part.tool_name, _coming_id(item, calls)), raw_of(part))
+            _show_input(item, io, part.tool_name, _coming_id(item, calls), raw_of(part))
             calls += 1
         else:
             for delta in deltas_of_part(part, calls):
                 _show_delta(delta, {}, item, io)
 
 
-def _show_input(item: Item, io: IO, call: tuple[str, str], text: str) -> None:
-    name, call_id = call
-    io.emit(quick(ToolInputDelta)(path=item.path, seq=item.effect.seq, tool_name=name, tool_call_id=call_id, text=text))
+def _show_input(item: Item, io: IO, name: str, call_id: str, text: str) -> None:
+    path, seq = item.path, item.effect.seq
+    io.emit(quick(ToolInputDelta)(path=path, seq=seq, tool_name=name, tool_call_id=call_id, text=text))
 
 
 def _coming_id(item: Item, number: int) -> str:
@@ -852,7 +852,7 @@ def _show_delta(delta: ModelDelta, calls: dict[int, tuple[str, str]], item: Item
             calls[index] = name, _coming_id(item, len(calls))
             return False
         case ToolCallChunk(index=index, text=text):
-            _show_input(item, io, calls.get(index, ("", "")), text)
+            _show_input(item, io, *calls.get(index, ("", "")), text)
         case ToolCallEnded() | ReplyDone():
             return False
         case _ as never:
@@ -968,10 +968,15 @@ def is_deferred(item: Item) -> bool:
 
 
 class Deferred:
-    """The calls of one run tree whose results come from outside."""
+    """
+    The calls of one run tree whose results come from outside.
+
+    Attributes:
+        expected: Those that take theirs now, by path and id, each with its number and what waits for it.
+    """
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, str], tuple[int, asyncio.Future[ToolResult]]] = {}
+        self.expected: dict[tuple[str, str], tuple[int, asyncio.Future[ToolResult]]] = {}
         self._waiting: set[tuple[str, str]] = set()
         self._early: dict[tuple[str, int], object] = {}
         self._settled: set[tuple[str, int]] = set()
@@ -979,9 +984,9 @@ class Deferred:
     def expect(self, item: Item) -> asyncio.Future[ToolResult]:
         """Take the result of a call from now on, and return what waits for it; it may come before the body has returned."""
         key = item.path, cast("CallTool", item.effect).tool_call_id
-        known = self._open.get(key)
+        known = self.expected.get(key)
         if known is None:
-            known = self._open[key] = item.effect.seq, asyncio.get_running_loop().create_future()
+            known = self.expected[key] = item.effect.seq, asyncio.get_running_loop().create_future()
             place = item.path, item.effect.seq
             if place in self._early:
                 self.settle(place, self._early.pop(place))
@@ -998,7 +1003,7 @@ class Deferred:
     def forget(self, item: Item) -> None:
         """Take no result of a call any more; may be called twice."""
         key = item.path, cast("CallTool", item.effect).tool_call_id
-        self._open.pop(key, None)
+        self.expected.pop(key, None)
         self._waiting.discard(key)
 
     def deliver(self, call_id: str, result: object, path: str | None = None) -> None:
@@ -1028,7 +1033,7 @@ class Deferred:
         """
         if place in self._settled:
             return
-        waiting = [future for key, (seq, future) in self._open.items() if (key[0], seq) == place]
+        waiting = [future for key, (seq, future) in self.expected.items() if (key[0], seq) == place]
         if not waiting:
             self._early[place] = result
             return
@@ -1036,7 +1041,7 @@ class Deferred:
         _deliver(waiting[0], as_result(result))
 
     def _find_waiting(self, call_id: str, path: str | None) -> tuple[tuple[str, int], asyncio.Future[ToolResult]]:
-        waiting = {key: entry for key, entry in list(self._open.items()) if not entry[1].done()}
+        waiting = {key: entry for key, entry in list(self.expected.items()) if not entry[1].done()}
         found = [key for key in waiting if key[1] == call_id and path in (None, key[0])]
         # Ids of calls are counters of a run, so two children have a `c1` each. To take the first would give somebody's
         # result to somebody else.
