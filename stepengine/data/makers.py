@@ -87,7 +87,7 @@ def changer_of(cls: type[T], *names: str) -> Callable[..., T]:
 
 
 def is_twin(cls: type[object]) -> bool:
-    """Return whether a class is the open twin of another; a base that keeps account of its kinds has none with it."""
+    """Return whether a class below a frozen base is the open twin of another; a base that lists its kinds leaves it out."""
     return cls.__setattr__ is object.__setattr__
 
 
