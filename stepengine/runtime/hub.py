@@ -713,16 +713,17 @@ class Subscription:
         self._dropped = 0
         self._reason = "buffer"
         self._has_lost = False
-        # Whether no deltas wait, as far as that was looked for since the queue was last added to.
+        # Whether it was seen that no deltas wait, and none came since the reader fell behind.
         self._is_bare = False
         self._ended = False
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, event: Event) -> None:
         """Keep *event* for the reader, or count it as dropped."""
-        queue = self._queue
+        queue, waiting = self._queue, len(self._queue)
         # Not joined for a reader that keeps up: a page shows text as it comes, and would get it in jumps.
-        if len(queue) > self._behind and not self._has_place(event):
+        is_behind = waiting > self._behind and (type(event) in DELTAS or waiting >= self._limit)
+        if is_behind and not self._has_place(event):
             return
         queue.append(event)
         if self._waiter is not None:
@@ -730,11 +731,12 @@ class Subscription:
 
     def _has_place(self, event: Event) -> bool:
         """Return whether an event of a reader that has fallen behind is to wait as one of its own."""
-        if type(event) in DELTAS and self._join_to_last(event):
+        is_delta = type(event) in DELTAS
+        if is_delta and self._join_to_last(event):
             return False
         if len(self._queue) >= self._limit and not self._make_room(event):
             return False
-        self._is_bare = False
+        self._is_bare = self._is_bare and not is_delta
         return True
 
     def miss(self, count: int, reason: str) -> None:
