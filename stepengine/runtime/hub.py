@@ -720,10 +720,10 @@ class Subscription:
 
     def put(self, event: Event) -> None:
         """Keep *event* for the reader, or count it as dropped."""
-        queue, waiting = self._queue, len(self._queue)
+        queue = self._queue
         # Not joined for a reader that keeps up: a page shows text as it comes, and would get it in jumps.
-        is_behind = waiting > self._behind and (type(event) in DELTAS or waiting >= self._limit)
-        if is_behind and not self._has_place(event):
+        may_wait = len(queue) <= self._behind or (type(event) not in DELTAS and len(queue) < self._limit)
+        if not may_wait and not self._has_place(event):
             return
         queue.append(event)
         if self._waiter is not None:

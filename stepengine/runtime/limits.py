@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from decimal import ROUND_CEILING, Context, Decimal
+from functools import partial
 from typing import NamedTuple, TypeAlias, cast
 
 from stepengine.data.ceilings import Ceiling
@@ -496,6 +497,9 @@ class _Last(NamedTuple):
     times: int
 
 
+_quick_last = partial(tuple.__new__, _Last)
+
+
 class Repeats:
     """
     Counts calls that repeat the last one of the same tool, input and result included; only calls of models count.
@@ -559,7 +563,7 @@ class Repeats:
             calls = self._last[path] = {}
         last = calls.get(effect.tool_name)
         count = last.times + 1 if last is not None and _is_like(last, effect, result) else 1
-        calls[effect.tool_name] = _Last(effect.input, result, count)
+        calls[effect.tool_name] = _quick_last((effect.input, result, count))
         if count == TOLD_AT and io.watched:
             name, call_id = effect.tool_name, effect.tool_call_id
             io.emit(Repeat(path=path, seq=effect.seq, tool_name=name, tool_call_id=call_id, count=count))

@@ -779,23 +779,17 @@ def _shown(provider: ModelProvider, request: ModelRequest, item: Item, io: IO) -
 
 
 async def _answered(provider: ModelProvider, request: ModelRequest, item: Item, io: IO) -> ModelReply:
-    reply = await provider.complete(request)
+    reply, calls = await provider.complete(request), 0
     if isinstance(reply, ModelReply):  # else nobody knows what to show, and `_priced` says what is wrong
-        _show_whole(reply, item, io)
+        for part in reply.content:
+            if type(part) is ToolCallPart:
+                # Of a call only its arguments are shown, which are one piece.
+                _show_input(item, io, part.tool_name, _coming_id(item, calls), raw_of(part))
+                calls += 1
+            else:
+                for delta in deltas_of_part(part, calls):
+                    _show_delta(delta, {}, item, io)
     return reply
-
-
-def _show_whole(reply: ModelReply, item: Item, io: IO) -> None:
-    """Show what would be shown of a reply that came in the pieces that it has."""
-    calls = 0
-    for part in reply.content:
-        if type(part) is ToolCallPart:
-            # Of a call only its arguments are shown, which are one piece.
-            _show_input(item, io, part.tool_name, _coming_id(item, calls), raw_of(part))
-            calls += 1
-        else:
-            for delta in deltas_of_part(part, calls):
-                _show_delta(delta, {}, item, io)
 
 
 def _show_input(item: Item, io: IO, name: str, call_id: str, text: str) -> None:
