@@ -252,8 +252,15 @@ def models_of(options: Options, homeless: Iterable[str] = ()) -> Models | Provid
     request that went there would be priced as what it is not. Those in *homeless* have no provider, so that server gets them.
 
     Raises:
-        UsageProblem: when that is not an address, or a key is named without it.
+        UsageProblem: when that is not an address, a key is named without it, or a script cannot be read.
     """
+    if options.script:
+        if options.base_url:
+            msg = "--script and --base-url name two kinds of models; give one of them"
+            raise UsageProblem(msg)
+        from stepengine.cli.judging import run_script_of
+
+        return run_script_of(options.script)
     models = registry_of(options.settings)
     if not options.base_url:
         if options.api_key_env:
