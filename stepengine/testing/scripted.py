@@ -293,8 +293,9 @@ class RunScript(ScriptedModel):
     """
     The script of every run of an engine: each gets *replies* from the first on, and its children the same ones.
 
-    A run that is resumed or forked goes on behind the replies that its record holds. Where a reply does not say which model it
-    came from, it says that it came from this script, so that nobody who reads a record takes it for a model's.
+    A run that is resumed or forked goes on behind the replies that its record holds. A reply that says neither what it used nor
+    what it cost was free, and one that does not say which model it came from says that it came from this script, so that nobody who
+    reads a record takes it for a model's.
 
     Args:
         replies: As for ``ScriptedModel``.
@@ -327,6 +328,8 @@ class RunScript(ScriptedModel):
                 yield ReplyDone(self._signed(delta.reply)) if type(delta) is ReplyDone else delta
 
     def _signed(self, reply: ModelReply) -> ModelReply:
+        if reply.cost is None and reply.usage is None:
+            reply = attrs.evolve(reply, cost=Decimal(0))
         return reply if reply.model is not None else attrs.evolve(reply, model=f"{self.name}/{self.source}")
 
 
