@@ -165,7 +165,8 @@ class Models:
         if own is self._only:
             return self
         made = Models.of(own)
-        made.aliases, made._info, made.is_for_run = self.aliases, self._info, True
+        # What was asked of a provider in one run is known to the next.
+        made.aliases, made._info, made.is_for_run = self.aliases, self._info, True  # noqa: SLF001 - one of this class
         return made
 
     def register(self, prefix: str, provider: ProviderSource) -> None:

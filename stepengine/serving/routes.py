@@ -189,7 +189,8 @@ class AgentView(View):
     spawns: list[str]
     model: Annotated[str | None, Field(description="Null where the caller of the engine says it.")] = None
     missing: Annotated[
-        str | None, Field(description="What it lacks to be started, such as the key of its model; needs the scope admin.")
+        str | None,
+        Field(description="What it lacks to be started, such as the key of its model; needs the scope admin."),
     ] = None
 
 

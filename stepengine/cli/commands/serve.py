@@ -251,6 +251,9 @@ def _check_reach(wanted: Served) -> None:
 def _check_script(options: Options, wanted: Served) -> None:
     if not options.script:
         return
+    if options.base_url:
+        msg = "--script and --base-url name two kinds of models; give one of them"
+        raise UsageProblem(msg)
     if _function_of(wanted.module):
         msg = f"--script stands in for the models of agents in files; {wanted.module} makes an engine with models of its own"
         raise UsageProblem(msg)
@@ -340,13 +343,19 @@ def engine_of(
     offered = offered_by(module, leave_out)
     # What a page of AG-UI sends beside words: its tools, context and state.
     agents = [attrs.evolve(agent, hooks=agent.hooks + page_hooks()) for agent in offered.agents]
+    script = run_script_of(options.script) if options.script else None
     if offered.tools or offered.models is not None or offered.options:
-        models = run_script_of(options.script) if options.script else offered.models
-        return Engine(agents, offered.tools, models, **offered.options), offered.schedules
+        return Engine(agents, offered.tools, script or offered.models, **offered.options), offered.schedules
     first, *others = agents
     file = module if Path(module).is_file() else ""
     bench = bench_for(
-        attrs.evolve(options, agent=file), first, others=others, is_new=True, asks_nobody=True, headless=False
+        attrs.evolve(options, agent=file),
+        first,
+        others=others,
+        is_new=True,
+        asks_nobody=True,
+        headless=False,
+        script=script,
     )
     return bench.engine, offered.schedules
 
@@ -448,7 +457,9 @@ def _say_where(
 ) -> None:
     print(f"stepengine: {url} serves {', '.join(agents)}", file=sys.stderr)
     if script:
-        print(f"stepengine: the script {visible(script)} answers in place of models, which are not asked", file=sys.stderr)
+        print(
+            f"stepengine: the script {visible(script)} answers in place of models, which are not asked", file=sys.stderr
+        )
     if logins is not None:
         link = f"{url}{logins.make()}"
         print(f"stepengine: the studio, for one browser and for a minute: {link}", file=sys.stderr)

@@ -63,7 +63,9 @@ def replies_of(client: httpx2.Client, run: str) -> list[tuple[str, str]]:
     """
     lines = [json.loads(line) for line in client.get(f"/runs/{run}/journal").raise_for_status().text.splitlines()]
     replies = [line["value"] for line in lines if line.get("value", {}).get("type") == "ModelReply"]
-    return [(one["content"][0].get("text") or one["content"][0]["input"]["where"], one.get("model", "")) for one in replies]
+    return [
+        (one["content"][0].get("text") or one["content"][0]["input"]["where"], one.get("model", "")) for one in replies
+    ]
 
 
 SAID = [(what, "scripted/replies.json") for what in ("left", "right", "nothing there")]
@@ -95,7 +97,7 @@ def test_a_run_whose_server_was_killed_goes_on_at_the_reply_at_which_its_record_
     shop = shop_of(tmp_path)
     with shop.open(), shop.client() as client:
         run = client.post("/runs", json={"agent": "looker"}).raise_for_status().json()["run_id"]
-        until(lambda: (tmp_path / "looked-right.txt").exists())
+        until((tmp_path / "looked-right.txt").exists)
         assert shop.process is not None
         shop.process.kill()
         shop.process.wait()
@@ -107,9 +109,7 @@ def test_a_run_whose_server_was_killed_goes_on_at_the_reply_at_which_its_record_
 
     assert "nothing there" == ended["text"]
     assert SAID == said
-    assert [1, 2] == [
-        len((tmp_path / f"looked-{where}.txt").read_text().splitlines()) for where in ("left", "right")
-    ]
+    assert [1, 2] == [len((tmp_path / f"looked-{where}.txt").read_text().splitlines()) for where in ("left", "right")]
 
 
 @pytest.mark.spec("studio:ST12")
@@ -172,7 +172,8 @@ def test_what_a_changed_prompt_does_is_judged_with_the_script_from_where_the_rec
     assert "done" == over["status"], over
     lines = "\n".join(over["result"]["lines"])
     assert all(
-        said in lines for said in ("1 asked again from step 1", "0 of 1 chose another tool", "failed: 0%", "spent $0.0000")
+        said in lines
+        for said in ("1 asked again from step 1", "0 of 1 chose another tool", "failed: 0%", "spent $0.0000")
     ), lines
 
 
