@@ -31,6 +31,8 @@ pytestmark = [
 ]
 SCRIPT = "tests/replies.json"
 STEPS = 2_000
+PATIENCE = 180.0
+"""Seconds: a run of so many steps takes a while where others work at the same time."""
 PLAIN = """    found = yield from call(find_todos, ctx.prompt or ".")
 """
 ASKS = f"""    place = yield from Ask("Which folder is looked through?", options=["src", "tests"])
@@ -122,6 +124,7 @@ def test_a_newcomer_starts_answers_edits_forks_and_judges_with_two_programs_and_
         chromium.complaints.clear()
         chromium.open(project.link)
         page = Page(chromium, project)  # type: ignore[arg-type]  # of the stage only its link is used
+        page.seconds = PATIENCE
         page.says("todos")
         started(page, "src", "completed")
         if "--script" in project.options:

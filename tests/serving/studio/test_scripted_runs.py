@@ -68,6 +68,10 @@ def replies_of(client: httpx2.Client, run: str) -> list[tuple[str, str]]:
     ]
 
 
+def tells_a_line(file: Path) -> bool:
+    return file.exists() and file.read_text().endswith("\n")
+
+
 SAID = [(what, "scripted/replies.json") for what in ("left", "right", "nothing there")]
 
 
@@ -97,7 +101,7 @@ def test_a_run_whose_server_was_killed_goes_on_at_the_reply_at_which_its_record_
     shop = shop_of(tmp_path)
     with shop.open(), shop.client() as client:
         run = client.post("/runs", json={"agent": "looker"}).raise_for_status().json()["run_id"]
-        until((tmp_path / "looked-right.txt").exists)
+        until(lambda: tells_a_line(tmp_path / "looked-right.txt"))
         assert shop.process is not None
         shop.process.kill()
         shop.process.wait()
