@@ -375,15 +375,21 @@ def maker_of(module: str, options: Options) -> Maker:
 
 def engine_again(module: str, options: dict[str, Any]) -> Engine | DurableEngine:
     """
-    Return an engine as ``stepengine serve`` made it; errors as there.
+    Return an engine as ``stepengine serve`` made it.
 
     Args:
         module: What was typed.
         options: The options that were, as ``maker_of`` tells them.
+
+    Raises:
+        DefinitionError: when files that were fine at the start make none any more.
     """
     paths = {name: None if options[name] is None else Path(options[name]) for name in PATHS}
     made = attrs.evolve(Options(quiet=True), **{**options, **paths})
-    return engine_of(module, made.in_force())[0]
+    try:
+        return engine_of(module, made.in_force())[0]
+    except UsageProblem as error:
+        raise DefinitionError(str(error)) from error
 
 
 def _make_engine(module: str, function: str) -> Engine | DurableEngine:

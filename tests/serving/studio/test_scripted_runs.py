@@ -159,7 +159,7 @@ def test_a_script_that_has_run_out_ends_the_run_with_its_name_and_the_request_an
     assert "nothing on the left" in short["error"]
     assert ("completed", "now") == (longer["status"], longer["text"]), longer["error"]
     assert 409 == broken.status_code
-    assert all("replies.json" in text for text in (broken.json()["detail"], told))
+    assert all("is kept: --script 'replies.json'" in text for text in (broken.json()["detail"], told))
 
 
 @pytest.mark.spec("studio:ST12")

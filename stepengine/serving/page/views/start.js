@@ -66,7 +66,7 @@ export function Form({ agent, session, broken, script }) {
     ${fields.map((field) => html`<${Field} key=${field.name} field=${field} value=${field.name in typed ? typed[field.name] : written(field.first, field.kind)} change=${(value) => type({ ...typed, [field.name]: value })} />`)}
     <details><summary>Limits and what it may do</summary><div class="pair"><label class="field"><span>Steps at most</span><input type="number" min="1" step="1" value=${steps} onInput=${(event) => limit(event.target.value)} /></label><label class="field"><span>US dollars at most</span><input type="number" min="0.000001" step="any" value=${cost} onInput=${(event) => afford(event.target.value)} /></label></div>
     <p class="dim">${agent.model ? html`Model <span class="mono">${agent.model}</span>${script ? html`, in whose place the script <span class="mono">${script}</span> answers` : null}. ` : null}Limits and permissions of the server hold beside these. ${agent.tools.length ? html`Its tools: ${agent.tools.map((name) => html`<span class="mono tool">${name}</span> `)}` : "It has no tools."} What a tool may not do by the server's rules is asked in the inbox, or refused.</p></details>
-    <${Broken} text=${broken} />${agent.missing && !error ? html`<p class="problem" role="status">This agent cannot be started yet: ${agent.missing}</p>` : null}<${Problem} error=${error} />
+    <${Broken} text=${error && error.message === broken ? null : broken} />${agent.missing && !error ? html`<p class="problem" role="status">This agent cannot be started yet: ${agent.missing}</p>` : null}<${Problem} error=${error} />
     <div class="answers"><button type="submit" class="primary" disabled=${busy}>${busy ? "Starting…" : "Start"}</button></div>
   </form>`;
 }
