@@ -425,7 +425,8 @@ class JournaledRun:
 
     def wrap(self, services: Services) -> Services:
         """Return *services* with the journal built in."""
-        self._models = services.models if self.tells else None
+        # What was made for this run alone knows nothing of what the run did before, unless it is told.
+        self._models = services.models if self.tells or getattr(services.models, "is_for_run", False) else None
         self.is_traced = bool(services.outermost)
         if self.pace is not None:
             self.pace.sleep = services.clock.sleep
