@@ -352,13 +352,14 @@ class Transcript(Sequence[Message]):
         buffer, length = self._buffer, self._length
         values = buffer.folds.setdefault(key, [])
         known = len(values)
-        if known < length:
-            value, fresh = values[known - 1] if known else start, []
-            for message in buffer.items[known:length]:
-                value = fn(value, message)
-                fresh.append(value)
-            values[known:length] = fresh
-        return values[length - 1] if length else start
+        if known >= length:
+            return values[length - 1] if length else start
+        value, fresh = values[known - 1] if known else start, []
+        for message in buffer.items[known:length]:
+            value = fn(value, message)
+            fresh.append(value)
+        values[known:length] = fresh
+        return value
 
     def text_of_last(self, role: str) -> str:
         """Return the text of the last message of *role*, or ``""`` when there is none."""

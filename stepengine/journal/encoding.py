@@ -36,7 +36,7 @@ from stepengine.data.effects import (
     TellRun,
 )
 from stepengine.data.fields import PLAIN, within
-from stepengine.data.json import JsonDict, freeze, quoted, thaw
+from stepengine.data.json import JsonDict, freeze, frozen_texts, quoted, thaw
 from stepengine.data.messages import JsonPart, TextPart, ToolCallPart, ToolResult
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Value, quick_value
@@ -441,6 +441,8 @@ class Encoder:
         self._inline = inline
         self._bases = _Bases(self.prints)
         self._last_frame = NO_FRAME
+        # What makes the texts of values that were met, those of which nothing is ever left out.
+        self._writers: dict[type[Any], Callable[[Any], str]] = {}
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
         """Let later requests be stored as differences to one that is in the journal already."""
@@ -458,13 +460,22 @@ class Encoder:
             SecretFound: when shapes are looked for and one is left.
         """
         made: Any = record
-        kind = type(made)
-        frame = NO_FRAME
-        if (kind is not Result and kind is not Intent) or made.read_from is not None:
-            return self._others(record)
+        kind, frame = type(made), NO_FRAME
         # Of these a journal is full: most are one short text, which is a line as soon as it has its checksum.
         if kind is Result:
-            text = self._outcome(made)
+            write = self._writers.get(type(made.given))
+            if write is not None and not made._attempts and not made._writes:  # noqa: SLF001 - as ``is_plain``, without a call
+                try:
+                    value = write(made.given)
+                except (DataError, RecursionError):
+                    value = written(made.given, PLAIN)  # it says where
+                text = f'{{"kind":"result","path":"{made.path}","seq":{made.seq},"at":{made.at},"value":{value}'
+            elif made.read_from is not None:
+                return self._others(record)
+            else:
+                text = self._outcome(made)
+        elif kind is not Intent or made.read_from is not None:
+            return self._others(record)
         elif type(made.given) is CallModel:
             frame = self._frame(made.given.request)
             text = self._request(made, made.given, frame)
@@ -474,7 +485,8 @@ class Encoder:
             text = text.translate(SEPARATORS)
         # One character is found much faster than two, and mostly there is none but those of the blobs.
         is_special = "$" in text and text.count("$") != frame.dollars and text.count('"$') != len(frame.shared)
-        if is_special or len(text) > self._inline or self._redactor.suspicious(text):
+        redactor = self._redactor
+        if is_special or len(text) > self._inline or (not redactor.quiet.holds and redactor.suspicious(text)):
             return [self._line(m, record) for m in self._pack(record, f"{text}}}", frame)]
         if not frame.is_shared:
             # In a run the first request brings the blobs, and nothing else has any.
@@ -482,7 +494,8 @@ class Encoder:
             return [*blobs, self._line(f"{text}}}", record)]
         body = text.encode()
         crc = crc32(body, self._previous)
-        self._previous = crc if self._link else 0
+        if self._link:
+            self._previous = crc
         return [body + b',"crc":"%08x"}\n' % crc]
 
     # A record that was read is written with the members that it had, those that nobody here knows included: an older
@@ -576,9 +589,11 @@ class Encoder:
     # The texts of records, up to the brace that closes them; fingerprints stand for what is shared.
 
     def _request(self, record: Intent, effect: CallModel, frame: _Frame) -> str:
-        fp = record.fp = record.fp or self.prints.of_request(effect.request, frame.rest)
-        path, seq, told = record.path, record.seq, self._told
-        messages = self._bases.difference((path, seq), effect.request.messages, told)
+        request, path, seq, told = effect.request, record.path, record.seq, self._told
+        fp = record.fp
+        if not fp:
+            fp = record.fp = self.prints.of_request(request, frame.rest)
+        messages = self._bases.difference((path, seq), request.messages, told)
         if told:
             told.clear()
         together = "" if record.gather is None else f',"gather":{record.gather}'
@@ -588,28 +603,32 @@ class Encoder:
         )
 
     def _intent(self, record: Intent, stored: Mapping[str, Any]) -> str:
-        fp = record.fp = record.fp or self.prints.of(stored)
+        fp = record.fp
         if stored["type"] == "CallTool" and len(stored) == PLAIN_CALL:
-            form = (
-                f'{{"type":"CallTool","tool_name":{quoted(stored["tool_name"])},"input":{PLAIN.json(stored["input"])},'
-                f'"tool_call_id":{quoted(stored["tool_call_id"])},"source":{quoted(stored["source"])}}}'
-            )
+            _, tool, given, call, source = stored.values()
+            tool, (given, canonical) = quoted(tool), frozen_texts(given)
+            if not fp:
+                fp = record.fp = self.prints.of_call(stored, tool, canonical)
+            form = f'{{"type":"CallTool","tool_name":{tool},"input":{given},"tool_call_id":{quoted(call)},"source":{quoted(source)}}}'
         else:
+            if not fp:
+                fp = record.fp = self.prints.of(stored)
             form = PLAIN.json(stored)
             if (record.path, record.seq) == ROOT and stored.get("previous"):
                 # Known by its messages, not by its buffer: the run goes on from a copy of this state.
                 self._bases.remember(*ROOT, restored(stored["previous"]).view)
-        together = "" if record.gather is None else f',"gather":{record.gather}'
-        line = f',"program_line":{record.program_line}' if record.program_line else ""
-        return (
-            f'{{"kind":"intent","path":"{record.path}","seq":{record.seq},"fp":"{fp}","effect":{form}{together}{line}'
-        )
+        more = "" if record.gather is None else f',"gather":{record.gather}'
+        if record.program_line:
+            more += f',"program_line":{record.program_line}'
+        return f'{{"kind":"intent","path":"{record.path}","seq":{record.seq},"fp":"{fp}","effect":{form}{more}'
 
     def _outcome(self, record: Result) -> str:
         value = record.given
         kind = type(value)
         if kind not in WHOLE and not self._stable and not record._attempts and not record._writes:  # noqa: SLF001 - as ``is_plain``, without a call
-            text = written(value, PLAIN) if kind in PLAIN.writers else written_any(value, PLAIN)
+            text = written_any(value, PLAIN)
+            if kind in PLAIN.writers:
+                self._writers[kind] = PLAIN.writers[kind]
             return f'{{"kind":"result","path":"{record.path}","seq":{record.seq},"at":{record.at},"value":{text}'
         return PLAIN.json(self._result(record))[:-1]
 
@@ -618,8 +637,7 @@ class Encoder:
     def _frame(self, request: ModelRequest) -> _Frame:
         """Return what stands around the messages of a request; in a run it is nearly always the same."""
         frame = self._last_frame
-        known = frame.request
-        if known is None or not differ_in_messages(known, request):
+        if frame.request is None or not differ_in_messages(frame.request, request):
             shared = tuple(self._shared_members(request))
             blobs = {name: {"$blob": fp} for name, fp, _ in shared}
             members = request_members(request, (), whole=False) | blobs
@@ -904,7 +922,9 @@ class _Bases:
                 # It goes on from the last one, as it nearly always does.
                 kept.append((address, transcript, length, length))
                 said = f'{{"type":"Slice","seq":{seq},"start":0,"stop":{before}}}'
-                return _joined(said, transcript.since(before), told)
+                if told and len(told) == length - before:  # what its fingerprint took, which ends with the last message, too
+                    return ",".join([said, *told])
+                return ",".join([said, *[written(message, PLAIN) for message in transcript.since(before)]])
         items = self._items(address, transcript)
         self.remember(*address, transcript)
         return ",".join([PLAIN.json(i) if type(i) is dict else written(i, PLAIN) for i in items])
@@ -965,13 +985,6 @@ class _Bases:
             else:
                 yield transcript[index]
             index += count or 1
-
-
-def _joined(said: str, messages: Sequence[Any], told: Sequence[str]) -> str:
-    """Return *said* and the texts of *messages*, one after the other; those that its fingerprint took are there already."""
-    if told and len(told) == len(messages):  # both end with the last message
-        return ",".join([said, *told])
-    return ",".join([said, *[written(message, PLAIN) for message in messages]])
 
 
 def _equal_at(a: Transcript, i: int, b: Transcript, j: int) -> bool:
