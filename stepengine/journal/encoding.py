@@ -387,7 +387,7 @@ class _Frame:
         after: The text after them.
         rest: What the fingerprint of a request holds beside its messages.
         is_shared: Whether the journal has the blobs of what is shared.
-        dollars: How many dollar signs stand in its texts.
+        is_special: Whether more of it than what is shared begins with a dollar sign.
     """
 
     request: ModelRequest | None
@@ -396,7 +396,7 @@ class _Frame:
     after: str = ""
     rest: str = ""
     is_shared: bool = False
-    dollars: int = 0
+    is_special: bool = False
 
 
 NO_FRAME = _Frame(None, is_shared=True)
@@ -460,43 +460,73 @@ class Encoder:
             SecretFound: when shapes are looked for and one is left.
         """
         made: Any = record
-        kind, frame = type(made), NO_FRAME
+        kind = type(made)
         # Of these a journal is full: most are one short text, which is a line as soon as it has its checksum.
         if kind is Result:
-            write = self._writers.get(type(made.given))
-            if write is not None and not made._attempts and not made._writes:  # noqa: SLF001 - as ``is_plain``, without a call
-                try:
-                    value = write(made.given)
-                except (DataError, RecursionError):
-                    value = written(made.given, PLAIN)  # it says where
-                text = f'{{"kind":"result","path":"{made.path}","seq":{made.seq},"at":{made.at},"value":{value}'
-            elif made.read_from is not None:
-                return self._others(record)
-            else:
+            given = made.given
+            write = self._writers.get(type(given))
+            if write is None or made._attempts or made._writes:  # noqa: SLF001 - as ``is_plain``, without a call
+                if made.read_from is not None:
+                    return self._others(record)
                 text = self._outcome(made)
+            else:
+                try:
+                    text = f'{{"kind":"result","path":"{made.path}","seq":{made.seq},"at":{made.at},"value":{write(given)}'
+                except (DataError, RecursionError):
+                    text = self._outcome(made)  # it says where
         elif kind is not Intent or made.read_from is not None:
             return self._others(record)
         elif type(made.given) is CallModel:
-            frame = self._frame(made.given.request)
-            text = self._request(made, made.given, frame)
+            return self._lines_of_request(made, made.given)
         else:
             text = self._intent(made, made.given)
         if not text.isascii():
             text = text.translate(SEPARATORS)
-        # One character is found much faster than two, and mostly there is none but those of the blobs.
-        is_special = "$" in text and text.count("$") != frame.dollars and text.count('"$') != len(frame.shared)
         redactor = self._redactor
+        # One character is found much faster than two, and mostly there is none.
+        is_special = "$" in text and '"$' in text
         if is_special or len(text) > self._inline or (not redactor.quiet.holds and redactor.suspicious(text)):
-            return [self._line(m, record) for m in self._pack(record, f"{text}}}", frame)]
-        if not frame.is_shared:
-            # In a run the first request brings the blobs, and nothing else has any.
-            blobs = [self._line(m, record) for m in self._share(frame)]
-            return [*blobs, self._line(f"{text}}}", record)]
+            return self._packed(record, text, NO_FRAME)
         body = text.encode()
-        crc = crc32(body, self._previous)
-        if self._link:
-            self._previous = crc
+        self._previous = crc = crc32(body, self._previous)
+        if not self._link:
+            self._previous = 0
         return [body + b',"crc":"%08x"}\n' % crc]
+
+    def _lines_of_request(self, record: Intent, effect: CallModel) -> list[bytes]:
+        """Return the lines of a model call: in a run the first one brings the blobs, and nothing else has any."""
+        request, path, seq, told = effect.request, record.path, record.seq, self._told
+        frame = self._last_frame
+        if frame.request is None or not differ_in_messages(frame.request, request):
+            frame = self._last_frame = self._new_frame(request)
+        fp = record.fp
+        if not fp:
+            fp = record.fp = self.prints.of_request(request, frame.rest)
+        messages = self._bases.difference((path, seq), request.messages, told)
+        if told:
+            told.clear()
+        more = "" if record.gather is None else f',"gather":{record.gather}'
+        text = (
+            f'{{"kind":"intent","path":"{path}","seq":{seq},"fp":"{fp}","effect":{{"type":"CallModel",'
+            f'"purpose":{quoted(effect.purpose)},"request":{frame.before}[{messages}]{frame.after}}}{more}'
+        )
+        if not text.isascii():
+            text = text.translate(SEPARATORS)
+        redactor = self._redactor
+        is_special = frame.is_special or ("$" in messages and '"$' in messages)
+        if is_special or len(text) > self._inline or (not redactor.quiet.holds and redactor.suspicious(text)):
+            return self._packed(record, text, frame)
+        blobs = () if frame.is_shared else self._shared_lines(record, frame)
+        body = text.encode()
+        self._previous = crc = crc32(body, self._previous)
+        if not self._link:
+            self._previous = 0
+        return [*blobs, body + b',"crc":"%08x"}\n' % crc]
+
+    # Apart from the short way, whose variables would be cells of these loops.
+    def _packed(self, record: Record, text: str, frame: _Frame) -> list[bytes]:
+        """Return the lines of a record whose *text*, up to the brace that closes it, holds anything unusual."""
+        return [self._line(members, record) for members in self._pack(record, f"{text}}}", frame)]
 
     # A record that was read is written with the members that it had, those that nobody here knows included: an older
     # version must not strip what a newer one wrote (replay:J34).
@@ -570,6 +600,9 @@ class Encoder:
                 clean = self._redactor.value(data) if self._redactor.suspicious(to_text(data)) else data
                 yield from self._new_blob(fp, clean)
 
+    def _shared_lines(self, record: Record, frame: _Frame) -> list[bytes]:
+        return [self._line(members, record) for members in self._share(frame)]
+
     def _new_blob(self, fp: str, data: object) -> Iterator[Mapping[str, object]]:
         if fp not in self._blobs:
             self._blobs.add(fp)
@@ -587,20 +620,6 @@ class Encoder:
                 return {"kind": "blob", "fp": record.fp, "data": record.data}  # type: ignore[union-attr]
 
     # The texts of records, up to the brace that closes them; fingerprints stand for what is shared.
-
-    def _request(self, record: Intent, effect: CallModel, frame: _Frame) -> str:
-        request, path, seq, told = effect.request, record.path, record.seq, self._told
-        fp = record.fp
-        if not fp:
-            fp = record.fp = self.prints.of_request(request, frame.rest)
-        messages = self._bases.difference((path, seq), request.messages, told)
-        if told:
-            told.clear()
-        together = "" if record.gather is None else f',"gather":{record.gather}'
-        return (
-            f'{{"kind":"intent","path":"{path}","seq":{seq},"fp":"{fp}","effect":{{"type":"CallModel",'
-            f'"purpose":{quoted(effect.purpose)},"request":{frame.before}[{messages}]{frame.after}}}{together}'
-        )
 
     def _intent(self, record: Intent, stored: Mapping[str, Any]) -> str:
         fp = record.fp
@@ -632,18 +651,14 @@ class Encoder:
             return f'{{"kind":"result","path":"{record.path}","seq":{record.seq},"at":{record.at},"value":{text}'
         return PLAIN.json(self._result(record))[:-1]
 
-    # By identity of its parts, which are the same objects from step to step: to compare the schemas of all tools at
-    # each step would cost more than to write them.
-    def _frame(self, request: ModelRequest) -> _Frame:
-        """Return what stands around the messages of a request; in a run it is nearly always the same."""
-        frame = self._last_frame
-        if frame.request is None or not differ_in_messages(frame.request, request):
-            shared = tuple(self._shared_members(request))
-            blobs = {name: {"$blob": fp} for name, fp, _ in shared}
-            members = request_members(request, (), whole=False) | blobs
-            before, _, after = PLAIN.json(members).partition('"messages":[]')
-            frame = self._last_frame = _Frame(request, shared, f'{before}"messages":', after, self.prints.rest(request))
-            frame.dollars = before.count("$") + after.count("$")
+    def _new_frame(self, request: ModelRequest) -> _Frame:
+        """Return what stands around the messages of a request, and of all that are known to differ in nothing else."""
+        shared = tuple(self._shared_members(request))
+        blobs = {name: {"$blob": fp} for name, fp, _ in shared}
+        members = request_members(request, (), whole=False) | blobs
+        before, _, after = PLAIN.json(members).partition('"messages":[]')
+        frame = _Frame(request, shared, f'{before}"messages":', after, self.prints.rest(request))
+        frame.is_special = before.count('"$') + after.count('"$') != len(shared)
         return frame
 
     def _result(self, record: Result) -> dict[str, Any]:
@@ -663,6 +678,8 @@ class Encoder:
         return members
 
 
+# By identity of its parts, which are the same objects from step to step: to compare the schemas of all tools at
+# each step would cost more than to write them.
 def differ_in_messages(one: ModelRequest, other: ModelRequest) -> bool:
     """Return whether two requests are known to differ in nothing but their messages: everything else in them is the same object."""
     return (
@@ -905,25 +922,25 @@ class _Bases:
 
     # Nearly every request is the one before with something behind it. That is told by identity of the shared beginning,
     # without a look at messages, so a step costs the same at 10 messages and at 10,000 (replay:J39).
-    def difference(self, address: Address, transcript: Transcript, told: Sequence[str]) -> str:
+    def difference(self, address: Address, transcript: Transcript, told: list[str]) -> str:
         """
         Return *transcript* as JSON texts of messages and of slices of earlier requests, and keep it.
 
         Args:
             address: Of the request.
             transcript: Its messages.
-            told: The text of messages that were written already, in order.
+            told: The text of messages that were written already, in order; it is used up.
         """
-        path, _ = address
-        kept, length = self._known.get(path), len(transcript)
+        kept, length = self._known.get(address[0]), len(transcript)
         if kept is not None:
             (_, seq), known, before, longest = kept[-1]
             if 0 < longest == before == known.shared_prefix(transcript):
                 # It goes on from the last one, as it nearly always does.
                 kept.append((address, transcript, length, length))
                 said = f'{{"type":"Slice","seq":{seq},"start":0,"stop":{before}}}'
-                if told and len(told) == length - before:  # what its fingerprint took, which ends with the last message, too
-                    return ",".join([said, *told])
+                if len(told) == length - before:  # what its fingerprint took, which ends with the last message, too
+                    told.insert(0, said)
+                    return ",".join(told)
                 return ",".join([said, *[written(message, PLAIN) for message in transcript.since(before)]])
         items = self._items(address, transcript)
         self.remember(*address, transcript)
