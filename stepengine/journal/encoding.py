@@ -70,6 +70,7 @@ __all__ = (
     "bare",
     "comparable",
     "describe",
+    "describe_call",
     "differ_in_messages",
     "is_short",
     "may_be_long",
@@ -99,23 +100,36 @@ COMPARED_CHILD = ("agent_id", "run_id", "status", "output")
 def describe(item: Item) -> CallModel | Form:
     """Return the stored form of an effect; a model call stays as it is, it is stored as a difference to earlier ones."""
     effect = item.effect
-    if not isinstance(effect, CallTool):
-        return DESCRIBE[type(effect)](effect)
+    return describe_call(effect, item.plan)[0] if isinstance(effect, CallTool) else DESCRIBE[type(effect)](effect)
+
+
+# Each effect that must last costs a run on a disk one sync. Model calls do not: asked twice they cost money and
+# change nothing outside (reliability:R3).
+def describe_call(effect: CallTool, plan: RunPlan) -> tuple[Form, bool]:
+    """Return the stored form of a call of a tool, and whether its beginning has to outlive a crash, as ``must_last`` says."""
+    tool = effect.tool_name
     form: dict[str, object] = {
         "type": "CallTool",
-        "tool_name": effect.tool_name,
+        "tool_name": tool,
         "input": effect.input,
         "tool_call_id": effect.tool_call_id,
         "source": effect.source,
     }
-    if is_repeatable(item):
-        form["idempotent"] = True
-    if type(effect) is CallBody:
-        form["yields"] = True
-        name = sandbox_of(item.plan, effect.tool_name)
-        if name:
-            form["sandbox"] = name
-    return form
+    binding, lasts = plan.tools.get(tool), True
+    if binding is not None:
+        spec = binding.spec
+        notes = spec.annotations
+        if notes.idempotent or notes.read_only:
+            form["idempotent"] = True
+            # What it writes may be undone.
+            lasts = spec.category == "write" and not notes.read_only
+    if type(effect) is not CallBody:
+        return form, lasts
+    form["yields"] = True
+    name = sandbox_of(plan, tool)
+    if name:
+        form["sandbox"] = name
+    return form, False
 
 
 # Recorded, since another version of a sandbox may work a program out to something else; a divergence below the call
@@ -245,24 +259,14 @@ def name_of(thing: object) -> str:
     return name.rpartition("<locals>.")[2]
 
 
-# Each effect for which this is true costs a run on a disk one sync. Model calls do not: asked twice they cost money and
-# change nothing outside (reliability:R3).
-def must_last(item: Item, form: Any) -> bool:
+def must_last(item: Item, form: Form) -> bool:
     """
     Return whether the beginning of an effect has to outlive a crash: it cannot happen again, may be undone, or people see it.
 
-    *form* is its stored form.
+    *form* is its stored form. Of calls of tools ``describe_call`` says it.
     """
-    effect = item.effect
-    if type(effect) is AskPerson:
-        return True
-    if type(effect) in RUNS or type(effect) in WAITS:
-        return False
-    if type(effect) is CallTool:
-        binding = item.plan.tools.get(effect.tool_name)
-        if binding is not None and binding.spec.category == "write":
-            return not binding.spec.annotations.read_only
-    return not form.get("idempotent")
+    kind = type(item.effect)
+    return kind is AskPerson or (kind not in RUNS and kind not in WAITS and not form.get("idempotent"))
 
 
 def touched_world(form: object) -> bool:

@@ -37,7 +37,7 @@ from stepengine.data.questions import Answer, answered
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.usage import Usage, add_cost
 from stepengine.errors import JournalError, StepEngineError, UnknownOutcome
-from stepengine.journal.encoding import bare, describe, must_last, outcome_members, outcome_of, storable
+from stepengine.journal.encoding import bare, describe, describe_call, must_last, outcome_members, outcome_of, storable
 from stepengine.journal.history import History
 from stepengine.journal.questions import DOUBT, decision_about
 from stepengine.journal.records import Address, Input, Intent, Result, computed_record, shown_address, to_text
@@ -218,13 +218,17 @@ class Recorder:
         lasts = not self._has_begun
         fresh: list[Item] = []
         for item in batch:
-            path, effect, _, gather, _ = item
+            path, effect, plan, gather, _ = item
             kind, seq = type(effect), effect.seq
-            is_model = kind is CallModel
             together = None if gather is None else gather.effects[0].seq
-            intent = Intent(path, seq, effect if is_model else describe(item), "", together)  # type: ignore[arg-type]
-            if not is_model:
-                intent.program_line = getattr(effect, "program_line", 0)
+            form, must, line = effect, False, 0
+            if kind is CallTool or kind is CallBody:
+                form, must = describe_call(effect, plan)
+                line = effect.program_line
+            elif kind is not CallModel:
+                form, line = describe(item), getattr(effect, "program_line", 0)
+                must = must_last(item, form)
+            intent = Intent(path, seq, form, "", together, None, "", None, line)
             is_new = replayer is None or not replayer.meets(item, intent)
             if is_new:
                 fresh.append(item)
@@ -235,7 +239,7 @@ class Recorder:
                     run.append(intent)
                 except StepEngineError as error:
                     raise run.fail(error) from error.__cause__
-                lasts = lasts or (not is_model and must_last(item, intent.given))
+                lasts = lasts or must
             self._next[path] = seq + 1
             if kind in BARE:
                 continue
@@ -243,7 +247,8 @@ class Recorder:
                 run.begins((path, seq))
             if kind in WAITS and (is_new or self._copies_begun((path, seq))):
                 self._keep_waking(item)
-        self._has_begun = self._has_begun or bool(fresh)
+        if fresh:
+            self._has_begun = True
         if not (self._owed or (lasts and fresh and run.waits)):
             return self._inner.begin(fresh)
         owed, waiting = self._owed, self._lasting()
