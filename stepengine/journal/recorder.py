@@ -221,14 +221,15 @@ class Recorder:
             path, effect, plan, gather, _ = item
             kind, seq = type(effect), effect.seq
             together = None if gather is None else gather.effects[0].seq
-            form, must, line = effect, False, 0
-            if kind is CallTool or kind is CallBody:
+            if kind is CallModel:
+                must, intent = False, Intent(path, seq, effect, "", together)
+            elif kind is CallTool or kind is CallBody:
                 form, must = describe_call(effect, plan)
-                line = effect.program_line
-            elif kind is not CallModel:
-                form, line = describe(item), getattr(effect, "program_line", 0)
-                must = must_last(item, form)
-            intent = Intent(path, seq, form, "", together, None, "", None, line)
+                intent = Intent(path, seq, form, "", together, None, "", None, effect.program_line)
+            else:
+                form = describe(item)
+                must, line = must_last(item, form), getattr(effect, "program_line", 0)
+                intent = Intent(path, seq, form, "", together, None, "", None, line)
             is_new = replayer is None or not replayer.meets(item, intent)
             if is_new:
                 fresh.append(item)
@@ -309,12 +310,19 @@ class Recorder:
     # run again over their own.
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Answer an effect from the record, or perform and record it."""
+        return self._perform(self._inner, item, io)
+
+    def around(self, inner: Performer) -> Performer:
+        """Return who records in one and the same record what *inner* performs."""
+        return _Around(self.begin, partial(self._perform, inner))
+
+    def _perform(self, inner: Performer, item: Item, io: IO) -> Awaitable[Single]:
         run, replayer = self._run, self._replayer
         if run.fatal is not None:
             return self._stop_diverged(run.fatal)
         starts = type(item.effect) in STARTS
         if starts or replayer is None:
-            return self._start(item, io) if starts else self._live(item, io, [])
+            return self._start(item, io) if starts else self._live(item, io, [], inner)
         address = (item.path, item.effect.seq)
         known = replayer.result(address)
         if known is not None:
@@ -531,10 +539,12 @@ class Recorder:
 
     # What was used is written down also where the call is stopped: the exception takes nothing along, and nobody who
     # comes later could know.
-    async def _live(self, item: Item, io: IO, attempts: list[object], *, again: bool = False) -> Single:
+    async def _live(
+        self, item: Item, io: IO, attempts: list[object], inner: Performer | None = None, *, again: bool = False
+    ) -> Single:
         noting = Attempts(io, attempts) if type(item.effect) is CallModel else self._noting(item, io)
         try:
-            outcome = await self._inner.perform(item, noting)
+            outcome = await (inner or self._inner).perform(item, noting)
         except BaseException:
             self._note_stopped(item, io)
             raise
@@ -668,6 +678,20 @@ class Recorder:
             if question.id not in waiting and given is not None:
                 said = {"question_id": question.id, "answer": bare(answered(given, question))}
                 self._append(Input(item.path, effect.seq, at, {"type": "Answered", **said}))
+
+
+class _Around:
+    """A performer of two functions."""
+
+    __slots__ = ("begin", "perform")
+
+    def __init__(
+        self,
+        begin: Callable[[Sequence[Item]], Awaitable[None]],
+        perform: Callable[[Item, IO], Awaitable[Single]],
+    ) -> None:
+        self.begin = begin
+        self.perform = perform
 
 
 def _halted_with(stop: Stop, ended: ChildResult | BodyEnd | None) -> Stop:
