@@ -264,7 +264,7 @@ class FileWriter(LineWriter):
         except BaseException:
             close_locked(self._fd)
             raise
-        self._held = HeldFile(journal.path, self._fd)
+        self._held = HeldFile(journal.path, self._fd, self._storing)
         self._file, self._identity = str(journal.path), status[1:3]
         self._is_new = not self._size
 
@@ -299,23 +299,19 @@ class FileWriter(LineWriter):
         # By their numbers, as the names of a status are looked up anew each time: inode and device, and the size.
         if status is None or status[1:3] != self._identity or status[6] != self._size:
             raise self._changed(status)
-        data = lines[0] if len(lines) == 1 else b"".join(lines)
-        held = self._held
+        data = b"".join(lines)
         try:
-            descriptor = self._fd = held.take()
+            descriptor = self._fd = self._held.take()
         except OSError as error:
             raise self._write_error(said(error)) from error
         try:
-            try:
-                written = self._write(descriptor, data)
-                if written < len(data):
-                    self._write_all(data[written:])
-            except OSError as error:
-                self._write_into_reserve(data, error)
-            if self._sync is not None:
-                self._sync_data(self._sync)
-        finally:
-            held.using.release()
+            written = self._write(descriptor, data)
+            if written < len(data):
+                self._write_all(data[written:])
+        except OSError as error:
+            self._write_into_reserve(data, error)
+        if self._sync is not None:
+            self._sync_data(self._sync)
         self._size += len(data)
         if self._is_new:
             self._sync_name()

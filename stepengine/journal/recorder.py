@@ -582,8 +582,9 @@ class Recorder:
                 self._keep_begun(item, outcome.begun, at)
             return attrs.evolve(outcome, at=at), (), None
         settled = self._as_read_back(item, outcome, at)  # type: ignore[arg-type]
-        is_bare = type(settled) is Value and not settled.inputs and settled.value is not None
-        given = settled.value if is_bare else settled  # type: ignore[union-attr]
+        given: Any = settled
+        if type(settled) is Value and not settled.inputs and settled.value is not None:
+            given = settled.value
         try:
             run.append(Result(path, seq, at, given, tuple(attempts), None, writes))
         except StepEngineError as error:

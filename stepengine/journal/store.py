@@ -610,7 +610,7 @@ class LineWriter(Writer):
         self._encode = self._encoder.lines
         self._lines: list[bytes] = []
         self._chain = _chain_of(journal, self.history)
-        # One commit after the other: lines are chained, and a file has one end.
+        # One commit after the other: lines are chained, and a file has one end. While it is held the file stays open.
         self._storing = threading.Lock()
         self._broken: JournalError | None = None
         self._reserve: Reserve | None = None
@@ -765,7 +765,7 @@ class LineWriter(Writer):
 
     @abc.abstractmethod
     def _store(self, lines: list[bytes]) -> None:
-        """Make *lines* durable, all or none of them; raise ``JournalWriteFailed`` for good otherwise."""
+        """Make *lines* durable, all or none of them, with ``_storing`` held; raise ``JournalWriteFailed`` for good otherwise."""
 
     @abc.abstractmethod
     def _release(self) -> None:
