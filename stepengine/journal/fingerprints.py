@@ -131,10 +131,9 @@ class Fingerprints:
         """Return the fingerprint of a model call; *rest* is what ``rest`` said of it, where it was asked already."""
         # A chain over the messages, kept beside each of them: step n adds one link and does not read the n messages
         # before it (replay:J39).
-        value = request.messages.fold(self._chain_key, self._link, START)
+        value = request.messages.fold_on(self._chain_key, self._links, START)
         if request.tail:
-            for message in request.tail:
-                value = self._link(value, message)
+            value = self._links(value, request.tail)[-1]
             if self.told:
                 # Step-scoped messages stand in the line by themselves.
                 del self.told[-len(request.tail) :]
@@ -208,18 +207,20 @@ class Fingerprints:
         text = written(message, SEEN_OF_MESSAGE)
         return sha256((self._redacted_text(message) if self.redactor.suspicious(text) else text).encode()).digest()
 
-    def _link(self, before: bytes, message: Message) -> bytes:
-        """Return the chain with one more message; step-scoped ones stand at its end."""
-        told = self.told
-        if told is None:
-            text = written(message, SEEN_OF_MESSAGE)
-        else:
-            plain, text = PLAIN_AND_SEEN[type(message)](message)
-            told.append(plain)
-        redactor = self.redactor
-        if not redactor.quiet.holds and redactor.suspicious(text):
-            text = self._redacted_text(message)
-        return sha256(before + sha256(text.encode()).digest()).digest()
+    def _links(self, value: bytes, messages: Sequence[Message]) -> list[bytes]:
+        """Return the chain after each of *messages*, going on from *value*; step-scoped ones stand at its end."""
+        told, redactor, chain = self.told, self.redactor, list[bytes]()
+        for message in messages:
+            if told is None:
+                text = written(message, SEEN_OF_MESSAGE)
+            else:
+                plain, text = PLAIN_AND_SEEN[type(message)](message)
+                told.append(plain)
+            if not redactor.quiet.holds and redactor.suspicious(text):
+                text = self._redacted_text(message)
+            value = sha256(value + sha256(text.encode()).digest()).digest()
+            chain.append(value)
+        return chain
 
     def _redacted_text(self, message: Message) -> str:
         data = bare(message)
