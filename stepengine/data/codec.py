@@ -448,30 +448,36 @@ def _writer_of(name: str, members: Mapping[str, _Member], style: Style) -> Calla
     style = style.inside or style
     known: dict[str, object] = {"style": style, "json": style.json, "quoted": quoted, "JsonDict": JsonDict}
     known |= {"ascii": str.isascii, "slowly": lambda value: style.json(_encode_object(value))}
-    often, rest, asked, texts, absent = list[str](), list[str](), list[str](), dict[str, str](), dict[str, str]()
-    for number, field in enumerate(order):
-        if field == "type":
-            continue
+    fields = [(number, field) for number, field in enumerate(order) if field != "type"]
+    texts, absent = (
+        {field: _written_by(number, members[field].codec, style, known) for number, field in fields},
+        dict[str, str](),
+    )
+    reads, seldom = {field: f"item{number} = value.{field}" for number, field in fields}, dict[str, str]()
+    for number, field in fields:
         member = members[field]
-        item, known[f"write{number}"] = f"item{number}", member.codec.writer
-        texts[field] = _written_by(number, member.codec, style, known)
-        read = often
-        if member.has_default:
-            usual = _usual(number, member, known)
-            if member.computed is None and not isinstance(member.default, tuple | Mapping):
-                asked.append(f"value.{field} is {usual}")
-                read = rest
-        read.append(f"{item} = value.{field}")
-        if member.has_default:
-            if member.computed is not None:
-                read.append(f"usual{number}_ = {usual}")
-                usual = f"usual{number}_"
-            absent[field] = f"{item} is {usual} or not {item} != {usual}"
-    if asked:
-        short = [field for field in order if not any(line.endswith(f" = value.{field}") for line in rest)]
-        often += [f"if {' and '.join(asked)}: return {_object_text(name, short, texts, absent)}", *rest]
-    lines = [*often, f"return {_object_text(name, order, texts, absent)}"]
+        if not member.has_default:
+            continue
+        usual = _usual(number, member, known)
+        if member.computed is not None:
+            reads[field] += f"; usual{number}_ = {usual}"
+            usual = f"usual{number}_"
+        elif not isinstance(member.default, tuple | Mapping):
+            seldom[field] = usual
+        absent[field] = f"item{number} is {usual} or not item{number} != {usual}"
+    lines = _writing(reads, seldom, order, lambda names: _object_text(name, names, texts, absent))
     return _function(f"writer of {name}", "value", _trying(lines, "slowly"), known)
+
+
+def _writing(
+    reads: Mapping[str, str], seldom: Mapping[str, str], order: Sequence[str], text: Callable[[Sequence[str]], str]
+) -> list[str]:
+    """Return the lines that read an object's members and return its text; what *seldom* has another value than this is read last."""
+    lines = [read for field, read in reads.items() if field not in seldom]
+    if seldom:
+        asked = " and ".join([f"value.{field} is {usual}" for field, usual in seldom.items()])
+        lines.append(f"if {asked}: return {text([field for field in order if field not in seldom])}")
+    return [*lines, *[reads[field] for field in seldom], f"return {text(order)}"]
 
 
 # A text is asked for being one by what only texts can be asked, since a question for its class takes twice as long as that;
@@ -589,6 +595,7 @@ def _usual(number: int, member: _Member, known: dict[str, object]) -> str:
 def _written_by(number: int, codec: Codec, style: Style, known: dict[str, object]) -> str:
     """Return the expression for the text of an item; what there is most of needs no call of ours."""
     item, otherwise = f"item{number}", f"write{number}(item{number}, style)"
+    known[f"write{number}"] = codec.writer
     if codec is SCALARS[str]:
         return f"(quoted({item}) if ascii({item}) else {otherwise})"
     if codec is SCALARS[JsonDict]:

@@ -62,7 +62,7 @@ from stepengine.journal.records import (
 )
 from stepengine.machine.plan import RunPlan
 from stepengine.redaction import Redactor
-from stepengine.runtime.performer import Item, is_repeatable
+from stepengine.runtime.performer import Item
 from stepengine.system.writes import FileWrite
 
 __all__ = (
@@ -455,7 +455,7 @@ class Encoder:
     # The short way may be taken only by a text that is sure to need no change, so it is looked through for all that
     # could need one: non-ASCII separators, `$`, length, shapes of secrets. Each look is one search of a C function over
     # the text; a look that finds something by mistake costs time and no correctness.
-    def lines(self, record: Record) -> list[bytes]:
+    def lines(self, record: Record) -> list[bytes]:  # noqa: C901 - a call for each question would cost as much as its answer
         """
         Return the lines of a record: those of its blobs, then its own.
 
@@ -467,15 +467,15 @@ class Encoder:
         kind = type(made)
         # Of these a journal is full: most are one short text, which is a line as soon as it has its checksum.
         if kind is Result:
-            given = made.given
-            write = self._writers.get(type(given))
+            path, value = made.path, made.given
+            write = self._writers.get(type(value))
             if write is None or made._attempts or made._writes:  # noqa: SLF001 - as ``is_plain``, without a call
                 if made.read_from is not None:
                     return self._others(record)
                 text = self._outcome(made)
             else:
                 try:
-                    text = f'{{"kind":"result","path":"{made.path}","seq":{made.seq},"at":{made.at},"value":{write(given)}'
+                    text = f'{{"kind":"result","path":"{path}","seq":{made.seq},"at":{made.at},"value":{write(value)}'
                 except (DataError, RecursionError):
                     text = self._outcome(made)  # it says where
         elif kind is not Intent or made.read_from is not None:
@@ -825,16 +825,24 @@ def _is_short_part(part: Any) -> bool:
     return kind is JsonPart and _is_short_json(part.value)
 
 
+# What a model asks a tool for stands in its reply and in the call, one after the other, so the last one is kept.
+_last_short: JsonDict | None = None
+
+
 def _is_short_json(value: Any) -> bool:
+    global _last_short  # noqa: PLW0603 - see there
     kind = type(value)
     if kind is not JsonDict:
         return kind in NUMBERS or (kind is str and len(value) < SHORT)
+    if value is _last_short:
+        return True
     if len(value) > FEW_MEMBERS:
         return False
     for name, item in value.items():
         kind = type(item)
         if len(name) > SHORT or not (kind in NUMBERS or (kind is str and len(item) < SHORT)):
             return False
+    _last_short = value
     return True
 
 

@@ -123,18 +123,15 @@ class JournaledRun:
         self.kept: list[Input] = []
         self._unwritten: list[Input] = []
         self._writer: Writer | None = None
-        self._write: Callable[[Record], None]
-        if not mode.writes:
-            self._write = _leave_out
+        self._write: Callable[[Record], None] = _leave_out
         self._commits: Commits | None = None
         self._is_over = False
         self._give_back: Callable[[], Any] | None = None
         self._models: ModelRegistry | None = None
         self._around: Around | None = None
         self._seed = ""
-        self.waits = False
         self.writes: dict[Address, list[FileWrite]] = {}
-        self.wakes_now = False
+        self.waits = self.wakes_now = False
         self._box: Mailbox | None = None
         self._place = 0
         self._looking = asyncio.Lock()

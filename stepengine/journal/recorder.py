@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -218,18 +218,13 @@ class Recorder:
         lasts = not self._has_begun
         fresh: list[Item] = []
         for item in batch:
-            path, effect, plan, gather, _ = item
+            path, effect, _, gather, _ = item
             kind, seq = type(effect), effect.seq
             together = None if gather is None else gather.effects[0].seq
             if kind is CallModel:
-                must, intent = False, Intent(path, seq, effect, "", together)
-            elif kind is CallTool or kind is CallBody:
-                form, must = describe_call(effect, plan)
-                intent = Intent(path, seq, form, "", together, None, "", None, effect.program_line)
+                intent, must = Intent(path, seq, effect, "", together), False  # type: ignore[arg-type]
             else:
-                form = describe(item)
-                must, line = must_last(item, form), getattr(effect, "program_line", 0)
-                intent = Intent(path, seq, form, "", together, None, "", None, line)
+                intent, must = _intent_of(item, together)
             is_new = replayer is None or not replayer.meets(item, intent)
             if is_new:
                 fresh.append(item)
@@ -679,6 +674,17 @@ class Recorder:
             if question.id not in waiting and given is not None:
                 said = {"question_id": question.id, "answer": bare(answered(given, question))}
                 self._append(Input(item.path, effect.seq, at, {"type": "Answered", **said}))
+
+
+def _intent_of(item: Item, together: int | None) -> tuple[Intent, bool]:
+    """Return the record that an effect begins, no model call, and whether that must last."""
+    path, effect, plan, _, _ = item
+    if isinstance(effect, CallTool):
+        form, lasts = describe_call(effect, plan)
+        return Intent(path, effect.seq, form, "", together, None, "", None, effect.program_line), lasts
+    form = cast("Mapping[str, Any]", describe(item))
+    line = getattr(effect, "program_line", 0)
+    return Intent(path, effect.seq, form, "", together, None, "", None, line), must_last(item, form)
 
 
 class _Around:
