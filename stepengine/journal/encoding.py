@@ -628,11 +628,14 @@ class Encoder:
     def _intent(self, record: Intent, stored: Mapping[str, Any]) -> str:
         fp = record.fp
         if stored["type"] == "CallTool" and len(stored) == PLAIN_CALL:
-            _, tool, given, call, source = stored.values()
-            tool, (given, canonical) = quoted(tool), frozen_texts(given)
+            # By name: of a form that was read the members stand in any order.
+            tool, (given, canonical) = quoted(stored["tool_name"]), frozen_texts(stored["input"])
             if not fp:
                 fp = record.fp = self.prints.of_call(stored, tool, canonical)
-            form = f'{{"type":"CallTool","tool_name":{tool},"input":{given},"tool_call_id":{quoted(call)},"source":{quoted(source)}}}'
+            form = (
+                f'{{"type":"CallTool","tool_name":{tool},"input":{given},'
+                f'"tool_call_id":{quoted(stored["tool_call_id"])},"source":{quoted(stored["source"])}}}'
+            )
         else:
             if not fp:
                 fp = record.fp = self.prints.of(stored)

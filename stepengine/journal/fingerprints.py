@@ -209,7 +209,8 @@ class Fingerprints:
 
     def _links(self, value: bytes, messages: Sequence[Message]) -> list[bytes]:
         """Return the chain after each of *messages*, going on from *value*; step-scoped ones stand at its end."""
-        told, redactor, chain = self.told, self.redactor, list[bytes]()
+        told, redactor = self.told, self.redactor
+        chain: list[bytes] = []
         for message in messages:
             if told is None:
                 text = written(message, SEEN_OF_MESSAGE)
