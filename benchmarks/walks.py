@@ -24,6 +24,7 @@ import stepengine
 from benchmarks.engines import arguments
 from benchmarks.engines.stepengine import Counting, add, until_done
 from stepengine import AgentCall, AgentDefinition, Engine, Limits, Parallel, StepContext, Steps, ToolCall, tool
+from stepengine.events import RunFinished
 from stepengine.journal import FileJournal
 from stepengine.permissions import Policy, Rule
 from stepengine.redaction import GIVEN
@@ -121,6 +122,18 @@ async def bare_step(steps: int) -> None:
     (await engine_for(steps, until_done).run("walker")).unwrap()
 
 
+async def watched_step(steps: int) -> None:
+    """Run the same with an observer that looks at nothing."""
+    (await engine_for(steps, until_done, observers=[lambda _: None]).run("walker")).unwrap()
+
+
+async def streamed_step(steps: int) -> None:
+    """Run the same, read from ``Engine.stream``."""
+    async for event in engine_for(steps, until_done).stream("walker"):
+        if type(event) is RunFinished:
+            event.result.unwrap()
+
+
 async def two_children(steps: int) -> None:
     """Run a handler that yields two children, each of which has one model call."""
     (await engine_for(steps, leading(steps)).run("walker")).unwrap()
@@ -147,6 +160,8 @@ WALKS = {
     "bare call": bare_call,
     "call with a body": body_call,
     "bare STEP": bare_step,
+    "watched STEP": watched_step,
+    "streamed STEP": streamed_step,
     "two children": two_children,
     "recorded STEP": recorded_step,
     "recorded STEP, a key": secret_step,

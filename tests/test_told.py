@@ -22,7 +22,7 @@ NEEDS = {
     "llmock": "tests/faults/test_llmock.py",
     "openapi-python-client": "tests/serving/test_openapi.py::test_a_generated_client_starts_watches_and_answers_a_run",
     "mcp-npm": "tests/mcp/test_reference_servers.py",
-    "podman": "tests/tools/test_containers.py",
+    "podman": "tests/tools/test_containers.py::test_what_keeps_no_snapshot_says_so[podman]",
     "tmux": "tests/examples/test_from_codebuff.py::test_the_script_records_the_same_run_again[tmux_cli]",
 }
 """Tests that are skipped where a command is not on the path."""

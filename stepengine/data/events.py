@@ -20,6 +20,7 @@ import attrs
 
 from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonValue, freeze
+from stepengine.data.makers import is_twin
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.questions import Question
@@ -98,6 +99,8 @@ class Event:
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
+        if is_twin(cls):
+            return  # of a quick maker, and no kind of its own
         cls.type = "".join(f"_{c.lower()}" if c.isupper() else c for c in cls.__name__).lstrip("_")
         EVENTS[cls.type] = cls
 

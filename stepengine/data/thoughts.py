@@ -118,6 +118,8 @@ def _ends_a_line(text: str, begin: int, end: int) -> bool:
 def _code(text: str, at: int) -> list[tuple[int, int]]:
     """Return where code begins and ends: fenced blocks, which may stay open, and what stands in backticks."""
     found: list[tuple[int, int]] = []
+    # Code in backticks ends at an empty line, as in Markdown: one stray backtick would else pair with another one pages
+    # later, and a tag between them would be no tag.
     fence, fenced, paragraph = "", at, at
     for begin, line in _lines(text, at):
         bare = line.strip()

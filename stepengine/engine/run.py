@@ -218,10 +218,9 @@ async def stream_run(live: EngineRun) -> AsyncGenerator[Event, None]:
     try:
         # As `Subscription.events`, whose generator inside of this one would cost every token.
         while True:
-            event = subscription.take()
-            if event is not None:
+            for event in subscription.waiting():
                 yield event
-            elif not await subscription.more():
+            if not await subscription.more():
                 return
     finally:
         subscription.close()

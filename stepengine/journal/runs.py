@@ -140,8 +140,10 @@ async def replay(
         _check_choice("on_divergence", on_divergence, get_args(OnDivergence))
     kinds, pace = live_kinds(live), None if speed is None else Pace(speed)
     accepts = on_divergence if callable(on_divergence) else None
-    leeway = Leeway(live=kinds, may_leave=not complete, keeps=on_divergence == "keep", accepts=accepts)
-    leeway = attrs.evolve(leeway, doubts_yes=ask_again)
+    # Only "keep" and a function let a run go on at another effect; "raise" and "stop" say what becomes of the error behind it.
+    leeway = Leeway(
+        live=kinds, may_leave=not complete, keeps=on_divergence == "keep", accepts=accepts, doubts_yes=ask_again
+    )
     run = JournaledRun.replay(as_journal(journal), leeway=leeway, pace=pace)
     return await _run(run, launch, "raise" if callable(on_divergence) else on_divergence)
 

@@ -340,7 +340,7 @@ class CallIds:
         record, view = self._history.record, self._history.view
         while True:
             call_id = f"{self._prefix}{at}"
-            if not (record.has_call(call_id) or view.has_call(call_id)):
+            if not (record.has_call(call_id) or (view is not record and view.has_call(call_id))):
                 if not number:
                     return call_id
                 number -= 1

@@ -9,6 +9,7 @@ from stepengine.data import events as ev
 from stepengine.data.effects import Effect, Gather
 from stepengine.data.estimate import transcript_tokens
 from stepengine.data.json import JsonValue, freeze
+from stepengine.data.makers import quick
 from stepengine.data.models import ModelReply
 from stepengine.data.state import RunPhase
 from stepengine.data.transcript import Transcript
@@ -58,17 +59,18 @@ class SideEvents:
 
     def before(self, effect: Effect) -> Sequence[ev.Event]:
         """Return what is shown before *effect*: what was said on the side, and the phase that the run enters with it."""
-        said = self.take() if self.waiting else ()
         first = effect.effects[0] if type(effect) is Gather else effect
         phase = PHASES[type(first)](first)
-        return said if phase is None else (*said, *self.enter(*phase, first.seq))  # type: ignore[union-attr]
+        # Asked here, though `enter` does so: most effects of a batch are of the phase that the run is in.
+        entered = () if phase is None or phase == self._phase else self.enter(*phase, first.seq)  # type: ignore[union-attr]
+        return (*self.take(), *entered) if self.waiting else entered
 
     def enter(self, phase: RunPhase, detail: str, seq: int) -> Sequence[ev.Event]:
         """Return the event for a new phase of the run, if there is one and anybody watches."""
         if self._phase == (phase, detail) or not self._plan.watched():
             return ()
         self._phase = (phase, detail)
-        return (ev.PhaseChanged(path=self._plan.path, seq=seq, phase=phase, detail=detail),)
+        return (quick(ev.PhaseChanged)(path=self._plan.path, seq=seq, phase=phase, detail=detail),)
 
     def warn(self, *texts: str) -> None:
         """Note what went wrong and was dropped."""

@@ -16,7 +16,7 @@ from stepengine.data import events as ev
 from stepengine.data.effects import Notify, quick_call_model
 from stepengine.data.frozen import frozen
 from stepengine.data.json import compact
-from stepengine.data.makers import maker_of
+from stepengine.data.makers import maker_of, quick
 from stepengine.data.messages import (
     AssistantMessage,
     AssistantPart,
@@ -178,7 +178,9 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
         if run.background is not NO_CHILDREN:
             yield from hear_of_children(run)
         if plan.watched():
-            yield Notify(_started_event(run))
+            # Not yielded: it is shown before the next effect, which follows without anybody's code in between but that
+            # of hooks, and what they say is shown behind it.
+            run.side_events.waiting.append(_started_event(run))
         run.begin_step()
         request = step_request(
             run, over, (yield from _tail(run)) if points.pre_step else step_prompt(run) if run.agent.step_prompt else ()
@@ -224,7 +226,7 @@ def _over(run: RunState, calls: Sequence[ToolMember], spent: LimitReached | None
 
 
 def _started_event(run: RunState) -> ev.Event:
-    return ev.StepStarted(path=run.plan.path, seq=run.seq, step=run.step, steps_remaining=run.budget.steps_left)
+    return quick(ev.StepStarted)(path=run.plan.path, seq=run.seq, step=run.step, steps_remaining=run.budget.steps_left)
 
 
 def _notify_abandoned_step(run: RunState, error: BaseException) -> Flow[None]:
@@ -237,7 +239,7 @@ def _finished_event(run: RunState, *, ended: bool = False, status: RunStatus = R
     # Sums are made when they are asked for, and only where somebody watches: kept up to date with each reply they would
     # be made for nobody.
     usage, cost = run.spent.usage(), run.spent.cost
-    return ev.StepFinished(
+    return quick(ev.StepFinished)(
         path=run.plan.path, seq=run.seq, step=run.step, ended_turn=ended, usage=usage, cost=cost, status=status
     )
 
@@ -465,9 +467,9 @@ def _show_reply(run: RunState, reply: StepReply) -> Flow[None]:
     # They belong to the model call, as its deltas do: it is the last effect that was numbered.
     path, seq = run.plan.path, run.seq - 1
     if thinking:
-        yield Notify(ev.ThinkingCompleted(path=path, seq=seq, text="".join(thinking)))
+        yield Notify(quick(ev.ThinkingCompleted)(path=path, seq=seq, text="".join(thinking)))
     if text:
-        yield Notify(ev.TextCompleted(path=path, seq=seq, text=text))
+        yield Notify(quick(ev.TextCompleted)(path=path, seq=seq, text=text))
     if _is_empty(reply.model.content):
         yield Notify(ev.Warned(path=path, seq=seq, message="The model sent an empty reply."))
 

@@ -11,7 +11,7 @@ from typing import Any, assert_never
 import attrs
 
 from stepengine.data.frozen import frozen
-from stepengine.data.json import compact
+from stepengine.data.json import frozen_compact
 from stepengine.data.messages import (
     AssistantPart,
     CitationPart,
@@ -37,7 +37,17 @@ from stepengine.data.models import (
 from stepengine.errors import ModelError
 from stepengine.models.keys import Secret, account_of, first_set
 
-__all__ = ("BatchMember", "ModelInfo", "ModelRef", "Provider", "ProviderSettings", "Timeouts", "deltas_of")
+__all__ = (
+    "BatchMember",
+    "ModelInfo",
+    "ModelRef",
+    "Provider",
+    "ProviderSettings",
+    "Timeouts",
+    "deltas_of",
+    "deltas_of_part",
+    "raw_of",
+)
 
 
 @frozen(kw_only=True)
@@ -324,21 +334,26 @@ def deltas_of(reply: ModelReply) -> list[ModelDelta]:
     """Return the stream items that a finished *reply* would have come in, without the final ``ReplyDone``."""
     calls, deltas = 0, list[ModelDelta]()
     for part in reply.content:
-        deltas += _part_deltas(part, calls)
+        deltas += deltas_of_part(part, calls)
         calls += type(part) is ToolCallPart
     return deltas
 
 
-def _part_deltas(part: AssistantPart, index: int) -> Sequence[ModelDelta]:
+def deltas_of_part(part: AssistantPart, index: int) -> Sequence[ModelDelta]:
+    """Return the stream items of one part of a reply; a call is the one with this *index* in it."""
     match part:
         case TextPart() | RefusalPart():
             return (TextChunk(part.text),) if part.text else ()
         case ThinkingPart():
             return (ThinkingChunk(part.text),) if part.text else ()
         case ToolCallPart():
-            raw = part.raw_input if part.raw_input is not None else compact(part.input)
-            return (ToolCallStarted(index, part.tool_name), ToolCallChunk(index, raw), ToolCallEnded(index))
+            return (ToolCallStarted(index, part.tool_name), ToolCallChunk(index, raw_of(part)), ToolCallEnded(index))
         case ImagePart() | DocumentPart() | OpaquePart() | CitationPart():
             return ()
         case _ as never:
             assert_never(never)
+
+
+def raw_of(call: ToolCallPart) -> str:
+    """Return the arguments of a call as its model wrote them, or would have."""
+    return call.raw_input if call.raw_input is not None else frozen_compact(call.input)

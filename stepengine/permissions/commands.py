@@ -32,22 +32,31 @@ CONFINED: tuple[Operands, ...] = ("paths", "pattern")
 """Forms that allow a command because of what its operands name; such commands are ``confined`` when they run."""
 
 LAUNCHERS = frozenset((
-    "bash", "busybox", "chroot", "command", "dash", "doas", "env", "exec", "fish", "ionice", "ksh", "nice", "nohup", "script",
-    "setsid", "sh", "stdbuf", "strace", "sudo", "taskset", "time", "timeout", "unshare", "watch", "xargs", "zsh",
+    "ash", "bash", "builtin", "busybox", "bwrap", "catchsegv", "chroot", "chrt", "command", "coproc", "csh", "dash",
+    "dbus-run-session", "doas", "eatmydata", "entr", "env", "eval", "exec", "fakeroot", "faketime", "firejail", "fish",
+    "flock", "hyperfine", "ionice", "ksh", "ltrace", "nice", "nohup", "nsenter", "numactl", "parallel", "pkexec",
+    "proxychains", "rlwrap", "runcon", "runuser", "script", "sem", "setarch", "setpriv", "setsid", "sg", "sh", "ssh-agent",
+    "start-stop-daemon", "stdbuf", "strace", "su", "sudo", "systemd-run", "taskset", "tcsh", "time", "timeout", "toybox",
+    "unbuffer", "unshare", "valgrind", "watch", "watchexec", "xargs", "xvfb-run", "zsh",
 ))  # fmt: skip
-"""Programs that start the program which their arguments name."""
+"""
+Programs that start the program which their arguments name, or read it as a line of a shell.
+
+A deny looks for its program among all their words: a word of them that is its name is nearly always what runs.
+"""
 RUNNERS = frozenset((
-    "at", "awk", "batch", "bsdtar", "builtin", "bun", "bunx", "bwrap", "clisp", "cmd", "coproc", "crontab", "csh",
-    "dbus-run-session", "dc", "deno", "docker", "dtrace", "eatmydata", "ed", "emacs", "entr", "erl", "eval", "ex", "expect",
-    "fakeroot", "faketime", "fd", "fdfind", "find", "firejail", "flock", "forever", "gawk", "gdb", "ghci", "gmake", "gtar", "guile",
-    "hyperfine", "iex", "ipython", "irb", "jshell", "kubectl", "lldb", "ltrace", "m4", "make", "man", "mawk", "mysql", "nawk",
-    "nodemon", "npx", "nsenter", "nvim", "osascript", "parallel", "perf", "pipx", "pkexec", "pnpx", "podman", "powershell",
-    "proxychains", "psql", "pwsh", "racket", "rg", "rlwrap", "rsync", "runghc", "runuser", "sbcl", "scp", "screen", "sed", "sem",
-    "setpriv", "sftp", "socat", "sort", "source", "sqlite", "ssh", "ssh-agent", "start-stop-daemon", "su", "swift", "systemd-run",
-    "tar", "tcsh", "tmux", "toybox", "unbuffer", "uvx", "valgrind", "vi", "vim", "watchexec", "wine", "wish", "xvfb-run", "zip",
-    ".",
+    ".", "at", "awk", "batch", "bsdtar", "bun", "bunx", "clisp", "cmd", "crontab", "dc", "deno", "docker", "dtrace", "ed",
+    "emacs", "erl", "ex", "expect", "fd", "fdfind", "find", "forever", "gawk", "gdb", "ghci", "gmake", "gtar", "guile", "iex",
+    "ipython", "irb", "jshell", "kubectl", "lldb", "m4", "make", "man", "mawk", "mysql", "nawk", "nodemon", "npx", "nvim",
+    "osascript", "perf", "pipx", "pnpx", "podman", "powershell", "psql", "pwsh", "racket", "rg", "rsync", "runghc", "sbcl",
+    "scp", "screen", "sed", "sftp", "socat", "sort", "source", "sqlite", "ssh", "swift", "tar", "tmux", "uvx", "vi", "vim",
+    "wine", "wish", "zip",
 ))  # fmt: skip
-"""Programs that run whatever their arguments say, wherever that stands."""
+"""
+Programs that can be made to run others by an option, a script or a file, among words that mean something else.
+
+No rule says what they run, so that none allows them; a deny does not look into them, as ``rg rm`` and ``vim rm`` run no ``rm``.
+"""
 DEEDS = {
     "asdf": ("exec",),
     "bundle": ("exec",),

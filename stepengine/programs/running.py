@@ -217,6 +217,7 @@ class _Kept(KeepsVariables):
         self.seed = 0
         self.is_new = True
         self.programs: _Programs | None = None
+        self.other: ReplayDivergence | None = None
 
     def brought_up(self, programs: _Programs) -> ProgramSession:
         """
@@ -235,13 +236,21 @@ class _Kept(KeepsVariables):
                 printed=limits.printed,
                 seed=self.seed,
             )
+        # A session that once came to something else stays another one. Whoever only looked was not told, so the next one is:
+        # else programs would go on in variables that no record has.
+        if self.other is not None:
+            raise self.other
         session, recalled, self.recalled = self.session, self.recalled, []
         for run, ask, known in recalled:
-            run.check_same(known, ask(session), session)
+            try:
+                run.check_same(known, ask(session), session)
+            except ReplayDivergence as error:
+                self.other = error
+                raise
         return session
 
     def close(self) -> None:
-        session, self.session = self.session, None
+        session, self.session, self.other = self.session, None, None
         self.names.clear()
         self.recalled.clear()
         if session is not None:

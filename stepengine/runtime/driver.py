@@ -79,7 +79,7 @@ class RunTask:
         cancelled: Whether the run's task was cancelled from outside.
         is_ending: Whether its machine has ended, and its children in the background are waited for.
         direct: The innermost performer, or who records; ``None`` unless every wrapper around it would hand on what the run asks
-            for as it is, all but children and questions, and the calls that somebody watches.
+            for as it is, all but children and questions.
     """
 
     # By hand, and no attrs class: a run task is changed all the time and compared by identity, and thousands of them
@@ -162,13 +162,9 @@ class RunTask:
         self._loop.call_soon_threadsafe(self._kick)
 
     def performer_of(self, kind: type) -> Performer:
-        """Return the performer for an effect of this kind; repeated calls of tools are counted while somebody watches."""
-        # Calls of tools are counted while somebody watches, since three equal ones in a row are an event of their own
-        # (reliability:MP65); that counter stands outside of the direct way.
+        """Return the performer for an effect of this kind."""
         direct = self.direct
-        if direct is None or kind not in BARE or (kind is CallTool and self.tree.hub.watched):
-            return self.tree.performer
-        return direct
+        return self.tree.performer if direct is None or kind not in BARE else direct
 
     def lasting(self) -> list[Item]:
         """Return what is under way and cannot happen again, so that its result is worth some seconds."""
@@ -432,7 +428,7 @@ async def _alone(run: RunTask, item: Item) -> Single:
     elif kind is AwaitMessage:
         _take_message(tree, item, outcome)
     if began is not None:
-        _show_end(tree, item, outcome, began)
+        _show_end(tree, item, outcome, began, is_direct=performer is run.direct)
     return outcome
 
 
@@ -487,20 +483,28 @@ def _is_known(tree: RunTree, item: Item) -> bool:
 
 
 def _show_start(tree: RunTree, item: Item) -> int:
-    if type(item.effect) is CallTool and is_deferred(item):
+    """Show that an effect begins; return when that was, by the tree's clock."""
+    kind = type(item.effect)
+    if kind is CallTool and is_deferred(item):
         # Whoever sees that it began may have its result at once, before the call has come to its body.
         tree.deferred.expect(item)
-    for event in started(item, tree.desk.shown(item) if type(item.effect) is AskPerson else ()):
+    for event in started(item, tree.desk.shown(item) if kind is AskPerson else ()):
         tree.emit(event)
-    return tree.elapsed()
+    return tree.services.clock.now_ms()
 
 
-def _show_end(tree: RunTree, item: Item, outcome: Single, began: int) -> None:
-    if type(item.effect) is CallTool and is_deferred(item):
-        tree.deferred.forget(item)
-    if type(item.effect) is AskPerson:
+def _show_end(tree: RunTree, item: Item, outcome: Single, began: int, *, is_direct: bool = False) -> None:
+    kind = type(item.effect)
+    if kind is CallTool:
+        if tree.deferred.expected:
+            tree.deferred.forget(item)
+        if is_direct:
+            # Three equal calls in a row are an event of their own (reliability:MP65). Who counts them stands outside of
+            # the direct way; the rest of what stands there has nothing to do for who only watches.
+            tree.repeats.compare(item, outcome, tree)
+    elif kind is AskPerson:
         tree.desk.forget_shown(item)
-    for event in finished(item, outcome, tree.elapsed() - began):
+    for event in finished(item, outcome, tree.services.clock.now_ms() - began):
         tree.emit(event)
 
 

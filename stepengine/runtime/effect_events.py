@@ -34,6 +34,7 @@ from stepengine.data.events import (
     WaitFinished,
     WaitStarted,
 )
+from stepengine.data.makers import quick
 from stepengine.data.messages import ToolCallPart, ToolResult
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import Failure, Single, Stop, Value
@@ -50,32 +51,44 @@ At: TypeAlias = dict[str, Any]
 STOPPED = "the run ended before this gave a result"
 
 
-def started(item: Item, questions: Sequence[Question] = ()) -> list[Event]:
+def started(item: Item, questions: Sequence[Question] = ()) -> Sequence[Event]:
     """Return what is shown before an effect is performed; *questions* are those of a permission as people are shown them."""
+    # Calls of models and tools, which a run makes at every step, get theirs from quick makers, with nothing in between.
     effect = item.effect
-    at: dict[str, Any] = {"path": item.path, "seq": effect.seq}
     kind = type(effect)
-    if isinstance(effect, CallTool):
-        return [
-            ToolStarted(
-                **at,
-                tool_name=effect.tool_name,
-                tool_call_id=effect.tool_call_id,
-                input=effect.input,
-                source=effect.source,
-                category=_category(item, effect.tool_name),
-                child_path=child_path(item.path, effect.seq) if kind is CallBody else "",
-            )
-        ]
     if kind is CallModel:
         request = effect.request  # type: ignore[union-attr]
-        return [ModelStarted(**at, model=request.model, purpose=effect.purpose, request=request)]  # type: ignore[union-attr]
+        return (
+            quick(ModelStarted)(
+                path=item.path,
+                seq=effect.seq,
+                model=request.model,
+                purpose=effect.purpose,  # type: ignore[union-attr]
+                request=request,
+            ),
+        )
+    if kind is CallTool or kind is CallBody:
+        name: str = effect.tool_name  # type: ignore[union-attr]
+        binding = item.plan.tools.get(name)
+        return (
+            quick(ToolStarted)(
+                path=item.path,
+                seq=effect.seq,
+                tool_name=name,
+                tool_call_id=effect.tool_call_id,  # type: ignore[union-attr]
+                input=effect.input,  # type: ignore[union-attr]
+                source=effect.source,  # type: ignore[union-attr]
+                category="" if binding is None else binding.spec.category,
+                child_path=child_path(item.path, effect.seq) if kind is CallBody else "",
+            ),
+        )
+    at: At = {"path": item.path, "seq": effect.seq}
     if isinstance(effect, AskPerson):
         if effect.purpose == "permission":
             return [_requested(at, item, effect, question) for question in questions]
         return [QuestionAsked(**at, question=q) for q in effect.questions]
     make = STARTED.get(kind)
-    return [] if make is None else [make(item, effect, at)]
+    return () if make is None else (make(item, effect, at),)
 
 
 def _spawned_event(item: Item, effect: Spawn, at: At) -> Event:
@@ -136,28 +149,40 @@ def _requested(at: dict[str, Any], item: Item, effect: AskPerson, question: Ques
     )
 
 
-def finished(item: Item, outcome: Single, duration_ms: int) -> list[Event]:
+def finished(item: Item, outcome: Single, duration_ms: int) -> Sequence[Event]:
     """Return what is shown after an effect was performed."""
     effect = item.effect
-    at: dict[str, Any] = {"path": item.path, "seq": effect.seq}
-    at["duration_ms"] = duration_ms
-    if isinstance(effect, CallTool):
-        return [
-            ToolFinished(
-                **at,
-                tool_name=effect.tool_name,
-                tool_call_id=effect.tool_call_id,
-                result=_result(outcome, _error(outcome)),
-                child_path=child_path(item.path, effect.seq) if type(effect) is CallBody else "",
-            )
-        ]
-    if isinstance(effect, CallModel):
-        reply = outcome.value if type(outcome) is Value else None
-        at["call_ids"] = () if reply is None else _call_ids(effect, reply)
-        at |= {"model": effect.request.model, "kind": _kind(outcome), "error": _error(outcome)}
-        return [ModelFinished(**at, reply=reply)]
-    make = FINISHED.get(type(effect))
-    return [] if make is None else make(item, outcome, at)
+    kind = type(effect)
+    is_value = type(outcome) is Value
+    if kind is CallModel:
+        reply = outcome.value if is_value else None  # type: ignore[union-attr]
+        return (
+            quick(ModelFinished)(
+                path=item.path,
+                seq=effect.seq,
+                model=effect.request.model,  # type: ignore[union-attr]
+                reply=reply,
+                error="" if is_value else _error(outcome),
+                duration_ms=duration_ms,
+                kind="" if is_value else _kind(outcome),
+                call_ids=_call_ids(effect, reply) if is_value else (),  # type: ignore[arg-type]
+            ),
+        )
+    if kind is CallTool or kind is CallBody:
+        return (
+            quick(ToolFinished)(
+                path=item.path,
+                seq=effect.seq,
+                tool_name=effect.tool_name,  # type: ignore[union-attr]
+                tool_call_id=effect.tool_call_id,  # type: ignore[union-attr]
+                result=outcome.value if is_value else _instead_of_result(outcome),  # type: ignore[union-attr]
+                duration_ms=duration_ms,
+                child_path=child_path(item.path, effect.seq) if kind is CallBody else "",
+            ),
+        )
+    make = FINISHED.get(kind)
+    at: At = {"path": item.path, "seq": effect.seq, "duration_ms": duration_ms}
+    return () if make is None else make(item, outcome, at)
 
 
 def _answer_events(item: Item, outcome: Single, at: At) -> list[Event]:
@@ -244,14 +269,12 @@ def _call_ids(effect: CallModel, reply: ModelReply) -> tuple[str, ...]:
     return tuple(map(effect.call_id, range(number)))
 
 
-def _result(outcome: Single, error: str) -> ToolResult:
-    if type(outcome) is Value:
-        result: ToolResult = outcome.value
-        return result
+def _instead_of_result(outcome: Single) -> ToolResult:
+    """Return what a call that gave no result is shown with."""
     if type(outcome) is Stop and outcome.kind == "suspended":
         # The body of a tool waits for somebody, and goes on where it is.
         return ToolResult.pending(outcome.questions[0].id if outcome.questions else "")
-    return ToolResult.error(error, status="cancelled" if type(outcome) is Stop else "error")
+    return ToolResult.error(_error(outcome), status="cancelled" if type(outcome) is Stop else "error")
 
 
 def _child(outcome: Single) -> ChildResult[object] | None:

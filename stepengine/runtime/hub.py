@@ -69,7 +69,11 @@ EPOCH_DIGITS = frozenset("0123456789abcdef")
 # takes time that grows with the square below that.
 MAX_INDEX_DIGITS = 18
 DELTAS = frozenset({TextDelta, ThinkingDelta, ToolInputDelta})
-STAMP = object.__setattr__
+# An event was made for the moment in which it is shown and nobody has seen it yet, so it gets its place in the stream as it is,
+# without a copy. By the fields themselves, which are found once: by name it takes half as long again.
+SET_RUN_ID, SET_EPOCH, SET_INDEX = (vars(Event)[name].__set__ for name in ("run_id", "epoch", "index"))
+NOTED = frozenset({LogLine, PhaseChanged, RunStarted})
+"""The kinds that the hub itself takes note of."""
 Delta: TypeAlias = TextDelta | ThinkingDelta | ToolInputDelta
 
 
@@ -83,44 +87,51 @@ class Observer(Protocol):
 ObserverLike: TypeAlias = "Observer | Callable[[Event], Any]"
 
 
+class Receiver(Protocol):
+    """Who is shown the events of one run tree: an observer, a ring, a subscription."""
+
+    @property
+    def put(self) -> Callable[[Event], Any]:
+        """Take an event."""
+
+
 class Watcher:
     """An observer and how often it has failed; an engine keeps one for all its runs."""
 
-    __slots__ = ("call", "errors", "name")
+    __slots__ = ("errors", "name", "put")
 
     def __init__(self, observer: ObserverLike) -> None:
         # An object with `on_event` or a plain function: whoever only wants to print a line should not have to write a
         # class.
-        self.call: Callable[[Event], Any] | None = getattr(observer, "on_event", None) or observer  # type: ignore[assignment]
+        self.put: Callable[[Event], Any] = getattr(observer, "on_event", None) or observer  # type: ignore[assignment]
         self.name = getattr(observer, "__qualname__", type(observer).__qualname__)
         self.errors = 0
 
-    def show(self, event: Event) -> str | None:
+    def failed(self, event: Event, error: BaseException) -> str | None:
         """
-        Show *event*; return a warning when this failure was one too many and the observer is dropped.
+        Take note that the observer raised *error* at *event*; return a warning when that was once too often and it is dropped.
 
         Raises:
-            BaseException: what the observer raised for the caller of the run, such as ``pytest.fail`` does.
+            BaseException: *error*, if it is meant for the caller of the run, such as what ``pytest.fail`` raises.
         """
-        if self.call is None:
-            return None
-        try:
-            self.call(event)
-        except BaseException as error:
-            # An observer may be a test's: what `pytest.fail` raises has to end the run and the test, and not be logged
-            # as the tenth error of an observer.
-            if is_callers(error):
-                raise
-            LOGGER.error("the observer %r raised at %s", self.name, event.type, exc_info=error)
-            self.errors += 1
-            # Not at the first: one event of a kind that it does not know is no reason to lose the others. But one that
-            # fails at each event would write a traceback for each delta of each reply.
-            if self.errors == MAX_OBSERVER_ERRORS:
-                self.call = None
-                text = f"the observer {self.name!r} raised {self.errors} times and is not called any more"
-                LOGGER.warning(text)
-                return text
+        # An observer may be a test's: what `pytest.fail` raises has to end the run and the test, and not be logged as
+        # the tenth error of an observer.
+        if is_callers(error):
+            raise error
+        LOGGER.error("the observer %r raised at %s", self.name, event.type, exc_info=error)
+        self.errors += 1
+        # Not at the first: one event of a kind that it does not know is no reason to lose the others. But one that
+        # fails at each event would write a traceback for each delta of each reply.
+        if self.errors == MAX_OBSERVER_ERRORS:
+            self.put = _look_away
+            text = f"the observer {self.name!r} raised {self.errors} times and is not called any more"
+            LOGGER.warning(text)
+            return text
         return None
+
+
+def _look_away(_: Event) -> None:
+    """Stand in the place of an observer that was dropped."""
 
 
 @frozen
@@ -410,14 +421,15 @@ class Hub:
     def __init__(
         self, watchers: Iterable[Watcher] = (), logger: object = LOGGER, *, shows: Callable[[Event], bool] | None = None
     ) -> None:
-        self._watchers = tuple(watchers)
+        # Observers, the ring, subscriptions: in the order in which they are shown an event.
+        self._receivers: list[Receiver] = [*watchers]
         self._subscriptions: list[Subscription] = []
         self._logger = logger
         self.shows = shows
         self.run_id = ""
         self.resumed = False
         self.goes_on = False
-        self._epoch = ""
+        self._epoch = os.urandom(EPOCH_BYTES).hex() if self._receivers else ""
         self._index = 0
         # Beginnings of steps of which not all is recorded: see `_news`.
         self._begun: dict[str, Event] = {}
@@ -426,7 +438,7 @@ class Hub:
         self._last: RunFinished | None = None
         self._is_over = False
         self._curtain = EventRedactor()
-        self.watched = bool(self._watchers)
+        self.watched = bool(self._receivers)
         self.phase = RunPhase.IDLE
         self.history: Callable[[], Transcript] | None = None
         self.warnings: list[str] = []
@@ -445,8 +457,16 @@ class Hub:
 
     def keep(self) -> None:
         """Keep the newest events from now on, for whoever subscribes later."""
-        self._ring = self._ring or Ring()
-        self.watched = True
+        if self._ring is None:
+            self._ring = Ring()
+            self._receive(self._ring, len(self._receivers) - len(self._subscriptions))
+
+    def _receive(self, receiver: Receiver, at: int) -> None:
+        """Show events to somebody else from now on."""
+        # Set only by those who watch, and asked before events are made: a run that nobody watches makes none of its
+        # steps (performance:Q2).
+        self._epoch, self.watched = self.epoch, True
+        self._receivers.insert(at, receiver)
 
     def opened(self, history: Callable[[], Transcript]) -> None:
         """Learn where the history of the root run can be looked up; called by its machine."""
@@ -469,20 +489,35 @@ class Hub:
         """Forget the run at *path*, which has ended."""
         self._seats.pop(path, None)
 
-    def emit(self, event: Event) -> None:
-        """Give *event* its index and show it, if it is news."""
-        # The two usual cases cost one comparison each: a run that is not resumed has only news, and a process that
+    def emit(self, event: Event, *, is_clean: bool = False) -> None:
+        """Give *event* its index and show it, if it is news; one that *is_clean* is shown as it is."""
+        # Every event of a watched run and every token passes here, so what is done for each stands in this one
+        # function. The two usual cases cost one look each: a run that is not resumed has only news, and a process that
         # knows no secrets has nothing to look for.
-        if self.shows is None and not GIVEN.names:
-            self._pass_on(event)
+        if not is_clean and (GIVEN.names or self.shows is not None):
+            for clean in self._cleaned(event):
+                self.emit(clean, is_clean=True)
             return
+        if type(event) in NOTED:
+            self._note(event)
+        if self.watched:
+            SET_RUN_ID(event, self.run_id)
+            SET_EPOCH(event, self._epoch)
+            SET_INDEX(event, self._index)
+            self._index += 1
+            # Here and now, one after the other, in the order of the events. Observers return at once, by contract; a
+            # reader that takes its time subscribes, and has a queue.
+            for receiver in self._receivers:
+                try:
+                    receiver.put(event)
+                except BaseException as error:  # noqa: BLE001 - only what is the caller's comes out of `_failed`
+                    self._failed(receiver, event, error)
+
+    def _cleaned(self, event: Event) -> Iterator[Event]:
+        """Give what is shown in place of *event*: the news in it, without secrets."""
         for news in (event,) if self.shows is None else self._news(event, self.shows):
-            if not GIVEN.names:
-                self._pass_on(news)
-                continue
             # One event may become several: what deltas of that run had held back goes out in front of it.
-            for clean in self._curtain.through(news):
-                self._pass_on(clean)
+            yield from self._curtain.through(news) if GIVEN.names else (news,)
 
     def _news(self, event: Event, shows: Callable[[Event], bool]) -> Iterator[Event]:
         """
@@ -514,12 +549,12 @@ class Hub:
         if self._last is not None:
             return
         for clean in self._curtain.rest():
-            self._pass_on(clean)
+            self.emit(clean, is_clean=True)
         # The result is the caller's and passes as it is, secrets and all; who makes JSON of the event gets it clean.
         event = attrs.evolve(event, clean=KNOWN.value)
         if not self.goes_on:
             self._last = event
-        self._pass_on(event)
+        self.emit(event, is_clean=True)
         self.end()
 
     def end(self) -> None:
@@ -558,15 +593,16 @@ class Hub:
                 subscription.put(event)
         elif self._last is not None:
             if not self._last.epoch:
-                self._stamp(self._last)  # it was not made known yet
+                # Nobody watched when it was shown, so it has no place in the stream yet.
+                index = self._index
+                self._last = attrs.evolve(self._last, run_id=self.run_id, epoch=self.epoch, index=index)
+                self._index += 1
             subscription.put(self._last)
         if self._is_over:
             subscription.end()
         else:
             self._subscriptions.append(subscription)
-            # Set only by those who watch, and asked before events are made: a run that nobody watches makes none of its
-            # steps (performance:Q2).
-            self.watched = True
+            self._receive(subscription, len(self._receivers))
         return subscription
 
     def _place(self, after: object) -> int | None:
@@ -585,16 +621,10 @@ class Hub:
         """Forget a subscription."""
         if subscription in self._subscriptions:
             self._subscriptions.remove(subscription)
-            self.watched = bool(self._watchers or self._subscriptions) or self._ring is not None
+            self._receivers.remove(subscription)
+            self.watched = bool(self._receivers)
 
-    def _stamp(self, event: Event) -> None:
-        # The event was made for this moment and nobody has seen it yet, so it is stamped and not copied.
-        STAMP(event, "run_id", self.run_id)
-        STAMP(event, "epoch", self._epoch or self.epoch)
-        STAMP(event, "index", self._index)
-        self._index += 1
-
-    def _pass_on(self, event: Event) -> None:
+    def _note(self, event: Event) -> None:
         kind = type(event)
         if kind is LogLine:
             self.log(event, event.data, step=event.step)  # type: ignore[arg-type,attr-defined]
@@ -602,26 +632,18 @@ class Hub:
             self.phase = event.phase  # type: ignore[attr-defined]
         elif kind is RunStarted and self.resumed and not event.path:
             object.__setattr__(event, "resumed", True)  # nobody has seen it yet, as with its stamp
-        if self.watched:
-            self._stamp(event)
-            if self._watchers:
-                self._show(event)
-            if self._ring is not None:
-                self._ring.put(event)
-            for subscription in self._subscriptions:
-                subscription.put(event)
 
-    def _show(self, event: Event) -> None:
-        # Observers are called here and now, one after the other, in the order of the events: they return at once, by
-        # contract. A reader that takes its time subscribes, and has a queue.
-        for watcher in self._watchers:
-            try:
-                warning = watcher.show(event)
-            except BaseException as error:  # noqa: BLE001 - only what is the caller's comes out of it
-                self._crashed(error)
-            else:
-                if warning is not None:
-                    self.warnings.append(warning)
+    def _failed(self, receiver: Receiver, event: Event, error: BaseException) -> None:
+        """Take note that an observer raised at *event*."""
+        if not isinstance(receiver, Watcher):
+            raise error
+        try:
+            warning = receiver.failed(event, error)
+        except BaseException as raised:  # noqa: BLE001
+            self._crashed(raised)
+        else:
+            if warning is not None:
+                self.warnings.append(warning)
 
     def log(self, event: LogLine | ToolLog, data: object = None, *, step: int = 0) -> None:
         """Write a log line where the engine logs; the event itself is shown by ``emit``."""
@@ -688,27 +710,38 @@ class Subscription:
         # A deque and a future of our own in place of `asyncio.Queue`: what waits is changed from both ends (deltas are
         # joined to the last one, or thrown out from the middle), and whoever puts something must neither wait nor fail.
         self._queue: deque[Event | _Joined] = deque()
-        self._deltas = 0
         self._dropped = 0
         self._reason = "buffer"
+        self._has_lost = False
+        # Whether it was seen that no deltas wait, and none came since the reader fell behind.
+        self._is_bare = False
         self._ended = False
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, event: Event) -> None:
         """Keep *event* for the reader, or count it as dropped."""
+        queue = self._queue
         # Not joined for a reader that keeps up: a page shows text as it comes, and would get it in jumps.
-        waiting = len(self._queue)
-        if waiting > self._behind and self._join_to_last(event):
+        may_wait = len(queue) <= self._behind or (type(event) not in DELTAS and len(queue) < self._limit)
+        if not may_wait and not self._has_place(event):
             return
-        if waiting < self._limit or self._make_room(event):
-            self._queue.append(event)
-            self._deltas += type(event) in DELTAS
-            if self._waiter is not None:
-                self._wake()
+        queue.append(event)
+        if self._waiter is not None:
+            self._wake()
+
+    def _has_place(self, event: Event) -> bool:
+        """Return whether an event of a reader that has fallen behind is to wait as one of its own."""
+        is_delta = type(event) in DELTAS
+        if is_delta and self._join_to_last(event):
+            return False
+        if len(self._queue) >= self._limit and not self._make_room(event):
+            return False
+        self._is_bare = self._is_bare and not is_delta
+        return True
 
     def miss(self, count: int, reason: str) -> None:
         """Tell the reader first that it misses *count* events, or those of another epoch."""
-        self._dropped, self._reason = count, reason
+        self._dropped, self._reason, self._has_lost = count, reason, True
 
     def end(self) -> None:
         """Let the reader stop after what waits."""
@@ -719,7 +752,6 @@ class Subscription:
     def close(self) -> None:
         """Stop reading and forget what waits."""
         self._queue.clear()
-        self._deltas = 0
         self.end()
 
     async def events(self) -> AsyncGenerator[Event, None]:
@@ -727,26 +759,23 @@ class Subscription:
         # Reading ends by `aclose`, too, when the page is closed: the place among the subscribers has to become free.
         try:
             while True:
-                event = self.take()
-                if event is not None:
+                for event in self.waiting():
                     yield event
-                elif not await self.more():
+                if not await self.more():
                     return
         finally:
             self.close()
 
-    def take(self) -> Event | None:
-        """Return the next event, ``None`` when none waits."""
-        if self._dropped or self._reason == "epoch":
-            return self._told_of_loss()
-        if not self._queue:
-            return None
-        event = self._queue.popleft()
-        if type(event) is _Joined:
-            self._deltas -= 1
-            return event.whole()
-        self._deltas -= type(event) in DELTAS
-        return event  # type: ignore[return-value]
+    def waiting(self) -> Iterator[Event]:
+        """Give what waits until nothing does."""
+        queue = self._queue
+        while True:
+            if self._has_lost:
+                yield self._told_of_loss()
+            if not queue:
+                return
+            event = queue.popleft()
+            yield event.whole() if type(event) is _Joined else event  # type: ignore[misc]
 
     async def more(self) -> bool:
         """Wait when no event does, and return whether another one may come."""
@@ -764,11 +793,11 @@ class Subscription:
     def _told_of_loss(self) -> EventsDropped:
         event = EventsDropped(count=self._dropped, reason=self._reason, run_id=self._hub.run_id, epoch=self._hub.epoch)
         # Told once and then counted anew: the reader knows what it missed since the last time.
-        self._dropped, self._reason = 0, "buffer"
+        self._dropped, self._reason, self._has_lost = 0, "buffer", False
         return event
 
     def _wake(self) -> None:
-        waiter = self._waiter
+        waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
@@ -793,10 +822,16 @@ class Subscription:
             return True
         # All of them at once and not the oldest: of a text with holes in it nobody can use the rest, and the event that
         # ends the reply holds it whole.
-        if self._deltas and type(event) not in DELTAS:
-            self._queue = deque([e for e in self._queue if type(e) is not _Joined and type(e) not in DELTAS])
-            self._dropped += self._deltas
-            self._deltas = 0
-            return True
+        self._has_lost = True
+        if type(event) not in DELTAS and not self._is_bare:
+            kept = [e for e in self._queue if type(e) is not _Joined and type(e) not in DELTAS]
+            dropped = len(self._queue) - len(kept)
+            self._dropped += dropped
+            self._queue.clear()
+            self._queue += kept
+            # Looked for once and not again at each event of a reader that is stuck.
+            self._is_bare = True
+            if dropped:
+                return True
         self._dropped += 1
         return False

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from decimal import ROUND_CEILING, Context, Decimal
-from typing import Any, NamedTuple, TypeAlias, cast
+from functools import partial
+from typing import NamedTuple, TypeAlias, cast
 
 from stepengine.data.ceilings import Ceiling
 from stepengine.data.effects import CallBody, CallModel, CallTool, Leaf, Spawn
@@ -492,8 +493,11 @@ class _Last(NamedTuple):
     """The last call of one tool in one run, and how many in a row were like it."""
 
     input: JsonDict
-    result: tuple[Any, ...]
+    result: ToolResult
     times: int
+
+
+_quick_last = partial(tuple.__new__, _Last)
 
 
 class Repeats:
@@ -528,7 +532,7 @@ class Repeats:
             return self._inner.perform(item, io)
         if not io.watched and item.plan.limits.max_identical_calls is None:
             return self._inner.perform(item, io)
-        return self._compared(item.path, cast("CallTool", effect), self._inner.perform(item, io), io)
+        return self._compared(item, self._inner.perform(item, io), io)
 
     def forget(self, path: str) -> None:
         """Forget the calls of a run that has ended."""
@@ -543,18 +547,29 @@ class Repeats:
             )
             self._refusals.refuse(path, (effect,), LimitExceeded(msg, kind="repetition", limit=most))
 
-    async def _compared(self, path: str, effect: CallTool, performed: Awaitable[Single], io: IO) -> Single:
+    async def _compared(self, item: Item, performed: Awaitable[Single], io: IO) -> Single:
         outcome = await performed
-        if type(outcome) is not Value or not isinstance(outcome.value, ToolResult):
-            return outcome
-        result = (outcome.value.status, outcome.value.content)
-        calls = self._last.setdefault(path, {})
+        self.compare(item, outcome, io)
+        return outcome
+
+    def compare(self, item: Item, outcome: Single, io: IO) -> None:
+        """Count a call that has ended, if it is a model's, and tell of it when it is the third of its kind in a row."""
+        path, effect = item.path, cast("CallTool", item.effect)
+        result = outcome.value if type(outcome) is Value else None
+        if effect.source != "model" or not isinstance(result, ToolResult):
+            return
+        calls = self._last.get(path)
+        if calls is None:
+            calls = self._last[path] = {}
         last = calls.get(effect.tool_name)
-        # Input and result: a model that polls gets new results and is at work, one that gets the same again is stuck.
-        same = last is not None and last.input == effect.input and last.result == result
-        count = last.times + 1 if last is not None and same else 1
-        calls[effect.tool_name] = _Last(effect.input, result, count)
+        count = last.times + 1 if last is not None and _is_like(last, effect, result) else 1
+        calls[effect.tool_name] = _quick_last((effect.input, result, count))
         if count == TOLD_AT and io.watched:
             name, call_id = effect.tool_name, effect.tool_call_id
             io.emit(Repeat(path=path, seq=effect.seq, tool_name=name, tool_call_id=call_id, count=count))
-        return outcome
+
+
+def _is_like(last: _Last, effect: CallTool, result: ToolResult) -> bool:
+    # Input and result: a model that polls gets new results and is at work, one that gets the same again is stuck.
+    was = last.result
+    return last.input == effect.input and was.status == result.status and was.content == result.content

@@ -45,7 +45,8 @@ from stepengine.data.events import (
 )
 from stepengine.data.frozen import frozen
 from stepengine.data.json import freeze
-from stepengine.data.messages import ToolResult, UserMessage
+from stepengine.data.makers import quick
+from stepengine.data.messages import ToolCallPart, ToolResult, UserMessage
 from stepengine.data.models import (
     ModelDelta,
     ModelReply,
@@ -74,6 +75,7 @@ from stepengine.errors import (
 )
 from stepengine.machine.plan import Finished
 from stepengine.models._stopping import note_usage, usage_when_stopped
+from stepengine.models.base import Provider, deltas_of_part, raw_of
 from stepengine.runtime.logs import LOGGER, LineLogger
 from stepengine.runtime.mail import Message, misfit_of
 from stepengine.runtime.performer import IO, Item, child_path
@@ -183,7 +185,7 @@ class Innermost:
             try:
                 # Streamed only where somebody watches: a reply in one piece is less work for both sides, and nobody
                 # would see the pieces.
-                reply = await (_streamed(provider, request, item, io) if io.watched else provider.complete(request))
+                reply = await (_shown(provider, request, item, io) if io.watched else provider.complete(request))
                 reply = self._priced(request.model, reply, spent)
             # All of it, since also a cancelled call has to say what it had used (reliability:MP30); `_to_our_error` raises on
             # whatever is no failure of the provider.
@@ -768,10 +770,44 @@ class _StreamedChars:
 CHARS_OF_TOKEN = 4
 
 
+def _shown(provider: ModelProvider, request: ModelRequest, item: Item, io: IO) -> Awaitable[ModelReply]:
+    """Have a request answered, and show the reply as it comes."""
+    # A provider that has no stream of its own gives a reply whole and then takes it apart. Nothing would be shown
+    # earlier for it, and the stream and its pieces would cost a third of what such a step does.
+    is_whole = getattr(provider.stream, "__func__", None) is Provider.stream
+    return (_answered if is_whole else _streamed)(provider, request, item, io)
+
+
+async def _answered(provider: ModelProvider, request: ModelRequest, item: Item, io: IO) -> ModelReply:
+    reply, calls = await provider.complete(request), 0
+    if isinstance(reply, ModelReply):  # else nobody knows what to show, and `_priced` says what is wrong
+        for part in reply.content:
+            if type(part) is ToolCallPart:
+                # Of a call only its arguments are shown, which are one piece.
+                _show_input(item, io, part.tool_name, _coming_id(item, calls), raw_of(part))
+                calls += 1
+            else:
+                for delta in deltas_of_part(part, calls):
+                    _show_delta(delta, {}, item, io)
+    return reply
+
+
+def _show_input(item: Item, io: IO, name: str, call_id: str, text: str) -> None:
+    path, seq = item.path, item.effect.seq
+    io.emit(quick(ToolInputDelta)(path=path, seq=seq, tool_name=name, tool_call_id=call_id, text=text))
+
+
+def _coming_id(item: Item, number: int) -> str:
+    """Return the id that a call of the reply will have when that is whole, so that who watches can put pieces, start and end together."""
+    # It is ours, so it can be told before the provider's comes.
+    call_id = cast("CallModel", item.effect).call_id
+    return "" if call_id is None else call_id(number)
+
+
 async def _streamed(provider: ModelProvider, request: ModelRequest, item: Item, io: IO) -> ModelReply:
     shown, heard = False, _StreamedChars()
     calls: dict[int, tuple[str, str]] = {}
-    path, seq, emit = item.path, item.effect.seq, io.emit
+    path, seq, emit, make = item.path, item.effect.seq, io.emit, quick(TextDelta)
     try:
         # Closed at once on every way out: a stream that is left to the collector keeps its connection, and the provider
         # goes on producing what is paid for.
@@ -780,7 +816,7 @@ async def _streamed(provider: ModelProvider, request: ModelRequest, item: Item, 
                 if type(delta) is TextChunk:  # most are, so nothing more is called for it
                     text = delta.text
                     heard.said += len(text)
-                    emit(TextDelta(path=path, seq=seq, text=text))
+                    emit(make(path=path, seq=seq, text=text))
                     shown = True
                     continue
                 if type(delta) is ReplyDone:
@@ -803,18 +839,14 @@ def _show_delta(delta: ModelDelta, calls: dict[int, tuple[str, str]], item: Item
     path, seq = item.path, item.effect.seq
     match delta:
         case TextChunk(text=text):
-            io.emit(TextDelta(path=path, seq=seq, text=text))
+            io.emit(quick(TextDelta)(path=path, seq=seq, text=text))
         case ThinkingChunk(text=text):
-            io.emit(ThinkingDelta(path=path, seq=seq, text=text))
+            io.emit(quick(ThinkingDelta)(path=path, seq=seq, text=text))
         case ToolCallStarted(index=index, tool_name=name):
-            # The id that the call will have when the reply is whole: who watches can put pieces, start and end
-            # together. It is ours, so it can be told before the provider's comes.
-            call_id = cast("CallModel", item.effect).call_id
-            calls[index] = name, "" if call_id is None else call_id(len(calls))
+            calls[index] = name, _coming_id(item, len(calls))
             return False
         case ToolCallChunk(index=index, text=text):
-            name, call = calls.get(index, ("", ""))
-            io.emit(ToolInputDelta(path=path, seq=seq, tool_name=name, tool_call_id=call, text=text))
+            _show_input(item, io, *calls.get(index, ("", "")), text)
         case ToolCallEnded() | ReplyDone():
             return False
         case _ as never:
@@ -931,10 +963,15 @@ def is_deferred(item: Item) -> bool:
 
 
 class Deferred:
-    """The calls of one run tree whose results come from outside."""
+    """
+    The calls of one run tree whose results come from outside.
+
+    Attributes:
+        expected: Those that take theirs now, by path and id, each with its number and what waits for it.
+    """
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, str], tuple[int, asyncio.Future[ToolResult]]] = {}
+        self.expected: dict[tuple[str, str], tuple[int, asyncio.Future[ToolResult]]] = {}
         self._waiting: set[tuple[str, str]] = set()
         self._early: dict[tuple[str, int], object] = {}
         self._settled: set[tuple[str, int]] = set()
@@ -942,9 +979,9 @@ class Deferred:
     def expect(self, item: Item) -> asyncio.Future[ToolResult]:
         """Take the result of a call from now on, and return what waits for it; it may come before the body has returned."""
         key = item.path, cast("CallTool", item.effect).tool_call_id
-        known = self._open.get(key)
+        known = self.expected.get(key)
         if known is None:
-            known = self._open[key] = item.effect.seq, asyncio.get_running_loop().create_future()
+            known = self.expected[key] = item.effect.seq, asyncio.get_running_loop().create_future()
             place = item.path, item.effect.seq
             if place in self._early:
                 self.settle(place, self._early.pop(place))
@@ -961,7 +998,7 @@ class Deferred:
     def forget(self, item: Item) -> None:
         """Take no result of a call any more; may be called twice."""
         key = item.path, cast("CallTool", item.effect).tool_call_id
-        self._open.pop(key, None)
+        self.expected.pop(key, None)
         self._waiting.discard(key)
 
     def deliver(self, call_id: str, result: object, path: str | None = None) -> None:
@@ -991,7 +1028,7 @@ class Deferred:
         """
         if place in self._settled:
             return
-        waiting = [future for key, (seq, future) in self._open.items() if (key[0], seq) == place]
+        waiting = [future for key, (seq, future) in self.expected.items() if (key[0], seq) == place]
         if not waiting:
             self._early[place] = result
             return
@@ -999,7 +1036,7 @@ class Deferred:
         _deliver(waiting[0], as_result(result))
 
     def _find_waiting(self, call_id: str, path: str | None) -> tuple[tuple[str, int], asyncio.Future[ToolResult]]:
-        waiting = {key: entry for key, entry in list(self._open.items()) if not entry[1].done()}
+        waiting = {key: entry for key, entry in list(self.expected.items()) if not entry[1].done()}
         found = [key for key in waiting if key[1] == call_id and path in (None, key[0])]
         # Ids of calls are counters of a run, so two children have a `c1` each. To take the first would give somebody's
         # result to somebody else.

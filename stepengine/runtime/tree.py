@@ -305,6 +305,11 @@ class RunTree:
         return (self._wrapping or self._wrap()).outermost
 
     @property
+    def repeats(self) -> Repeats:
+        """What counts equal calls in a row."""
+        return (self._wrapping or self._wrap()).repeats
+
+    @property
     def brake(self) -> StopOnFailure:
         """What stops the children of a group of which one has failed."""
         return (self._wrapping or self._wrap()).brake

@@ -45,7 +45,11 @@ class Process:
             limit=LINE,
         )
         made = cls(child)
-        await made.say(first)
+        try:
+            await made.say(first)
+        except BaseException:
+            await made.end()
+            raise
         return made
 
     async def say(self, told: Mapping[str, Any]) -> None:
@@ -56,10 +60,11 @@ class Process:
             await self._child.stdin.drain()
 
     async def lines(self) -> AsyncIterator[dict[str, Any]]:
-        """Give what it says, until it has ended."""
+        """Give what it says, until it has ended, or says more in a line than is held for it."""
         assert self._child.stdout is not None  # noqa: S101 - it was asked for
-        while line := await self._child.stdout.readline():
-            yield json.loads(line)
+        with contextlib.suppress(ValueError):  # a line over the limit, of which the rest would be read as lines
+            while line := await self._child.stdout.readline():
+                yield json.loads(line)
 
     async def end(self) -> None:
         """End it, and what it began; may be called twice."""

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -204,9 +204,7 @@ class Workshop:
             raise Problem(msg, status=429, kind="too_many_desks", headers={"retry-after": "5"})
         self._opening += 1
         try:
-            folder, files = await self._records([row])
-            first = {"maker": attrs.asdict(self.maker), "file": files[row.run], "at": at}
-            process = await Process.begun("stepengine.judging.desk", first)
+            process, folder = await self._begin("desk", [row], lambda files: {"file": files[row.run], "at": at})
         finally:
             self._opening -= 1
         desk = Desk(secrets.token_hex(8), caller.name, row.run, process, folder)
@@ -230,17 +228,29 @@ class Workshop:
         self._desks.pop(desk.id, None)
         await desk.close()
 
-    async def _records(self, rows: Sequence[RunRow]) -> tuple[Path, dict[str, str]]:
-        """Write the records of runs where a process finds them: whatever holds them, a database or another process."""
+    async def _begin(
+        self, what: str, rows: Sequence[RunRow], told: Callable[[Mapping[str, str]], Mapping[str, Any]]
+    ) -> tuple[Process, Path]:
+        """
+        Start a process that has the records of runs as files, whatever holds them, a database or another process.
+
+        Return it, and the folder of the files, which is gone where the process cannot be started.
+        """
         contents = {row.run: await self._runs.content(row) for row in rows}
+        folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="stepengine-"))
+        files = {run: folder / f"{run}.jsonl" for run in contents}
 
-        def write() -> tuple[Path, dict[str, str]]:
-            folder = Path(tempfile.mkdtemp(prefix="stepengine-"))
+        def write() -> None:
             for run, content in contents.items():
-                (folder / f"{run}.jsonl").write_bytes(content)
-            return folder, {run: str(folder / f"{run}.jsonl") for run in contents}
+                files[run].write_bytes(content)
 
-        return await asyncio.to_thread(write)
+        try:
+            await asyncio.to_thread(write)
+            first = {"maker": attrs.asdict(self.maker), **told({run: str(file) for run, file in files.items()})}
+            return await Process.begun(f"stepengine.judging.{what}", first), folder
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
@@ -256,15 +266,14 @@ class Workshop:
             msg = f"{MOST_JOBS} jobs are under way, which is as many as this server does at a time; cancel one of them"
             raise Problem(msg, status=429, kind="too_many_jobs", headers={"retry-after": "5"})
         job = Job(secrets.token_hex(8), caller.name, kind, tuple([row.run for row in rows]))
+        # It counts from now on: others ask for jobs while this one is made.
         self._jobs[job.id] = job
-        folder, files = await self._records(rows)
-        first = {
-            "kind": kind,
-            "maker": attrs.asdict(self.maker),
-            "files": files,
-            "asked": {**asked, "folder": str(self._pins)},
-        }
-        job.process = await Process.begun("stepengine.judging.jobs", first)
+        more = {"kind": kind, "asked": {**asked, "folder": str(self._pins)}}
+        try:
+            job.process, folder = await self._begin("jobs", rows, lambda files: {"files": files, **more})
+        except BaseException:
+            del self._jobs[job.id]
+            raise
         job.task = asyncio.get_running_loop().create_task(self._follow(job, job.process, folder))
         over = [one for one in self._jobs.values() if one.status not in UNDER_WAY]
         for one in over[: max(0, len(self._jobs) - JOBS_KEPT)]:
@@ -275,9 +284,9 @@ class Workshop:
         try:
             async for told in process.lines():
                 job.take(told)
+        finally:
             if job.status in UNDER_WAY:
                 job.status, job.error = "failed", "its process ended before anything came of it"
-        finally:
             await process.end()
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 

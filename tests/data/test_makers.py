@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
+
 import attrs
 import pytest
 
-from stepengine.data.makers import changer_of, maker_of
+from stepengine.data.makers import changer_of, is_twin, maker_of, quick
 
 
 @attrs.frozen(weakref_slot=False)
@@ -51,3 +53,53 @@ def test_a_class_whose_twin_would_have_another_layout_has_no_maker(make):
 
     with pytest.raises(TypeError, match="weakref_slot=False"):
         make(Other)
+
+
+@attrs.frozen
+class Weak:
+    one: int
+
+
+@attrs.frozen(weakref_slot=False)
+class Derived(Weak):
+    two: str = "two"
+
+
+def test_a_base_that_can_be_referred_to_weakly_hinders_no_maker():
+    made = maker_of(Derived)(1, "x")
+
+    assert Derived(1, "x") == made
+    assert made is weakref.ref(made)()
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        made.one = 2
+
+
+def test_a_twin_of_a_derived_class_has_nothing_of_its_base_that_refuses_a_change():
+    # With the base's `__delattr__` the interpreter sets each field by the long way.
+    twins: list[type[object]] = []
+
+    class Listing:
+        __slots__ = ()
+
+        def __init_subclass__(cls) -> None:
+            twins.append(cls)
+
+    @attrs.frozen(weakref_slot=False)
+    class Refusing(Listing):
+        one: int
+
+    @attrs.frozen(weakref_slot=False)
+    class Own(Refusing):
+        two: int
+
+    maker_of(Own)(1, 2)
+    (twin,) = [cls for cls in twins if cls.__name__ == "OpenOwn"]
+
+    assert (object.__setattr__, object.__delattr__) == (twin.__setattr__, twin.__delattr__)
+    assert is_twin(twin)
+    assert not is_twin(Own)
+
+
+def test_a_quick_maker_is_made_once():
+    assert quick(Value) is quick(Value)
+    assert Value(1, [2], "x", private=3) == quick(Value)(1, [2], "x", 3)

@@ -314,6 +314,7 @@ def test_ten_thousand_steps_are_gone_through_both_ways_and_forked_and_the_times_
         process.stdin.flush()
         line: dict[str, Any] = json.loads(process.stdout.readline())
         print(f"{command:<24} {time.monotonic() - began:.3f} s")
+        assert "error" not in line, f"{command}: {line['error']}"
         return line
 
     process.stdout.readline()

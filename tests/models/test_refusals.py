@@ -108,12 +108,12 @@ async def test_a_refusal_without_an_end_is_read_to_its_limit(wire):
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
 @pytest.mark.parametrize(
     ("packing", "packed"),
-    [("gzip, gzip", gzip.compress(bomb())), ("br", b"\0" * 100), ("gzip", b"no gzip at all")],
+    [("gzip, gzip", lambda: gzip.compress(bomb())), ("br", lambda: b"\0" * 100), ("gzip", lambda: b"no gzip at all")],
     ids=["twice", "unasked", "broken"],
 )
 async def test_a_reply_in_another_packing_than_was_asked_for_is_a_broken_connection(packing, packed, stream):
     wire = WIRES[0]
-    with serving(200, lambda: [packed], content_encoding=packing) as (url, _):
+    with serving(200, lambda: [packed()], content_encoding=packing) as (url, _):
         error = await failure(wire.make(url), wire.request(), stream=stream)
 
     assert (error.kind, error.retryable) == ("connection", True)

@@ -103,7 +103,8 @@ DENIED = [
     "rm x", "/bin/rm x", "./rm x", "RM x", "env rm x", "sudo -u root rm x", "sh -c 'ls; rm x'", "bash -lc 'rm x'", "xargs -0 rm",
     "timeout 5 nice rm x", "ls; rm x", "ls && /bin/rm x", "git push", "git push --force", "git -C x push", "git -c a=b push origin",
     "env git push", "git -p -c a=b push", "git -c a=b -p push", "git --git-dir x -p -C y push", "git --no-pager push", "time git -C x push", ["rm"], ["/usr/bin/env", "RM"],
-    "watch 'rm x'", "env '-S rm x'", ["sh", "-c", "ls", ";rm"],
+    "watch 'rm x'", "env '-S rm x'", ["sh", "-c", "ls", ";rm"], "csh -c 'rm x'", "su -c 'rm x'", "flock f rm x", "parallel rm ::: x",
+    "bwrap --bind / / rm x", "chrt -i 0 rm x",
 ]  # fmt: skip
 
 
@@ -115,7 +116,17 @@ def test_a_deny_finds_its_program_in_disguise_in_every_mode(command):
 
 @pytest.mark.parametrize(
     "command",
-    ["ls rm", "git log push", "git commit -m push", "echo rm", "grep -r rm .", "rmdir x", "git pusher"],
+    [
+        "ls rm",
+        "git log push",
+        "git commit -m push",
+        "echo rm",
+        "grep -r rm .",
+        "rmdir x",
+        "git pusher",
+        "rg rm",
+        "vim rm",
+    ],
     ids=str,
 )
 def test_a_deny_leaves_alone_what_only_mentions_its_program(command):

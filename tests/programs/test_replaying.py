@@ -18,6 +18,7 @@ from pydantic import AfterValidator
 from stepengine import AgentDefinition, Answer, Engine, Race, RunResult, Sleep, ToolAnnotations, ToolCall, tool
 from stepengine.errors import JournalError, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal
+from stepengine.judging.debugger import debug
 from stepengine.permissions import Call, Policy, Rule
 from stepengine.programs.sessions import ProgramSession, ProgramWaiting, Turn
 from stepengine.testing import ScriptedModel, text, tool_call
@@ -338,6 +339,22 @@ async def test_an_earlier_program_that_cannot_be_brought_back_ends_the_run_and_n
 
     assert before in copy.read_bytes()
     assert not [r for r in FileJournal(copy).records() if r.kind == "result" and (r.path, r.seq) == ("", 3)]
+
+
+@pytest.mark.spec("programs:PG26")
+async def test_variables_that_cannot_be_brought_back_are_shown_nowhere_behind_that_place(
+    sandbox: Watched, other: Other, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.jsonl"
+    await recorded(shopper(sandbox), "a = await price('milk')", "b = 1", "c = 2", journal=path)
+    async with Engine([shopper(other)], models=ScriptedModel([])) as engine:
+        with debug(engine, FileJournal(path)) as debugger:
+            shown = []
+            for at in ("#2", "#4", "#6"):
+                debugger.goto(at)
+                shown.append(debugger.variables())
+
+    assert [{}, {}, {}] == shown
 
 
 @pytest.mark.spec("programs:PG26")

@@ -8,13 +8,19 @@ import asyncio
 from decimal import Decimal
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
 
 from stepengine.data.effects import CallModel
+from stepengine.data.messages import TextPart, ThinkingPart, ToolCallPart
 from stepengine.data.models import ModelReply, ModelRequest, ReplyDone, TextChunk, ToolCallChunk, ToolCallStarted
 from stepengine.data.outcomes import Failure, Stop, Value
+from stepengine.data.state import RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError, TruncatedReply, UnknownModel
+from stepengine.machine.plan import Finished
+from stepengine.models.base import Provider
 from stepengine.runtime import RetryPolicy
+from tests import strategies
 
 REQUEST = ModelRequest("test/m")
 
@@ -22,9 +28,6 @@ REQUEST = ModelRequest("test/m")
 def one_call(seen):
     def machine(plan, state):
         seen.append((yield CallModel(0, REQUEST)))
-        from stepengine.data.state import RunStatus
-        from stepengine.machine.plan import Finished
-
         return Finished(status=RunStatus.COMPLETED, state=state)
 
     return machine
@@ -171,6 +174,65 @@ async def test_deltas_of_text_and_tool_input_are_shown_with_their_address(world)
 
     assert ["he", "y"] == [e.text for e in events if e.type == "text_delta"]
     assert [("add", '{"a"', 0)] == [(e.tool_name, e.text, e.seq) for e in events if e.type == "tool_input_delta"]
+
+
+class Whole(Provider):
+    """A model without a stream of its own."""
+
+    name = "whole"
+
+    def __init__(self, reply):
+        self.reply = reply
+
+    async def complete(self, request):
+        return self.reply
+
+    def provider_for(self, model):
+        return self
+
+
+class InPieces(Whole):
+    """The same one with a stream, which is the one that every model has."""
+
+    async def stream(self, request):
+        async for delta in super().stream(request):
+            yield delta
+
+
+def called(name, index):
+    return ToolCallPart("", name, {"at": index, "ü": None}, raw_input='{"at' if index == 1 else None)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(reply=strategies.replies)
+@example(
+    reply=ModelReply([TextPart("a"), called("x", 0), ThinkingPart("b"), called("y", 1), TextPart(""), called("z", 2)])
+)
+def test_a_reply_that_comes_whole_is_shown_as_if_it_came_in_pieces(world, reply):
+    shown = []
+    for provider in (Whole(reply), InPieces(reply)):
+        seen, events = [], []
+
+        def machine(plan, state, seen=seen):
+            seen.append((yield CallModel(0, REQUEST, call_id=lambda number: f"c{number + 1}")))
+            return Finished(status=RunStatus.COMPLETED, state=state)
+
+        asyncio.run(world.tree(machine, models=provider, clock=world.JumpingClock(), observers=[events.append]).run())
+        assert reply.content == seen[0].value.content
+        shown.append([{**event.to_json(), "epoch": ""} for event in events])
+
+    assert shown[0] == shown[1]
+    assert [part.tool_name for part in reply.content if type(part) is ToolCallPart] == [
+        told["tool_name"] for told in shown[0] if told["type"] == "tool_input_delta"
+    ]
+
+
+async def test_what_comes_whole_and_is_no_reply_is_a_model_error_also_while_somebody_watches(world):
+    seen, events = [], []
+    await world.tree(one_call(seen), models=Whole({"text": "hey"}), observers=[events.append]).run()
+
+    assert "gave a dict instead of a ModelReply" in seen[0].error.message
+    assert ["model_started", "model_finished"] == [event.type for event in events]
 
 
 @pytest.mark.spec("reliability:MP19", "reliability:R5")

@@ -97,6 +97,22 @@ async def test_a_slow_subscriber_loses_deltas_first_and_is_told():
     assert ["a", "b", "c", "d"] == [e.message for e in events if e.type == "notification"]
 
 
+@pytest.mark.spec("requirements:N7", "reliability:GN34")
+async def test_deltas_are_dropped_again_when_a_reader_falls_behind_a_second_time():
+    slow = Subscription(Hub(), limit=4)
+    for _ in range(2):
+        for index in range(3):
+            slow.put(TextDelta(seq=index, text=str(index)))
+        slow.put(note("a"))
+        for name in "bcde":
+            slow.put(note(name))
+        taken = list(slow.waiting())
+
+        assert ["events_dropped", *4 * ["notification"]] == [e.type for e in taken]
+        assert 4 == taken[0].count
+        assert ["a", "b", "c", "d"] == [e.message for e in taken[1:]]
+
+
 @pytest.mark.spec("reliability:RS09", "reliability:SP16", "interfaces:IF6")
 async def test_who_never_reads_holds_a_bounded_queue_for_the_whole_tree_and_gets_all_text_in_larger_pieces():
     hub = Hub()

@@ -154,25 +154,33 @@ class House:
         """
         Serve within the block.
         """
-        import uvicorn
-
         engine = self.engine()
         places = {"runs": self.folder / "runs", "roots": [self.work], "reports": self.folder / "evals"}
         served = app(
             engine, tokens=self.folder / "tokens.json", drain=0.1, maker=self.maker, **{**places, **self.options}
         )
-        config = uvicorn.Config(served, port=0, log_level="warning", lifespan="on", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        try:
-            until(lambda: server.started or not thread.is_alive())
-            assert server.started, "the server did not start"
-            self.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        with run_server(served) as self.url:
             yield self
-        finally:
-            server.should_exit = True
-            thread.join()
+
+
+@contextmanager
+def run_server(served: Any) -> Iterator[str]:
+    """
+    Run a server in a thread within the block, and give its address.
+    """
+    import uvicorn
+
+    config = uvicorn.Config(served, port=0, log_level="warning", lifespan="on", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        until(lambda: server.started or not thread.is_alive())
+        assert server.started, "the server did not start"
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def until(holds: Any) -> Any:

@@ -814,7 +814,7 @@ MANY = """
     from stepengine.tools.shell import process
 
     most = now = 0
-    started, ended = process.Process.__init__, process.Process.end
+    started, ended = process.CommandProcess.__init__, process.CommandProcess.end
 
     def count(self, *args):
         global most, now
@@ -828,7 +828,7 @@ MANY = """
         now -= 1
         return made
 
-    process.Process.__init__, process.Process.end = count, uncount
+    process.CommandProcess.__init__, process.CommandProcess.end = count, uncount
     tools, resources = ToolRegistry(shell_tools(sys.argv[1])), ResourceMap()
 
     async def one(n):

@@ -490,6 +490,7 @@ class RunPayload:
         known = self._runs.get(path)
         if known is None:
             return
+        # A failure has no value. Only children and bodies of tools have a place here, and these results say how they ended.
         agent, value = self.agents[known.agent], getattr(outcome, "value", None)
         agent["at"] = at
         is_done = isinstance(value, ToolResult) and not value.is_error  # of the body of a tool

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import struct
 import threading
-import time
 import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -37,6 +36,7 @@ from stepengine.permissions import Policy, Rule
 from stepengine.serving import Tokens, app
 from stepengine.serving.access import Logins
 from stepengine.testing import ScriptedModel, tool_call
+from tests.serving.house import run_server, until
 
 SECONDS = 30.0
 WORDS = (
@@ -216,8 +216,6 @@ class Stage:
         """
         Serve within the block.
         """
-        import uvicorn
-
         options: dict[str, Any] = {"drain": 0.1, "max_live": 200, "runs": self.place, **self._options}
         served = app(
             options.pop("engine", None) or self.engine(),
@@ -226,19 +224,11 @@ class Stage:
             ui=True,
             **options,
         )
-        config = uvicorn.Config(served, port=0, log_level="warning", lifespan="on", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        try:
-            until(lambda: server.started or not thread.is_alive())
-            assert server.started, "the server did not start"
-            self.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-            yield self
-        finally:
-            served.end_watching()
-            server.should_exit = True
-            thread.join()
+        with run_server(served) as self.url:
+            try:
+                yield self
+            finally:
+                served.end_watching()
 
     def start(self, agent: str, prompt: str = "", **more: Any) -> str:
         """
@@ -265,14 +255,3 @@ class Stage:
         Wait until a run asks something, and return the question.
         """
         return dict(until(lambda: self.look(run)["questions"])[0])
-
-
-def until(holds: Any) -> Any:
-    """
-    Wait until something holds, and return it.
-    """
-    end = time.monotonic() + SECONDS
-    while not (found := holds()):
-        assert time.monotonic() < end, "it never came to be"
-        time.sleep(0.02)
-    return found

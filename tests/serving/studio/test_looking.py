@@ -54,7 +54,7 @@ def test_any_step_shows_its_variables_its_state_and_what_the_model_saw(client: h
         [t["name"] for t in request["tools"]],
     )
     assert {"tea milk sugar", "Be brief."} <= {message["text"] for message in request["messages"]}
-    assert ("result", "50") == (result["whole"]["kind"], result["whole"]["value"])
+    assert ("result", 50) == (result["whole"]["kind"], result["whole"]["value"])
     assert ("reply", "t/m 7: Add up.") == (second["whole"]["kind"], second["whole"]["value"])
     assert "yield STEP" in dict(third["lines"])[third["place"]["frames"][0]["line"]]
 
@@ -112,7 +112,7 @@ agents, models = [free], ScriptedModel(calls)
         with looking(client_, fork, "#1") as page:
             result = page.look()["now"]["whole"]["value"]
 
-    assert ("ModelReply", "60") == (value["type"], result)
+    assert ("ModelReply", 60) == (value["type"], result)
 
 
 # --- edit and see -----------------------------------------------------------------------------------------------------
