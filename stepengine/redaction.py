@@ -385,6 +385,23 @@ URL_SAFE = str.maketrans("+/", "-_")
 UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-~")
 
 
+class Quiet:
+    """
+    Whether there is nothing to look for in any text, so that whoever writes many need not ask for each.
+
+    Attributes:
+        holds: False for good once it has been.
+    """
+
+    __slots__ = ("holds",)
+
+    def __init__(self, *, holds: bool) -> None:
+        self.holds = holds
+
+
+ALWAYS, NEVER = Quiet(holds=True), Quiet(holds=False)
+
+
 class Keys:
     """
     Secret values that somebody tells of while the process runs.
@@ -395,10 +412,12 @@ class Keys:
         count: How often something new was told; code that caches what follows from the names compares it.
         names: The values, and the name that stands for each.
         forms: What to look for, each with the name that stands for it.
+        quiet: Holds until the next thing is told.
     """
 
     def __init__(self) -> None:
         self.count = 0
+        self.quiet = Quiet(holds=True)
         self.names: dict[str, str] = {}
         self.forms: dict[str, str] = {}
 
@@ -430,12 +449,18 @@ class Keys:
     def _take(self, value: str, name: str) -> None:
         self.names = {**self.names, value: name}
         self.forms = {**self.forms, **dict.fromkeys(forms_of(value), name)}
-        self.count += 1
+        self._end_quiet()
 
     def forget(self) -> None:
         """Know nothing any more: for tests, which share a process."""
         self.names, self.forms = {}, {}
+        self._end_quiet()
+
+    # Last of all: a redactor in another thread that still takes over the old names has taken over the old quiet, too.
+    def _end_quiet(self) -> None:
         self.count += 1
+        over, self.quiet = self.quiet, Quiet(holds=True)
+        over.holds = False
 
 
 GIVEN = Keys()
@@ -486,6 +511,7 @@ class Redactor:
     Attributes:
         shapes: As given.
         rules: As given.
+        quiet: While it holds, no text is ``suspicious``.
     """
 
     def __init__(
@@ -520,6 +546,7 @@ class Redactor:
     def _catch_up(self) -> None:
         """Take over what was told since the last time."""
         keys = self._keys
+        quiet = ALWAYS if keys is None else keys.quiet
         if keys is None:
             self._written, values, self._count = self._own_forms, [*self._own], 0
         else:
@@ -530,6 +557,7 @@ class Redactor:
             self._written, values = {**forms, **self._own_forms}, [*told, *self._own]
         self._ends = sorted({(v[:KEPT_BEGIN], v[-KEPT_END:]) for v in values if len(v) >= MIN_KNOWN})
         self._sought = (*self._written, *self._places)
+        self.quiet = NEVER if self._key or self._written else quiet
         self._begin: re.Pattern[str] | None = None
         self._clean: set[str] = set()
 
@@ -550,7 +578,7 @@ class Redactor:
         keys = self._keys
         if keys is not None and keys.count != self._count:
             self._catch_up()
-        if not (self._key or self._written):
+        if self.quiet.holds:
             return False
         rules = self.rules
         # Places and anchors of such rules belong to decoded values, and cannot be looked for in their JSON.

@@ -548,15 +548,22 @@ MUTANTS = (
     Mutant(
         "an object has the text of an equal one",
         "stepengine/data/json.py",
-        "        if value is kept[0]:\n",
-        "        if value == kept[0]:\n",
+        "    if value is kept[0]:\n",
+        "    if value == kept[0]:\n",
         ("tests/data/test_json_values.py",),
+    ),
+    Mutant(
+        "nobody learns of a key that is told while a run is written",
+        "stepengine/redaction.py",
+        "        over.holds = False\n",
+        "",
+        ("tests/redaction/test_redaction.py", "tests/journal/test_redaction.py"),
     ),
     Mutant(
         "people are asked what is not durable yet",
         "stepengine/journal/encoding.py",
-        "    if type(effect) is AskPerson:\n        return True\n",
-        "",
+        "return kind is AskPerson or (kind not in RUNS",
+        "return kind is not AskPerson and (kind not in RUNS",
         ("tests/journal/test_suspension.py",),
     ),
     Mutant(

@@ -165,8 +165,17 @@ class Place:
 
 
 def of(unit: str, before: str = "", after: str = "") -> Shape:
-    """Return the shape that repeats a unit."""
-    return lambda n: before + (unit * (n // len(unit) + 1))[: max(0, n - len(before) - len(after))] + after
+    """
+    Return the shape that repeats a unit; one that is closed is of whole units: cut ones would be right at some sizes alone, and what
+    reads right and wrong texts takes other ways.
+    """
+
+    def shape(n: int) -> str:
+        room = max(0, n - len(before) - len(after))
+        whole = room // len(unit) * len(unit) if after else room
+        return before + (unit * (n // len(unit) + 1))[:whole] + after
+
+    return shape
 
 
 def ofb(unit: str, before: str = "", after: str = "") -> Shape:

@@ -110,6 +110,7 @@ def bench_for(
     asks_nobody: bool = False,
     hooks: Sequence[str] | None = None,
     others: Sequence[AgentDefinition] = (),
+    script: Provider | None = None,
 ) -> Bench:
     """
     Return an engine for *agent* and those that it may spawn.
@@ -125,6 +126,7 @@ def bench_for(
         asks_nobody: Whether the person at the terminal is not asked, who would have to answer for many runs.
         hooks: The names of the hooks of a recorded run: of those of the command line only these are there; by default all.
         others: More agents that the engine has, with those that they may spawn.
+        script: What answers in place of models; ``None`` for models.
 
     Raises:
         UsageProblem: when an option cannot be used, or the agent's tools need ``--write``, ``--shell`` or ``--web``.
@@ -155,7 +157,7 @@ def bench_for(
         raise UsageProblem(msg)
     if options.base_url and not is_new and not any(options.served):
         options = attrs.evolve(options, served=_recorded_models(options.journal))
-    models = models_of(options, homeless)
+    models = models_of(options, homeless) if script is None else script
     default, problem = _default_model(models, settings)
     options = attrs.evolve(options, place=_place(options) if performs else None)
     engine = Engine(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from stepengine.engine import Engine
     from stepengine.journal import Journal, Purse
     from stepengine.redaction import Redactor
+    from stepengine.testing import RunScript
 
 __all__ = (
     "Budget",
@@ -50,6 +51,7 @@ __all__ = (
     "interrupted_or",
     "models_of_script",
     "purse_of",
+    "run_script_of",
     "script_of",
     "to_the_end",
 )
@@ -193,6 +195,13 @@ def models_of_script(file: str) -> Callable[[], object] | None:
         return None
     replies = script_of(file)
     return lambda: ScriptedModel(replies)
+
+
+def run_script_of(file: str) -> RunScript:
+    """Return what answers each run with the replies of a script from its beginning; errors as ``script_of``."""
+    from stepengine.testing import RunScript
+
+    return RunScript(script_of(file), source=Path(file).name)
 
 
 def script_of(file: str) -> Any:

@@ -90,6 +90,7 @@ class Options:
         stem: The name of the run, where the command line keeps its journal and its options.
         served: The models that a recorded run asked *base_url* for.
         code_mode: Whether the model calls the tools of the agent by programs.
+        script: The file whose replies stand in for models in each run; ``""`` for models.
         ask_for_more: Whether limits ask for more before they end a run.
         asks: Whether what changes something is asked about where no policy is set, as in a chat.
         policy: The ``Policy`` in place of the one that is set; ``None`` for that one.
@@ -134,6 +135,7 @@ class Options:
     stem: str = ""
     served: tuple[str, ...] = ()
     code_mode: bool = False
+    script: str = ""
     ask_for_more: bool = False
     asks: bool = False
     policy: Any = None

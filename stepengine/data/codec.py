@@ -48,7 +48,7 @@ from stepengine.data.fields import (
 )
 from stepengine.data.frozen import is_declared
 from stepengine.data.generated import generated
-from stepengine.data.json import JsonDict, mended, quoted
+from stepengine.data.json import JsonDict, frozen_texts, mended, quoted
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, StepEngineError
 
@@ -448,28 +448,44 @@ def _writer_of(name: str, members: Mapping[str, _Member], style: Style) -> Calla
     order = _order(members, style)
     style = style.inside or style
     known: dict[str, object] = {"style": style, "json": style.json, "quoted": quoted, "JsonDict": JsonDict}
-    lines, texts, absent, seldom = [], dict[str, str](), dict[str, str](), list[str]()
-    for number, field in enumerate(order):
-        if field == "type":
-            continue
+    known |= {"ascii": str.isascii, "slowly": lambda value: style.json(_encode_object(value))}
+    fields = [(number, field) for number, field in enumerate(order) if field != "type"]
+    texts, absent = (
+        {field: _written_by(number, members[field].codec, style, known) for number, field in fields},
+        dict[str, str](),
+    )
+    reads, seldom = {field: f"item{number} = value.{field}" for number, field in fields}, dict[str, str]()
+    for number, field in fields:
         member = members[field]
-        item, known[f"write{number}"] = f"item{number}", member.codec.writer
-        lines.append(f"{item} = value.{field}")
-        texts[field] = _written_by(number, member.codec, style, known)
-        if member.has_default:
-            usual = _usual(number, member, known)
-            if member.computed is not None:
-                lines.append(f"usual{number}_ = {usual}")
-                usual = f"usual{number}_"
-            elif not isinstance(member.default, tuple | Mapping):
-                seldom.append(field)
-            absent[field] = f"{item} is {usual} or not {item} != {usual}"
+        if not member.has_default:
+            continue
+        usual = _usual(number, member, known)
+        if member.computed is not None:
+            reads[field] += f"; usual{number}_ = {usual}"
+            usual = f"usual{number}_"
+        elif not isinstance(member.default, tuple | Mapping):
+            seldom[field] = usual
+        absent[field] = f"item{number} is {usual} or not item{number} != {usual}"
+    lines = _writing(reads, seldom, order, lambda names: _object_text(name, names, texts, absent))
+    return _function(f"writer of {name}", "value", _trying(lines, "slowly"), known)
+
+
+def _writing(
+    reads: Mapping[str, str], seldom: Mapping[str, str], order: Sequence[str], text: Callable[[Sequence[str]], str]
+) -> list[str]:
+    """Return the lines that read an object's members and return its text; what *seldom* has another value than this is read last."""
+    lines = [read for field, read in reads.items() if field not in seldom]
     if seldom:
-        asked = " and ".join([f"item{order.index(field)} is usual{order.index(field)}" for field in seldom])
-        short = [field for field in order if field not in seldom]
-        lines.append(f"if {asked}: return {_object_text(name, short, texts, absent)}")
-    lines.append(f"return {_object_text(name, order, texts, absent)}")
-    return _function(f"writer of {name}", "value", lines, known)
+        asked = " and ".join([f"value.{field} is {usual}" for field, usual in seldom.items()])
+        lines.append(f"if {asked}: return {text([field for field in order if field not in seldom])}")
+    return [*lines, *[reads[field] for field in seldom], f"return {text(order)}"]
+
+
+# A text is asked for being one by what only texts can be asked, since a question for its class takes twice as long as that;
+# whatever is none takes the slow way, which says so.
+def _trying(lines: Sequence[str], instead: str) -> list[str]:
+    """Return lines that do what *lines* do, and where these meet what is no text call the function *instead*."""
+    return ["try:", *[f"    {line}" for line in lines], f"except TypeError: return {instead}(value)"]
 
 
 def _order(members: Mapping[str, _Member], style: Style) -> list[str]:
@@ -522,48 +538,55 @@ class _Pairs(dict[type[Any], Callable[[Any], Texts]]):
 
 def _pair_of(name: str, members: Mapping[str, _Member], style: Style) -> Callable[[Any], Texts]:
     """Return what makes both texts of an instance."""
-    known: dict[str, object] = {"plain": PLAIN.json, "canonical": CANONICAL.json, "quoted": quoted, "pairs": _PAIRS}
+    known: dict[str, object] = {"texts": frozen_texts, "quoted": quoted, "ascii": str.isascii, "pairs": _PAIRS}
     known |= {"JsonDict": JsonDict, "apart": lambda value: (written(value, PLAIN), written(value, style))}
-    read, lines, asked, plain, canonical = [], list[str](), list[str](), dict[str, str](), dict[str, str]()
+    read, lines, asked, plain, canonical = list[str](), list[str](), list[str](), dict[str, str](), dict[str, str]()
+    lists = list[str]()
     for number, (field, member) in enumerate(members.items()):
-        item = f"item{number}"
-        read.append(f"{item} = value.{field}")
         both = _both_by(number, member.codec, known)
         if both is None or (member.has_default and member.codec is not SCALARS[JsonDict]):
             # What is never asked for is never known to have its default, and such an object is always written twice.
-            asked.append(f"{item} is {_usual(number, member, known)}" if member.has_default else "False")
+            asked.append(f"value.{field} is {_usual(number, member, known)}" if member.has_default else "False")
             continue
+        read.append(f"item{number} = value.{field}")
         condition, made = both
         asked.append(condition)
         lines += made
         plain[field], canonical[field] = f"p{number}", f"c{number}"
+        if member.codec.item is not None:
+            lists += [f"p{number}", f"c{number}"]
     read.append(f"if not ({' and '.join(asked)}): return apart(value)")
     texts = [
         _object_text(name, [field for field in order if field == "type" or field in plain], of, {})
         for order, of in ((_order(members, PLAIN), plain), (_order(members, style), canonical))
     ]
-    return _function(f"writer of {name}, twice", "value", [*read, *lines, f"return {', '.join(texts)}"], known)
+    for item in lists:
+        texts = [text.replace(f"{{{item}}}", f"[{{{item}}}]") for text in texts]
+    done = [*read, *lines, f"return {', '.join(texts)}"]
+    return _function(f"writer of {name}, twice", "value", _trying(done, "apart"), known)
 
 
 def _both_by(number: int, codec: Codec, known: dict[str, object]) -> tuple[str, list[str]] | None:
     """Return for what an item must be, and the lines that then make both its texts; ``None`` where its codec has no such way."""
     item, p, c = f"item{number}", f"p{number}", f"c{number}"
     if codec is SCALARS[str]:
-        return f"type({item}) is str and {item}.isascii()", [f"{p} = {c} = quoted({item})"]
+        return f"ascii({item})", [f"{p} = {c} = quoted({item})"]
     if codec is SCALARS[JsonDict]:
-        return f"type({item}) is JsonDict and {item}", [f"{p}, {c} = plain({item}), canonical({item})"]
+        return f"type({item}) is JsonDict and {item}", [f"{p}, {c} = texts({item})"]
     if codec is RAW:
         return f"type({item}) is int and -{SAFE_INT} < {item} < {SAFE_INT}", [f"{p} = {c} = str({item})"]
     if codec.item is None or not codec.item.classes:
         return None
     known[f"of{number}"] = frozenset(codec.item.classes)
-    is_one = f"type({item}) is tuple and len({item}) == 1 and type({item}[0]) in of{number}"
-    inner = [f"p, c = pairs[type({item}[0])]({item}[0])", f"{p}, {c} = f'[{{p}}]', f'[{{c}}]'"]
+    is_one = f"type({item}) is tuple and len({item}) == 1 and type(one{number} := {item}[0]) in of{number}"
+    inner = [f"{p}, {c} = pairs[type(one{number})](one{number})"]
     return is_one, inner
 
 
 def _usual(number: int, member: _Member, known: dict[str, object]) -> str:
     """Return the expression for the default of a field of ``value``."""
+    if member.computed is None and member.default is None:
+        return "None"
     known[f"usual{number}"] = member.default if member.computed is None else member.computed
     return f"usual{number}" if member.computed is None else f"usual{number}(value)"
 
@@ -573,8 +596,9 @@ def _usual(number: int, member: _Member, known: dict[str, object]) -> str:
 def _written_by(number: int, codec: Codec, style: Style, known: dict[str, object]) -> str:
     """Return the expression for the text of an item; what there is most of needs no call of ours."""
     item, otherwise = f"item{number}", f"write{number}(item{number}, style)"
+    known[f"write{number}"] = codec.writer
     if codec is SCALARS[str]:
-        return f"(quoted({item}) if type({item}) is str and {item}.isascii() else {otherwise})"
+        return f"(quoted({item}) if ascii({item}) else {otherwise})"
     if codec is SCALARS[JsonDict]:
         return f"(json({item}) if type({item}) is JsonDict else {otherwise})"
     if codec is RAW:

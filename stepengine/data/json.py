@@ -30,6 +30,7 @@ __all__ = (
     "freeze_object",
     "frozen_compact",
     "frozen_text",
+    "frozen_texts",
     "hint_about",
     "mended",
     "parting",
@@ -299,41 +300,46 @@ def _encoder(*, sort_keys: bool) -> Callable[[Any], str]:
     return lambda value: "".join(chunks(value, 0))
 
 
-def _remembering(make: Callable[[Any], str]) -> Callable[[Any], str]:
-    """
-    Return *make*, which remembers the last frozen object and its text.
-
-    What a model asks a tool for stands in its reply, in the call and in the history, which are written one after the other.
-    """
-    # One variable, not two: another thread may make texts at the same time.
-    last: tuple[object, str] = (None, "null")
-
-    def text(value: Any) -> str:
-        nonlocal last
-        kept = last
-        if value is kept[0]:
-            return kept[1]
-        made = make(value)
-        if type(value) is JsonDict and hasattr(value, "_levels") and len(made) <= MAX_KEPT_TEXT:
-            last = (value, made)
-        return made
-
-    return text
+_compact, _sorted = _encoder(sort_keys=False), _encoder(sort_keys=True)
+# What a model asks a tool for stands in its reply, in the call and in the history, which are written one after the other: so the
+# last frozen object is kept with its texts. One variable, since another thread may make texts at the same time.
+_last: tuple[object, str, str | None] = (None, "null", "null")
 
 
-_sorted = _encoder(sort_keys=True)
-frozen_compact = _remembering(_encoder(sort_keys=False))
-"""Return ``compact(value)`` of a frozen value, or one without cycles."""
+def frozen_compact(value: Any) -> str:
+    """Return ``compact(value)`` of a frozen value, or one without cycles."""
+    global _last  # noqa: PLW0603 - see there
+    kept = _last
+    if value is kept[0]:
+        return kept[1]
+    made = _compact(value)
+    if type(value) is JsonDict and len(made) <= MAX_KEPT_TEXT and hasattr(value, "_levels"):
+        _last = value, made, None
+    return made
 
 
-def _frozen_text(value: Any) -> str:
+def frozen_texts(value: Any) -> tuple[str, str]:
+    """Return both texts of a frozen value, or one without cycles: the compact one, and the canonical one."""
+    global _last  # noqa: PLW0603 - see there
+    kept = _last
+    if value is kept[0] and kept[2] is not None:
+        return kept[1], kept[2]
+    plain = frozen_compact(value)
     is_flat = type(value) is JsonDict and getattr(value, "_levels", 0) == 1
-    text = frozen_compact(value) if is_flat and [*value] == sorted(value) else _sorted(value)
+    text = plain if is_flat and [*value] == sorted(value) else _sorted(value)
+    if "-0.0" in text:
+        text = canonical(value)
+    if value is _last[0]:
+        _last = value, plain, text
+    return plain, text
+
+
+def frozen_text(value: Any) -> str:
+    """Return ``canonical(value)`` of a frozen value, or one without cycles; what may hold ``-0.0`` takes the long way."""
+    if type(value) is JsonDict:
+        return frozen_texts(value)[1]
+    text = _sorted(value)
     return canonical(value) if "-0.0" in text else text
-
-
-frozen_text = _remembering(_frozen_text)
-"""Return ``canonical(value)`` of a frozen value, or one without cycles; what may hold ``-0.0`` takes the long way."""
 
 
 def _plus_zero(value: object) -> object:

@@ -349,16 +349,18 @@ class Transcript(Sequence[Message]):
 
         *fn* must be pure, and *start* the same for every use of *key*.
         """
+        return self.fold_on(key, lambda value, messages: [value := fn(value, message) for message in messages], start)
+
+    def fold_on(self, key: object, fn: Callable[[T, Sequence[Message]], list[T]], start: T) -> T:
+        """Return the same where *fn* is given all the messages that are new, and returns the value after each of them."""
         buffer, length = self._buffer, self._length
         values = buffer.folds.setdefault(key, [])
         known = len(values)
-        if known < length:
-            value, fresh = values[known - 1] if known else start, []
-            for message in buffer.items[known:length]:
-                value = fn(value, message)
-                fresh.append(value)
-            values[known:length] = fresh
-        return values[length - 1] if length else start
+        if known >= length:
+            return values[length - 1] if length else start
+        fresh = fn(values[known - 1] if known else start, buffer.items[known:length])
+        values[known:length] = fresh
+        return fresh[-1]
 
     def text_of_last(self, role: str) -> str:
         """Return the text of the last message of *role*, or ``""`` when there is none."""

@@ -65,7 +65,10 @@ COLUMNS = f"""
     coalesce(v.run, s.workflow_uuid), coalesce(v.owner, ''), coalesce(v.agent, s.attributes->>'agent', ''), {STATUS},
     coalesce(v.created, s.created_at / 1000.0)::double precision, coalesce(v.request, 'null'),
     coalesce(v.session, s.attributes->>'session'), coalesce(v.tries, 0), coalesce(v.error, s.attributes->>'rejected', ''),
-    coalesce(v.is_submitted, true)
+    coalesce(v.is_submitted, true) or s.workflow_uuid is not null
+"""
+"""
+What is known of a run. One that is there was submitted, also where whoever did that died before it could say so.
 """
 ANSWERED = """
     left join dbos.workflow_status a on a.workflow_uuid = coalesce(s.attributes->>'answered', s.workflow_uuid)

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from stepengine.data.frozen import frozen
 from stepengine.data.tools import ToolSpec
+from stepengine.engine.planning import RunRequest
+from stepengine.errors import MissingKey, StepEngineError, UnknownModel
 
 if TYPE_CHECKING:
     from stepengine.engine.engine import Engine
 
-__all__ = ("Described", "described")
+__all__ = ("Described", "described", "missing_model")
 
 
 @frozen(kw_only=True)
@@ -44,3 +46,22 @@ def described(engine: Engine, agent_id: str) -> Described:
         instructions="\n\n".join([text for text in added if text]),
         policy=None if catalog.policy is None else catalog.policy.to_json(),
     )
+
+
+def missing_model(engine: Engine, agent_id: str) -> str:
+    """
+    Return why no run of an agent could begin for want of a model that can be asked, as far as nobody has to be asked; ``""`` where one can.
+
+    Raises:
+        AgentError: when the engine has no such agent.
+    """
+    launcher = engine._launcher  # noqa: SLF001 - of the same floor
+    agent = launcher.catalog.find(agent_id)
+    try:
+        # The model comes first, so that a prompt or params that are wanting, as here, are no matter.
+        launcher.plan(RunRequest(agent=agent))
+    except (MissingKey, UnknownModel) as error:
+        return error.message
+    except StepEngineError:
+        return ""
+    return ""

@@ -320,7 +320,7 @@ class Launcher:
         """
         # Read once, here, where the caller's context still holds: the run itself may begin in another task.
         override = self.override
-        models = override.models or self.models
+        models = (override.models or self.models).for_run()
         hub = request.hub or Hub(self.watchers, self.logger)
         window = partial(self._window, models, offline=recorded.is_whole)
         planner = Planner(

@@ -36,7 +36,7 @@ from stepengine.data.effects import (
     TellRun,
 )
 from stepengine.data.fields import PLAIN, within
-from stepengine.data.json import JsonDict, freeze, quoted, thaw
+from stepengine.data.json import JsonDict, freeze, frozen_texts, quoted, thaw
 from stepengine.data.messages import JsonPart, TextPart, ToolCallPart, ToolResult
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Value, quick_value
@@ -62,7 +62,7 @@ from stepengine.journal.records import (
 )
 from stepengine.machine.plan import RunPlan
 from stepengine.redaction import Redactor
-from stepengine.runtime.performer import Item, is_repeatable
+from stepengine.runtime.performer import Item
 from stepengine.system.writes import FileWrite
 
 __all__ = (
@@ -70,6 +70,7 @@ __all__ = (
     "bare",
     "comparable",
     "describe",
+    "describe_call",
     "differ_in_messages",
     "is_short",
     "may_be_long",
@@ -99,23 +100,36 @@ COMPARED_CHILD = ("agent_id", "run_id", "status", "output")
 def describe(item: Item) -> CallModel | Form:
     """Return the stored form of an effect; a model call stays as it is, it is stored as a difference to earlier ones."""
     effect = item.effect
-    if not isinstance(effect, CallTool):
-        return DESCRIBE[type(effect)](effect)
+    return describe_call(effect, item.plan)[0] if isinstance(effect, CallTool) else DESCRIBE[type(effect)](effect)
+
+
+# Each effect that must last costs a run on a disk one sync. Model calls do not: asked twice they cost money and
+# change nothing outside (reliability:R3).
+def describe_call(effect: CallTool, plan: RunPlan) -> tuple[Form, bool]:
+    """Return the stored form of a call of a tool, and whether its beginning has to outlive a crash, as ``must_last`` says."""
+    tool = effect.tool_name
     form: dict[str, object] = {
         "type": "CallTool",
-        "tool_name": effect.tool_name,
+        "tool_name": tool,
         "input": effect.input,
         "tool_call_id": effect.tool_call_id,
         "source": effect.source,
     }
-    if is_repeatable(item):
-        form["idempotent"] = True
-    if type(effect) is CallBody:
-        form["yields"] = True
-        name = sandbox_of(item.plan, effect.tool_name)
-        if name:
-            form["sandbox"] = name
-    return form
+    binding, lasts = plan.tools.get(tool), True
+    if binding is not None:
+        spec = binding.spec
+        notes = spec.annotations
+        if notes.idempotent or notes.read_only:
+            form["idempotent"] = True
+            # What it writes may be undone.
+            lasts = spec.category == "write" and not notes.read_only
+    if type(effect) is not CallBody:
+        return form, lasts
+    form["yields"] = True
+    name = sandbox_of(plan, tool)
+    if name:
+        form["sandbox"] = name
+    return form, False
 
 
 # Recorded, since another version of a sandbox may work a program out to something else; a divergence below the call
@@ -245,24 +259,14 @@ def name_of(thing: object) -> str:
     return name.rpartition("<locals>.")[2]
 
 
-# Each effect for which this is true costs a run on a disk one sync. Model calls do not: asked twice they cost money and
-# change nothing outside (reliability:R3).
-def must_last(item: Item, form: Any) -> bool:
+def must_last(item: Item, form: Form) -> bool:
     """
     Return whether the beginning of an effect has to outlive a crash: it cannot happen again, may be undone, or people see it.
 
-    *form* is its stored form.
+    *form* is its stored form. Of calls of tools ``describe_call`` says it.
     """
-    effect = item.effect
-    if type(effect) is AskPerson:
-        return True
-    if type(effect) in RUNS or type(effect) in WAITS:
-        return False
-    if type(effect) is CallTool:
-        binding = item.plan.tools.get(effect.tool_name)
-        if binding is not None and binding.spec.category == "write":
-            return not binding.spec.annotations.read_only
-    return not form.get("idempotent")
+    kind = type(item.effect)
+    return kind is AskPerson or (kind not in RUNS and kind not in WAITS and not form.get("idempotent"))
 
 
 def touched_world(form: object) -> bool:
@@ -387,7 +391,7 @@ class _Frame:
         after: The text after them.
         rest: What the fingerprint of a request holds beside its messages.
         is_shared: Whether the journal has the blobs of what is shared.
-        dollars: How many dollar signs stand in its texts.
+        is_special: Whether more of it than what is shared begins with a dollar sign.
     """
 
     request: ModelRequest | None
@@ -396,7 +400,7 @@ class _Frame:
     after: str = ""
     rest: str = ""
     is_shared: bool = False
-    dollars: int = 0
+    is_special: bool = False
 
 
 NO_FRAME = _Frame(None, is_shared=True)
@@ -441,6 +445,8 @@ class Encoder:
         self._inline = inline
         self._bases = _Bases(self.prints)
         self._last_frame = NO_FRAME
+        # What makes the texts of values that were met, those of which nothing is ever left out.
+        self._writers: dict[type[Any], Callable[[Any], str]] = {}
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
         """Let later requests be stored as differences to one that is in the journal already."""
@@ -449,7 +455,7 @@ class Encoder:
     # The short way may be taken only by a text that is sure to need no change, so it is looked through for all that
     # could need one: non-ASCII separators, `$`, length, shapes of secrets. Each look is one search of a C function over
     # the text; a look that finds something by mistake costs time and no correctness.
-    def lines(self, record: Record) -> list[bytes]:
+    def lines(self, record: Record) -> list[bytes]:  # noqa: C901 - a call for each question would cost as much as its answer
         """
         Return the lines of a record: those of its blobs, then its own.
 
@@ -459,31 +465,72 @@ class Encoder:
         """
         made: Any = record
         kind = type(made)
-        frame = NO_FRAME
-        if (kind is not Result and kind is not Intent) or made.read_from is not None:
-            return self._others(record)
         # Of these a journal is full: most are one short text, which is a line as soon as it has its checksum.
         if kind is Result:
-            text = self._outcome(made)
+            path, value = made.path, made.given
+            write = self._writers.get(type(value))
+            if write is None or made._attempts or made._writes:  # noqa: SLF001 - as ``is_plain``, without a call
+                if made.read_from is not None:
+                    return self._others(record)
+                text = self._outcome(made)
+            else:
+                try:
+                    text = f'{{"kind":"result","path":"{path}","seq":{made.seq},"at":{made.at},"value":{write(value)}'
+                except (DataError, RecursionError):
+                    text = self._outcome(made)  # it says where
+        elif kind is not Intent or made.read_from is not None:
+            return self._others(record)
         elif type(made.given) is CallModel:
-            frame = self._frame(made.given.request)
-            text = self._request(made, made.given, frame)
+            return self._lines_of_request(made, made.given)
         else:
             text = self._intent(made, made.given)
         if not text.isascii():
             text = text.translate(SEPARATORS)
-        # One character is found much faster than two, and mostly there is none but those of the blobs.
-        is_special = "$" in text and text.count("$") != frame.dollars and text.count('"$') != len(frame.shared)
-        if is_special or len(text) > self._inline or self._redactor.suspicious(text):
-            return [self._line(m, record) for m in self._pack(record, f"{text}}}", frame)]
-        if not frame.is_shared:
-            # In a run the first request brings the blobs, and nothing else has any.
-            blobs = [self._line(m, record) for m in self._share(frame)]
-            return [*blobs, self._line(f"{text}}}", record)]
+        redactor = self._redactor
+        # One character is found much faster than two, and mostly there is none.
+        is_special = "$" in text and '"$' in text
+        if is_special or len(text) > self._inline or (not redactor.quiet.holds and redactor.suspicious(text)):
+            return self._packed(record, text, NO_FRAME)
         body = text.encode()
-        crc = crc32(body, self._previous)
-        self._previous = crc if self._link else 0
+        self._previous = crc = crc32(body, self._previous)
+        if not self._link:
+            self._previous = 0
         return [body + b',"crc":"%08x"}\n' % crc]
+
+    def _lines_of_request(self, record: Intent, effect: CallModel) -> list[bytes]:
+        """Return the lines of a model call: in a run the first one brings the blobs, and nothing else has any."""
+        request, path, seq, told = effect.request, record.path, record.seq, self._told
+        frame = self._last_frame
+        if frame.request is None or not differ_in_messages(frame.request, request):
+            frame = self._last_frame = self._new_frame(request)
+        fp = record.fp
+        if not fp:
+            fp = record.fp = self.prints.of_request(request, frame.rest)
+        messages = self._bases.difference((path, seq), request.messages, told)
+        if told:
+            told.clear()
+        more = "" if record.gather is None else f',"gather":{record.gather}'
+        text = (
+            f'{{"kind":"intent","path":"{path}","seq":{seq},"fp":"{fp}","effect":{{"type":"CallModel",'
+            f'"purpose":{quoted(effect.purpose)},"request":{frame.before}[{messages}]{frame.after}}}{more}'
+        )
+        if not text.isascii():
+            text = text.translate(SEPARATORS)
+        redactor = self._redactor
+        is_special = frame.is_special or ("$" in messages and '"$' in messages)
+        if is_special or len(text) > self._inline or (not redactor.quiet.holds and redactor.suspicious(text)):
+            return self._packed(record, text, frame)
+        blobs = () if frame.is_shared else self._shared_lines(record, frame)
+        body = text.encode()
+        self._previous = crc = crc32(body, self._previous)
+        if not self._link:
+            self._previous = 0
+        return [*blobs, body + b',"crc":"%08x"}\n' % crc]
+
+    # Apart from the short way, whose variables would be cells of these loops.
+    def _packed(self, record: Record, text: str, frame: _Frame) -> list[bytes]:
+        """Return the lines of a record whose *text*, up to the brace that closes it, holds anything unusual."""
+        return [self._line(members, record) for members in self._pack(record, f"{text}}}", frame)]
 
     # A record that was read is written with the members that it had, those that nobody here knows included: an older
     # version must not strip what a newer one wrote (replay:J34).
@@ -557,6 +604,9 @@ class Encoder:
                 clean = self._redactor.value(data) if self._redactor.suspicious(to_text(data)) else data
                 yield from self._new_blob(fp, clean)
 
+    def _shared_lines(self, record: Record, frame: _Frame) -> list[bytes]:
+        return [self._line(members, record) for members in self._share(frame)]
+
     def _new_blob(self, fp: str, data: object) -> Iterator[Mapping[str, object]]:
         if fp not in self._blobs:
             self._blobs.add(fp)
@@ -575,57 +625,47 @@ class Encoder:
 
     # The texts of records, up to the brace that closes them; fingerprints stand for what is shared.
 
-    def _request(self, record: Intent, effect: CallModel, frame: _Frame) -> str:
-        fp = record.fp = record.fp or self.prints.of_request(effect.request, frame.rest)
-        path, seq, told = record.path, record.seq, self._told
-        messages = self._bases.difference((path, seq), effect.request.messages, told)
-        if told:
-            told.clear()
-        together = "" if record.gather is None else f',"gather":{record.gather}'
-        return (
-            f'{{"kind":"intent","path":"{path}","seq":{seq},"fp":"{fp}","effect":{{"type":"CallModel",'
-            f'"purpose":{quoted(effect.purpose)},"request":{frame.before}[{messages}]{frame.after}}}{together}'
-        )
-
     def _intent(self, record: Intent, stored: Mapping[str, Any]) -> str:
-        fp = record.fp = record.fp or self.prints.of(stored)
+        fp = record.fp
         if stored["type"] == "CallTool" and len(stored) == PLAIN_CALL:
+            # By name: of a form that was read the members stand in any order.
+            tool, (given, canonical) = quoted(stored["tool_name"]), frozen_texts(stored["input"])
+            if not fp:
+                fp = record.fp = self.prints.of_call(stored, tool, canonical)
             form = (
-                f'{{"type":"CallTool","tool_name":{quoted(stored["tool_name"])},"input":{PLAIN.json(stored["input"])},'
+                f'{{"type":"CallTool","tool_name":{tool},"input":{given},'
                 f'"tool_call_id":{quoted(stored["tool_call_id"])},"source":{quoted(stored["source"])}}}'
             )
         else:
+            if not fp:
+                fp = record.fp = self.prints.of(stored)
             form = PLAIN.json(stored)
             if (record.path, record.seq) == ROOT and stored.get("previous"):
                 # Known by its messages, not by its buffer: the run goes on from a copy of this state.
                 self._bases.remember(*ROOT, restored(stored["previous"]).view)
-        together = "" if record.gather is None else f',"gather":{record.gather}'
-        line = f',"program_line":{record.program_line}' if record.program_line else ""
-        return (
-            f'{{"kind":"intent","path":"{record.path}","seq":{record.seq},"fp":"{fp}","effect":{form}{together}{line}'
-        )
+        more = "" if record.gather is None else f',"gather":{record.gather}'
+        if record.program_line:
+            more += f',"program_line":{record.program_line}'
+        return f'{{"kind":"intent","path":"{record.path}","seq":{record.seq},"fp":"{fp}","effect":{form}{more}'
 
     def _outcome(self, record: Result) -> str:
         value = record.given
         kind = type(value)
         if kind not in WHOLE and not self._stable and not record._attempts and not record._writes:  # noqa: SLF001 - as ``is_plain``, without a call
-            text = written(value, PLAIN) if kind in PLAIN.writers else written_any(value, PLAIN)
+            text = written_any(value, PLAIN)
+            if kind in PLAIN.writers:
+                self._writers[kind] = PLAIN.writers[kind]
             return f'{{"kind":"result","path":"{record.path}","seq":{record.seq},"at":{record.at},"value":{text}'
         return PLAIN.json(self._result(record))[:-1]
 
-    # By identity of its parts, which are the same objects from step to step: to compare the schemas of all tools at
-    # each step would cost more than to write them.
-    def _frame(self, request: ModelRequest) -> _Frame:
-        """Return what stands around the messages of a request; in a run it is nearly always the same."""
-        frame = self._last_frame
-        known = frame.request
-        if known is None or not differ_in_messages(known, request):
-            shared = tuple(self._shared_members(request))
-            blobs = {name: {"$blob": fp} for name, fp, _ in shared}
-            members = request_members(request, (), whole=False) | blobs
-            before, _, after = PLAIN.json(members).partition('"messages":[]')
-            frame = self._last_frame = _Frame(request, shared, f'{before}"messages":', after, self.prints.rest(request))
-            frame.dollars = before.count("$") + after.count("$")
+    def _new_frame(self, request: ModelRequest) -> _Frame:
+        """Return what stands around the messages of a request, and of all that are known to differ in nothing else."""
+        shared = tuple(self._shared_members(request))
+        blobs = {name: {"$blob": fp} for name, fp, _ in shared}
+        members = request_members(request, (), whole=False) | blobs
+        before, _, after = PLAIN.json(members).partition('"messages":[]')
+        frame = _Frame(request, shared, f'{before}"messages":', after, self.prints.rest(request))
+        frame.is_special = before.count('"$') + after.count('"$') != len(shared)
         return frame
 
     def _result(self, record: Result) -> dict[str, Any]:
@@ -645,6 +685,8 @@ class Encoder:
         return members
 
 
+# By identity of its parts, which are the same objects from step to step: to compare the schemas of all tools at
+# each step would cost more than to write them.
 def differ_in_messages(one: ModelRequest, other: ModelRequest) -> bool:
     """Return whether two requests are known to differ in nothing but their messages: everything else in them is the same object."""
     return (
@@ -786,16 +828,24 @@ def _is_short_part(part: Any) -> bool:
     return kind is JsonPart and _is_short_json(part.value)
 
 
+# What a model asks a tool for stands in its reply and in the call, one after the other, so the last one is kept.
+_last_short: JsonDict | None = None
+
+
 def _is_short_json(value: Any) -> bool:
+    global _last_short  # noqa: PLW0603 - see there
     kind = type(value)
     if kind is not JsonDict:
         return kind in NUMBERS or (kind is str and len(value) < SHORT)
+    if value is _last_short:
+        return True
     if len(value) > FEW_MEMBERS:
         return False
     for name, item in value.items():
         kind = type(item)
         if len(name) > SHORT or not (kind in NUMBERS or (kind is str and len(item) < SHORT)):
             return False
+    _last_short = value
     return True
 
 
@@ -887,24 +937,26 @@ class _Bases:
 
     # Nearly every request is the one before with something behind it. That is told by identity of the shared beginning,
     # without a look at messages, so a step costs the same at 10 messages and at 10,000 (replay:J39).
-    def difference(self, address: Address, transcript: Transcript, told: Sequence[str]) -> str:
+    def difference(self, address: Address, transcript: Transcript, told: list[str]) -> str:
         """
         Return *transcript* as JSON texts of messages and of slices of earlier requests, and keep it.
 
         Args:
             address: Of the request.
             transcript: Its messages.
-            told: The text of messages that were written already, in order.
+            told: The text of messages that were written already, in order; it is used up.
         """
-        path, _ = address
-        kept, length = self._known.get(path), len(transcript)
+        kept, length = self._known.get(address[0]), len(transcript)
         if kept is not None:
             (_, seq), known, before, longest = kept[-1]
             if 0 < longest == before == known.shared_prefix(transcript):
                 # It goes on from the last one, as it nearly always does.
                 kept.append((address, transcript, length, length))
                 said = f'{{"type":"Slice","seq":{seq},"start":0,"stop":{before}}}'
-                return _joined(said, transcript.since(before), told)
+                if len(told) == length - before:  # what its fingerprint took, which ends with the last message, too
+                    told.insert(0, said)
+                    return ",".join(told)
+                return ",".join([said, *[written(message, PLAIN) for message in transcript.since(before)]])
         items = self._items(address, transcript)
         self.remember(*address, transcript)
         return ",".join([PLAIN.json(i) if type(i) is dict else written(i, PLAIN) for i in items])
@@ -965,13 +1017,6 @@ class _Bases:
             else:
                 yield transcript[index]
             index += count or 1
-
-
-def _joined(said: str, messages: Sequence[Any], told: Sequence[str]) -> str:
-    """Return *said* and the texts of *messages*, one after the other; those that its fingerprint took are there already."""
-    if told and len(told) == len(messages):  # both end with the last message
-        return ",".join([said, *told])
-    return ",".join([said, *[written(message, PLAIN) for message in messages]])
 
 
 def _equal_at(a: Transcript, i: int, b: Transcript, j: int) -> bool:

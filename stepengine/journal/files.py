@@ -264,8 +264,8 @@ class FileWriter(LineWriter):
         except BaseException:
             close_locked(self._fd)
             raise
-        self._held = HeldFile(journal.path, self._fd)
-        self._file, self._inode, self._device = str(journal.path), status.st_ino, status.st_dev
+        self._held = HeldFile(journal.path, self._fd, self._storing)
+        self._file, self._identity = str(journal.path), status[1:3]
         self._is_new = not self._size
 
     def _repair_tail(self, journal: FileJournal) -> Reading:
@@ -296,32 +296,29 @@ class FileWriter(LineWriter):
             status = os.stat(self._file)  # noqa: PTH116 - a path object takes its time
         except OSError:
             status = None
-        if status is None or (status.st_size, status.st_ino, status.st_dev) != (self._size, self._inode, self._device):
+        # By their numbers, as the names of a status are looked up anew each time: inode and device, and the size.
+        if status is None or status[1:3] != self._identity or status[6] != self._size:
             raise self._changed(status)
-        data = lines[0] if len(lines) == 1 else b"".join(lines)
-        held = self._held
+        data = b"".join(lines)
         try:
-            self._fd = held.take()
+            descriptor = self._fd = self._held.take()
         except OSError as error:
             raise self._write_error(said(error)) from error
         try:
-            try:
-                written = self._write(self._fd, data)
-                if written < len(data):
-                    self._write_all(data[written:])
-            except OSError as error:
-                self._write_into_reserve(data, error)
-            if self._sync is not None:
-                self._sync_data(self._sync)
-        finally:
-            held.using.release()
+            written = self._write(descriptor, data)
+            if written < len(data):
+                self._write_all(data[written:])
+        except OSError as error:
+            self._write_into_reserve(data, error)
+        if self._sync is not None:
+            self._sync_data(self._sync)
         self._size += len(data)
         if self._is_new:
             self._sync_name()
 
     def _changed(self, status: os.stat_result | None) -> JournalWriteFailed:
         """Return the error for a file that is not as this writer left it."""
-        if status is None or status.st_ino != self._inode or status.st_dev != self._device:
+        if status is None or status[1:3] != self._identity:
             why = "the file was moved, deleted or replaced during the run"
         else:
             why = f"somebody else wrote to it: it has {status.st_size} bytes, this run left {self._size}"

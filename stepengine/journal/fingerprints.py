@@ -116,21 +116,27 @@ class Fingerprints:
         # Written out, as every second effect of a run is one; the text is what `fingerprinted_part` and the canonical encoder would
         # make of it.
         if form["type"] == "CallTool":
-            text = f'{{"input":{frozen_text(form["input"])},"tool_name":{quoted(form["tool_name"])},"type":"CallTool"}}'
-            if not self.redactor.suspicious(text):
-                return _digits(text)
+            return self.of_call(form, quoted(form["tool_name"]), frozen_text(form["input"]))
+        return self.value(fingerprinted_part(form))
+
+    def of_call(self, form: Mapping[str, Any], name: str, given: str) -> str:
+        """Return the fingerprint of a call of a tool in its stored form; *name* and *given* are the canonical texts of tool and input."""
+        text = f'{{"input":{given},"tool_name":{name},"type":"CallTool"}}'
+        redactor = self.redactor
+        if redactor.quiet.holds or not redactor.suspicious(text):
+            return sha256(text.encode()).hexdigest()[:DIGITS]
         return self.value(fingerprinted_part(form))
 
     def of_request(self, request: ModelRequest, rest: str = "") -> str:
         """Return the fingerprint of a model call; *rest* is what ``rest`` said of it, where it was asked already."""
         # A chain over the messages, kept beside each of them: step n adds one link and does not read the n messages
         # before it (replay:J39).
-        value = request.messages.fold(self._chain_key, self._link, START)
-        for message in request.tail:
-            value = self._link(value, message)
-        if request.tail and self.told:
-            # Step-scoped messages stand in the line by themselves.
-            del self.told[-len(request.tail) :]
+        value = request.messages.fold_on(self._chain_key, self._links, START)
+        if request.tail:
+            value = self._links(value, request.tail)[-1]
+            if self.told:
+                # Step-scoped messages stand in the line by themselves.
+                del self.told[-len(request.tail) :]
         # In canonical JSON the member "messages" is the first.
         text = f'{{"messages":"{value.hex()[:DIGITS]}",{rest or self.rest(request)}'
         return sha256(text.encode()).hexdigest()[:DIGITS]
@@ -201,17 +207,21 @@ class Fingerprints:
         text = written(message, SEEN_OF_MESSAGE)
         return sha256((self._redacted_text(message) if self.redactor.suspicious(text) else text).encode()).digest()
 
-    def _link(self, before: bytes, message: Message) -> bytes:
-        """Return the chain with one more message; step-scoped ones stand at its end."""
-        told = self.told
-        if told is None:
-            text = written(message, SEEN_OF_MESSAGE)
-        else:
-            plain, text = PLAIN_AND_SEEN[type(message)](message)
-            told.append(plain)
-        if self.redactor.suspicious(text):
-            text = self._redacted_text(message)
-        return sha256(before + sha256(text.encode()).digest()).digest()
+    def _links(self, value: bytes, messages: Sequence[Message]) -> list[bytes]:
+        """Return the chain after each of *messages*, going on from *value*; step-scoped ones stand at its end."""
+        told, redactor = self.told, self.redactor
+        chain: list[bytes] = []
+        for message in messages:
+            if told is None:
+                text = written(message, SEEN_OF_MESSAGE)
+            else:
+                plain, text = PLAIN_AND_SEEN[type(message)](message)
+                told.append(plain)
+            if not redactor.quiet.holds and redactor.suspicious(text):
+                text = self._redacted_text(message)
+            value = sha256(value + sha256(text.encode()).digest()).digest()
+            chain.append(value)
+        return chain
 
     def _redacted_text(self, message: Message) -> str:
         data = bare(message)

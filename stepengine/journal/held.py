@@ -45,10 +45,12 @@ class HeldFile:
     Args:
         path: Where it is.
         descriptor: The file, open and locked; it belongs to this object from now on.
+        using: Held by whoever needs the file to stay open; a lock of the system itself, not one that a forked child renews, as a
+            writer refuses there before it takes it.
 
     Attributes:
         descriptor: The open file; ``None`` while it is closed.
-        using: Held by whoever needs the file to stay open.
+        using: As given, or a new one.
     """
 
     # Those that are open and may be closed, the least recently used first.
@@ -58,13 +60,12 @@ class HeldFile:
     _lock: ClassVar[Lock] = Lock()
     _keeping: ClassVar[dict[int, bool]] = {}
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, path: Path, descriptor: int, using: threading.Lock | None = None) -> None:
         status = os.fstat(descriptor)
         self._path = path
         self._device, self._inode = status.st_dev, status.st_ino
         self._mapping: int | None = None
-        # Of the system itself, not one that a forked child renews: a writer refuses there before it takes it.
-        self.using = threading.Lock()
+        self.using = using or threading.Lock()
         self.descriptor: int | None = descriptor
         with self._lock:
             self._all[self] = self._open[self] = None
@@ -75,33 +76,24 @@ class HeldFile:
 
     def take(self) -> int:
         """
-        Return the open file, which stays open until ``give_back``.
+        Return the open file, which stays open while ``using`` is held; whoever calls this holds it.
 
         Raises:
             OSError: when it cannot be opened again.
         """
-        self.using.acquire()
         if self is HeldFile._last and self.descriptor is not None:
             # The order in which files were used stays as it is, and nobody closes one in use: the lock of all files, which every
             # commit took, cost a third of what was left of it beside the system's own work.
             return self.descriptor
-        try:
-            with self._lock:
-                if self.descriptor is None:
-                    self.descriptor = self._opened_again()
-                    self._open[self] = None
-                    self._make_room(bound())
-                elif self in self._open:
-                    self._open.move_to_end(self)
-                HeldFile._last = self
-                return self.descriptor
-        except BaseException:
-            self.using.release()
-            raise
-
-    def give_back(self) -> None:
-        """Let the file be closed while nobody needs it."""
-        self.using.release()
+        with self._lock:
+            if self.descriptor is None:
+                self.descriptor = self._opened_again()
+                self._open[self] = None
+                self._make_room(bound())
+            elif self in self._open:
+                self._open.move_to_end(self)
+            HeldFile._last = self
+            return self.descriptor
 
     def release(self) -> None:
         """Give the lock up, and close the file."""

@@ -123,15 +123,15 @@ class JournaledRun:
         self.kept: list[Input] = []
         self._unwritten: list[Input] = []
         self._writer: Writer | None = None
+        self._write: Callable[[Record], None] = _leave_out
         self._commits: Commits | None = None
         self._is_over = False
         self._give_back: Callable[[], Any] | None = None
         self._models: ModelRegistry | None = None
         self._around: Around | None = None
         self._seed = ""
-        self.waits = False
         self.writes: dict[Address, list[FileWrite]] = {}
-        self.wakes_now = False
+        self.waits = self.wakes_now = False
         self._box: Mailbox | None = None
         self._place = 0
         self._looking = asyncio.Lock()
@@ -286,6 +286,8 @@ class JournaledRun:
 
     def _take(self, writer: Writer) -> Writer:
         self._writer, self._commits = writer, Commits(writer)
+        if self.mode.writes:
+            self._write = writer.append
         self.waits = writer.waits
         # Where a commit blocks (a disk), it goes to a thread and results of one tick share it; where it does not, a
         # thread and a future would cost more than the commit.
@@ -425,7 +427,8 @@ class JournaledRun:
 
     def wrap(self, services: Services) -> Services:
         """Return *services* with the journal built in."""
-        self._models = services.models if self.tells else None
+        # What was made for this run alone knows nothing of what the run did before, unless it is told.
+        self._models = services.models if self.tells or getattr(services.models, "is_for_run", False) else None
         self.is_traced = bool(services.outermost)
         if self.pace is not None:
             self.pace.sleep = services.clock.sleep
@@ -731,14 +734,11 @@ class JournaledRun:
 
     def append(self, record: Record) -> None:
         """Write a record; it is durable with the next commit. A run that is only walked through writes nothing."""
-        if not self.mode.writes:
-            return
-        assert self._writer is not None  # noqa: S101 - there is one from start to end
         # Written with the next record and not when the difference was accepted: a resume that fails at once must leave
         # the journal as it was.
-        if self._unwritten:
+        if self._unwritten and self._writer is not None and self.mode.writes:
             self._write_kept(self._writer)
-        self._writer.append(record)
+        self._write(record)
 
     def _keep_write(self, path: str, seq: int, write: FileWrite) -> None:
         self.writes.setdefault((path, seq), []).append(write)
@@ -933,6 +933,10 @@ class JournaledRun:
 def _letters_behind(box: Mailbox, place: int) -> tuple[list[Letter], int]:
     """Return the letters behind a place, and the next place; waits for the disk."""
     return box.read(place) if box.changed(place) else ([], place)
+
+
+def _leave_out(_: Record) -> None:
+    """Stand in for a writer where nothing is written."""
 
 
 def _nothing(_: ModelRequest) -> None:

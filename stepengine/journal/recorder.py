@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -37,7 +37,7 @@ from stepengine.data.questions import Answer, answered
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.usage import Usage, add_cost
 from stepengine.errors import JournalError, StepEngineError, UnknownOutcome
-from stepengine.journal.encoding import bare, describe, must_last, outcome_members, outcome_of, storable
+from stepengine.journal.encoding import bare, describe, describe_call, must_last, outcome_members, outcome_of, storable
 from stepengine.journal.history import History
 from stepengine.journal.questions import DOUBT, decision_about
 from stepengine.journal.records import Address, Input, Intent, Result, computed_record, shown_address, to_text
@@ -220,11 +220,11 @@ class Recorder:
         for item in batch:
             path, effect, _, gather, _ = item
             kind, seq = type(effect), effect.seq
-            is_model = kind is CallModel
             together = None if gather is None else gather.effects[0].seq
-            intent = Intent(path, seq, effect if is_model else describe(item), "", together)  # type: ignore[arg-type]
-            if not is_model:
-                intent.program_line = getattr(effect, "program_line", 0)
+            if kind is CallModel:
+                intent, must = Intent(path, seq, effect, "", together), False  # type: ignore[arg-type]
+            else:
+                intent, must = _intent_of(item, together)
             is_new = replayer is None or not replayer.meets(item, intent)
             if is_new:
                 fresh.append(item)
@@ -235,7 +235,7 @@ class Recorder:
                     run.append(intent)
                 except StepEngineError as error:
                     raise run.fail(error) from error.__cause__
-                lasts = lasts or (not is_model and must_last(item, intent.given))
+                lasts = lasts or must
             self._next[path] = seq + 1
             if kind in BARE:
                 continue
@@ -243,7 +243,8 @@ class Recorder:
                 run.begins((path, seq))
             if kind in WAITS and (is_new or self._copies_begun((path, seq))):
                 self._keep_waking(item)
-        self._has_begun = self._has_begun or bool(fresh)
+        if fresh:
+            self._has_begun = True
         if not (self._owed or (lasts and fresh and run.waits)):
             return self._inner.begin(fresh)
         owed, waiting = self._owed, self._lasting()
@@ -304,12 +305,19 @@ class Recorder:
     # run again over their own.
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Answer an effect from the record, or perform and record it."""
+        return self._perform(self._inner, item, io)
+
+    def around(self, inner: Performer) -> Performer:
+        """Return who records in one and the same record what *inner* performs."""
+        return _Around(self.begin, partial(self._perform, inner))
+
+    def _perform(self, inner: Performer, item: Item, io: IO) -> Awaitable[Single]:
         run, replayer = self._run, self._replayer
         if run.fatal is not None:
             return self._stop_diverged(run.fatal)
         starts = type(item.effect) in STARTS
         if starts or replayer is None:
-            return self._start(item, io) if starts else self._live(item, io, [])
+            return self._start(item, io) if starts else self._live(item, io, [], inner)
         address = (item.path, item.effect.seq)
         known = replayer.result(address)
         if known is not None:
@@ -526,10 +534,12 @@ class Recorder:
 
     # What was used is written down also where the call is stopped: the exception takes nothing along, and nobody who
     # comes later could know.
-    async def _live(self, item: Item, io: IO, attempts: list[object], *, again: bool = False) -> Single:
+    async def _live(
+        self, item: Item, io: IO, attempts: list[object], inner: Performer | None = None, *, again: bool = False
+    ) -> Single:
         noting = Attempts(io, attempts) if type(item.effect) is CallModel else self._noting(item, io)
         try:
-            outcome = await self._inner.perform(item, noting)
+            outcome = await (inner or self._inner).perform(item, noting)
         except BaseException:
             self._note_stopped(item, io)
             raise
@@ -567,8 +577,9 @@ class Recorder:
                 self._keep_begun(item, outcome.begun, at)
             return attrs.evolve(outcome, at=at), (), None
         settled = self._as_read_back(item, outcome, at)  # type: ignore[arg-type]
-        is_bare = type(settled) is Value and not settled.inputs and settled.value is not None
-        given = settled.value if is_bare else settled  # type: ignore[union-attr]
+        given: Any = settled
+        if type(settled) is Value and not settled.inputs and settled.value is not None:
+            given = settled.value
         try:
             run.append(Result(path, seq, at, given, tuple(attempts), None, writes))
         except StepEngineError as error:
@@ -663,6 +674,31 @@ class Recorder:
             if question.id not in waiting and given is not None:
                 said = {"question_id": question.id, "answer": bare(answered(given, question))}
                 self._append(Input(item.path, effect.seq, at, {"type": "Answered", **said}))
+
+
+def _intent_of(item: Item, together: int | None) -> tuple[Intent, bool]:
+    """Return the record that an effect begins, no model call, and whether that must last."""
+    path, effect, plan, _, _ = item
+    if isinstance(effect, CallTool):
+        form, lasts = describe_call(effect, plan)
+        return Intent(path, effect.seq, form, "", together, None, "", None, effect.program_line), lasts
+    form = cast("Mapping[str, Any]", describe(item))
+    line = getattr(effect, "program_line", 0)
+    return Intent(path, effect.seq, form, "", together, None, "", None, line), must_last(item, form)
+
+
+class _Around:
+    """A performer of two functions."""
+
+    __slots__ = ("begin", "perform")
+
+    def __init__(
+        self,
+        begin: Callable[[Sequence[Item]], Awaitable[None]],
+        perform: Callable[[Item, IO], Awaitable[Single]],
+    ) -> None:
+        self.begin = begin
+        self.perform = perform
 
 
 def _halted_with(stop: Stop, ended: ChildResult | BodyEnd | None) -> Stop:

@@ -33,6 +33,7 @@ from stepengine.errors import (
     JournalLocked,
     JournalMissing,
     JournalWriteFailed,
+    StepEngineError,
 )
 from stepengine.journal.altered import chain_of
 from stepengine.journal.encoding import MAX_INLINE, PLAIN_CALL, Encoder, differ_in_messages, is_short, may_be_long
@@ -606,9 +607,10 @@ class LineWriter(Writer):
             stable=journal.stable,
             inline=journal.inline,
         )
+        self._encode = self._encoder.lines
         self._lines: list[bytes] = []
         self._chain = _chain_of(journal, self.history)
-        # One commit after the other: lines are chained, and a file has one end.
+        # One commit after the other: lines are chained, and a file has one end. While it is held the file stays open.
         self._storing = threading.Lock()
         self._broken: JournalError | None = None
         self._reserve: Reserve | None = None
@@ -633,22 +635,35 @@ class LineWriter(Writer):
             self._check()
         # Only an intent can still be refused. A result has happened, and a mebibyte is kept for it on the disk
         # (reliability:JR08, JR09).
-        if type(record) is Intent and self._reserve is not None and self._reserve.is_short:
-            self._need_room(self._reserve)
-        chain = self._chain
-        if chain is not None and chain.has_found:
+        reserve = self._reserve
+        if reserve is not None and reserve.is_short and type(record) is Intent:
+            self._need_room(reserve)
+        if self._chain is not None:
+            self._append_signed(record, self._chain)
+            return
+        try:
+            self._lines += self._encode(record)
+        except (JournalError, DataError) as error:
+            self._break(error)
+            raise
+
+    def _append_signed(self, record: Record, chain: Chain) -> None:
+        """Add a record to a journal that is signed, with the signatures that are due around it."""
+        if chain.has_found:
             self._sign(chain)
         try:
-            lines = self._encoder.lines(record)
+            lines = self._encode(record)
         except (JournalError, DataError) as error:
-            # What comes next would be chained to a line that does not exist.
-            self._broken = self._write_error(str(error))
+            self._break(error)
             raise
-        self._lines.extend(lines)
-        if chain is not None:
-            chain.take(record, lines)
-            if chain.is_due:
-                self._sign(chain)
+        self._lines += lines
+        chain.take(record, lines)
+        if chain.is_due:
+            self._sign(chain)
+
+    def _break(self, error: StepEngineError) -> None:
+        """Give up: what comes next would be chained to a line that does not exist."""
+        self._broken = self._write_error(str(error))
 
     def _sign(self, chain: Chain, *, closes: bool = False) -> None:
         """Add a signature, which vouches for everything before it."""
@@ -682,10 +697,10 @@ class LineWriter(Writer):
             if self._broken is not None:
                 raise self._broken
             lines = self._lines
-            if not lines:
+            taken = lines[:]
+            if not taken:
                 return
             # Another thread may add behind the end meanwhile.
-            taken = lines[:]
             del lines[: len(taken)]
             try:
                 self._store(taken)
@@ -750,7 +765,7 @@ class LineWriter(Writer):
 
     @abc.abstractmethod
     def _store(self, lines: list[bytes]) -> None:
-        """Make *lines* durable, all or none of them; raise ``JournalWriteFailed`` for good otherwise."""
+        """Make *lines* durable, all or none of them, with ``_storing`` held; raise ``JournalWriteFailed`` for good otherwise."""
 
     @abc.abstractmethod
     def _release(self) -> None:

@@ -230,6 +230,10 @@ class Provider(ABC):
             yield delta
         yield ReplyDone(reply)
 
+    def for_run(self) -> Provider:
+        """Return what answers one run; asked for each that begins or goes on, and by default the provider itself for all of them."""
+        return self
+
     def answered(self, request: ModelRequest) -> None:  # noqa: B027 - most providers need not know
         """Take note of a call that the record of a test answers in place of this provider; by default that means nothing."""
 

@@ -59,6 +59,10 @@ class Models:
         info: What the caller knows of models, by model string; it wins over the package's data.
         discover: Whether installed packages may add providers, through the entry-point group ``stepengine.models``. They
             are looked for when a prefix is not known otherwise, and never replace one that is.
+
+    Attributes:
+        aliases: As given.
+        is_for_run: Whether ``for_run`` made it: what answers there has answered nothing before.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class Models:
         self._sources: dict[str, ProviderSource] = {}
         self._providers: dict[str, Provider] = {}
         self._only: Provider | None = None
+        self.is_for_run = False
         self._served: dict[str, Provider] = {}
         self._info = dict(info or {})
         for prefix, provider in (providers or {}).items():
@@ -153,6 +158,16 @@ class Models:
             return cls(value)
         msg = f"models must be a Provider, a mapping from prefix to Provider, a Models or None, not a {type(value).__name__}"
         raise UnknownModel(msg)
+
+    def for_run(self) -> Models:
+        """Return what serves one run: this registry, unless its one provider has another for each run."""
+        own = None if self._only is None else self._only.for_run()
+        if own is self._only:
+            return self
+        made = Models.of(own)
+        # What was asked of a provider in one run is known to the next.
+        made.aliases, made._info, made.is_for_run = self.aliases, self._info, True  # noqa: SLF001 - one of this class
+        return made
 
     def register(self, prefix: str, provider: ProviderSource) -> None:
         """

@@ -958,7 +958,8 @@ def is_deferred(item: Item) -> bool:
     if type(effect) is not CallTool:
         return False
     binding = item.plan.tools.get(effect.tool_name)
-    return binding is not None and type(binding.runs) is Ordinary and getattr(binding.runs.tool, "deferred", False)
+    runs = None if binding is None else binding.runs
+    return type(runs) is Ordinary and getattr(runs.tool, "deferred", False)
 
 
 class Deferred:

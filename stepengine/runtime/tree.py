@@ -350,7 +350,9 @@ class RunTree:
             return None
         if wrapping is None or not services.middlewares:
             return self.innermost
-        return wrapping.recording
+        # Nothing is refused and nothing stopped here, which is what stands between who records and the innermost.
+        around: Callable[[Performer], Performer] | None = getattr(wrapping.recording, "around", None)
+        return wrapping.recording if around is None or len(services.middlewares) > 1 else around(self.innermost)
 
     def _price(self, model: str, usage: Usage) -> Decimal | None:
         return None if self.services.pricing is None else self.services.pricing(model, usage, self.now())

@@ -66,6 +66,7 @@ def app(
     ui: bool = False,
     maker: Maker | None = None,
     sources: Sources | None = None,
+    script: str = "",
 ) -> Application:
     """
     Return an ASGI application that starts, shows and keeps runs; `GET /openapi.json` describes what it takes.
@@ -102,6 +103,8 @@ def app(
             go back in runs, show what an edit does to one, and judge them, none of which imports the authors' code here.
         sources: The files that *engine* was made of: when they were saved, runs that begin from then on have an engine that is made
             of them anew. Of a ``DurableEngine``, whose workers are elsewhere, nothing is.
+        script: What the script is called that answers in place of the models of *engine*, such as ``"replies.json"``: the page and
+            the list of agents tell it, so that nobody takes its replies for a model's.
 
     Raises:
         AgentError: when there is no agent of an id in *agents*.
@@ -164,6 +167,7 @@ def app(
         exception_handlers={Exception: _problem_response, HTTPException: _problem_response},
     )
     _furnish(served, kept, hooks, metrics=metrics, shares=shares, reports=shown)
+    served.state.script = script
     served.state.operations, served.state.workshop = operations, None if maker is None else Workshop(kept, maker)
     return Application(
         served,

@@ -325,8 +325,11 @@ class DurableRuns:
         return look
 
     async def _under_way(self, row: RunRow) -> RunStanding:
-        asked = await self._operator.waiting(row.run)
-        rests = row.run in await self._operator.resting([row.run]) if row.status == "running" else False
+        # Of one look: what a run that rests asks, asked for by itself, would be what it asked before or after that, and whoever
+        # waits for its question would be told that there is none.
+        resting = await self._operator.resting([row.run]) if row.status == "running" else {}
+        rests = row.run in resting
+        asked = resting[row.run][0] if rests else await self._operator.waiting(row.run)
         return RunStanding(
             row=row,
             status="suspended" if rests else "running",

@@ -17,8 +17,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from stepengine.ag_ui.asked import KEY as PAGE_KEY
 from stepengine.data.codec import bare, plain
 from stepengine.data.questions import Answer, AnswerLike, Question
-from stepengine.engine.describing import described
-from stepengine.errors import AnswerRejected, InputError, LimitExceeded, StepEngineError
+from stepengine.engine.describing import described, missing_model
+from stepengine.errors import AnswerRejected, InputError, LimitExceeded, MissingKey, StepEngineError
 from stepengine.journal.history import engine_version
 from stepengine.judging.origins import origin_of
 from stepengine.serving.access import caller_of
@@ -188,6 +188,10 @@ class AgentView(View):
     tools: list[str]
     spawns: list[str]
     model: Annotated[str | None, Field(description="Null where the caller of the engine says it.")] = None
+    missing: Annotated[
+        str | None,
+        Field(description="What it lacks to be started, such as the key of its model; needs the scope admin."),
+    ] = None
 
 
 class ToolSpecView(View):
@@ -232,6 +236,7 @@ class AgentList(View):
             description="Why the files cannot be loaded as they are now: nothing is started, and these agents are the last that could."
         ),
     ] = None
+    script: Annotated[str | None, Field(description="The script that answers in place of models.")] = None
 
 
 class StartedRun(View):
@@ -489,8 +494,15 @@ def _agent_view(agent: AgentDefinition) -> dict[str, Any]:
 async def list_agents(request: Request) -> Response:
     runs = await _renewed(request)
     broken = runs.broken.message if isinstance(runs, Runs) and runs.broken is not None else None
-    agents = [AgentView(**_agent_view(runs.engine.agent(id_))) for id_ in runs.agents]
-    return _json(AgentList(agents=agents, broken=broken))
+    # Of runs in a database it matters what workers have, which may be elsewhere.
+    is_told, engine = caller_of(request).may("admin") and isinstance(runs, Runs), runs.engine
+    # To look for a key may import what a provider needs.
+    lacks = await asyncio.to_thread(lambda: [missing_model(engine, id_) if is_told else "" for id_ in runs.agents])
+    agents = [
+        AgentView(**_agent_view(engine.agent(id_)), missing=lack or None)
+        for id_, lack in zip(runs.agents, lacks, strict=True)
+    ]
+    return _json(AgentList(agents=agents, broken=broken, script=request.app.state.script or None))
 
 
 async def _renewed(request: Request) -> AnyRuns:
@@ -568,7 +580,15 @@ async def start_run(request: Request) -> Response:
     if body.turn and key is not None:
         msg = "turn: a turn has no Idempotency-Key: of two who take it the second is refused"
         raise InputError(msg, issues=(msg,))
-    run, is_new = await _runs(request).start(caller_of(request), await _turned(request, body, asked), key=key)
+    caller, asked = caller_of(request), await _turned(request, body, asked)
+    try:
+        run, is_new = await _runs(request).start(caller, asked, key=key)
+    except MissingKey as error:
+        # Whoever may do everything is whoever runs the server, as far as anybody can tell: of no use to them is that they
+        # are to look where it was started.
+        if not caller.may("admin"):
+            raise
+        raise Problem(error.message, status=503, kind="missing_key") from error
     return _started_response(request, run, is_new=is_new)
 
 

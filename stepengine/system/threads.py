@@ -75,7 +75,7 @@ class _Job:
         self.loop = loop
         self.tells = tells
         self.context = contextvars.copy_context()
-        self.future: asyncio.Future[Any] = loop.create_future()
+        self.future: asyncio.Future[Any] | None = None if tells is not None else loop.create_future()
         self.lock = threading.Lock()
         self.started = self.done = self.abandoned = False
         self.thread = ""
@@ -95,7 +95,7 @@ class _Job:
         if self.tells is not None:
             succeeded, value = self.outcome
             self.tells(*((value, None) if succeeded else (None, value)))
-        elif not self.future.done():
+        elif self.future is not None and not self.future.done():
             self.future.set_result(None)
 
 
@@ -152,6 +152,7 @@ class ThreadPool:
         job = _Job(name, body, asyncio.get_running_loop())
         if signal is not None:
             job.context.run(CANCELLED.set, signal)
+        assert job.future is not None  # noqa: S101 - nobody else is told
         self._submit(job)
         try:
             await job.future

@@ -25,7 +25,7 @@ from stepengine.testing.cassette import Cassette, CassetteMiss, CassetteUnused
 from stepengine.testing.cleaning import vcr_config
 from stepengine.testing.faults import Fault
 from stepengine.testing.rehearsal import run_with
-from stepengine.testing.scripted import ScriptedModel, failure, text, thinking, tool_call, tool_calls
+from stepengine.testing.scripted import RunScript, ScriptedModel, failure, text, thinking, tool_call, tool_calls
 from stepengine.testing.simulation import Simulated, SimulationFailed, simulate
 from stepengine.testing.walk import Walk
 
@@ -58,6 +58,7 @@ __all__ = (
     "JournalFixture",
     "RecordTransport",
     "ReplayTransport",
+    "RunScript",
     "ScriptedModel",
     "Simulated",
     "SimulationFailed",

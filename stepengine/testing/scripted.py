@@ -7,6 +7,7 @@ What lives here knows requests and replies and nothing of any wire.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import aclosing
 from decimal import Decimal, InvalidOperation
 from inspect import iscoroutine, iscoroutinefunction, isgenerator, isgeneratorfunction
 from typing import Any, TypeAlias
@@ -45,7 +46,7 @@ from stepengine.models._json import call_part
 from stepengine.models.base import Provider, deltas_of
 from stepengine.system.after_fork import Lock
 
-__all__ = ("Failing", "Script", "ScriptedModel", "failure", "text", "thinking", "tool_call", "tool_calls")
+__all__ = ("Failing", "RunScript", "Script", "ScriptedModel", "failure", "text", "thinking", "tool_call", "tool_calls")
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 ASSISTANT_PARTS = (TextPart, ThinkingPart, RefusalPart, ToolCallPart, ImagePart, DocumentPart, OpaquePart, CitationPart)
@@ -202,6 +203,7 @@ class ScriptedModel(Provider):
 
     name = "scripted"
     default_model = "scripted/default"
+    source = ""
 
     def __init__(self, replies: Iterable[Script] | Callable[[ModelRequest], Play] = (), *, chunk: int = 4) -> None:
         self._always = replies if callable(replies) else None
@@ -284,7 +286,51 @@ class ScriptedModel(Provider):
             return self._always
         if index < len(self._script):
             return self._script[index]
-        raise _exhausted(request, len(self._script), index)
+        raise _exhausted(request, len(self._script), index, self.source)
+
+
+class RunScript(ScriptedModel):
+    """
+    The script of every run of an engine: each gets *replies* from the first on, and its children the same ones.
+
+    A run that is resumed or forked goes on behind the replies that its record holds. A reply that says neither what it used nor
+    what it cost was free, and one that does not say which model it came from says that it came from this script, so that nobody who
+    reads a record takes it for a model's.
+
+    Args:
+        replies: As for ``ScriptedModel``.
+        source: What the script is called, such as the name of its file.
+        chunk: As for ``ScriptedModel``.
+
+    Raises:
+        DataError: as ``ScriptedModel`` does.
+    """
+
+    def __init__(
+        self, replies: Iterable[Script] | Callable[[ModelRequest], Play], *, source: str = "script", chunk: int = 4
+    ) -> None:
+        super().__init__(replies, chunk=chunk)
+        self.source = source
+
+    def for_run(self) -> RunScript:
+        """Return the same script at its beginning, for one run."""
+        return RunScript(self._script if self._always is None else self._always, source=self.source, chunk=self._chunk)
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        """Return the next reply, or raise what the script says."""
+        return self._signed(await super().complete(request))
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
+        """Give the next reply in deltas of a few characters, then the reply itself."""
+        inner: Any = super().stream(request)
+        async with aclosing(inner) as deltas:
+            async for delta in deltas:
+                yield ReplyDone(self._signed(delta.reply)) if type(delta) is ReplyDone else delta
+
+    def _signed(self, reply: ModelReply) -> ModelReply:
+        if reply.cost is None and reply.usage is None:
+            reply = attrs.evolve(reply, cost=Decimal(0))
+        return reply if reply.model is not None else attrs.evolve(reply, model=f"{self.name}/{self.source}")
 
 
 def _played(item: Any, request: ModelRequest) -> ModelReply:
@@ -334,13 +380,13 @@ def _name_of(function: object) -> str:
     return getattr(function, "__qualname__", repr(function))
 
 
-def _exhausted(request: ModelRequest, written: int, index: int) -> ModelError:
+def _exhausted(request: ModelRequest, written: int, index: int, source: str) -> ModelError:
     messages = request.all_messages
     first = max(0, len(messages) - SHOWN_MESSAGES)
     shown = "".join(f"\n  message {i}, {m.role}: {_message_text(m)}" for i, m in enumerate(messages[first:], first))
     replies = "1 reply" if written == 1 else f"{written} replies"
     msg = (
-        f"the script has {replies}, and this is request {index + 1} (model {request.model!r}, "
+        f"the script{source and f' {source}'} has {replies}, and this is request {index + 1} (model {request.model!r}, "
         f"{len(messages)} messages); add a reply, or ask less. The request ends with:{shown or ' no message'}"
     )
     return ModelError(msg, kind="script")

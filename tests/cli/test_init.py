@@ -121,6 +121,30 @@ def test_what_it_says_to_type_can_be_typed_whatever_the_folder_is_called(
     assert "\n  cd " not in said
 
 
+def test_its_last_lines_are_what_works_without_a_key_and_name_files_that_are_there(tmp_path: Path) -> None:
+    said = made(tmp_path).output.partition("What works right now, without a key and without a network:\n")[2]
+    typed = [line.strip() for line in said.splitlines() if re.match(r"  \S", line)]
+
+    assert [
+        "python -m pytest",
+        f"stepengine show {JOURNAL}",
+        "stepengine eval evals/todos.py",
+        "stepengine studio --script tests/replies.json",
+    ] == typed
+    named = [word for line in typed for word in line.split() if "/" in word]
+    assert [True] * 3 == [(tmp_path / word).is_file() for word in named]
+
+
+def test_where_the_packages_of_the_studio_are_missing_it_says_how_they_come_from_its_own_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepengine.cli.commands.init.find_spec", lambda name: None if name == "uvicorn" else name)
+    said = made(tmp_path).output
+
+    assert '\n  python -m pip install "$(ls vendor/stepengine-*.whl)[serve]"\n      for the studio\n' in said
+    assert "[test]" not in said
+
+
 def test_where_python_is_another_one_it_first_says_how_the_environment_is_entered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,8 +72,10 @@ def test_where_it_is_not_installed_it_comes_from_the_working_folder(monkeypatch:
 def test_a_project_and_its_ci_install_from_the_wheel_that_the_project_keeps() -> None:
     files = {f.name: f.read_text(encoding="utf-8") for f in TEMPLATE.rglob("*.sample")}
 
-    assert INSTALL in files["README.md.sample"]
-    assert f"- run: {INSTALL}\n" in files["tests.yml.sample"]
+    tested = INSTALL.format(extra="test")
+    assert tested in files["README.md.sample"]
+    assert INSTALL.format(extra="serve") in files["README.md.sample"]
+    assert f"- run: {tested}\n" in files["tests.yml.sample"]
     assert "stepengine" not in "".join(
         [x for x in files["pyproject.toml.sample"].splitlines() if not x.startswith("#")]
     )

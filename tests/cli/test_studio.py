@@ -148,17 +148,58 @@ def test_agents_that_nobody_trusts_are_not_run_and_it_says_how_to_trust_them(pro
         (["empty"], "`stepengine init DIR` makes a project"),
         (["asker.py"], "--agents names a file of agents"),
         (["--host", "0.0.0.0"], "lets other machines in"),
+        (["--script", "none.json"], "--script 'none.json': none.json cannot be read"),
+        (["--script", "bad.json"], "--script 'bad.json' is a list of replies, not dict"),
+        (["--script", "bad.yaml"], "a reply is a text, a call"),
+        (["--script", "bad.py"], "bad.py holds no 'replies'"),
+        (["--script", "good.json", "--base-url", "http://localhost:1/v1"], "name two kinds of models"),
+        (["--script", "good.json", "--agents", "shop:make"], "shop:make makes an engine with models of its own"),
+        (["--script", "good.json", "--runs", "postgresql://nowhere/db"], "is for runs of a folder or of RUNS.db"),
     ],
 )
 def test_what_cannot_be_opened_is_refused_in_words(project: Path, words: list[str], said: str) -> None:
     (project / "empty").mkdir()
     (project / "asker.py").write_text(SHOP)
+    for name, held in (("bad.json", '{"a": 1}'), ("bad.yaml", "- 7"), ("bad.py", ""), ("good.json", '["yes"]')):
+        (project / name).write_text(held)
     assert 0 == typed(project, "trust").returncode
     result = typed(project, "studio", *words, "--no-open", "--port", "0")
 
     assert 2 == result.returncode
     assert said in " ".join(result.stderr.split())
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.spec("studio:ST12")
+@pytest.mark.parametrize("own", ["", "models = ScriptedModel(['of the file'])"])
+def test_a_served_script_answers_also_in_place_of_models_that_the_file_brings_and_says_so_where_it_was_typed(
+    project: Path, own: str
+) -> None:
+    (project / "one.py").write_text(
+        "from stepengine import AgentDefinition\nfrom stepengine.testing import ScriptedModel\n"
+        f"agent = AgentDefinition('one', model='anthropic/claude-haiku-4-5')\n{own}\n"
+    )
+    (project / "said.py").write_text("replies = [lambda request: f'asked {request.messages[-1].text}']\n")
+    line = [sys.executable, "-m", "stepengine", "serve", "one.py", "--script", "said.py", "--port", "0"]
+    keys = {"ANTHROPIC_API_KEY": "", "ANTHROPIC_AUTH_TOKEN": ""}
+    process = subprocess.Popen(line, cwd=project, env=environment(project) | keys, text=True, stderr=subprocess.PIPE)
+    try:
+        assert process.stderr is not None
+        said = process.stderr.readline() + process.stderr.readline() + process.stderr.readline()
+        url, token = re.search(r"http://[\d.:]+", said), re.search(r"sk-stepengine-[\w-]+", said)
+        assert url is not None, said
+        assert token is not None, said
+        headers = {"authorization": f"Bearer {token[0]}"}
+        with httpx2.Client(base_url=url[0], headers=headers, trust_env=False, timeout=SECONDS) as client:
+            run = client.post("/runs", json={"agent": "one", "prompt": "this"}).raise_for_status().json()["run_id"]
+            while (view := client.get(f"/runs/{run}").json())["status"] == "running":
+                pass
+    finally:
+        process.kill()
+        process.communicate()
+
+    assert ("completed", "asked this") == (view["status"], view["text"]), view["error"]
+    assert "the script said.py answers in place of models, which are not asked" in said
 
 
 def test_a_tool_of_an_agent_cannot_open_it(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:

@@ -259,3 +259,11 @@ def test_a_journal_in_memory_gives_the_lines_of_what_it_was_given() -> None:
     writer.append(given[0])
     assert all(a is b for a, b in zip(once, journal.records(), strict=False))
     assert len(given) + 1 == len(journal.records())
+
+
+def test_the_members_of_a_call_that_was_read_may_stand_in_any_order() -> None:
+    form = {"type": "CallTool", "tool_name": "add", "input": freeze({"a": 1}), "tool_call_id": "c", "source": "model"}
+    turned = dict(reversed(form.items()))
+
+    assert line_of(Intent("", 0, form)) == line_of(Intent("", 0, turned))
+    assert list(form) == list(json.loads(line_of(Intent("", 0, turned)))["effect"])

@@ -182,17 +182,33 @@ def test_a_redactor_learns_of_keys_that_are_told_later_and_a_variable_names_them
     redactor = Redactor({}, shapes=False, keys=keys)
     before = redactor.key
     assert KEY == redactor.text(KEY)
+    assert redactor.quiet.holds
     assert not redactor.suspicious(KEY)
     keys.tell(KEY, "anthropic_api_key")
     keys.tell(KEY, "openai_api_key")
 
+    assert not redactor.quiet.holds
     assert redactor.suspicious(KEY)
+    assert not redactor.quiet.holds
     assert "<redacted:anthropic_api_key>" == redactor.text(KEY)
     assert redactor.key not in ("", before)
     keys.learn({"MY_KEY": KEY, "HOME": "/home/somebody"})
     assert "<redacted:MY_KEY>" == redactor.text(KEY)
     assert "<redacted:OTHER>" == Redactor({KEY: "OTHER"}, shapes=False, keys=keys).text(KEY)
     assert KEY not in repr(keys)
+
+
+def test_it_is_quiet_again_where_nothing_is_known_any_more_and_never_where_anything_is_looked_for():
+    keys = Keys()
+    told, own, shapes = (
+        Redactor(known, shapes=is_all, keys=keys) for known, is_all in (({}, False), ({KEY: "K"}, False), ({}, True))
+    )
+    keys.tell(KEY, "K")
+    assert told.suspicious(KEY)
+    keys.forget()
+
+    assert not told.suspicious(KEY)
+    assert (True, False, False) == (told.quiet.holds, own.quiet.holds, shapes.quiet.holds)
 
 
 @pytest.mark.parametrize("word", ["not-needed", "lm-studio", "none", "ollama", "short", "  "])

@@ -20,7 +20,8 @@ pytest.importorskip("starlette")
 from starlette.testclient import TestClient
 
 from stepengine import STEP, AgentDefinition, Ask, Engine, Receive, Sleep, ToolContext, call, tool
-from stepengine.durable import DurableEngine
+from stepengine.durable import DurableEngine, Operator
+from stepengine.durable.register import Register
 from stepengine.journal import FileJournal
 from stepengine.serving import Caller, Tokens, app
 from stepengine.serving.ledger import Ledger
@@ -133,6 +134,45 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Server:
     if request.param == "postgresql":
         return Server(tmp_path, db=request.getfixturevalue("db"))
     return Server(tmp_path, runs=tmp_path / request.param)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF14")
+def test_a_run_of_a_database_that_is_suspended_shows_what_it_asks_however_its_looks_fall(
+    db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Whoever looks for questions looks before there are any, and is held up until the run rests.
+    """
+
+    async def looked_before(self: Operator, root: str) -> list[Any]:
+        while not await self.resting([root]):  # noqa: ASYNC110 - no event tells what happens in the database
+            await asyncio.sleep(0.01)
+        return []
+
+    monkeypatch.setattr(Operator, "waiting", looked_before)
+    with Server(tmp_path, db=db).running() as server:
+        seen = server.look(server.start("asking", "Rome"), until="suspended")
+
+    assert ["On which day?"] == [one["text"] for one in seen["questions"]]
+
+
+@pytest.mark.deep
+@pytest.mark.spec("studio:SV7")
+def test_a_run_of_a_database_shows_what_it_gave_also_when_nobody_could_say_that_it_was_submitted(
+    db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    As behind a server that was killed between the two.
+    """
+
+    async def killed(self: Register, run: str) -> None: ...
+
+    monkeypatch.setattr(Register, "note_submitted", killed)
+    with Server(tmp_path, db=db).running() as server:
+        seen = server.look(server.start("sleeping"), until="completed")
+
+    assert "slept" == seen["output"]
 
 
 @pytest.mark.spec("interfaces:IF13", "interfaces:IF14", "interfaces:IF15", "interfaces:IF18")

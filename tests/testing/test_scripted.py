@@ -9,11 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from functools import partial
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine import AgentDefinition, Engine, tool
+from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, tool
 from stepengine.data.json import compact
 from stepengine.data.messages import RefusalPart, TextPart, ThinkingPart, ToolCallPart, UserMessage
 from stepengine.data.models import (
@@ -31,7 +32,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError, ModelError
 from stepengine.models.base import Provider
-from stepengine.testing import ScriptedModel, failure, text, thinking, tool_call, tool_calls
+from stepengine.testing import Clock, RunScript, ScriptedModel, failure, text, thinking, tool_call, tool_calls
 
 
 def asking(said: str = "hello", model: str = "any/model") -> ModelRequest:
@@ -330,3 +331,61 @@ def test_a_text_of_arguments_is_read_as_a_provider_reads_it():
     (broken,) = tool_call("add", "[1]").content
     assert ({}, "[1]") == (broken.input, broken.raw_input)
     assert broken.input_error
+
+
+def asks_twice(ctx):
+    first = yield from AgentCall("kid", prompt="one")
+    said = yield from Ask("go on?")
+    second = yield from AgentCall("kid", prompt="two")
+    turn = yield STEP
+    return [first, said, second, turn.text]
+
+
+TWICE = [
+    AgentDefinition("boss", model="any/boss", handle_steps=asks_twice, spawnable_agents=["kid"]),
+    AgentDefinition("kid", model="any/kid"),
+]
+
+
+@pytest.mark.spec("studio:ST12")
+async def test_each_run_of_an_engine_has_a_script_from_its_beginning_which_its_children_share_also_at_once():
+    async with Engine(TWICE, models=RunScript(["a", "b", "c"], source="s.json")) as engine:
+        runs = await asyncio.gather(*[engine.run("boss", answers={"go on?": "yes"}) for _ in range(3)])
+
+    assert [["a", "yes", "b", "c"]] * 3 == [run.unwrap() for run in runs]
+
+
+@pytest.mark.spec("studio:ST12")
+@pytest.mark.parametrize("failures", [0, 2])
+async def test_a_run_that_goes_on_in_another_engine_has_the_replies_behind_its_record_with_those_of_lost_attempts(
+    tmp_path, failures
+):
+    lost = [failure(ModelError("away", kind="overloaded", retryable=True)) for _ in range(failures)]
+    replies = [*lost, "a", "b", "c"]
+    async with Engine(TWICE, models=RunScript(replies), clock=Clock()) as engine:
+        first = await engine.run("boss", journal=tmp_path / "run.jsonl")
+    async with Engine(TWICE, models=RunScript(replies), clock=Clock()) as engine:
+        again = await engine.resume(tmp_path / "run.jsonl", answers={"go on?": "yes"})
+        fork = await engine.fork(tmp_path / "run.jsonl", at=1, edit="no", into=tmp_path / "fork.jsonl")
+
+    assert "suspended" == first.status.value
+    assert ["a", "yes", "b", "c"] == again.unwrap()
+    assert ["a", "no", "b", "c"] == fork.unwrap()
+
+
+@pytest.mark.spec("studio:ST12")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reply_of_a_run_script_says_that_it_came_from_there_and_was_free_unless_it_says_otherwise(stream):
+    async def reply(model):
+        return (await deltas_of(model, asking()))[-1].reply if stream else await model.complete(asking())
+
+    used = Usage(input_tokens=3, output_tokens=4)
+    own = attrs.evolve(text("two", usage=used), model="mine/own")
+    model = RunScript(["one", own], source="replies.json").for_run()
+    one, two = await reply(model), await reply(model)
+    with pytest.raises(ModelError, match=r"the script replies\.json has 2 replies, and this is request 3 ") as raised:
+        await reply(model)
+
+    assert ("scripted/replies.json", Decimal(0)) == (one.model, one.cost)
+    assert own == two
+    assert ("script", False) == (raised.value.kind, raised.value.retryable)

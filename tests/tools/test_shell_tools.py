@@ -487,7 +487,9 @@ async def test_private_folders_are_removed_with_the_command(root: Path) -> None:
 @pytest.mark.spec("reliability:SH05", "reliability:HP5")
 async def test_a_flood_on_both_streams_is_cut_and_killed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "COMMAND_OUTPUT_BYTES", 4_000_000)
-    result = await Sh(root, allow_shell=True)("yes begin >&2 & yes 'é\x1b[31mred'")
+    # Both have begun before either floods: on a loaded machine one alone could be all that comes.
+    begin = "printf 'begin\\n' >&2; printf 'é\x1b[31mred\\né\x1b[31mred\\n'"
+    result = await Sh(root, allow_shell=True)(f"{begin}; yes begin >&2 & yes 'é\x1b[31mred'")
 
     data = result.data
     assert result.status == "error"

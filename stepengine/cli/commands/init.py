@@ -34,8 +34,10 @@ SAMPLE = ".sample"
 """The suffix that keeps linters, type checkers and test collectors away from the files of a project that is not one yet."""
 NAME, MODULE = "{name}", "{module}"
 LOCAL = "agents"
-INSTALL = 'python -m pip install "$(ls vendor/stepengine-*.whl)[test]"'
+INSTALL = 'python -m pip install "$(ls vendor/stepengine-*.whl)[{extra}]"'
 """Of a project: from the wheel that it keeps, so that nobody else's package of the name is taken."""
+NEEDED = {"test": ("pytest", "syrupy"), "serve": ("starlette", "uvicorn", "prometheus_client")}
+"""The packages of the extras with which a project is tested, and its studio opened."""
 ODD = re.compile(r"[^a-z0-9]+")
 LISTED = 5
 
@@ -88,21 +90,29 @@ def init(
         f"  {visible(own_source().wheel_line('vendor'), strict=True)}\n"
         "      keeps stepengine's wheel with the project: it is on no package index, and CI needs it too"
     )
-    if find_spec("pytest") is None or find_spec("syrupy") is None:
-        say(f"  {INSTALL}")
+    for extra, packages in NEEDED.items():
+        if not all(map(find_spec, packages)):
+            say(f"  {INSTALL.format(extra=extra)}")
+            say("      for its tests" if extra == "test" else "      for the studio")
     say(
-        "  python -m pytest\n"
-        "      its tests; no key, no network\n"
-        "  stepengine show tests/journals/test_todos/test_a_run.jsonl\n"
-        "      the recorded run, step by step\n"
         "  cat README.md\n"
         "      an agent of your own: write it, record it, replay it, break it, debug it; all without a key\n"
         "  stepengine run todos src --model anthropic/claude-haiku-4-5\n"
         "      live; needs ANTHROPIC_API_KEY, and `stepengine doctor` says whether all is there\n"
+        "  stepengine studio --model anthropic/claude-haiku-4-5\n"
+        "      the page below with a real model; needs the key, too"
+    )
+    say(
+        "\nWhat works right now, without a key and without a network:\n"
+        "  python -m pytest\n"
+        "      its tests; a recorded run is replayed\n"
+        "  stepengine show tests/journals/test_todos/test_a_run.jsonl\n"
+        "      the recorded run, step by step\n"
         "  stepengine eval evals/todos.py\n"
         "      how good the agent is at two cases; its report is in the studio, too\n"
-        "  stepengine studio\n"
-        "      a page in the browser: start runs, watch them, answer them, go back in them; it takes --model, too"
+        "  stepengine studio --script tests/replies.json\n"
+        "      a page in the browser: start runs, watch them, answer them, go back in them;\n"
+        "      what tests/replies.json holds answers in place of the model"
     )
     return Exit.COMPLETED
 

@@ -23,6 +23,7 @@ from stepengine.cli.commands.deployment import database_of, report_problems
 from stepengine.cli.commands.undo import root_of
 from stepengine.cli.commands.worker import offered_by
 from stepengine.cli.exits import Exit, complain
+from stepengine.cli.judging import ScriptFile, run_script_of
 from stepengine.cli.options import Model, Options, with_options
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.frozen import frozen
@@ -45,7 +46,7 @@ __all__ = ("Served", "engine_again", "serve", "serve_runs")
 
 OPERATOR = "operator"
 POLLING = 0.2
-TYPED = ("model", "base_url", "api_key_env", "price", "workspace", "write", "shell", "web", "max_steps")
+TYPED = ("model", "script", "base_url", "api_key_env", "price", "workspace", "write", "shell", "web", "max_steps")
 PATHS = ("cwd", "config")
 NEAR = ("127.0.0.1", "::1", "localhost")
 
@@ -61,6 +62,7 @@ def serve(
     ],
     *,
     model: Model = None,
+    script: ScriptFile = "",
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8000,
     runs: Annotated[
@@ -117,7 +119,8 @@ def serve(
 
     MODULE names agents as for `stepengine worker`: `agents = [...]` or `agent = ...`, and beside them, where they are
     needed, `tools`, `models` and `options`. For agents without these, tools are allowed as for `stepengine run`: nothing
-    is changed and no program run unless --write or --shell says so.
+    is changed and no program run unless --write or --shell says so. With --script no model is asked and no key is needed:
+    each run gets the replies of FILE from the first on, and one that is resumed or forked those behind its record.
 
     What is under way when the server is stopped, or killed, goes on at the next start with the same --runs. Several may
     share one place. Journals that it did not start are left alone. Needs the extra `serve`.
@@ -137,6 +140,7 @@ def serve(
 
     Examples:
       stepengine serve agents
+      stepengine serve agents --script replies.json
       stepengine tokens add web --scopes run,read,answer --file tokens.json
       stepengine serve my_agents.py --tokens tokens.json --runs runs.db
       stepengine serve agents --tokens tokens.json --runs @/run/secrets/db
@@ -145,7 +149,7 @@ def serve(
           --host 0.0.0.0 --allow-host shop.example.com
     """
     return serve_runs(
-        attrs.evolve(options, model=model, quiet=True).in_force(),
+        attrs.evolve(options, model=model, script=script, quiet=True).in_force(),
         Served(
             module=module, host=host, port=port, runs=runs, tokens=tokens, hosts=allow_host or (), cors=cors or (), reports=reports,
             most=max_live, drain=drain, webhooks=webhooks, shares=share or (), schedules=not no_schedules, executor=executor,
@@ -196,6 +200,7 @@ def serve_runs(options: Options, wanted: Served) -> Exit:
     check_extra()
     check_extra("uvicorn")
     _check_reach(wanted)
+    _check_script(options, wanted)
     sources, left_out = None, list[str]()
     if wanted.ui and not _function_of(wanted.module):
         sources = _sources(wanted.module, options, left_out)
@@ -215,6 +220,7 @@ def serve_runs(options: Options, wanted: Served) -> Exit:
                 logins=logins,
                 ui=wanted.ui,
                 maker=maker_of(wanted.module, options) if wanted.ui else None,
+                script=Path(options.script).name,
                 sources=sources,
                 schedules=schedules if wanted.schedules else (),
                 roots=[root_of(options)],
@@ -227,7 +233,8 @@ def serve_runs(options: Options, wanted: Served) -> Exit:
             )
         except StepEngineError as error:
             raise UsageProblem(error.message) from error
-        begun = partial(_say_where, wanted, token=token, logins=logins, agents=[agent.id for agent in engine.agents])
+        agents = [agent.id for agent in engine.agents]
+        begun = partial(_say_where, wanted, token=token, logins=logins, agents=agents, script=options.script)
         with _warnings_shown():
             return report_problems(_until_told(served, wanted, begun))
 
@@ -238,6 +245,20 @@ def _check_reach(wanted: Served) -> None:
             f"--host {wanted.host} lets other machines in: name those that may come with --tokens FILE, and the names under which "
             "they reach it with --allow-host NAME"
         )
+        raise UsageProblem(msg)
+
+
+def _check_script(options: Options, wanted: Served) -> None:
+    if not options.script:
+        return
+    if options.base_url:
+        msg = "--script and --base-url name two kinds of models; give one of them"
+        raise UsageProblem(msg)
+    if _function_of(wanted.module):
+        msg = f"--script stands in for the models of agents in files; {wanted.module} makes an engine with models of its own"
+        raise UsageProblem(msg)
+    if wanted.runs is not None and _is_database(wanted.runs):
+        msg = "--script is for runs of a folder or of RUNS.db; those of a database are the workers', who ask models"
         raise UsageProblem(msg)
 
 
@@ -322,12 +343,19 @@ def engine_of(
     offered = offered_by(module, leave_out)
     # What a page of AG-UI sends beside words: its tools, context and state.
     agents = [attrs.evolve(agent, hooks=agent.hooks + page_hooks()) for agent in offered.agents]
+    script = run_script_of(options.script) if options.script else None
     if offered.tools or offered.models is not None or offered.options:
-        return Engine(agents, offered.tools, offered.models, **offered.options), offered.schedules
+        return Engine(agents, offered.tools, script or offered.models, **offered.options), offered.schedules
     first, *others = agents
     file = module if Path(module).is_file() else ""
     bench = bench_for(
-        attrs.evolve(options, agent=file), first, others=others, is_new=True, asks_nobody=True, headless=False
+        attrs.evolve(options, agent=file),
+        first,
+        others=others,
+        is_new=True,
+        asks_nobody=True,
+        headless=False,
+        script=script,
     )
     return bench.engine, offered.schedules
 
@@ -341,21 +369,27 @@ def maker_of(module: str, options: Options) -> Maker:
         value = getattr(options, name)
         given[name] = None if value is None else str(value)
     file = module.partition("#")[0].removeprefix("sandboxed:")
-    files = (file,) if Path(file).exists() else ()
+    files = tuple([one for one in (file, options.script) if one and Path(one).exists()])
     return Maker("stepengine.cli.commands.serve:engine_again", {"module": module, "options": given}, files)
 
 
 def engine_again(module: str, options: dict[str, Any]) -> Engine | DurableEngine:
     """
-    Return an engine as ``stepengine serve`` made it; errors as there.
+    Return an engine as ``stepengine serve`` made it.
 
     Args:
         module: What was typed.
         options: The options that were, as ``maker_of`` tells them.
+
+    Raises:
+        DefinitionError: when files that were fine at the start make none any more.
     """
     paths = {name: None if options[name] is None else Path(options[name]) for name in PATHS}
     made = attrs.evolve(Options(quiet=True), **{**options, **paths})
-    return engine_of(module, made.in_force())[0]
+    try:
+        return engine_of(module, made.in_force())[0]
+    except UsageProblem as error:
+        raise DefinitionError(str(error)) from error
 
 
 def _make_engine(module: str, function: str) -> Engine | DurableEngine:
@@ -424,8 +458,14 @@ async def _until_told(served: Application, wanted: Served, begun: Callable[[str]
     return complain(f"{wanted.host}:{wanted.port} cannot be listened on; the log says why", Exit.USAGE)
 
 
-def _say_where(wanted: Served, url: str, *, token: str, logins: Logins | None, agents: Sequence[str]) -> None:
+def _say_where(
+    wanted: Served, url: str, *, token: str, logins: Logins | None, agents: Sequence[str], script: str
+) -> None:
     print(f"stepengine: {url} serves {', '.join(agents)}", file=sys.stderr)
+    if script:
+        print(
+            f"stepengine: the script {visible(script)} answers in place of models, which are not asked", file=sys.stderr
+        )
     if logins is not None:
         link = f"{url}{logins.make()}"
         print(f"stepengine: the studio, for one browser and for a minute: {link}", file=sys.stderr)

@@ -11,6 +11,7 @@ import typer
 
 from stepengine.cli.commands.serve import Served, serve_runs
 from stepengine.cli.exits import Exit
+from stepengine.cli.judging import ScriptFile
 from stepengine.cli.options import Model, Options, with_options
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.trusting import refuse_inside
@@ -38,6 +39,7 @@ def studio(
         typer.Option(help="Agents, as for `stepengine serve`; default: FOLDER/agents.", metavar="MODULE"),
     ] = None,
     model: Model = None,
+    script: ScriptFile = "",
     runs: Annotated[
         str | None,
         typer.Option(help="A folder, RUNS.db, postgresql://..., or @FILE; default: FOLDER/runs.", metavar="PLACE"),
@@ -73,12 +75,16 @@ def studio(
     Tools are allowed as for `stepengine run`: what changes something is asked about in the page, unless --write or
     --shell says otherwise. Needs the extra `serve`.
 
+    With --script no model is asked and no key is needed: each run gets the replies of FILE from the first on, and one that
+    is resumed or forked those behind its record. The page says so.
+
     Leaves with:
       0    it was told to stop
       2    wrong usage or configuration
 
     Examples:
       stepengine studio
+      stepengine studio --script tests/replies.json
       stepengine studio my-agent --model anthropic/claude-haiku-4-5
       stepengine studio --agents my_agents.py --runs runs.db
       stepengine studio journals --no-open
@@ -91,7 +97,7 @@ def studio(
         module=found.agents, host=host, port=port, runs=found.runs, tokens=tokens, hosts=allow_host or (), reports=found.reports,
         schedules=not no_schedules, ui=True, opens=not no_open, drain=LEAVING_SECONDS,
     )  # fmt: skip
-    return serve_runs(attrs.evolve(options, model=model, quiet=True).in_force(), wanted)
+    return serve_runs(attrs.evolve(options, model=model, script=script, quiet=True).in_force(), wanted)
 
 
 @frozen(kw_only=True)

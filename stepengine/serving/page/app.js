@@ -45,6 +45,7 @@ function Frame() {
   const { parts, query } = useRoute();
   const [helps, help] = useState(false);
   const open = useServer("questions?limit=100", 2);
+  const served = useServer("agents", 30), script = served.data && served.data.script;
   useKeys(help);
   const view = VIEWS.find((each) => each.id === parts[0]) || VIEWS[0];
   const waiting = open.data ? open.data.questions.length : 0;
@@ -60,6 +61,7 @@ function Frame() {
     <main id="content" tabindex="-1" class=${`view ${view.id}`}>
       ${open.error && open.error.status === 401 ? html`<p class="problem" role="alert">Nobody is logged in here any more. Open the link that the server shows when it is started.</p>` : null}
       ${open.error && open.error.status === 0 ? html`<p class="problem" role="status">${open.error.message}</p>` : null}
+      ${script ? html`<p class="scripted" role="note">A script answers here in place of models: <span class="mono">${script}</span>. No model is asked.</p>` : null}
       <${view.View} key=${view.id} parts=${parts.slice(1)} query=${query} inbox=${open} />
     </main>
     ${helps ? html`<${Keys} close=${() => help(false)} />` : null}

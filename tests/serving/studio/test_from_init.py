@@ -1,13 +1,14 @@
 """
 Two programs and no code: `stepengine init`, `stepengine studio`, and everything from there in the page, without a key.
 
-The model is llmock, which somebody else wrote, on loopback.
+What answers is the script that `stepengine init` made, or llmock, which somebody else wrote, on loopback.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -27,9 +28,11 @@ from .test_back_and_edits import VARIABLE
 pytestmark = [
     pytest.mark.deep,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: the command chromium on PATH"),
-    pytest.mark.skipif(COMMAND is None, reason="the command llmock is not installed (extra 'faults')"),
 ]
+SCRIPT = "tests/replies.json"
 STEPS = 2_000
+PATIENCE = 180.0
+"""Seconds: a run of so many steps takes a while where others work at the same time."""
 PLAIN = """    found = yield from call(find_todos, ctx.prompt or ".")
 """
 ASKS = f"""    place = yield from Ask("Which folder is looked through?", options=["src", "tests"])
@@ -45,12 +48,13 @@ class Project(Shop):
     What `stepengine init` made in an empty folder, with its studio.
     """
 
-    def __init__(self, folder: Path, model: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder, self.file = folder, folder / "agents" / "todos.py"
         self.url = self.link = self.token = ""
         self.process = None
-        self.options = ("--model", "gpt-4o", "--base-url", model)
-        self.variables = {"STEPENGINE_STATE_DIR": str(folder.parent / "state")}
+        self.options: tuple[str, ...] = ()
+        keys = dict.fromkeys([name for name in os.environ if name.endswith(("_API_KEY", "_AUTH_TOKEN"))], "")
+        self.variables = {**keys, "STEPENGINE_STATE_DIR": str(folder.parent / "state")}
 
     def types(self, *words: str) -> str:
         """
@@ -76,33 +80,58 @@ class Project(Shop):
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Iterator[Project]:
+def project(tmp_path: Path) -> Project:
+    """
+    What `stepengine init` made, whose studio is the one that its last lines say.
+    """
     folder = tmp_path / "empty"
     folder.mkdir()
+    made = Project(folder)
+    said = made.types("init").partition("What works right now, without a key and without a network:")[2]
+    typed = [line.strip() for line in said.splitlines() if line.startswith("  stepengine ")]
+    assert "stepengine eval evals/todos.py" in typed
+    made.options = tuple(shlex.split(typed[-1])[2:])
+    assert ("--script", SCRIPT) == made.options
+    return made
+
+
+@pytest.fixture(params=["script", "llmock"])
+def answered(request: pytest.FixtureRequest, project: Project) -> Iterator[Project]:
+    """
+    The project with a script in place of a model, and with a model that is a server.
+    """
+    if request.param == "script":
+        yield project
+        return
+    if COMMAND is None:
+        pytest.skip("the command llmock is not installed (extra 'faults')")
     with served("--tool-mode", "off", "--response-style", "hello") as url:
-        made = Project(folder, f"{url}/v1")
-        said = made.types("init")
-        assert "stepengine studio" in said
-        assert "stepengine eval evals/todos.py" in said
-        yield made
+        project.options = ("--model", "gpt-4o", "--base-url", f"{url}/v1")
+        yield project
 
 
-@pytest.mark.spec("studio:ST1", "studio:ST6")
+@pytest.mark.spec("studio:ST1", "studio:ST6", "studio:ST12")
 def test_a_newcomer_starts_answers_edits_forks_and_judges_with_two_programs_and_no_code(
-    chromium: Browser, project: Project
+    chromium: Browser, answered: Project
 ) -> None:
     """
     The seconds are told, and decide nothing.
     """
+    project = answered
     project.types("eval", "evals/todos.py")
     with project.open():
         chromium.size(1280, 900)
         chromium.complaints.clear()
         chromium.open(project.link)
         page = Page(chromium, project)  # type: ignore[arg-type]  # of the stage only its link is used
+        page.seconds = PATIENCE
         page.says("todos")
         started(page, "src", "completed")
+        if "--script" in project.options:
+            page.says("1. Round the total.")
+            page.says("answered by scripted/replies.json")
         judged(page)
+        told = page.text(".scripted")
         chromium.call("Page.navigate", url="about:blank")
     project.edit(
         ("import STEP_ALL, AgentDefinition,", "import STEP_ALL, AgentDefinition, Ask, Limits,"), (PLAIN, ASKS),
@@ -121,6 +150,33 @@ def test_a_newcomer_starts_answers_edits_forks_and_judges_with_two_programs_and_
 
     logging.getLogger(__name__).info("from save to page at step %d: %s s", STEPS, took)
     assert [] == chromium.complaints
+    said = "A script answers here in place of models: replies.json. No model is asked."
+    assert (said if "--script" in project.options else "") == told
+
+
+@pytest.mark.spec("studio:ST12", "studio:ST9")
+def test_a_page_of_a_server_without_a_key_says_which_is_missing_and_what_does_without_one(
+    chromium: Browser, project: Project
+) -> None:
+    project.options = ()
+    with project.open():
+        chromium.size(400, 800)
+        chromium.complaints.clear()
+        chromium.open(project.link)
+        page = Page(chromium, project)  # type: ignore[arg-type]  # of the stage only its link is used
+        page.go("#/start", "form")
+        page.says("This agent cannot be started yet: there is no API key for 'anthropic': set ANTHROPIC_API_KEY")
+        page.says("stepengine studio --script FILE")
+        assert chromium.run("document.documentElement.scrollWidth <= innerWidth")
+        assert AXE is None or not faults(chromium)
+        page.press("Start")
+        page.wait("document.querySelector('[role=alert]')?.innerText.includes('ANTHROPIC_API_KEY')")
+        page.go("#/runs")
+        runs = page.text("main")
+        chromium.call("Page.navigate", url="about:blank")
+
+    assert "todos" not in runs
+    assert [one for one in chromium.complaints if "503" not in one] == []
 
 
 def started(page: Page, prompt: str, says: str) -> None:

@@ -39,7 +39,7 @@ function Field({ field, value, change }) {
   return html`<label class=${`field ${kind}`}>${label}${input}${about ? html`<small>${about}</small>` : kind === "json" ? html`<small>JSON</small>` : null}</label>`;
 }
 
-export function Form({ agent, session, broken }) {
+export function Form({ agent, session, broken, script }) {
   const fields = fieldsOf(agent.params);
   const [typed, type] = useState({});
   const [prompt, say] = useState("");
@@ -65,8 +65,8 @@ export function Form({ agent, session, broken }) {
     <label class="field"><span>Prompt</span><textarea rows="4" value=${prompt} placeholder=${agent.prompt || "What it should do"} onInput=${(event) => say(event.target.value)} onKeyDown=${(event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) start(event); }}></textarea></label>
     ${fields.map((field) => html`<${Field} key=${field.name} field=${field} value=${field.name in typed ? typed[field.name] : written(field.first, field.kind)} change=${(value) => type({ ...typed, [field.name]: value })} />`)}
     <details><summary>Limits and what it may do</summary><div class="pair"><label class="field"><span>Steps at most</span><input type="number" min="1" step="1" value=${steps} onInput=${(event) => limit(event.target.value)} /></label><label class="field"><span>US dollars at most</span><input type="number" min="0.000001" step="any" value=${cost} onInput=${(event) => afford(event.target.value)} /></label></div>
-    <p class="dim">${agent.model ? html`Model <span class="mono">${agent.model}</span>. ` : null}Limits and permissions of the server hold beside these. ${agent.tools.length ? html`Its tools: ${agent.tools.map((name) => html`<span class="mono tool">${name}</span> `)}` : "It has no tools."} What a tool may not do by the server's rules is asked in the inbox, or refused.</p></details>
-    <${Broken} text=${broken} /><${Problem} error=${error} />
+    <p class="dim">${agent.model ? html`Model <span class="mono">${agent.model}</span>${script ? html`, in whose place the script <span class="mono">${script}</span> answers` : null}. ` : null}Limits and permissions of the server hold beside these. ${agent.tools.length ? html`Its tools: ${agent.tools.map((name) => html`<span class="mono tool">${name}</span> `)}` : "It has no tools."} What a tool may not do by the server's rules is asked in the inbox, or refused.</p></details>
+    <${Broken} text=${error && error.message === broken ? null : broken} />${agent.missing && !error ? html`<p class="problem" role="status">This agent cannot be started yet: ${agent.missing}</p>` : null}<${Problem} error=${error} />
     <div class="answers"><button type="submit" class="primary" disabled=${busy}>${busy ? "Starting…" : "Start"}</button></div>
   </form>`;
 }
@@ -79,7 +79,7 @@ function Start({ parts }) {
     ${agents.data && !list.length ? html`<${Empty} title="There are no agents">This server was started without any.</${Empty}>` : null}
     ${chosen ? html`<div class="scroll"><div class="narrow">
       <label class="field"><span>Agent</span><select value=${chosen.id} onChange=${(event) => go(["start", event.target.value])}>${list.map((each) => html`<option value=${each.id}>${each.name === each.id ? each.id : `${each.name} (${each.id})`}</option>`)}</select></label>
-      <${Form} key=${chosen.id} agent=${chosen} broken=${agents.data.broken} /></div></div>` : null}`;
+      <${Form} key=${chosen.id} agent=${chosen} broken=${agents.data.broken} script=${agents.data.script} /></div></div>` : null}`;
 }
 
 export default { id: "start", title: "Start", key: "s", View: Start };
