@@ -91,6 +91,8 @@ WRITTEN = ("__attrs_attrs__", "__attrs_props__", "__getstate__", "__setstate__",
 GIVEN = [name for name in WRITTEN if name in EMPTY]
 OF_CLASSES = {"__slots__", "__getattr__", "__attrs_init__", *WRITTEN, *REFUSING}
 """Where a class has one of these itself, it is left to attrs at once."""
+LATE_ANNOTATIONS = {"__annotate__", "__annotate_func__"}
+"""Python 3.14 has these in a class whose module does not ask for annotations as texts: its fields are not known without asking them."""
 SIMPLE = {
     "kw_only": {True, False},
     "weakref_slot": {True, False},
@@ -108,6 +110,7 @@ def _waits(cls: type[Any], options: dict[str, Any]) -> bool:
         options.get("eq") is False
         and all(name in SIMPLE and value in SIMPLE[name] for name, value in options.items())
         and not OF_CLASSES & body.keys()
+        and not LATE_ANNOTATIONS & body.keys()
         and ("__annotations__" in body or not any(hasattr(value, "counter") for value in body.values()))
         and not any(type(value).__name__ == "cached_property" for value in body.values())
         and not issubclass(cls, BaseException)
