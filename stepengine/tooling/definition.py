@@ -452,6 +452,10 @@ class LateTool(Tool[P, R]):
         msg = f"{self!r} has no attribute {name!r}"
         raise AttributeError(msg, name=name, obj=self)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A copy is of the tool that this becomes: one of what makes it would make another one.
+        return _made(self).__reduce_ex__(protocol)
+
     def __repr__(self) -> str:
         return f"Tool({self._known!r})"
 

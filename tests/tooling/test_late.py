@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ USES: dict[str, Callable[[Tool], object]] = {
     "arguments": lambda one: one.arguments(["a.txt"]) and "read_files",
     "protocol": lambda one: isinstance(one, ToolLike) and "read_files",
     "attribute": lambda one: one.runs_inline or "read_files",
+    "copy": lambda one: copy(one).spec.name,
+    "deep copy": lambda one: deepcopy(one.spec).name,
 }
 
 
