@@ -742,9 +742,11 @@ class Runs:
         Raises:
             Problem: when there is none of that id, or it is somebody else's, which is not told apart.
         """
+        was_here = run in self._watching
         row = await asyncio.to_thread(self._ledger.find, run)
-        if row is not None and row.status in UNDER_WAY and run in self._watching and run not in self._live:
-            # Its end was seen, and is not on the disk yet: whoever asks now is not told that it is under way.
+        if row is not None and row.status in UNDER_WAY and was_here and run not in self._live:
+            # Its end was seen, and may not have been on the disk when the ledger was read: whoever asks now is not told that it is
+            # under way. Whether this process has it was asked before, as its end may be written down while the row is read.
             await self.noted(run)
             row = await asyncio.to_thread(self._ledger.find, run)
         return own_run(caller, run, row)

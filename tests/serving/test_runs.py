@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -598,6 +599,48 @@ def test_runs_that_are_started_at_once_are_registered_at_once(tmp_path: Path) ->
         assert 100 == asyncio.run(started())
 
     assert 100 == written[0], "one by one they would be a hundred looks at the disk"
+
+
+@pytest.mark.spec("studio:SV13")
+def test_nothing_is_taken_for_a_run_whose_end_is_written_down_while_its_row_is_read(tmp_path: Path) -> None:
+    from stepengine.serving.runs import Runs, WantedRun
+
+    may_end = threading.Event()
+
+    @tool
+    def wait() -> str:
+        """Wait."""
+        assert may_end.wait(30)
+        return "waited"
+
+    def waiting(ctx):
+        yield from call(wait)
+
+    async def told() -> list[str]:
+        engine = Engine([AgentDefinition("waiting", tools=[wait], handle_steps=waiting)])
+        runs = Runs(engine, tmp_path / "runs", drain=0)
+        await runs.open()
+        caller = Caller("ann", {"run"})
+        run, _ = await runs.start(caller, WantedRun(agent="waiting"))
+        loop, find = asyncio.get_running_loop(), Ledger.find
+
+        def slowly(self: Ledger, wanted: str) -> Any:
+            """
+            Read the row, and give it when the end of the run is written down.
+            """
+            row = find(self, wanted)
+            may_end.set()
+            asyncio.run_coroutine_threadsafe(runs.noted(wanted), loop).result(30)
+            return row
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Ledger, "find", slowly)
+            statuses = [(await runs.find(caller, run)).status for _ in range(2)]
+        await runs.close()
+        await engine.aclose()
+        return statuses
+
+    assert ["completed", "completed"] == asyncio.run(told())
 
 
 @pytest.mark.deep
