@@ -364,7 +364,7 @@ class Gather:
         fail_fast: Whether the other children are cancelled as soon as one member fails.
         has_failed: Whether one failed before the others could begin.
         races: The first member of each race among them and the one behind its last: the others of a race are given up as soon
-            as one of it has ended.
+            as one of them has ended.
     """
 
     effects: tuple[Leaf, ...]

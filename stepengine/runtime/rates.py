@@ -3,7 +3,8 @@ How often providers are asked, whatever the number of runs: ``RateLimit``, and t
 
 ``queued`` puts the queue around a provider. An engine has one limiter for each provider, shared by all its runs in all its event
 loops. Calls are let through in the order in which they came. Limits count over the last 60 seconds, not per calendar minute, so no
-burst doubles them. Where limiters are shared by several processes, others take the place of ``RateLimits`` and ``Limiter``: ``Rates`` and ``Turns`` say what is asked of them.
+burst doubles them. Where several processes share limiters, other classes take the place of ``RateLimits`` and ``Limiter``; the
+protocols ``Rates`` and ``Turns`` say what they have to offer.
 """
 
 from __future__ import annotations
