@@ -204,7 +204,7 @@ class EditorAgent:
         from acp import schema
 
         if method_id != ENVIRONMENT:
-            msg = f"{method_id!r:.80} is no way to sign in here; there is {ENVIRONMENT!r}"
+            msg = f"{method_id!r:.80} is not a way to sign in here; there is {ENVIRONMENT!r}"
             raise _invalid(msg)
         if self._without_key:
             raise _without_key(self._without_key)

@@ -359,7 +359,7 @@ class Gather:
     Attributes:
         effects: The members.
         concurrency: How many may be under way at once, whatever their kind: the width of a window that moves on by one when
-            one of them has ended. It stands in the place of default limits; those that somebody set hold beside it. With
+            one of them has ended. It stands in place of default limits; those that somebody set hold beside it. With
             ``None`` all begin at once, and the limits in force say how many of a kind run at once.
         fail_fast: Whether the other children are cancelled as soon as one member fails.
         has_failed: Whether one failed before the others could begin.

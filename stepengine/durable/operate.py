@@ -949,7 +949,7 @@ def _check(answers: Mapping[str, AnswerLike], open_: Sequence[Waiting], chosen: 
     for key, value in answers.items():
         if key not in known:
             listed = ", ".join([f"{q.id!r} ({q.text})" for q in known.values()]) or "none"
-            msg = f"{key!r} is no open question of this run; open are: {listed}"
+            msg = f"{key!r} is not an open question of this run; open are: {listed}"
             raise AnswerRejected(msg)
         problem = answer_problem(value, known[key])
         if problem is not None:

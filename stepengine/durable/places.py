@@ -254,7 +254,7 @@ class Places:
                 )
 
     def marked(self, place: Drawn) -> Any:
-        """Return what stands in the place of a mark: what this execution wrote there, or an earlier one."""
+        """Return what stands in place of a mark: what this execution wrote there, or an earlier one."""
         row = self._known.pop(place.number, None)
         return place.mark if row is None else _value_of(row)
 

@@ -261,7 +261,7 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def _lock(self, session: str, *, waits: bool = True) -> AsyncIterator[bool]:
-        """Be the only one in all processes who changes whose turn it is in a session; ``False`` where somebody else is."""
+        """Hold the lock under which one process changes whose turn it is in a session; ``False`` where another holds it."""
         name = f"stepengine-session:{self._operator.app}:{session}"
         while True:
             async with self._mine:

@@ -1,7 +1,7 @@
 """
 Modules beside an agent file: ``import helper`` in it finds ``helper.py`` beside it, and takes nobody's import name.
 
-A folder of agent files is no import package. Its files are loaded under a made-up package whose path is the folder, and what
+A folder of agent files is not an import package. Its files are loaded under a made-up package whose path is the folder, and what
 they import from beside them is loaded below that package too: the names of such imports are changed when a file is
 compiled. So nothing of a folder can stand in for a module that others import, which a folder at the front of ``sys.path`` does.
 """

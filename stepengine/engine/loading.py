@@ -451,7 +451,7 @@ def _load(file: Path, load: Callable[[], ModuleType]) -> ModuleType:
     except DefinitionError as error:
         note_location(error)
         raise
-    except (Exception, SystemExit) as error:  # a script that ends itself is no agent file, and nothing to end over
+    except (Exception, SystemExit) as error:  # a script that ends itself is not an agent file, and no reason to end
         where = raised_at(error)
         msg = (
             f"{file}: loading it failed with {type(error).__name__}: {error}{f' ({where})' if where else ''}; "

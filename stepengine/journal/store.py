@@ -873,7 +873,7 @@ class Commits:
         for future in batch:
             if not future.done():
                 future.set_result(None) if error is None else future.set_exception(error)
-        # Who came while that commit ran was not in it, so the next begins at once; and there is never more than one
+        # Whoever came while that commit ran was not in it, so the next begins at once; and there is never more than one
         # under way, since lines are chained.
         if self._waiting:
             self._begin()

@@ -212,7 +212,7 @@ class ForkedWalk:
             return self._hold()
         finally:
             if os.getpid() == self._first:
-                # Who sleeps above the process that ended wakes this one as well, which may be awake by then: what is still
+                # Whoever sleeps above the process that ended wakes this one as well, which may be awake by then: what is still
                 # pending would end it when it is let through. All others are gone, so nothing comes after it.
                 while signal.sigtimedwait({signal.SIGUSR1}, 0):
                     pass

@@ -151,7 +151,7 @@ def _in_turn(run: RunState, calls: Sequence[ToolMember]) -> Flow[None]:
                 _raise_to_author(call, error)
             why = _why_over(call, before) or why
     # The run ends here, and still each call has a result (reliability:R4): "pending" or "cancelled". A conversation
-    # with a call that has none is refused by every provider, so the run could never be gone on with.
+    # with a call that has none is refused by every provider, so the run could never go on.
     except Stopped as stopped:
         _close(calls, stopped.stop)
         raise

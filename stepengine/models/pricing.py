@@ -234,7 +234,7 @@ class _Book:
         """Return the book of the price data in force."""
         from genai_prices.data_snapshot import get_snapshot
 
-        # By identity: the library puts new price data in the place of the old ones when it has loaded some, and all
+        # By identity: the library puts new price data in place of the old ones when it has loaded some, and all
         # that was looked up in the old ones is wrong then.
         snapshot, book = get_snapshot(), cls._current
         if book is None or book.snapshot is not snapshot:

@@ -704,7 +704,7 @@ class Scope:
 
     def __attrs_post_init__(self) -> None:
         if self.kind not in ORDER:
-            msg = f"{self.kind!r} is no scope of a rule; 'global', 'agent', 'session' and 'user' are"
+            msg = f"{self.kind!r} is not a scope of a rule; the scopes are 'global', 'agent', 'session' and 'user'"
             raise DefinitionError(msg)
         if (self.kind == "global") != (self.id is None) and self.kind != "user":
             msg = f"the scope {self.kind!r} " + (

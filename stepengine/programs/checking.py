@@ -222,7 +222,7 @@ CAUGHT = {
     "ModuleNotFoundError": {"import"},
     "AttributeError": {"attribute"},
     "TypeError": {"arguments"},
-    # Who catches everything around an import expects that there may be none; nobody does so for a name.
+    # Whoever catches everything around an import expects that there may be none; nobody does so for a name.
     "Exception": {"import", "attribute"},
     "BaseException": {"import", "attribute"},
 }

@@ -131,7 +131,7 @@ class Watcher:
 
 
 def _look_away(_: Event) -> None:
-    """Stand in the place of an observer that was dropped."""
+    """Stand in place of an observer that was dropped."""
 
 
 @frozen

@@ -168,7 +168,7 @@ class Limiter:
             notice: Told once why the request waits, if it does.
         """
         with self._lock:
-            # Who comes while others wait stands behind them, also where there is room for a small request: else a large
+            # Whoever comes while others wait stands behind them, also where there is room for a small request: else a large
             # one would wait for ever.
             obstacle = Obstacle("queue") if self._queue else self._obstacle(tokens)
             if obstacle is None:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 __all__ = ("ChildPlanner", "MachineMaker", "RunTree", "Services", "lent")
 
 # A letter comes from somebody who does not hold the run and cannot press again, so what is under way gets a chance to
-# be no doubt later. Who holds the run says itself how long.
+# be no doubt later. Whoever holds the run says how long.
 GRACE = 5.0
 """Seconds that effects which cannot simply happen again have to come to their end when a letter cancels their run."""
 MachineMaker = Callable[[RunPlan, AgentState], Generator[Any, Outcome | None, Finished]]
@@ -295,7 +295,7 @@ class RunTree:
         self.mail = Mail(services.mail, self.steer, self.hub.warnings.append)
         self.is_replaying = services.record is not None
         self._wrapping = None
-        # Who records has to know of the run before it starts.
+        # A recorder has to know of the run before it starts.
         if services.middlewares or services.outermost:
             self._wrap()  # who records has to know of the run before it starts
 

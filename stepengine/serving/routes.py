@@ -1140,7 +1140,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="POST", path="/runs/{run}/answers", name="answer_run", scope="answer", handler=answer_run, body=AnswerQuestions,
         gives={202: Accepted}, refuses=(404, 409, 415),
-        about="Answer open questions, all of them or none.\nA rejected answer is told with the questions that are open.",
+        about="Answer open questions, all of them or none.\nThe refusal of an answer names the questions that are open.",
     ),
     Operation(
         method="POST", path="/runs/{run}/messages", name="post_message", scope="run", handler=post_message, body=PostMessage,

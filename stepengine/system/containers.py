@@ -76,7 +76,7 @@ class Container:
         running, _, mark = found.stdout.decode("utf-8", "replace").strip().partition(" ")
         if mark != self._mark:
             msg = (
-                f"the container {self.name!r} is there, and was made of another image or with other options; "
+                f"the container {self.name!r} exists, but was made from another image or with other options; "
                 f"give another name as keep=, or remove it: {self.program} rm -f {self.name}"
             )
             raise WorkspaceLost(msg)

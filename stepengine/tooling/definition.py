@@ -221,7 +221,7 @@ def check_name(name: object, where: str = "") -> None:
         DefinitionError: unless it is 1 to 64 letters, digits, ``_`` and ``-``.
     """
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        msg = f"{where}{name!r} is no tool name; providers take 1 to 64 letters, digits, '_' and '-'"
+        msg = f"{where}{name!r} is not a tool name; providers take 1 to 64 letters, digits, '_' and '-'"
         raise DefinitionError(msg)
 
 

@@ -627,7 +627,7 @@ def test_what_is_no_public_key_and_no_digest_is_refused(journal: Path, keys: Pat
     ):
         verify(journal, keys)
     (tmp_path / "k").write_bytes(b"ssh-rsa AAAA\n")
-    with pytest.raises(JournalError, match="holds a line that is no public ed25519 key: 'ssh-rsa AAAA'"):
+    with pytest.raises(JournalError, match="holds a line that is not a public ed25519 key: 'ssh-rsa AAAA'"):
         verify(journal, tmp_path / "k")
     (tmp_path / "k").write_bytes(b"# nothing\n")
     with pytest.raises(JournalError, match="holds no public key"):

@@ -138,7 +138,7 @@ def _decode_thought(block: Mapping[str, object], thought: Mapping[str, object], 
 
 
 def _cited(block: Mapping[str, object], cited: Mapping[str, object], mark: Json) -> list[AssistantPart]:
-    """Return a text with its sources; the whole block goes back in the place of the text."""
+    """Return a text with its sources; the whole block goes back in place of the text."""
     said = "".join([word_at(piece, "text") for piece in seen(cited, "content")])
     sources = [_source(citation, said) for citation in seen(cited, "citations")]
     return [TextPart(said, provider_data=freeze({**mark, "cited": block})), *sources]
