@@ -59,13 +59,13 @@ def read_json(data: bytes) -> Any:
     try:
         return jiter.from_json(data, allow_inf_nan=False)
     except ValueError:
-        mended = _mended(data)
+        mended = _mend(data)
         if mended == data:
             raise
     return jiter.from_json(mended, allow_inf_nan=False)
 
 
-def _mended(data: bytes) -> bytes:
+def _mend(data: bytes) -> bytes:
     text = data.decode("utf-8", "replace").encode()
     return ESCAPE.sub(lambda match: b"\\ufffd" if match.group(1) else match.group(0), text)
 

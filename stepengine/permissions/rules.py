@@ -305,7 +305,7 @@ class Path:
         return self._exact.match(parts) if decision == "allow" else self._folded.match(low)
 
     def _may_be(self, path: str) -> bool:
-        parts = _climbed(_parts(folded([path])))
+        parts = _without_climbs(_parts(folded([path])))
         if parts is None:
             return True  # it leads out, so nobody can say what it names
         starts = range(len(parts)) if path.startswith("/") else (0,)
@@ -324,7 +324,7 @@ def _stays(path: str) -> bool:
     return not path.startswith("/") and ".." not in path.split("/")
 
 
-def _climbed(parts: Sequence[str]) -> tuple[str, ...] | None:
+def _without_climbs(parts: Sequence[str]) -> tuple[str, ...] | None:
     """Return a path without its ``..``; ``None`` for one that climbs above where it starts."""
     made: list[str] = []
     for part in parts:

@@ -85,7 +85,7 @@ def started(item: Item, questions: Sequence[Question] = ()) -> Sequence[Event]:
     at: At = {"path": item.path, "seq": effect.seq}
     if isinstance(effect, AskPerson):
         if effect.purpose == "permission":
-            return [_requested(at, item, effect, question) for question in questions]
+            return [_permission_request(at, item, effect, question) for question in questions]
         return [QuestionAsked(**at, question=q) for q in effect.questions]
     make = STARTED.get(kind)
     return () if make is None else (make(item, effect, at),)
@@ -136,7 +136,7 @@ def _category(item: Item, tool: str) -> str:
     return "" if binding is None else binding.spec.category
 
 
-def _requested(at: dict[str, Any], item: Item, effect: AskPerson, question: Question) -> PermissionRequested:
+def _permission_request(at: dict[str, Any], item: Item, effect: AskPerson, question: Question) -> PermissionRequested:
     return PermissionRequested(
         **at,
         question=question,

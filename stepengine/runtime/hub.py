@@ -495,7 +495,7 @@ class Hub:
         # function. The two usual cases cost one look each: a run that is not resumed has only news, and a process that
         # knows no secrets has nothing to look for.
         if not is_clean and (GIVEN.names or self.shows is not None):
-            for clean in self._cleaned(event):
+            for clean in self._clean(event):
                 self.emit(clean, is_clean=True)
             return
         if type(event) in NOTED:
@@ -510,10 +510,10 @@ class Hub:
             for receiver in self._receivers:
                 try:
                     receiver.put(event)
-                except BaseException as error:  # noqa: BLE001 - only what is the caller's comes out of `_failed`
-                    self._failed(receiver, event, error)
+                except BaseException as error:  # noqa: BLE001 - only what is the caller's comes out of `_note_failure`
+                    self._note_failure(receiver, event, error)
 
-    def _cleaned(self, event: Event) -> Iterator[Event]:
+    def _clean(self, event: Event) -> Iterator[Event]:
         """Give what is shown in place of *event*: the news in it, without secrets."""
         for news in (event,) if self.shows is None else self._news(event, self.shows):
             # One event may become several: what deltas of that run had held back goes out in front of it.
@@ -633,14 +633,14 @@ class Hub:
         elif kind is RunStarted and self.resumed and not event.path:
             object.__setattr__(event, "resumed", True)  # nobody has seen it yet, as with its stamp
 
-    def _failed(self, receiver: Receiver, event: Event, error: BaseException) -> None:
+    def _note_failure(self, receiver: Receiver, event: Event, error: BaseException) -> None:
         """Take note that an observer raised at *event*."""
         if not isinstance(receiver, Watcher):
             raise error
         try:
             warning = receiver.failed(event, error)
         except BaseException as raised:  # noqa: BLE001
-            self._crashed(raised)
+            self._note_crash(raised)
         else:
             if warning is not None:
                 self.warnings.append(warning)
@@ -658,9 +658,9 @@ class Hub:
         except Exception as error:  # noqa: BLE001
             LOGGER.error("the logger of the engine raised", exc_info=error)
         except BaseException as error:  # noqa: BLE001 - it is the caller's
-            self._crashed(error)
+            self._note_crash(error)
 
-    def _crashed(self, error: BaseException) -> None:
+    def _note_crash(self, error: BaseException) -> None:
         self.crash = self.crash or error
         if self.on_crash is not None:
             self.on_crash(error)

@@ -172,7 +172,7 @@ class Limiter:
             # one would wait for ever.
             obstacle = Obstacle("queue") if self._queue else self._obstacle(tokens)
             if obstacle is None:
-                return self._admitted(tokens)
+                return self._admit(tokens)
             waiter = _Waiter()
             self._queue.append(waiter)
             self._wake_first()
@@ -201,7 +201,7 @@ class Limiter:
             with self._lock:
                 obstacle = self._obstacle(tokens) if self._queue[0] is waiter else Obstacle("queue")
                 if obstacle is None:
-                    return self._admitted(tokens)
+                    return self._admit(tokens)
                 waiter.woken.clear()
             await self._pause(waiter, obstacle.seconds)
 
@@ -248,7 +248,7 @@ class Limiter:
                 return ticket.at
         return self._recent[-1].at
 
-    def _admitted(self, tokens: int) -> Ticket:
+    def _admit(self, tokens: int) -> Ticket:
         ticket = Ticket(self._clock.now_ms(), tokens)
         self._running += 1
         self._tokens += tokens
