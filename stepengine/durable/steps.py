@@ -423,7 +423,7 @@ class DurableRun:
         *,
         only_waits: bool = False,
     ) -> Any:
-        """Do that in place of *reservation*; cancelling the run interrupts it, and what *only_waits* is looked after together."""
+        """Do a step at the place of *reservation*; cancelling the run interrupts it, and what *only_waits* is looked after together."""
         place = Drawn(reservation.step_id, name)
         if not self.places.is_empty(place.number):
             # One that was read along is compared, too.

@@ -72,7 +72,7 @@ BLOCK = 1 << 20
 
 
 def as_tuple(values: Iterable[object]) -> tuple[Any, ...]:
-    """Return what was given as a list, or anything else that can be gone through."""
+    """Return what was given, a list or any other iterable, as a tuple."""
     return tuple(values)
 
 

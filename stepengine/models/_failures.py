@@ -471,7 +471,7 @@ def _with_kind_from_header(problem: _Problem, kind: str) -> _Problem:
 
 
 def _delay_in(details: object, words: str) -> float | None:
-    """Return the wait of a body: Google's, which is ``{"retryDelay": "13s"}`` (ecosystem:EC68), or one that *words* tell of."""
+    """Return how long a body asks to wait: by Google's ``{"retryDelay": "13s"}`` (ecosystem:EC68), or else in *words*."""
     for detail in details if isinstance(details, list) else ():
         text = detail.get("retryDelay") if isinstance(detail, Mapping) else None
         if isinstance(text, str) and text.endswith("s") and text[:-1].replace(".", "", 1).isdecimal():

@@ -437,7 +437,7 @@ class Hub:
         self._seats: dict[str, RunLabel] = {}
         self._last: RunFinished | None = None
         self._is_over = False
-        self._curtain = EventRedactor()
+        self._event_redactor = EventRedactor()
         self.watched = bool(self._receivers)
         self.phase = RunPhase.IDLE
         self.history: Callable[[], Transcript] | None = None
@@ -517,7 +517,7 @@ class Hub:
         """Give what is shown in place of *event*: the news in it, without secrets."""
         for news in (event,) if self.shows is None else self._news(event, self.shows):
             # One event may become several: what deltas of that run had held back goes out in front of it.
-            yield from self._curtain.through(news) if GIVEN.names else (news,)
+            yield from self._event_redactor.through(news) if GIVEN.names else (news,)
 
     def _news(self, event: Event, shows: Callable[[Event], bool]) -> Iterator[Event]:
         """
@@ -548,7 +548,7 @@ class Hub:
         """Show the last event and end all subscriptions, unless another run follows; those that come later get it too."""
         if self._last is not None:
             return
-        for clean in self._curtain.rest():
+        for clean in self._event_redactor.rest():
             self.emit(clean, is_clean=True)
         # The result is the caller's and passes as it is, secrets and all; who makes JSON of the event gets it clean.
         event = attrs.evolve(event, clean=KNOWN.value)

@@ -48,10 +48,10 @@ class Container:
 
     def begin(self) -> None:
         """
-        Have it run; one that somebody else made is left as it is.
+        Start the container, making it first if need be; one that somebody else made is left as it is.
 
         Raises:
-            WorkspaceLost: when it cannot, or one of that name was made of other words.
+            WorkspaceLost: when it cannot start, or one of that name was made with other options.
         """
         if not self.words or self._runs():
             return
