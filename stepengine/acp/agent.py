@@ -137,7 +137,7 @@ class EditorAgent:
         deletes: Whether ``session/delete`` comes to ``ext_method``, as it does with ``serve``: the package has no route for it.
 
     Raises:
-        DefinitionError: for a mode that is none, and for choices that *make* does not take.
+        DefinitionError: for an unknown mode, and for choices that *make* does not take.
     """
 
     def __init__(

@@ -148,7 +148,7 @@ class ExternalAgent(AgentDefinition[ExternalReply]):
         **fields: Other fields of ``AgentDefinition``, such as ``display_name``, ``hooks`` and ``limits``.
 
     Raises:
-        DefinitionError: for a command that is none, or another option that cannot be used.
+        DefinitionError: for an unusable command, or another option that cannot be used.
     """
 
     __slots__ = ()

@@ -359,7 +359,7 @@ class Operator:
 
         Raises:
             DatabaseAway: when it cannot be reached.
-            DefinitionError: when the URL or the name is none.
+            DefinitionError: when the URL or the name is not valid.
             StepEngineError: when the extra is not installed.
         """
         real, name = url_of(url), check_name(app, "the name of a deployment")
@@ -415,7 +415,7 @@ class Operator:
             seed: What its randomness depends on; drawn by default.
 
         Raises:
-            AnswerRejected: when the session waits for an answer, and this is none.
+            AnswerRejected: when the session waits for an answer, and this is not one.
             InputError: when id, session or priority cannot be used.
             DataError: when something cannot be stored.
             SessionError: when the id of the session is none.

@@ -379,7 +379,7 @@ class Sessions:
         Put a turn at the end of its session's line, and let it begin, or be an answer, if it can.
 
         Raises:
-            AnswerRejected: when the session waits for an answer, and this is none.
+            AnswerRejected: when the session waits for an answer, and this is not one.
             DatabaseAway: when the database cannot be reached.
             InputError: when the id of the session cannot be stored.
             SessionError: when it is none.

@@ -35,7 +35,7 @@ def module_at(file: Path) -> ModuleType:
     Return the module of an agent file, loaded once.
 
     Raises:
-        DefinitionError: when its name is none of a module, or it imports what could be two things.
+        DefinitionError: when its name cannot be that of a module, or it imports what could be two things.
         Exception: whatever its code raises.
     """
     resolved = file.resolve()

@@ -258,7 +258,7 @@ class Journal(abc.ABC):
         Return the first record, without reading any other; ``None`` while there is none.
 
         Raises:
-            JournalCorrupt: when it is none.
+            JournalCorrupt: when it is not one.
             JournalVersion: when a newer version wrote it.
         """
         return self.history().head

@@ -290,7 +290,7 @@ class GateOfScores:
         Return the gate that is written so.
 
         Raises:
-            DataError: when that is none.
+            DataError: when it cannot be read as one.
         """
         words = SIGN.sub(r" \1 ", text[:MAX_GATE]).split() if len(text) <= MAX_GATE else []
         signs = [i for i, word in enumerate(words) if word.lstrip("~") in COMPARE]

@@ -565,7 +565,7 @@ class ServerConnection:
             ANSWER.reset(token)
 
     def _error_of_answer(self, live: _Live | None, answer: HttpAnswer, code: int, message: str) -> ToolError:
-        """Return what an error of the protocol means: a token that is none any more, the end, or the server's own words."""
+        """Return what an error of the protocol means: a token that is not valid any more, the end, or the server's own words."""
         name = self._options.name
         answers = None if live is None else live.answers
         if answers is not None and answers.is_about_sign_in(answer):
@@ -707,7 +707,7 @@ def _is_cancelled() -> bool:
 
 
 def _leaf(error: BaseException) -> BaseException:
-    """Return what really happened: groups of groups hold it."""
+    """Return the first error inside of nested exception groups, which is what really happened."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     return error

@@ -168,7 +168,7 @@ WRONG_KEY = re.compile(
     re.IGNORECASE,
 )
 WRONG_KEY_WORDS = frozenset({"API_KEY_INVALID", "invalid_api_key"})
-"""What is said of a key that is none with a status that says nothing of it: Google and xAI answer 400."""
+"""What is said of an invalid key with a status that says nothing of it: Google and xAI answer 400."""
 
 FORCED = ("tool_choice forces tool use", "incompatible with thinking enabled")
 """What providers say, in lower case, of a demanded call beside thinking: Anthropic; Moonshot and DeepSeek."""

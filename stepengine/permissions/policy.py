@@ -126,7 +126,7 @@ class Policy:
             that a run that waits is judged as it was when it began. See ``PolicyFile``.
 
     Raises:
-        DefinitionError: for a mode that is none, and two rules of one id.
+        DefinitionError: for an unknown mode, and for two rules with one id.
     """
 
     rules: tuple[Rule, ...] = attrs.field(default=(), converter=_rules)

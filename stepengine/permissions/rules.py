@@ -583,7 +583,7 @@ def _paths_in(request: Request) -> set[str]:
 
 
 def _alone(path: str) -> str:
-    """Return a path so that it is none that stands behind a role."""
+    """Return a path in a form that cannot be taken for one behind a role."""
     return f"./{path}" if ": " in path else path
 
 

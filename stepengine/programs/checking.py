@@ -132,7 +132,7 @@ NEWEST = (3, 14)
 
 
 def parsed(code: str) -> ast.Module | ProgramProblem | None:
-    """Return a program as a tree, why it is none, or ``None`` where a later Python may know better."""
+    """Return a program as a tree, why it cannot be read, or ``None`` where a later Python may know better."""
     try:
         size = len(code.encode())
     except UnicodeEncodeError as error:
@@ -910,7 +910,7 @@ def _sorted_out(found: list[dict[str, Any]], code: str, stubs: Stubs, known: Col
         problem = ProgramProblem(each["location"]["row"] - 1, each["location"]["column"], each["message"])
         kind = each["name"]
         if problem.line < 1 or kind == "invalid-syntax":
-            # The sandbox has read it, so it is none: `return` outside of a function is fine, too.
+            # The sandbox has read it, so it is not an error: `return` outside of a function is fine, too.
             continue
         is_certain = _is_certain(problem, kind, stubs, walk)
         if is_certain:

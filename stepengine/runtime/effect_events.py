@@ -253,7 +253,7 @@ def _error(outcome: Single) -> str:
 
 
 def _kind(outcome: Single) -> str:
-    """Return the class of the error of an outcome, or why it is none; ``""`` for a value."""
+    """Return the class of an outcome's error, or the kind of a stop without one; ``""`` for a value."""
     if type(outcome) is Stop and outcome.error is None:
         return outcome.kind
     return type(outcome.error).__name__ if type(outcome) is Failure or type(outcome) is Stop else ""

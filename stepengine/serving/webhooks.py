@@ -300,7 +300,7 @@ async def receive_event(request: Request) -> Response:
     metrics: Metrics = request.app.state.metrics
     name, body = request.path_params["topic"], await request.body()
     topic = webhooks.topics.get(name)
-    # A topic that is none is checked, too: how long a refusal takes tells nobody what there is.
+    # An unknown topic is checked, too: how long a refusal takes tells nobody what there is.
     signed = (topic or NOBODY).signed(_headers(request), body, time.time())
     if topic is None or signed is None:
         metrics.received("" if topic is None else name, "refused")

@@ -256,7 +256,7 @@ class Elsewhere:
         return next(self._numbers)
 
     def refuse(self, what: str) -> NoReturn:
-        """Raise the error for an answer that is none, after which the connection is over."""
+        """Raise the error for an answer that cannot be read, after which the connection is over."""
         self.close()
         msg = f"the workspace {self.name} does not keep to the protocol: its answer is {what}"
         raise WorkspaceLost(msg)

@@ -525,7 +525,7 @@ class JournalFixture(Deciding):
         return [one.account() for one in (self, *self._others.values()) if one.write()]
 
     def write(self) -> bool:
-        """Write what was recorded, if anything new was; return whether the file is another one now."""
+        """Write what was recorded, if anything new was; return whether the file has changed."""
         if not self._keeps or self.replaying:
             return False
         if self._fresh is None:

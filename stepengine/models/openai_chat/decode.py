@@ -601,7 +601,7 @@ class _Piece:
 
 
 def _join_base64(pieces: list[str]) -> str:
-    """Return one base64 text of several; ``""`` when one is none."""
+    """Return one base64 text of several; ``""`` when one of them is not base64."""
     try:
         return base64_of(b"".join([base64.b64decode(piece, validate=True) for piece in pieces]))
     except ValueError:
