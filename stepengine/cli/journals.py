@@ -95,7 +95,7 @@ class GoingOn:
         Return this.
 
         Raises:
-            UsageProblem: for a word that there is not.
+            UsageProblem: for an unknown word.
         """
         from stepengine.journal import InDoubt, OnDivergence
 

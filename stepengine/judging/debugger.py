@@ -934,7 +934,7 @@ class Debugger:
             pretty: Show members in lines of their own.
 
         Raises:
-            InputError: for a statement, or a frame that there is not.
+            InputError: for a statement, or a frame that does not exist.
         """
         return self.evaluate_in(self.frame(frame), expression, pretty=pretty).text
 

@@ -316,7 +316,7 @@ class GateOfScores:
         Return what it compares; without a side that is every side but the base.
 
         Raises:
-            DataError: when it names a side or check that there is not, or compares two checks.
+            DataError: when it names a side or check that does not exist, or compares two checks.
         """
         if not self.right:
             sides = names.sides[1:] or names.sides

@@ -495,7 +495,7 @@ def _status_of(words: list[str]) -> int | None:
 def _message(problem: _Problem, status: int | None, call: RequestLabel) -> str:
     words = ", ".join(sorted(problem.words - {str(status)}))
     head = f"{call.provider} answered {status if status is not None else 'an error'}{f' ({words})' if words else ''}"
-    # A model that there is not is told of with a word; where no word is, there may be no such API at all.
+    # An unknown model is refused with a word about it; where there is no word, there may be no such API at all.
     is_redirect = status is not None and HTTP_REDIRECT <= status < HTTP_CLIENT_ERROR
     is_lost = is_redirect or (status == NOT_FOUND and not words)
     text = f"{head} for {call.asked if is_lost else repr(call.model)}: {problem.text}"

@@ -43,7 +43,7 @@ MOST_DEPTH = 300
 """The sandbox has a limit of its own at less than a thousand."""
 MOST_PROBLEMS, MOST_SHOWN = 200, 20
 MOST_NEAR = 300
-"""As many names of a program are compared with one that there is not."""
+"""As many names of a program are compared with one that is unknown."""
 SHOWN_BEFORE, SHOWN_CHARS = 60, 120
 """Characters of a line before the place that is meant, and of the line."""
 
@@ -893,7 +893,7 @@ def _diagnostics(pool: Monty, code: str, text: str, known: Collection[str]) -> l
 
 
 def _until_stop(snapshot: SyncSnapshot) -> None:
-    """Answer what the checker asks of the host, which is modules that there are not, until the line that stops is reached."""
+    """Answer what the checker asks of the host, which is modules that do not exist, until the line that stops is reached."""
     from pydantic_monty import FunctionSnapshot
 
     for _ in range(MOST_ANSWERS):

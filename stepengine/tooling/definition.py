@@ -187,7 +187,7 @@ OPTIONS = {
 
 
 def _check_options(name: str, given: Mapping[str, object]) -> dict[str, Any]:
-    """Return the options of a tool; raises ``DefinitionError`` for one that there is not, or that is of another kind."""
+    """Return the options of a tool; raises ``DefinitionError`` for one that does not exist, or that is of another kind."""
     problems = [OPTIONS[option].problem(option, value) for option, value in given.items() if option in OPTIONS]
     if unknown := given.keys() - OPTIONS.keys():
         known = ", ".join(sorted(OPTIONS.keys() - {"description"}))
