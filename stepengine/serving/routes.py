@@ -1165,7 +1165,8 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="POST", path="/runs/{run}/fork", name="fork_run", scope="run", handler=fork_run, body=ForkRun,
         gives={202: StartedRun}, refuses=(404, 409, 415, 429, 503),
-        about="Go on from the middle of a run as another one.\nAnother outcome (`edit`), another prompt (`changes`), and what may happen again (`allow_repeat`) need the scope admin.",
+        about="Go on from the middle of a run as another one.\n"
+        "Another outcome (`edit`), another prompt (`changes`), and what may happen again (`allow_repeat`) need the scope admin.",
     ),
     Operation(
         method="POST", path="/runs/{run}/undo", name="undo_run", scope="admin", handler=undo_run, body=UndoRun, gives={200: UndoneView},
