@@ -36,7 +36,7 @@ from stepengine.tooling.decorator import tool
 if TYPE_CHECKING:
     from stepengine.engine.options import AgentLike
 
-__all__ = ("EngineMaker", "lines_of", "talk")
+__all__ = ("Maker", "lines_of", "talk")
 
 EVERY = 0.1
 """How often files are looked at, in seconds."""
@@ -44,7 +44,7 @@ LINE = 1 << 20
 
 
 @frozen
-class EngineMaker:
+class Maker:
     """
     How another process makes the engine of an application from the files as they are now.
 
@@ -59,7 +59,7 @@ class EngineMaker:
     files: tuple[str, ...] = ()
 
     @classmethod
-    def of_json(cls, told: Mapping[str, Any]) -> EngineMaker:
+    def of_json(cls, told: Mapping[str, Any]) -> Maker:
         """Return what ``attrs.asdict`` made JSON of."""
         return cls(told["make"], told["given"], tuple(told["files"]))
 
@@ -146,7 +146,7 @@ class _Desk:
         at: Where to begin.
     """
 
-    def __init__(self, say: Callable[[Mapping[str, Any]], None], maker: EngineMaker, file: str, at: str) -> None:
+    def __init__(self, say: Callable[[Mapping[str, Any]], None], maker: Maker, file: str, at: str) -> None:
         self._say = say
         self._file = file
         self._at = at
@@ -233,7 +233,7 @@ def main() -> None:
         return
     _import_libraries()
     try:
-        desk = _Desk(say, EngineMaker.of_json(first["maker"]), first["file"], first["at"])
+        desk = _Desk(say, Maker.of_json(first["maker"]), first["file"], first["at"])
     except (StepEngineError, OSError) as error:
         say({"event": "ended", "problem": f"the record cannot be read: {error}"})
         return

@@ -27,7 +27,7 @@ from stepengine.journal import FileJournal, Purse
 from stepengine.journal.replayer import address_of
 from stepengine.judging.blame import blame, expected_calls
 from stepengine.judging.checks import Check
-from stepengine.judging.desk import EngineMaker, talk
+from stepengine.judging.desk import Maker, talk
 from stepengine.judging.edits import next_of
 from stepengine.judging.impact import expected_of, first_difference, impact
 from stepengine.judging.origins import origin_of
@@ -206,7 +206,7 @@ KINDS: Mapping[str, Callable[[_Job], Awaitable[dict[str, Any]]]] = {
 
 async def _worked(first: Mapping[str, Any], hear: Callable[[float | None], Sequence[Any] | None], say: Say) -> None:
     clean = redactor_for("all", os.environ)
-    maker = EngineMaker.of_json(first["maker"])
+    maker = Maker.of_json(first["maker"])
     most = 1 if first["kind"] == "ask" else None
 
     async def agreed(calls: int, low: Decimal | None, high: Decimal | None) -> Purse:

@@ -6,7 +6,7 @@ A process that makes an application's engine of its files as they are now, says 
 
 from __future__ import annotations
 
-from stepengine.judging.desk import EngineMaker, talk
+from stepengine.judging.desk import Maker, talk
 from stepengine.judging.edits import error_text, places_of, see_sources_alone
 
 __all__ = ()
@@ -22,7 +22,7 @@ def main() -> None:
         return
     see_sources_alone()
     try:
-        EngineMaker.of_json(asked[0]["maker"]).engine()
+        Maker.of_json(asked[0]["maker"]).engine()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the author's code raises is what is asked for
         file, line = next(iter(reversed(list(places_of(error)))), ("", 0))
         say({"problem": error_text(error), "file": file, "line": line})

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stepengine.durable import DurableEngine
     from stepengine.engine import Engine
     from stepengine.engine.schedules import Schedule
-    from stepengine.judging.desk import EngineMaker
+    from stepengine.judging.desk import Maker
     from stepengine.serving.access import Authenticate, Caps, Logins
     from stepengine.serving.durable_runs import AnyRuns
     from stepengine.serving.metrics import Metrics
@@ -64,7 +64,7 @@ def app(
     webhooks: Webhooks | str | Path | None = None,
     shares: Collection[str] = (),
     ui: bool = False,
-    maker: EngineMaker | None = None,
+    maker: Maker | None = None,
     sources: Sources | None = None,
     script: str = "",
 ) -> Application:

@@ -1,7 +1,7 @@
 """
 What a page asks for to go back in runs, to see an edit in one, and to judge them.
 
-These routes are there where a server was told how its engine is made again (``EngineMaker``). Whoever asks has the scope ``debug``; what spends
+These routes are there where a server was told how its engine is made again (``Maker``). Whoever asks has the scope ``debug``; what spends
 money, runs tools or writes files needs ``admin``.
 """
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from stepengine.engine.beside import PREFIX
-from stepengine.judging.desk import EngineMaker
+from stepengine.judging.desk import Maker
 from stepengine.judging.edits import error_text, files_since, modules_since, places_of
 from stepengine.serving.problems import Problem
 from stepengine.serving.processes import Process
@@ -48,7 +48,7 @@ class Sources:
         maker: How another process does that, where it is tried first, and which files are watched beside those that are imported.
     """
 
-    def __init__(self, load: Callable[[], Engine], maker: EngineMaker) -> None:
+    def __init__(self, load: Callable[[], Engine], maker: Maker) -> None:
         self._load = load
         self._maker = maker
         self._known = frozenset(sys.modules)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 
-from stepengine.judging.desk import EngineMaker
+from stepengine.judging.desk import Maker
 from stepengine.serving.problems import Problem
 from stepengine.serving.processes import Process
 
@@ -174,7 +174,7 @@ class Workshop:
         pins: The folder of kept journals for runs that become tests.
     """
 
-    def __init__(self, runs: AnyRuns, maker: EngineMaker, *, pins: Path = Path("tests/journals")) -> None:
+    def __init__(self, runs: AnyRuns, maker: Maker, *, pins: Path = Path("tests/journals")) -> None:
         self.maker = maker
         self._runs = runs
         self._pins = pins

@@ -19,7 +19,7 @@ import httpx2
 
 from stepengine import STEP, AgentDefinition, Ask, Engine, InputSchema, Receive, ToolCall, ToolContext, call, tool
 from stepengine.journal import FileJournal
-from stepengine.judging.desk import EngineMaker
+from stepengine.judging.desk import Maker
 from stepengine.serving import Tokens, app
 from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel
@@ -124,11 +124,11 @@ class House:
         return engine_in(str(self.work))
 
     @property
-    def maker(self) -> EngineMaker:
+    def maker(self) -> Maker:
         """
         How another process makes the engine.
         """
-        return EngineMaker("tests.serving.house:engine_in", {"work": str(self.work)})
+        return Maker("tests.serving.house:engine_in", {"work": str(self.work)})
 
     @property
     def work(self) -> Path:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from stepengine.durable import DurableEngine
     from stepengine.engine import Engine
     from stepengine.engine.schedules import Schedule
-    from stepengine.judging.desk import EngineMaker
+    from stepengine.judging.desk import Maker
     from stepengine.serving import Application
     from stepengine.serving.access import Logins
     from stepengine.serving.sources import Sources
@@ -360,9 +360,9 @@ def engine_of(
     return bench.engine, offered.schedules
 
 
-def maker_of(module: str, options: Options) -> EngineMaker:
+def maker_of(module: str, options: Options) -> Maker:
     """Return what makes the engine again of what was typed for ``stepengine serve``."""
-    from stepengine.judging.desk import EngineMaker
+    from stepengine.judging.desk import Maker
 
     given: dict[str, Any] = {name: getattr(options, name) for name in TYPED}
     for name in PATHS:
@@ -370,7 +370,7 @@ def maker_of(module: str, options: Options) -> EngineMaker:
         given[name] = None if value is None else str(value)
     file = module.partition("#")[0].removeprefix("sandboxed:")
     files = tuple([one for one in (file, options.script) if one and Path(one).exists()])
-    return EngineMaker("stepengine.cli.commands.serve:engine_again", {"module": module, "options": given}, files)
+    return Maker("stepengine.cli.commands.serve:engine_again", {"module": module, "options": given}, files)
 
 
 def engine_again(module: str, options: dict[str, Any]) -> Engine | DurableEngine:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from stepengine.errors import JournalMissing
-from stepengine.judging.desk import EngineMaker
+from stepengine.judging.desk import Maker
 from stepengine.serving.access import Caller
 from stepengine.serving.ledger import RunRow
 from stepengine.serving.problems import Problem
@@ -34,7 +34,7 @@ class Records:
 
 
 async def test_runs_without_a_record_take_no_place_of_a_page_or_a_job() -> None:
-    workshop = Workshop(cast("Any", Records()), EngineMaker("tests.serving.house:engine_in"))
+    workshop = Workshop(cast("Any", Records()), Maker("tests.serving.house:engine_in"))
 
     for _ in range(MOST_JOBS + 1):
         with pytest.raises(JournalMissing):
@@ -51,7 +51,7 @@ async def test_a_process_that_cannot_be_started_leaves_no_copy_of_a_record(
 ) -> None:
     records = Records()
     records.kept = b"what only its owner may read"
-    workshop = Workshop(cast("Any", records), EngineMaker("tests.serving.house:engine_in"))
+    workshop = Workshop(cast("Any", records), Maker("tests.serving.house:engine_in"))
 
     def files() -> list[str]:
         return [one.name for one in tmp_path.rglob("*")]
@@ -75,7 +75,7 @@ async def test_a_process_that_cannot_be_started_leaves_no_copy_of_a_record(
 async def test_a_job_whose_process_says_too_much_at_once_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     records = Records()
     records.kept = b"{}"
-    workshop = Workshop(cast("Any", records), EngineMaker("tests.serving.house:engine_in"))
+    workshop = Workshop(cast("Any", records), Maker("tests.serving.house:engine_in"))
     monkeypatch.setattr("stepengine.serving.processes.LINE", 10)
 
     job = await workshop.start(ANNA, "impact", [ROW], {})
