@@ -69,7 +69,7 @@ from stepengine.judging.criteria import (
 )
 from stepengine.judging.rerun import at_once, in_program_order
 
-__all__ = ("Maker", "Evaluation", "EvaluationMode", "Outcome", "Sample", "Score", "evaluate")
+__all__ = ("EngineMaker", "Evaluation", "EvaluationMode", "Outcome", "Sample", "Score", "evaluate")
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MAX_FILES = 20_000
@@ -440,7 +440,7 @@ class EvaluationBudget:
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-class Maker(Protocol):
+class EngineMaker(Protocol):
     """Makes engines."""
 
     def __call__(self, agent: AgentDefinition, root: Path, *, performs: bool) -> Engine:
@@ -466,7 +466,7 @@ class EvaluationMode:
 async def evaluate(
     evaluation: Evaluation,
     folder: Path,
-    bench: Maker,
+    bench: EngineMaker,
     *,
     agents: Mapping[str, AgentDefinition],
     root: Path,
@@ -596,7 +596,7 @@ class _EvaluationRun:
 
     evaluation: Evaluation
     folder: Path
-    bench: Maker
+    bench: EngineMaker
     root: Path
     load: Callable[[Any], AgentDefinition]
     models: Callable[[Case], Any]

@@ -37,7 +37,7 @@ from stepengine.judging.criteria import PASSES, Case, Criterion, FilesGone, Judg
 from stepengine.judging.evaluating import (
     ERROR,
     Copy,
-    Maker,
+    EngineMaker,
     Evaluation,
     EvaluationMode,
     Outcome,
@@ -158,7 +158,7 @@ class Trials:
     evaluation: Evaluation
     folder: Path
     book: ReplyBook
-    bench: Maker
+    bench: EngineMaker
     root: Path
     load: Callable[[Any], AgentDefinition]
     models: Callable[[Case], Models]
