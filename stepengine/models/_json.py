@@ -8,8 +8,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-import jiter
-
 from stepengine.data.json import JsonDict, compact, freeze
 from stepengine.data.messages import ToolCallPart
 from stepengine.errors import DataError
@@ -56,6 +54,8 @@ def read_json(data: bytes) -> Any:
     Raises:
         ValueError: when it is not JSON, holds NaN or an infinity by name, or is nested deeper than 200.
     """
+    import jiter  # with the first reply: whoever has this module for its readers alone needs no parser
+
     try:
         return jiter.from_json(data, allow_inf_nan=False)
     except ValueError:
