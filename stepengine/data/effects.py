@@ -374,11 +374,14 @@ class Gather:
     races: tuple[tuple[int, int], ...] = ()
 
 
-@frozen
+@frozen(weakref_slot=False)
 class Notify:
     """Show *event* to whoever watches. No number, no outcome: the driver sends ``None``."""
 
     event: Event
+
+
+quick_notify = maker_of(Notify)
 
 
 class Keeps(Protocol):

@@ -14,7 +14,7 @@ from types import GeneratorType
 from typing import Any, NamedTuple, TypeVar, assert_never
 
 from stepengine.data import events as ev
-from stepengine.data.effects import RUNS, WAITS, AskPerson, Effect, Gather, Notify
+from stepengine.data.effects import RUNS, WAITS, AskPerson, Effect, Gather, Notify, quick_notify
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import compact, thaw
 from stepengine.data.messages import TextPart, UserMessage, quick_user
@@ -184,7 +184,7 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:
                 continue
             # What a handler or tool said before this effect is shown before it, in the order in which it happened.
             if sides.waiting or (not is_shown and watched()):
-                yield from map(Notify, run.side_events.before(effect))
+                yield from map(quick_notify, sides.before(effect))
             outcome = yield effect
             if is_shown:
                 effect = send(None)
