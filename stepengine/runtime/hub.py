@@ -501,10 +501,11 @@ class Hub:
         if type(event) in NOTED:
             self._note(event)
         if self.watched:
+            index = self._index
             SET_RUN_ID(event, self.run_id)
             SET_EPOCH(event, self._epoch)
-            SET_INDEX(event, self._index)
-            self._index += 1
+            SET_INDEX(event, index)
+            self._index = index + 1
             # Here and now, one after the other, in the order of the events. Observers return at once, by contract; a
             # reader that takes its time subscribes, and has a queue.
             for receiver in self._receivers:
@@ -626,10 +627,11 @@ class Hub:
 
     def _note(self, event: Event) -> None:
         kind = type(event)
-        if kind is LogLine:
+        if kind is PhaseChanged:
+            if not event.path:
+                self.phase = event.phase  # type: ignore[attr-defined]
+        elif kind is LogLine:
             self.log(event, event.data, step=event.step)  # type: ignore[arg-type,attr-defined]
-        elif kind is PhaseChanged and not event.path:
-            self.phase = event.phase  # type: ignore[attr-defined]
         elif kind is RunStarted and self.resumed and not event.path:
             object.__setattr__(event, "resumed", True)  # nobody has seen it yet, as with its stamp
 
@@ -721,13 +723,12 @@ class Subscription:
     def put(self, event: Event) -> None:
         """Keep *event* for the reader, or count it as dropped."""
         queue = self._queue
+        count = len(queue)
         # Not joined for a reader that keeps up: a page shows text as it comes, and would get it in jumps.
-        may_wait = len(queue) <= self._behind or (type(event) not in DELTAS and len(queue) < self._limit)
-        if not may_wait and not self._has_place(event):
-            return
-        queue.append(event)
-        if self._waiter is not None:
-            self._wake()
+        if count <= self._behind or (count < self._limit and type(event) not in DELTAS) or self._has_place(event):
+            queue.append(event)
+            if self._waiter is not None:
+                self._wake()
 
     def _has_place(self, event: Event) -> bool:
         """Return whether an event of a reader that has fallen behind is to wait as one of its own."""
@@ -768,14 +769,14 @@ class Subscription:
 
     def waiting(self) -> Iterator[Event]:
         """Give what waits until nothing does."""
-        queue = self._queue
+        queue, take = self._queue, self._queue.popleft
         while True:
             if self._has_lost:
                 yield self._told_of_loss()
             if not queue:
                 return
-            event = queue.popleft()
-            yield event.whole() if type(event) is _Joined else event  # type: ignore[misc]
+            event = take()
+            yield event if type(event) is not _Joined else event.whole()  # type: ignore[misc]
 
     async def more(self) -> bool:
         """Wait when no event does, and return whether another one may come."""
