@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import attrs
 
 from stepengine.data import events as ev
-from stepengine.data.effects import Notify, quick_call_model, quick_notify
+from stepengine.data.effects import quick_call_model, quick_notify
 from stepengine.data.frozen import frozen
 from stepengine.data.json import compact
 from stepengine.data.makers import maker_of, quick
@@ -233,7 +233,7 @@ def _started_event(run: RunState) -> ev.Event:
 def _notify_abandoned_step(run: RunState, error: BaseException) -> Flow[None]:
     """Report the end of a step that *error* leaves; when the machine is being closed, nothing is reported any more."""
     if run.plan.watched() and not isinstance(error, GeneratorExit):
-        yield Notify(_finished_event(run, status=status_after(error)))
+        yield quick_notify(_finished_event(run, status=status_after(error)))
 
 
 def _finished_event(run: RunState, *, ended: bool = False, status: RunStatus = RunStatus.COMPLETED) -> ev.Event:
@@ -472,7 +472,7 @@ def _show_reply(run: RunState, reply: StepReply) -> Flow[None]:
     if text:
         yield quick_notify(quick(ev.TextCompleted)(path=path, seq=seq, text=text))
     if _is_empty(reply.model.content):
-        yield Notify(ev.Warned(path=path, seq=seq, message="The model sent an empty reply."))
+        yield quick_notify(ev.Warned(path=path, seq=seq, message="The model sent an empty reply."))
 
 
 def _warn_of_written_call(run: RunState, reply: ModelReply) -> None:
