@@ -22,7 +22,8 @@ from stepengine.data import events as ev
 from stepengine.data import yields as y
 from stepengine.data.effects import Leaf, Notify, quick_call_body, quick_call_tool
 from stepengine.data.json import JsonDict
-from stepengine.data.messages import Source, ToolCallPart, ToolResult, quick_call, quick_log, quick_result
+from stepengine.data.makers import changer_of
+from stepengine.data.messages import Source, ToolCallPart, ToolResult, quick_call, quick_log
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Single, Stop, Value, first_of, was_given_up
 from stepengine.data.questions import Question
@@ -1194,18 +1195,10 @@ def result_of_call(result: ToolResult, call: ToolCallPart) -> ToolResult:
     # Mostly the performer has put them in already; then the same object goes on, and nothing is made.
     if result.tool_name == call.tool_name and result.tool_call_id == call.tool_call_id:
         return result
-    return quick_result(
-        result.content,
-        status=result.status,
-        tool_name=call.tool_name,
-        tool_call_id=call.tool_call_id,
-        credits_used=result.credits_used,
-        side_effects=result.side_effects,
-        change=result.change,
-        structured=result.structured,
-        usage=result.usage,
-        cost=result.cost,
-    )
+    return _named_result(result, call.tool_name, call.tool_call_id)
+
+
+_named_result = changer_of(ToolResult, "tool_name", "tool_call_id")
 
 
 def unavailable(run: RunState, name: str, known: Sequence[str], hint: str = "") -> ToolNotAvailable:

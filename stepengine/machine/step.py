@@ -16,7 +16,7 @@ from stepengine.data import events as ev
 from stepengine.data.effects import Notify, quick_call_model
 from stepengine.data.frozen import frozen
 from stepengine.data.json import compact
-from stepengine.data.makers import maker_of, quick
+from stepengine.data.makers import changer_of, maker_of, quick
 from stepengine.data.messages import (
     AssistantMessage,
     AssistantPart,
@@ -28,7 +28,6 @@ from stepengine.data.messages import (
     ToolResult,
     UserMessage,
     quick_assistant,
-    quick_call,
     system_reminder,
 )
 from stepengine.data.models import ModelReply, ModelRequest, StopReason, quick_request
@@ -424,6 +423,9 @@ def _join_replies(paused: ModelReply, more: ModelReply) -> ModelReply:
 # --- its reply --------------------------------------------------------------------------------------------------------
 
 
+_with_id = changer_of(ToolCallPart, "tool_call_id")
+
+
 def _give_ids(run: RunState, reply: ModelReply) -> StepReply:
     """Give every call of a reply an id of ours; the last call of a reply that was cut off stays text."""
     parts: list[AssistantPart] = []
@@ -437,17 +439,9 @@ def _give_ids(run: RunState, reply: ModelReply) -> StepReply:
         elif index == last and reply.stop_reason is MAX_TOKENS:
             parts.append(TextPart(f"[cut off: {part.tool_name} {part.raw_input or compact(part.input)}]"))
         else:
-            call = quick_call(
-                # Our own ids, and not the provider's: calls of handlers have none from anywhere, some providers send
-                # none, or one twice (reliability:MP49, MP50), and with counters the same run has the same ids on every
-                # replay.
-                run.call_ids.new(),
-                part.tool_name,
-                part.input,
-                raw_input=part.raw_input,
-                input_error=part.input_error,
-                provider_data=part.provider_data,
-            )
+            # Our own ids, and not the provider's: calls of handlers have none from anywhere, some providers send none, or
+            # one twice (reliability:MP49, MP50), and with counters the same run has the same ids on every replay.
+            call = _with_id(part, run.call_ids.new())
             parts.append(call)
             calls.append(call)
     return _quick_reply(reply, quick_assistant(tuple(parts)), calls, len(calls) < len(parts))

@@ -338,7 +338,8 @@ class Innermost:
             if self._services.tools.guard is not None:
                 guard = self._services.tools.guard(_request(item, effect, binding.spec))
                 running = _await_guarded(running, guard, self._services.tools.workspace)
-            result = await (self._delivered(item, running, io) if is_deferred(item) else running)
+            is_late = getattr(tool, "deferred", False)
+            result = await (self._delivered(item, running, io) if is_late else running)
         except StepEngineError as error:
             return self._failure(item, error)
         return self._value(item, result)

@@ -164,8 +164,7 @@ def _reply(
 ) -> ModelReply:
     dollars = None if cost is None else _dollars(cost)
     if stop_reason is None:
-        calls = any(type(part) is ToolCallPart for part in content)
-        reason = StopReason.TOOL_USE if calls else StopReason.END_TURN
+        reason = StopReason.TOOL_USE if ToolCallPart in map(type, content) else StopReason.END_TURN
         return quick_reply(content, usage=usage, cost=dollars, stop_reason=reason)
     return ModelReply(content, usage=usage, cost=dollars, stop_reason=StopReason(stop_reason))
 

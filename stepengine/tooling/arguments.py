@@ -253,8 +253,11 @@ class FunctionInputs:
         changed: dict[str, object] = {}
         for name, value in arguments.items():
             place = self._place(name, given) if name in self._aliases else name
+            kind = type(value)
             if place in given:
-                if not _same(given[place], value):
+                held = given[place]
+                # As ``_same``, without a call for what nearly every argument is.
+                if (type(held) is not kind or held != value) if kind in SCALARS else not _same(held, value):
                     changed[place] = self._encode(name, value, given)
             # A parameter that came with a later version must not show in the input of a call that does not give it, or
             # the recordings of older versions would differ in every such call.
@@ -262,7 +265,7 @@ class FunctionInputs:
                 continue
             # Defaults are written into the input: hooks, rules and records see what the tool will run with, and a
             # default that changes with a new version is seen as a change.
-            elif type(value) in SCALARS:
+            elif kind in SCALARS:
                 changed[place] = value
             else:
                 changed[place] = self._encode(name, value, given)
