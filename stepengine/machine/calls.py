@@ -158,7 +158,8 @@ def _carried_out(member: EffectMember) -> Flow[Any]:
     # others away, so there it stays inside its own result.
     if member.failure is not None:
         raise raisable_error(member.failure)
-    if type(member) is ToolMember and member.is_followed:
+    result = member.result
+    if type(result) is ToolResult and result.status == "pending" and type(member) is ToolMember and member.is_followed:
         yield from follow_up(member)
     return member.result
 
@@ -923,7 +924,8 @@ class ToolMember(EffectMember):
         mend = binding.repair if is_models else binding.rename
         try:
             given = mend(asked.input) if mend is not None else asked.input
-            self._validated = binding.validate(given)
+            validate = binding.validate
+            self._validated = validate(given)
         except ToolInputError as error:
             raise error if is_models else _with_example(error, binding.spec) from None
         except StepEngineError:

@@ -170,13 +170,13 @@ def _final_answer(run: RunState) -> Flow[None]:
 
 def _step(run: RunState, over: StepWith) -> Flow[bool]:
     plan, spent = run.plan, None
-    points = plan.hooks
+    points, watched = plan.hooks, plan.watched
     # One `try` around the whole step: whoever watches must see each step that began end once, with a status (that was
     # broken for steps that an error left).
     try:
         if run.background is not NO_CHILDREN:
             yield from hear_of_children(run)
-        if plan.watched():
+        if watched():
             # Not yielded: it is shown before the next effect, which follows without anybody's code in between but that
             # of hooks, and what they say is shown behind it.
             run.side_events.waiting.append(_started_event(run))
@@ -199,7 +199,7 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
         yield from hooks.post_step(run, reply.model) if points.post_step else ()
         # After the `post_step` hooks: they may have done I/O while somebody sent a message, which keeps the turn open.
         ended = _ends(run, calls) and (not points.on_stop or (yield from _may_end(run)))
-        if plan.watched():
+        if watched():
             yield Notify(_finished_event(run, ended=ended))
     except BaseException as error:
         # Yielding in an `except` is allowed here since whoever closes the machine is told nothing more: to a
@@ -564,8 +564,11 @@ def _ends(run: RunState, calls: Sequence[ToolMember]) -> bool:
         # The model must see what was wrong with a call, also when it took its work for done.
         if call.is_fault:
             return False
-        ended = ended or call.has_ended_turn
-        forced = forced or call.binding is None or call.binding.spec.forces_next_step
+        spec = None if call.binding is None else call.binding.spec
+        if spec is None or spec.forces_next_step:
+            forced = True
+        if spec is not None and spec.ends_turn and call.has_ended_turn:
+            ended = True
     # An agent that has `task_completed` says itself when it is done; a reply without calls is then no end, only a
     # pause.
     if ended or "task_completed" in run.offered:

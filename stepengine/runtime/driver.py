@@ -29,6 +29,7 @@ from stepengine.data.effects import (
     Effect,
     Gather,
     Keeps,
+    Leaf,
     Notify,
     Spawn,
 )
@@ -298,7 +299,7 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
                 # An item is what a performer is given: the effect with the plan of its run, which wrappers look at
                 # (limits, tools). It is a named tuple, made from a ready tuple without the call of its constructor, as
                 # there is one for each effect.
-                outcome = await _alone(run, quick_item((run.path, effect, run.plan, None, False)))
+                outcome = await _alone(run, quick_item((run.path, effect, run.plan, None, False)), type(effect))
             count += 1
             # By the number of effects and not by the clock: a count needs no call, and an effect that really waits
             # gives the others their turn anyway.
@@ -388,11 +389,11 @@ def _recalled(run: RunTask, effect: Compute, kept: Keeps) -> Single:
         return run.broken(error)
 
 
-async def _alone(run: RunTask, item: Item) -> Single:  # noqa: C901 - three calls less for each effect of a run
-    """Perform one effect in the run's own task, and show it; whatever happens is an outcome."""
+async def _alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single:  # noqa: C901 - three calls less for each effect of a run
+    """Perform one effect, of this kind, in the run's own task, and show it; whatever happens is an outcome."""
     # One effect is awaited in the run's own task: a task for each would cost 5 us, a sixth of a whole bare step, and
     # two turns of the loop.
-    tree, kind = run.tree, type(item.effect)
+    tree = run.tree
     shows = tree.hub.watched and not (kind is AskPerson and _is_known(tree, item))
     # Before its intent is durable for everything but questions: who watches a call has nothing to do yet, and must not
     # wait for the disk to see it begin.

@@ -224,7 +224,8 @@ class FunctionInputs:
         # As Python objects first, which is quicker; the second look as JSON text is for strict types, which take a date
         # from JSON text and not from a Python string.
         try:
-            arguments = self._validate(value)
+            validate = self._validate
+            arguments = validate(value)
         except self._refused as error:
             arguments = self._as_json_text(value, error)
         return quick_validated(self._as_input(value, arguments), arguments)
