@@ -190,9 +190,8 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls
                 effect = send(None)
                 continue
             if type(outcome) is Value and type(effect) is not Gather:
-                # As ``receive`` does it, for what nearly every outcome is.
-                if outcome.at > run.now or outcome.inputs:
-                    run.hear(outcome)
+                # All that ``receive`` does with what nearly every outcome is.
+                run.hear(outcome)
                 effect = send(outcome)
                 continue
             try:
