@@ -320,7 +320,7 @@ class Recorder:
         run, replayer = self._run, self._replayer
         if run.fatal is not None:
             return self._stop_diverged(run.fatal)
-        starts = type(item[1]) in STARTS
+        starts = type(item.effect) in STARTS
         if starts or replayer is None:
             return self._start(item, io) if starts else self._live(item, io, [], inner)
         address = (item.path, item.effect.seq)
@@ -542,7 +542,7 @@ class Recorder:
     async def _live(
         self, item: Item, io: IO, attempts: list[object], inner: Performer | None = None, *, again: bool = False
     ) -> Single:
-        noting = Attempts(io, attempts) if type(item[1]) is CallModel else self._noting(item, io)
+        noting = Attempts(io, attempts) if type(item.effect) is CallModel else self._noting(item, io)
         try:
             outcome = await (inner or self._inner).perform(item, noting)
         except BaseException:

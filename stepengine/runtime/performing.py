@@ -140,7 +140,7 @@ class Innermost:
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Perform one effect."""
-        return self._by_kind[type(item[1])](self, item, io)
+        return self._by_kind[type(item.effect)](self, item, io)
 
     def _value(self, item: Item, value: object) -> Single:
         late = self._tree.too_late(item.path) if self._tree.deadlines else None
@@ -174,7 +174,7 @@ class Innermost:
 
     async def _call_model(self, item: Item, io: IO) -> Single:
         """Ask a model, again if that may help; what failed attempts used is added to the usage and cost of the reply or error."""
-        request: ModelRequest = item[1].request  # type: ignore[union-attr]
+        request: ModelRequest = item.effect.request  # type: ignore[union-attr]
         spent: Usage | None = None
         try:
             provider = self._provider(item, io, request)
