@@ -116,9 +116,9 @@ def freeze(value: Any, path: str = "$") -> Any:
         DataError: for anything else, naming the place: other types, NaN and infinities, cycles, lone surrogates.
     """
     kind = type(value)
-    if value is None or ((kind is JsonDict or kind is JsonList) and (hasattr(value, "_levels") or not value)):
+    if (kind is int and MIN_INT <= value <= MAX_INT) or (kind is str and value.isascii()) or value is None:
         return value
-    if (kind is str and value.isascii()) or (kind is int and MIN_INT <= value <= MAX_INT):
+    if (kind is JsonDict or kind is JsonList) and (hasattr(value, "_levels") or not value):
         return value
     try:
         return _freeze(value, path, MAX_DEPTH)

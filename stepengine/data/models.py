@@ -325,8 +325,11 @@ class ModelRequest:
 quick_request = maker_of(ModelRequest)
 
 
+_TOOL_USE, _END_TURN = StopReason.TOOL_USE, StopReason.END_TURN
+
+
 def _stop_reason(self: Any) -> StopReason:
-    return StopReason.TOOL_USE if ToolCallPart in map(type, self.content) else StopReason.END_TURN
+    return _TOOL_USE if ToolCallPart in map(type, self.content) else _END_TURN
 
 
 def _as_stop_reason(value: str) -> StopReason:

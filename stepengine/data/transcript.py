@@ -29,6 +29,8 @@ T = TypeVar("T")
 # at every step would make the list as long as the run.
 KEPT_LINEAGE = 8
 
+_new = object.__new__
+
 
 class _Buffer:
     """Messages that versions share. ``free`` holds the index of the next slot; popping it is the atomic claim."""
@@ -132,7 +134,7 @@ class Transcript(Sequence[Message]):
 
     @classmethod
     def _version(cls, buffer: _Buffer, length: int) -> Transcript:
-        version = cls.__new__(cls)
+        version = _new(cls)
         version._buffer = buffer  # noqa: SLF001 - a constructor
         version._length = length  # noqa: SLF001
         return version
@@ -236,7 +238,11 @@ class Transcript(Sequence[Message]):
         buffer.items.extend(added)
         longer = length + len(added)
         buffer.free.append(longer)
-        return Transcript._version(buffer, longer)
+        # As ``_version``, without a call.
+        made = _new(Transcript)
+        made._buffer = buffer  # noqa: SLF001 - a constructor
+        made._length = longer  # noqa: SLF001
+        return made
 
     def _claim(self) -> bool:
         free = self._buffer.free

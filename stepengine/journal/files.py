@@ -304,8 +304,9 @@ class FileWriter(LineWriter):
             descriptor = self._fd = self._held.take()
         except OSError as error:
             raise self._write_error(said(error)) from error
+        write = self._write
         try:
-            written = self._write(descriptor, data)
+            written = write(descriptor, data)
             if written < len(data):
                 self._write_all(data[written:])
         except OSError as error:

@@ -738,7 +738,8 @@ class JournaledRun:
         # the journal as it was.
         if self._unwritten and self._writer is not None and self.mode.writes:
             self._write_kept(self._writer)
-        self._write(record)
+        write = self._write
+        write(record)
 
     def _keep_write(self, path: str, seq: int, write: FileWrite) -> None:
         self.writes.setdefault((path, seq), []).append(write)

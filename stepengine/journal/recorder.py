@@ -188,6 +188,8 @@ class Recorder:
     def __init__(self, inner: Performer, run: JournaledRun) -> None:
         self._inner = inner
         self._run = run
+        # Looked up once: a run has more attributes than the interpreter finds quickly.
+        self._write, self._begin = run.append, inner.begin
         self._replayer = run.replayer
         self._cleans = run.source.redactor.shapes
         self._next: dict[str, int] = {}
@@ -231,8 +233,9 @@ class Recorder:
                 if seq != self._next.get(path, 0):
                     # Numbers that the machine gave to effects which it then did not ask for are told.
                     self._append(Input(path, seq, run.timing.last, {"type": "Gap"}))
+                write = self._write
                 try:
-                    run.append(intent)
+                    write(intent)
                 except StepEngineError as error:
                     raise run.fail(error) from error.__cause__
                 lasts = lasts or must
@@ -245,10 +248,11 @@ class Recorder:
                 self._keep_waking(item)
         if fresh:
             self._has_begun = True
+        begin = self._begin
         if not (self._owed or (lasts and fresh and run.waits)):
-            return self._inner.begin(fresh)
+            return begin(fresh)
         owed, waiting = self._owed, self._lasting()
-        return self._inner.begin(fresh) if waiting is None else self._begin_after(waiting, owed, fresh)
+        return begin(fresh) if waiting is None else self._begin_after(waiting, owed, fresh)
 
     # A sync of the disk takes milliseconds, more than all other work of a step; so it is never waited for by itself
     # where it can go with one that comes anyway. That is what is "owed": a reply that only the machine has seen need
@@ -263,8 +267,9 @@ class Recorder:
         comes after a reply that is owed: nothing follows from a reply that may be lost.
         """
         owed, self._owed = self._owed, []
+        durable = self._run.durable
         try:
-            return self._run.durable()
+            return durable()
         except StepEngineError as error:
             raise self._note_unwritten(error, owed) from error.__cause__
 
@@ -568,7 +573,9 @@ class Recorder:
         Returns:
             The outcome as it is kept, what becomes durable with it, and what to wait for until then.
         """
-        run, path, seq = self._run, item.path, item.effect.seq
+        run = self._run
+        path, effect, plan, _, _ = item
+        seq = effect.seq
         at = run.timing.of(path, seq, outcome.at)
         writes = run.writes_of(item, again=again) if run.writes else ()
         if type(outcome) is Stop:
@@ -580,15 +587,16 @@ class Recorder:
         given: Any = settled
         if type(settled) is Value and not settled.inputs and settled.value is not None:
             given = settled.value
+        write = self._write
         try:
-            run.append(Result(path, seq, at, given, tuple(attempts), None, writes))
+            write(Result(path, seq, at, given, tuple(attempts), None, writes))
         except StepEngineError as error:
             raise self._note_unwritten(error, [(item, settled)]) from error.__cause__
         if not run.waits:
             return settled, (), None
         owed = self._owed
         owed.append((item, settled))
-        if type(item.effect) is CallModel and io is not None and not io.watched and self._is_unseen(item.plan):
+        if type(effect) is CallModel and io is not None and not io.watched and self._is_unseen(plan):
             return settled, owed, None if _asks_for_more(settled) else self._lasting()
         return settled, owed, self._lasting()
 

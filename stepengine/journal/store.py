@@ -440,7 +440,8 @@ class _Kept:
     def append(self, record: Record) -> None:
         """Add a record."""
         kind = type(record)
-        if kind is Result and record.is_plain and record.read_from is None:  # type: ignore[union-attr]
+        # As ``is_plain``, without a call.
+        if kind is Result and not record._attempts and not record._writes and record.read_from is None:  # type: ignore[union-attr]  # noqa: SLF001
             self._loose += (_result, record.path, record.seq, record.at, record.given)  # type: ignore[union-attr]
         elif kind is Intent and not record.fp and record.read_from is None and not record.program_line:  # type: ignore[union-attr]
             self._take_intent(record)  # type: ignore[arg-type]
@@ -558,7 +559,8 @@ class _MemoryWriter(Writer):
         if not (given is None or type(given) is CallModel or is_short(given)) and may_be_long(given):
             journal = self._journal
             Encoder(journal.redactor, link=False, inline=journal.inline).lines(record)
-        self._add(record)
+        add = self._add
+        add(record)
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
         """Do nothing: lines are made on demand, from the first record on."""
@@ -641,8 +643,9 @@ class LineWriter(Writer):
         if self._chain is not None:
             self._append_signed(record, self._chain)
             return
+        encode = self._encode
         try:
-            self._lines += self._encode(record)
+            self._lines += encode(record)
         except (JournalError, DataError) as error:
             self._break(error)
             raise

@@ -22,7 +22,8 @@ from stepengine.data import events as ev
 from stepengine.data import yields as y
 from stepengine.data.effects import Leaf, quick_call_body, quick_call_tool, quick_notify
 from stepengine.data.json import JsonDict
-from stepengine.data.messages import Source, ToolCallPart, ToolResult, quick_call, quick_log, quick_result
+from stepengine.data.makers import changer_of
+from stepengine.data.messages import Source, ToolCallPart, ToolResult, quick_call, quick_log
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Single, Stop, Value, first_of, was_given_up
 from stepengine.data.questions import Question
@@ -157,7 +158,8 @@ def _carried_out(member: EffectMember) -> Flow[Any]:
     # others away, so there it stays inside its own result.
     if member.failure is not None:
         raise raisable_error(member.failure)
-    if type(member) is ToolMember and member.is_followed:
+    result = member.result
+    if type(result) is ToolResult and result.status == "pending" and type(member) is ToolMember and member.is_followed:
         yield from follow_up(member)
     return member.result
 
@@ -922,7 +924,8 @@ class ToolMember(EffectMember):
         mend = binding.repair if is_models else binding.rename
         try:
             given = mend(asked.input) if mend is not None else asked.input
-            self._validated = binding.validate(given)
+            validate = binding.validate
+            self._validated = validate(given)
         except ToolInputError as error:
             raise error if is_models else _with_example(error, binding.spec) from None
         except StepEngineError:
@@ -1194,18 +1197,10 @@ def result_of_call(result: ToolResult, call: ToolCallPart) -> ToolResult:
     # Mostly the performer has put them in already; then the same object goes on, and nothing is made.
     if result.tool_name == call.tool_name and result.tool_call_id == call.tool_call_id:
         return result
-    return quick_result(
-        result.content,
-        status=result.status,
-        tool_name=call.tool_name,
-        tool_call_id=call.tool_call_id,
-        credits_used=result.credits_used,
-        side_effects=result.side_effects,
-        change=result.change,
-        structured=result.structured,
-        usage=result.usage,
-        cost=result.cost,
-    )
+    return _named_result(result, call.tool_name, call.tool_call_id)
+
+
+_named_result = changer_of(ToolResult, "tool_name", "tool_call_id")
 
 
 def unavailable(run: RunState, name: str, known: Sequence[str], hint: str = "") -> ToolNotAvailable:

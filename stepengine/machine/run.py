@@ -18,7 +18,7 @@ from stepengine.data.effects import RUNS, WAITS, AskPerson, Effect, Gather, Noti
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import compact, thaw
 from stepengine.data.messages import TextPart, UserMessage, quick_user
-from stepengine.data.outcomes import Failure, Gathered, Stop
+from stepengine.data.outcomes import Failure, Gathered, Stop, Value
 from stepengine.data.state import AgentState, RunPhase, RunStatus, no_longer_waiting
 from stepengine.data.tools import timed_out
 from stepengine.errors import HandlerError, LimitExceeded, LimitReached, StepEngineError, ToolError
@@ -161,7 +161,7 @@ def _log_failure(run: RunState, body: ToolBody, error: StepEngineError) -> None:
     log(f"tool {body.tool_name!r} raised {type(cause).__name__}", traceback=trace)
 
 
-def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:
+def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls less for each effect of a run
     """
     Run *flow*, a part of the machine, and pass its effects to the world: nothing else does.
 
@@ -188,6 +188,11 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:
             outcome = yield effect
             if is_shown:
                 effect = send(None)
+                continue
+            if type(outcome) is Value and type(effect) is not Gather:
+                # All that ``receive`` does with what nearly every outcome is.
+                run.hear(outcome)
+                effect = send(outcome)
                 continue
             try:
                 # A spent limit may ask a person for more, which is an effect of its own: so it is looked at here,

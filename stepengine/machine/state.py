@@ -383,21 +383,26 @@ class RunState:
         if kind is not Value and kind is not Failure and kind is not Stop:
             msg = f"the driver answered a {type(effect).__name__} with {outcome!r}"
             raise StepEngineError(msg)
+        if kind is Stop:
+            self.now = max(self.now, outcome.at)
+            return self._stopped_by(outcome, effect)
+        self.hear(outcome)
+        if kind is Failure:
+            self._note_failure(outcome.error, effect)
+        received: Single = outcome
+        return received
+
+    def hear(self, outcome: Value | Failure) -> None:
+        """Take note of the time of an outcome, and of what was sent to the run meanwhile."""
         # The only clock of a run: the time of its latest outcome. Outcomes of a group may come back in another order
         # than they ended, hence the maximum; time never goes back (reliability:JR28).
         at = outcome.at
         if at > self.now:  # noqa: PLR1730 - a call less, for every outcome
             self.now = at
-        if kind is Stop:
-            return self._stopped_by(outcome, effect)
         # Messages that were sent to the run travel inside the outcome of the effect during which they came. So they
         # stand in its record, and a replay has them at the same place (replay:J16).
         if outcome.inputs:
             self.inbox.extend(outcome.inputs)
-        if kind is Failure:
-            self._note_failure(outcome.error, effect)
-        received: Single = outcome
-        return received
 
     def _receive_all(self, outcome: Any, effects: Sequence[Leaf]) -> Gathered:
         # The number is checked, since outcomes belong to their effects by position alone: one that is missing would

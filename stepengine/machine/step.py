@@ -16,7 +16,7 @@ from stepengine.data import events as ev
 from stepengine.data.effects import quick_call_model, quick_notify
 from stepengine.data.frozen import frozen
 from stepengine.data.json import compact
-from stepengine.data.makers import maker_of, quick
+from stepengine.data.makers import changer_of, maker_of, quick
 from stepengine.data.messages import (
     AssistantMessage,
     AssistantPart,
@@ -28,7 +28,6 @@ from stepengine.data.messages import (
     ToolResult,
     UserMessage,
     quick_assistant,
-    quick_call,
     system_reminder,
 )
 from stepengine.data.models import ModelReply, ModelRequest, StopReason, quick_request
@@ -172,13 +171,13 @@ def _final_answer(run: RunState) -> Flow[None]:
 
 def _step(run: RunState, over: StepWith) -> Flow[bool]:
     plan, spent = run.plan, None
-    points = plan.hooks
+    points, watched = plan.hooks, plan.watched
     # One `try` around the whole step: whoever watches must see each step that began end once, with a status (that was
     # broken for steps that an error left).
     try:
         if run.background is not NO_CHILDREN:
             yield from hear_of_children(run)
-        if plan.watched():
+        if watched():
             # Not yielded: it is shown before the next effect, which follows without anybody's code in between but that
             # of hooks, and what they say is shown behind it.
             run.side_events.waiting.append(_started_event(run))
@@ -201,7 +200,7 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
         yield from hooks.post_step(run, reply.model) if points.post_step else ()
         # After the `post_step` hooks: they may have done I/O while somebody sent a message, which keeps the turn open.
         ended = _ends(run, calls) and (not points.on_stop or (yield from _may_end(run)))
-        if plan.watched():
+        if watched():
             yield quick_notify(_finished_event(run, ended=ended))
     except BaseException as error:
         # Yielding in an `except` is allowed here since whoever closes the machine is told nothing more: to a
@@ -425,6 +424,9 @@ def _join_replies(paused: ModelReply, more: ModelReply) -> ModelReply:
 # --- its reply --------------------------------------------------------------------------------------------------------
 
 
+_with_id = changer_of(ToolCallPart, "tool_call_id")
+
+
 def _give_ids(run: RunState, reply: ModelReply) -> StepReply:
     """Give every call of a reply an id of ours; the last call of a reply that was cut off stays text."""
     parts: list[AssistantPart] = []
@@ -438,17 +440,9 @@ def _give_ids(run: RunState, reply: ModelReply) -> StepReply:
         elif index == last and reply.stop_reason is MAX_TOKENS:
             parts.append(TextPart(f"[cut off: {part.tool_name} {part.raw_input or compact(part.input)}]"))
         else:
-            call = quick_call(
-                # Our own ids, and not the provider's: calls of handlers have none from anywhere, some providers send
-                # none, or one twice (reliability:MP49, MP50), and with counters the same run has the same ids on every
-                # replay.
-                run.call_ids.new(),
-                part.tool_name,
-                part.input,
-                raw_input=part.raw_input,
-                input_error=part.input_error,
-                provider_data=part.provider_data,
-            )
+            # Our own ids, and not the provider's: calls of handlers have none from anywhere, some providers send none, or
+            # one twice (reliability:MP49, MP50), and with counters the same run has the same ids on every replay.
+            call = _with_id(part, run.call_ids.new())
             parts.append(call)
             calls.append(call)
     return _quick_reply(reply, quick_assistant(tuple(parts)), calls, len(calls) < len(parts))
@@ -571,8 +565,11 @@ def _ends(run: RunState, calls: Sequence[ToolMember]) -> bool:
         # The model must see what was wrong with a call, also when it took its work for done.
         if call.is_fault:
             return False
-        ended = ended or call.has_ended_turn
-        forced = forced or call.binding is None or call.binding.spec.forces_next_step
+        spec = None if call.binding is None else call.binding.spec
+        if spec is None or spec.forces_next_step:
+            forced = True
+        if spec is not None and spec.ends_turn and call.has_ended_turn:
+            ended = True
     # An agent that has `task_completed` says itself when it is done; a reply without calls is then no end, only a
     # pause.
     if ended or "task_completed" in run.offered:

@@ -29,6 +29,7 @@ from stepengine.data.effects import (
     Effect,
     Gather,
     Keeps,
+    Leaf,
     Notify,
     Spawn,
 )
@@ -40,7 +41,7 @@ from stepengine.runtime.effect_events import finished, started
 from stepengine.runtime.failfast import Group
 from stepengine.runtime.mail import message_in
 from stepengine.runtime.performer import Item, Performer, child_path, computed, is_repeatable, quick_item
-from stepengine.runtime.performing import is_deferred
+from stepengine.runtime.performing import NOTHING, is_deferred
 
 if TYPE_CHECKING:
     from stepengine.data.state import AgentState
@@ -160,11 +161,6 @@ class RunTask:
         # another thread, or from a signal handler, `Task.cancel` is not safe at all. `_told` keeps a thousand stops
         # from filling the loop's queue (reliability:SP09).
         self._loop.call_soon_threadsafe(self._kick)
-
-    def performer_of(self, kind: type) -> Performer:
-        """Return the performer for an effect of this kind."""
-        direct = self.direct
-        return self.tree.performer if direct is None or kind not in BARE else direct
 
     def lasting(self) -> list[Item]:
         """Return what is under way and cannot happen again, so that its result is worth some seconds."""
@@ -303,7 +299,7 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
                 # An item is what a performer is given: the effect with the plan of its run, which wrappers look at
                 # (limits, tools). It is a named tuple, made from a ready tuple without the call of its constructor, as
                 # there is one for each effect.
-                outcome = await _alone(run, quick_item((run.path, effect, run.plan, None, False)))
+                outcome = await _alone(run, quick_item((run.path, effect, run.plan, None, False)), type(effect))
             count += 1
             # By the number of effects and not by the clock: a count needs no call, and an effect that really waits
             # gives the others their turn anyway.
@@ -393,29 +389,34 @@ def _recalled(run: RunTask, effect: Compute, kept: Keeps) -> Single:
         return run.broken(error)
 
 
-async def _alone(run: RunTask, item: Item) -> Single:
-    """Perform one effect in the run's own task, and show it; whatever happens is an outcome."""
+async def _alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single:  # noqa: C901 - three calls less for each effect of a run
+    """Perform one effect, of this kind, in the run's own task, and show it; whatever happens is an outcome."""
     # One effect is awaited in the run's own task: a task for each would cost 5 us, a sixth of a whole bare step, and
     # two turns of the loop.
-    tree, kind = run.tree, type(item.effect)
+    tree = run.tree
     shows = tree.hub.watched and not (kind is AskPerson and _is_known(tree, item))
     # Before its intent is durable for everything but questions: who watches a call has nothing to do yet, and must not
     # wait for the disk to see it begin.
     began = _show_start(tree, item) if shows and kind is not AskPerson else None
-    performer = run.performer_of(kind)
+    direct = run.direct
+    performer = tree.performer if direct is None or kind not in BARE else direct
     outcome: Single
     run.busy = item
     try:
         if tree.is_replaying:
             await tree.hold_new(item, begins=True)
-        await performer.begin((item,))
+        beginning = performer.begin((item,))
+        # Mostly there is nothing to wait for, and to await that would take two calls more.
+        if beginning is not NOTHING:
+            await beginning
         if tree.is_replaying:
             await tree.hold_new(item, begins=False)
         if shows and began is None:
             # Who is shown a question can answer it: it is durable by now, and open before anybody gets to see it.
             began = _show_start(tree, item)
         outcome = await performer.perform(item, tree)
-        run.notice_cancel()
+        if run.task.cancelling():  # type: ignore[union-attr]  # it is driven
+            run.notice_cancel()
     # The machine takes outcomes, and nothing else: an exception that went past it would leave a handler parked, calls
     # without results, and a journal without an end. `_instead` sorts them: ours, the caller's, or a broken performer's.
     except BaseException as error:  # noqa: BLE001

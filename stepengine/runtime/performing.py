@@ -133,6 +133,7 @@ class Innermost:
         self._services = tree.services
         self._retries = retries
         self._elapsed = tree.elapsed
+        self._by_kind = self._PERFORM
         self._inbox, self._inboxes = tree.inbox, tree.inboxes
         self._providers: dict[str, ModelProvider] = {}
 
@@ -142,7 +143,7 @@ class Innermost:
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Perform one effect."""
-        return self._PERFORM[type(item.effect)](self, item, io)
+        return self._by_kind[type(item.effect)](self, item, io)
 
     def _value(self, item: Item, value: object) -> Single:
         late = self._tree.too_late(item.path) if self._tree.deadlines else None
@@ -152,7 +153,8 @@ class Innermost:
         # What was sent to the run travels in the outcome of the effect during which it came: so it is recorded with it,
         # and a replay hears it at the same place (replay:J16).
         inputs = self._take_inbox(item.path) if self._inbox or self._inboxes else ()
-        return quick_value(value, self._elapsed(), inputs)
+        elapsed = self._elapsed
+        return quick_value(value, elapsed(), inputs)
 
     def _failure(self, item: Item, error: StepEngineError) -> Single:
         late = self._tree.too_late(item.path)
@@ -323,16 +325,17 @@ class Innermost:
 
     async def _call_tool(self, item: Item, io: IO) -> Single:
         """Run one tool; a failing body is an error result."""
-        effect: CallTool = item.effect  # type: ignore[assignment]
-        binding = item.plan.tools.get(effect.tool_name)
+        effect: CallTool
+        _, effect, plan, _, has_begun = item  # type: ignore[assignment]
+        binding = plan.tools.get(effect.tool_name)
         tool = binding.runs.tool if binding is not None and type(binding.runs) is Ordinary else None
         try:
             if binding is None or tool is None:
-                msg = f"the tool {effect.tool_name!r} of agent {item.plan.definition.id!r} cannot be carried out here"
+                msg = f"the tool {effect.tool_name!r} of agent {plan.definition.id!r} cannot be carried out here"
                 raise StepEngineError(msg)  # noqa: TRY301
             # The body has returned in a process before this one, and only its result is missing (`deferred=True`): to
             # run it again would begin the work a second time.
-            if item.has_begun:
+            if has_begun:
                 return self._value(item, await self._delivered(item, None, io))
             # The machine has validated the input and hands the converted arguments along. Only an effect that was made
             # from a record has none, and is validated here.
@@ -346,7 +349,8 @@ class Innermost:
             if self._services.tools.guard is not None:
                 guard = self._services.tools.guard(_request(item, effect, binding.spec))
                 running = _await_guarded(running, guard, self._services.tools.workspace)
-            result = await (self._delivered(item, running, io) if is_deferred(item) else running)
+            is_late = getattr(tool, "deferred", False)
+            result = await (self._delivered(item, running, io) if is_late else running)
         except StepEngineError as error:
             return self._failure(item, error)
         return self._value(item, result)

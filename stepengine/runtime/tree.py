@@ -511,7 +511,8 @@ class RunTree:
 
     def elapsed(self) -> int:
         """Return milliseconds since the root run was created."""
-        return self._now_ms() - self._start
+        now_ms = self._now_ms
+        return now_ms() - self._start
 
     def now(self) -> datetime:
         """Return the run's time (UTC)."""

@@ -51,6 +51,7 @@ __tracebackhide__ = True  # a failed test ends at its author's line
 
 ASSISTANT_PARTS = (TextPart, ThinkingPart, RefusalPart, ToolCallPart, ImagePart, DocumentPart, OpaquePart, CitationPart)
 SHOWN_MESSAGES = 3
+TOOL_USE, END_TURN = StopReason.TOOL_USE, StopReason.END_TURN
 SHOWN_CHARACTERS = 200
 
 
@@ -164,8 +165,7 @@ def _reply(
 ) -> ModelReply:
     dollars = None if cost is None else _dollars(cost)
     if stop_reason is None:
-        calls = any(type(part) is ToolCallPart for part in content)
-        reason = StopReason.TOOL_USE if calls else StopReason.END_TURN
+        reason = TOOL_USE if ToolCallPart in map(type, content) else END_TURN
         return quick_reply(content, usage=usage, cost=dollars, stop_reason=reason)
     return ModelReply(content, usage=usage, cost=dollars, stop_reason=StopReason(stop_reason))
 

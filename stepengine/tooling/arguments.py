@@ -224,7 +224,8 @@ class FunctionInputs:
         # As Python objects first, which is quicker; the second look as JSON text is for strict types, which take a date
         # from JSON text and not from a Python string.
         try:
-            arguments = self._validate(value)
+            validate = self._validate
+            arguments = validate(value)
         except self._refused as error:
             arguments = self._as_json_text(value, error)
         return quick_validated(self._as_input(value, arguments), arguments)
@@ -253,8 +254,11 @@ class FunctionInputs:
         changed: dict[str, object] = {}
         for name, value in arguments.items():
             place = self._place(name, given) if name in self._aliases else name
+            kind = type(value)
             if place in given:
-                if not _same(given[place], value):
+                held = given[place]
+                # As ``_same``, without a call for what nearly every argument is.
+                if (type(held) is not kind or held != value) if kind in SCALARS else not _same(held, value):
                     changed[place] = self._encode(name, value, given)
             # A parameter that came with a later version must not show in the input of a call that does not give it, or
             # the recordings of older versions would differ in every such call.
@@ -262,7 +266,7 @@ class FunctionInputs:
                 continue
             # Defaults are written into the input: hooks, rules and records see what the tool will run with, and a
             # default that changes with a new version is seen as a change.
-            elif type(value) in SCALARS:
+            elif kind in SCALARS:
                 changed[place] = value
             else:
                 changed[place] = self._encode(name, value, given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from copy import copy
 from functools import cache, partial
 from typing import Any, Generic, Protocol, TypedDict, cast, get_origin
@@ -347,9 +347,9 @@ class Tool(Generic[P, R]):
         """Return the tool as the machine knows it."""
         return self._binding
 
-    async def execute(
+    def execute(
         self, arguments: Mapping[str, object], ctx: ToolContext, *, overrides: Overrides = NO_OVERRIDES
-    ) -> ToolResult:
+    ) -> Coroutine[Any, Any, ToolResult]:
         """
         Run the body with validated arguments and return its result; a failing body gives an error result.
 
@@ -366,7 +366,7 @@ class Tool(Generic[P, R]):
         if self.body.is_generator:
             msg = f"tool {self.spec.name!r} yields, so only a run can carry it out"
             raise ToolError(msg, tool_name=self.spec.name)
-        return await execute(self, arguments, ctx, overrides)
+        return execute(self, arguments, ctx, overrides)
 
     def preview(self, input: JsonDict) -> ToolPreview | None:
         """Return how this call looks to a person, or ``None`` when the tool has no preview."""

@@ -54,7 +54,9 @@ async def execute(tool: Tool, arguments: Mapping[str, object], ctx: ToolContext,
         # A body that is known to be quick and synchronous is called where it stands: a thread costs some 50 us, more
         # than a step.
         if tool.runs_inline and not Checks.inline:
-            outcome = _caught(bound_body(body, scoped, arguments))
+            # As it is bound, where it is bound to nothing but arguments.
+            is_plain = not (body.wants_context or body.positional or body.whole_input)
+            outcome = _caught(body.fn, **arguments) if is_plain else _caught(bound_body(body, scoped, arguments))
         else:
             outcome = await _run_body_once(tool, arguments, scoped, overrides)
         if type(outcome) is not Raised:
@@ -132,10 +134,10 @@ def bound_body(
     return functools.partial(body.fn, *first, **arguments)
 
 
-def _caught(bound: Callable[[], object]) -> Any:
+def _caught(body: Callable[..., object], /, **arguments: object) -> Any:
     """Call a synchronous body and return its value or what it raised."""
     try:
-        return bound()
+        return body(**arguments)
     except (Exception, GeneratorExit) as error:  # noqa: BLE001  (a body may raise anything)
         return Raised(error)
     # A cancellation out of synchronous code can only be the body's own, and is its failure; anything else that is no
