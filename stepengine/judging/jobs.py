@@ -28,7 +28,7 @@ from stepengine.journal.replayer import address_of
 from stepengine.judging.blame import blame, expected_calls
 from stepengine.judging.checks import Check
 from stepengine.judging.desk import Maker, talk
-from stepengine.judging.edits import next_of
+from stepengine.judging.edits import error_text, next_of
 from stepengine.judging.impact import expected_of, first_difference, impact
 from stepengine.judging.origins import origin_of
 from stepengine.judging.pinning import pin, seen_from
@@ -232,11 +232,14 @@ async def _worked(first: Mapping[str, Any], hear: Callable[[float | None], Seque
     async with engine:
         job = _Job(engine=engine, files=first["files"], asked=first["asked"], agreed=agreed, say=say)
         done = await KINDS[first["kind"]](job)
-    # Where the records lie meanwhile tells nobody anything.
-    told = json.dumps(done)
-    for run, file in first["files"].items():
+    say({"done": clean.value(json.loads(_named(json.dumps(done), first["files"])))})
+
+
+def _named(told: str, files: Mapping[str, str]) -> str:
+    """Return JSON with the ids of runs in place of their files: where the records lie meanwhile tells nobody anything."""
+    for run, file in files.items():
         told = told.replace(json.dumps(file)[1:-1], f"run {run}")
-    say({"done": clean.value(json.loads(told))})
+    return told
 
 
 def main() -> None:
@@ -251,10 +254,9 @@ def main() -> None:
         asyncio.run(_worked(asked[0], hear, say))
     except (asyncio.CancelledError, KeyboardInterrupt):
         sys.exit(1)
-    except StepEngineError as error:
-        say({"failed": redactor_for("all", os.environ).text(error.message)})
     except Exception as error:  # noqa: BLE001 - whatever the author's code raises, a sentence comes of it
-        say({"failed": redactor_for("all", os.environ).text(f"{type(error).__name__}: {error}")})
+        told = json.loads(_named(json.dumps(error_text(error)), asked[0]["files"]))
+        say({"failed": redactor_for("all", os.environ).text(told)})
 
 
 if __name__ == "__main__":
