@@ -22,7 +22,7 @@ from stepengine.data.codec import plain
 from stepengine.data.frozen import frozen
 from stepengine.data.models import ModelReply
 from stepengine.engine import Engine
-from stepengine.errors import DataError, LimitExceeded, StepEngineError
+from stepengine.errors import DataError, LimitExceeded
 from stepengine.journal import FileJournal, Purse
 from stepengine.journal.replayer import address_of
 from stepengine.judging.blame import blame, expected_calls
