@@ -435,10 +435,11 @@ def test_a_database_is_waited_for_as_long_as_others_come_on(tmp_path: Path, monk
     """
     Two processes hold it nearly all the time, in turns; each turn is shorter than the patience, and all are longer.
     """
-    monkeypatch.setattr("stepengine.journal.sqlite.BUSY_SECONDS", 0.1)
+    # Many turns long: on a busy machine one of them may be several times as long as it sleeps.
+    monkeypatch.setattr("stepengine.journal.sqlite.BUSY_SECONDS", 1.0)
     path = tmp_path / "runs.db"
     at_once(1, lambda _: SqliteJournal(path))
-    command = [sys.executable, "-c", BUSY, str(path), "0.8"]
+    command = [sys.executable, "-c", BUSY, str(path), "2.5"]
     others = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
     try:
         for other in others:

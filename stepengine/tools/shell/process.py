@@ -155,7 +155,7 @@ async def _launched_there(what: CommandStart, folder: Far) -> CommandProcess:
         "env": dict(what.env),
         "log": what.log or None,
     }
-    process = CommandProcess(child, what)
+    process = CommandProcess(child, what, time.monotonic())
     try:
         source = await asyncio.to_thread(Path(SUPERVISOR).read_text, "utf-8")
         starting = asyncio.create_task(
@@ -195,6 +195,8 @@ def _launched(what: CommandStart, folder: int) -> CommandProcess:
             script.seek(0)
             passed.append(script.fileno())
             argv = tuple([a.replace("{script}", f"/dev/fd/{script.fileno()}") for a in argv])
+        # Before it is started: on a busy machine it may have ended by the time that this goes on, and would have taken no time.
+        began = time.monotonic()
         popen = subprocess.Popen(  # noqa: S603  (the supervisor; it executes an argument list)
             [sys.executable, "-I", "-S", "-X", "utf8", SUPERVISOR, str(os.getpid()), str(line_end.fileno()),
              str(folder), what.limits, what.program, *argv],
@@ -202,7 +204,7 @@ def _launched(what: CommandStart, folder: int) -> CommandProcess:
             start_new_session=True, umask=0o022,
         )  # fmt: skip
         ours.pop_all()
-    return CommandProcess(_LocalChild(popen, out, err, line.detach(), what.env), what)
+    return CommandProcess(_LocalChild(popen, out, err, line.detach(), what.env), what, began)
 
 
 class _Pipe:
@@ -486,7 +488,7 @@ class CommandProcess:
         seconds: How long it ran, until it ended or now.
     """
 
-    def __init__(self, child: SupervisedChild, what: CommandStart) -> None:
+    def __init__(self, child: SupervisedChild, what: CommandStart, began: float) -> None:
         self._child = child
         self.pid = 0
         self.out, self.err = Capture(COMMAND_CHARS), Capture(COMMAND_CHARS)
@@ -494,7 +496,7 @@ class CommandProcess:
         self.news = asyncio.Event()
         self.flooded = self.is_lost = False
         self._sink, self._shows, self._reads = what.sink, what.shows, what.reads
-        self._began, self._ended = time.monotonic(), 0.0
+        self._began, self._ended = began, 0.0
         self._said = b""
         self._errno = 0
         self._ending: Ending | None = None
