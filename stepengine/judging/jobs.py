@@ -232,14 +232,11 @@ async def _worked(first: Mapping[str, Any], hear: Callable[[float | None], Seque
     async with engine:
         job = _Job(engine=engine, files=first["files"], asked=first["asked"], agreed=agreed, say=say)
         done = await KINDS[first["kind"]](job)
-    say({"done": clean.value(json.loads(_named(json.dumps(done), first["files"])))})
-
-
-def _named(told: str, files: Mapping[str, str]) -> str:
-    """Return JSON with the ids of runs in place of their files: where the records lie meanwhile tells nobody anything."""
-    for run, file in files.items():
+    # Where the records lie meanwhile tells nobody anything.
+    told = json.dumps(done)
+    for run, file in first["files"].items():
         told = told.replace(json.dumps(file)[1:-1], f"run {run}")
-    return told
+    say({"done": clean.value(json.loads(told))})
 
 
 def main() -> None:
@@ -255,7 +252,9 @@ def main() -> None:
     except (asyncio.CancelledError, KeyboardInterrupt):
         sys.exit(1)
     except Exception as error:  # noqa: BLE001 - whatever the author's code raises, a sentence comes of it
-        told = json.loads(_named(json.dumps(error_text(error)), asked[0]["files"]))
+        told = error_text(error)
+        for run, file in asked[0]["files"].items():
+            told = told.replace(file, f"run {run}")
         say({"failed": redactor_for("all", os.environ).text(told)})
 
 
