@@ -587,7 +587,7 @@ class Redactor:
         for sought in self._sought:
             if sought in text:
                 return True
-        if self._ends and _is_masked(text) and next(self._abridged(text), None) is not None:
+        if self._ends and _is_masked(text) and next(self._find_abridged(text), None) is not None:
             return True
         return self.shapes and (looks_secret(text) or _may_tell(text))
 
@@ -597,7 +597,7 @@ class Redactor:
         """Return *text* with a placeholder for each secret in it."""
         text = self._put_for(text, self._known_in(text))
         if self._ends:
-            text = self._put_for(text, self._abridged(text))
+            text = self._put_for(text, self._find_abridged(text))
         for pattern in self.rules.patterns:
             text = pattern.regex.sub(lambda found, rule=pattern: self._put(found[0], rule.name), text)  # type: ignore[misc]
         if self._machine is not None:
@@ -630,7 +630,7 @@ class Redactor:
 
         Shapes are found behind escapes too: *text* may be JSON or source.
         """
-        found = [*self._known_in(text), *self._abridged(text)]
+        found = [*self._known_in(text), *self._find_abridged(text)]
         found += [Span(*m.span(), rule.name) for rule in self.rules.patterns for m in rule.regex.finditer(text) if m[0]]
         if self.shapes:
             found += shapes_in(text)
@@ -641,7 +641,7 @@ class Redactor:
     def secrets(self, text: str, level: int = 0) -> dict[str, str]:
         """Return each secret in *text* and its rule; JSON is looked into, since an escape may hide where a key begins."""
         found = {form: name for form, name in self._forms().items() if form in text}
-        found.update({text[start:end]: name for start, end, name in self._abridged(text)})
+        found.update({text[start:end]: name for start, end, name in self._find_abridged(text)})
         for pattern in self.rules.patterns:
             found.update({match[0]: pattern.name for match in pattern.regex.finditer(text) if match[0]})
         if self.shapes and looks_secret(text):
@@ -669,7 +669,7 @@ class Redactor:
             if name is not None:
                 yield Span(*match.span(), name)
 
-    def _abridged(self, text: str) -> Iterator[Span]:
+    def _find_abridged(self, text: str) -> Iterator[Span]:
         """
         Give the known values that are shown with the middle left out, as providers do: ``sk-...abcd`` (reliability:SC03).
 

@@ -4,7 +4,8 @@ The Agent Client Protocol over stdin and stdout: our agents in editors, and agen
 Two directions meet here and share only the words of the protocol. ``agent`` answers an editor: a session is a conversation, a prompt is
 a run, our events are its updates, and a permission that a policy asks for is the editor's dialogue. ``leading`` starts somebody else's
 agent as a program, which then stands where an agent of ours stands: a turn of it is one call of a tool, and so is what it wants to
-read, write or run, which rules and people judge as any other. Stdout belongs to the protocol, so it is taken away from everything else in the process before anything can print.
+read, write or run, which rules and people judge as any other. Stdout belongs to the protocol, so it is taken away from everything
+else in the process before anything can print.
 
 What lives here: sessions, prompts, permissions and our events in the protocol's words, and theirs in ours. The package ``acp`` (of
 ``agent-client-protocol``) is imported only here, on first use.

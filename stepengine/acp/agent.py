@@ -137,7 +137,7 @@ class EditorAgent:
         deletes: Whether ``session/delete`` comes to ``ext_method``, as it does with ``serve``: the package has no route for it.
 
     Raises:
-        DefinitionError: for a mode that is none, and for choices that *make* does not take.
+        DefinitionError: for an unknown mode, and for choices that *make* does not take.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class EditorAgent:
         from acp import schema
 
         if method_id != ENVIRONMENT:
-            msg = f"{method_id!r:.80} is no way to sign in here; there is {ENVIRONMENT!r}"
+            msg = f"{method_id!r:.80} is not a way to sign in here; there is {ENVIRONMENT!r}"
             raise _invalid(msg)
         if self._without_key:
             raise _without_key(self._without_key)

@@ -1,8 +1,8 @@
 """
 Leading another agent: its program is spoken with as an editor would, and it stands where an agent of ours stands.
 
-What lives here: how a turn of a program is begun, gone on with and ended, and its words in ours. What turns of all agents have in
-common that are led is ``stepengine.leading``'s.
+What lives here: how a turn of a program begins, goes on and ends, and its words in ours. What the turns of all agents that are
+led have in common is ``stepengine.leading``'s.
 
 What must not: processes, which are ``program``'s, and any import of the protocol's package before a program is started: a replay
 needs neither.
@@ -148,7 +148,7 @@ class ExternalAgent(AgentDefinition[ExternalReply]):
         **fields: Other fields of ``AgentDefinition``, such as ``display_name``, ``hooks`` and ``limits``.
 
     Raises:
-        DefinitionError: for a command that is none, or another option that cannot be used.
+        DefinitionError: for an unusable command, or another option that cannot be used.
     """
 
     __slots__ = ()

@@ -149,7 +149,7 @@ class _Messages(asyncio.StreamReader):
 
 
 def read_message(line: bytes) -> dict[str, Any] | None:
-    """Return the message that a line is; ``None`` where it is none."""
+    """Return the message in a line; ``None`` where the line is not a message."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ("BorrowedFiles", "BorrowedTerminals", "command_of")
 
+# A file travels as one line of JSON, in which a letter takes up to three times its bytes (an e with an accent is six
+# characters): 12 MiB at this size. So whatever a program was given to read fits into the 16 MiB of a line
+# (`program.LINE_BYTES`) in which it sends the changed file back.
 READ_BYTES = 4 * 1024 * 1024
 ERROR_CHARS = 2_000
 OUTPUT_BYTES = 1024 * 1024

@@ -352,7 +352,7 @@ def page_hooks() -> Hooks:
 
 
 def take_page(ctx: HookContext) -> Change | None:
-    """Give a root run what its page sent; the page's tools never stand in the place of the agent's."""
+    """Give a root run what its page sent; the page's tools never stand in place of the agent's."""
     page = ctx.metadata.get(KEY)
     if ctx.path or not isinstance(page, JsonDict):
         return None

@@ -140,7 +140,7 @@ class _AsItStands:
         self._read = parameter.get_runtime_param
 
     def itself(self) -> _AsItStands:
-        """Return this, in the place of what typer would make of the parameter."""
+        """Return this, in place of what typer would make of the parameter."""
         return self
 
     def coerce(self, value: Any, param: Parsed, ctx: Any) -> Any:

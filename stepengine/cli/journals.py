@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = (
     "RESULT",
     "GoingOn",
+    "Interrupted",
     "agent_id_of",
     "agent_of",
     "answer_with_result",
@@ -74,8 +75,8 @@ ADVISED = re.compile(r"stepengine (?:extend|fork|resume) \S+(?: --at '[^']*'| --
 PLAIN_ID = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_-]+")
 
 
-class _Interrupted(Exception):
-    """A signal ended the run; it says which."""
+class Interrupted(Exception):
+    """A signal ended the command; it says which."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -94,7 +95,7 @@ class GoingOn:
         Return this.
 
         Raises:
-            UsageProblem: for a word that there is not.
+            UsageProblem: for an unknown word.
         """
         from stepengine.journal import InDoubt, OnDivergence
 
@@ -120,7 +121,7 @@ def on_journal(options: Options, command: Callable[[Options], Exit], *, is_waiti
 def _failing(command: Callable[[Options], Exit], options: Options) -> Exit:
     try:
         return command(options)
-    except _Interrupted as interrupted:
+    except Interrupted as interrupted:
         name = signal.Signals(interrupted.number).name
         code = Exit.TERMINATED if interrupted.number == signal.SIGTERM else Exit.INTERRUPTED
         return complain(f"{name}: the run was cancelled; go on with: {resume_hint(options)}", code)
@@ -340,7 +341,7 @@ def perform_run(bench: Bench, make: Callable[[], Coroutine[object, Any, RunResul
                 except asyncio.CancelledError:
                     if not received:
                         raise
-                    raise _Interrupted(received[0]) from None
+                    raise Interrupted(received[0]) from None
 
     return watch_run(ended, bench.progress)
 
@@ -366,7 +367,7 @@ def follow_run(bench: Bench, start: Callable[[], Coroutine[object, Any, RunHandl
                 except asyncio.CancelledError:
                     if not received:
                         raise
-                    raise _Interrupted(received[0]) from None
+                    raise Interrupted(received[0]) from None
         return Run(result, received[0] if received else None)
 
     return watch_run(ended, bench.progress)

@@ -19,7 +19,7 @@ import typer
 
 from stepengine.cli.bench import Bench, bench_for
 from stepengine.cli.exits import Exit, complain, explain_errors
-from stepengine.cli.journals import hooks_of, journal_at, other_versions, recorded_agent
+from stepengine.cli.journals import Interrupted, hooks_of, journal_at, other_versions, recorded_agent
 from stepengine.cli.options import Options
 from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.settings import UsageProblem
@@ -265,14 +265,6 @@ def clean_report(report: object) -> object:
 # --- to the end -----------------------------------------------------------------------------------------------------
 
 
-class _Interrupted(Exception):
-    """A signal ended the command; it says which."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-
 def to_the_end(make: Callable[[], Coroutine[object, Any, Made]], engines: Iterable[Engine]) -> Made:
     """Do what *make* says in an event loop of its own, and close *engines*; Ctrl-C and SIGTERM end it gracefully."""
 
@@ -288,7 +280,7 @@ def to_the_end(make: Callable[[], Coroutine[object, Any, Made]], engines: Iterab
                 except asyncio.CancelledError:
                     if not received:
                         raise
-                    raise _Interrupted(received[0]) from None
+                    raise Interrupted(received[0]) from None
 
     return asyncio.run(ended())
 
@@ -299,7 +291,7 @@ def interrupted_or(command: Callable[[], Exit]) -> Exit:
     def tried() -> Exit:
         try:
             return command()
-        except _Interrupted as interrupted:
+        except Interrupted as interrupted:
             name = signal.Signals(interrupted.number).name
             code = Exit.TERMINATED if interrupted.number == signal.SIGTERM else Exit.INTERRUPTED
             return complain(f"{name}: stopped; nothing was changed", code)

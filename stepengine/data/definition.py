@@ -317,7 +317,7 @@ def _input_schema(value: Any) -> InputSchema | None:
 
 
 def _closest_field(name: str, known: Sequence[str]) -> str:
-    """Return what was probably meant by a field that there is not; ``""`` when nothing is like it."""
+    """Return what was probably meant by a field that does not exist; ``""`` when nothing is like it."""
     from difflib import get_close_matches  # noqa: PLC0415 - only a message about a mistake needs it
 
     ours = CAPITAL.sub("_", name).lower()

@@ -359,12 +359,12 @@ class Gather:
     Attributes:
         effects: The members.
         concurrency: How many may be under way at once, whatever their kind: the width of a window that moves on by one when
-            one of them has ended. It stands in the place of default limits; those that somebody set hold beside it. With
+            one of them has ended. It stands in place of default limits; those that somebody set hold beside it. With
             ``None`` all begin at once, and the limits in force say how many of a kind run at once.
         fail_fast: Whether the other children are cancelled as soon as one member fails.
         has_failed: Whether one failed before the others could begin.
         races: The first member of each race among them and the one behind its last: the others of a race are given up as soon
-            as one of it has ended.
+            as one of them has ended.
     """
 
     effects: tuple[Leaf, ...]
@@ -374,11 +374,14 @@ class Gather:
     races: tuple[tuple[int, int], ...] = ()
 
 
-@frozen
+@frozen(weakref_slot=False)
 class Notify:
     """Show *event* to whoever watches. No number, no outcome: the driver sends ``None``."""
 
     event: Event
+
+
+quick_notify = maker_of(Notify)
 
 
 class Keeps(Protocol):

@@ -55,7 +55,7 @@ def _repr(self: object) -> str:
 
 
 LATER = {"__eq__": _eq, "__hash__": _hash, "__repr__": _repr}
-"""What stands in the place of a method that is not written yet."""
+"""What stands in place of a method that is not written yet."""
 
 
 def _write(kind: type[Any]) -> None:

@@ -24,9 +24,9 @@ class Limits:
     """
     What a run may spend.
 
-    ``AgentCall`` and ``Parallel`` of a handler are bound by the limits on children only when somebody set these. Those
-    that cannot hold all that it asks for at once are raised at its ``yield`` as ``LimitExceeded``, an ordinary exception,
-    before anything has started. A child that would stand too deep fails by itself.
+    ``AgentCall`` and ``Parallel`` of a handler are bound by the limits on children only when somebody set these. Where
+    a limit has no room for all that the handler asks for at once, ``LimitExceeded``, an ordinary exception, is raised at
+    its ``yield`` before anything has started. A child that would stand too deep fails alone.
 
     Attributes:
         max_steps: Model steps per run; default 50.

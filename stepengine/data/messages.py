@@ -215,7 +215,7 @@ class ToolReferencePart:
     """
     A word in a tool result that the model may call a tool with ``defer_loading`` from now on, by its name.
 
-    The definition is sent where the wire wants it: in the place of this part, behind the result, or among the tools.
+    The definition is sent where the wire wants it: in place of this part, behind the result, or among the tools.
     """
 
     tool_name: str = attrs.field(converter=text_of)

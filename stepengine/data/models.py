@@ -99,7 +99,7 @@ class Thinking:
         tokens: How many tokens the model may spend on it.
         show: Whether its thoughts come back as text, where a provider can leave them out.
         mode: The former spelling, which is read as before: ``"none"``, ``"enabled"`` (the provider's amount) or
-            ``"extended"`` (*budget_tokens*). It may also stand in the place of *effort*, and a number behind it.
+            ``"extended"`` (*budget_tokens*). It may also stand in place of *effort*, and a number behind it.
         budget_tokens: The tokens of ``"extended"``, 10,000 by default.
 
     Raises:

@@ -168,7 +168,7 @@ def answered(value: AnswerLike, question: Question) -> Answer:
 
 
 def answer_problem(value: AnswerLike, question: Question) -> str | None:
-    """Return why *value* is no answer to *question*; ``None`` when it is one."""
+    """Return why *value* is not an answer to *question*; ``None`` when it is one."""
     answer = answered(value, question)
     said, is_permission = f"the answer to {question.id!r}", question.tool_name is not None
     if answer.edited_input is not None and not (is_permission and answer.agrees):
@@ -195,7 +195,7 @@ def _cut(text: str) -> str:
 
 
 def number_in(answer: Answer) -> Decimal | None:
-    """Return the number that an answer is, from a millionth to a million millions; ``None`` when it is none."""
+    """Return an answer as a number, from a millionth to a million millions; ``None`` when it is not one."""
     text = answer.value.strip()
     if len(text) > NUMBER_CHARS:
         return None

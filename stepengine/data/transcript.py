@@ -95,7 +95,7 @@ class _Prefix(Sequence[T]):
 
 
 def _refuse_to_be_dropped(method: str) -> None:
-    """Raise where a handler throws away what *method* returned to it: it took this for a list that changes."""
+    """Raise where a handler drops what *method* returned: it takes the transcript for a list that changes in place."""
     # Whoever comes from lists writes `history.append(message)` and wonders why nothing happens. Looked at only in
     # generators, which handlers are, since elsewhere a dropped result may be meant.
     caller = sys._getframe(2)  # noqa: SLF001 - nothing else says what becomes of a result

@@ -394,7 +394,7 @@ class Parallel(_Iterated, Generic[T_co]):
             cancelled child has an entry that says so.
         concurrency: How many members are under way at once, at least 1: as soon as one has ended, the next one begins. All
             of a race begin together. By default all begin at once, of children ``max_concurrent_children`` (8) and of tool calls
-            ``max_concurrent_tools`` (all). A number stands in the place of these defaults, never of a limit that was set.
+            ``max_concurrent_tools`` (all). A number stands in place of these defaults, never of a limit that was set.
             After a crash only members that had begun are in doubt.
         program_lines: Where a program asks for them (``asked_by_program``): the line of each member; else none.
 

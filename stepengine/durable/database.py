@@ -74,7 +74,7 @@ def url_of(given: str) -> str:
     Return the database's URL as it is used; ``@FILE`` means that it stands in a file.
 
     Raises:
-        DefinitionError: when it is none, naming no part of it but its kind.
+        DefinitionError: when it is not one; the message names no part of it but its kind.
     """
     text = given
     if text.startswith("@"):

@@ -316,7 +316,7 @@ class DurableEngine:
 
         Raises:
             AgentError: when there is no such agent, or its params do not fit.
-            AnswerRejected: when the session waits for an answer, and this is none.
+            AnswerRejected: when the session waits for an answer, and this is not one.
             InputError: when an option cannot be used.
             UnknownModel: when the model names no provider.
             MissingKey: when there is no key for the model's provider.

@@ -359,7 +359,7 @@ class Operator:
 
         Raises:
             DatabaseAway: when it cannot be reached.
-            DefinitionError: when the URL or the name is none.
+            DefinitionError: when the URL or the name is not valid.
             StepEngineError: when the extra is not installed.
         """
         real, name = url_of(url), check_name(app, "the name of a deployment")
@@ -415,7 +415,7 @@ class Operator:
             seed: What its randomness depends on; drawn by default.
 
         Raises:
-            AnswerRejected: when the session waits for an answer, and this is none.
+            AnswerRejected: when the session waits for an answer, and this is not one.
             InputError: when id, session or priority cannot be used.
             DataError: when something cannot be stored.
             SessionError: when the id of the session is none.
@@ -949,7 +949,7 @@ def _check(answers: Mapping[str, AnswerLike], open_: Sequence[Waiting], chosen: 
     for key, value in answers.items():
         if key not in known:
             listed = ", ".join([f"{q.id!r} ({q.text})" for q in known.values()]) or "none"
-            msg = f"{key!r} is no open question of this run; open are: {listed}"
+            msg = f"{key!r} is not an open question of this run; open are: {listed}"
             raise AnswerRejected(msg)
         problem = answer_problem(value, known[key])
         if problem is not None:

@@ -254,7 +254,7 @@ class Places:
                 )
 
     def marked(self, place: Drawn) -> Any:
-        """Return what stands in the place of a mark: what this execution wrote there, or an earlier one."""
+        """Return what stands at the place of a mark: what this execution wrote there, or an earlier one."""
         row = self._known.pop(place.number, None)
         return place.mark if row is None else _value_of(row)
 
@@ -264,7 +264,7 @@ class Places:
         return looked is not None and asyncio.get_running_loop().time() - looked < FRESH_SECONDS
 
     def recorded(self, number: int) -> tuple[Any, bool] | None:
-        """Return what was found in a place, and whether it is a result and no error that the package has to raise."""
+        """Return what was found in a place, and whether it is a result rather than an error that the package raises."""
         row = self._known.pop(number, None)
         return None if row is None else (None if row.error is not None else _value_of(row), row.error is None)
 

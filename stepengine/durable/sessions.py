@@ -261,7 +261,7 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def _lock(self, session: str, *, waits: bool = True) -> AsyncIterator[bool]:
-        """Be the only one in all processes who changes whose turn it is in a session; ``False`` where somebody else is."""
+        """Hold the lock under which one process changes whose turn it is in a session; ``False`` where another holds it."""
         name = f"stepengine-session:{self._operator.app}:{session}"
         while True:
             async with self._mine:
@@ -379,7 +379,7 @@ class Sessions:
         Put a turn at the end of its session's line, and let it begin, or be an answer, if it can.
 
         Raises:
-            AnswerRejected: when the session waits for an answer, and this is none.
+            AnswerRejected: when the session waits for an answer, and this is not one.
             DatabaseAway: when the database cannot be reached.
             InputError: when the id of the session cannot be stored.
             SessionError: when it is none.

@@ -306,7 +306,7 @@ class DurableRun:
 
     def shows(self, event: Event) -> bool:
         """Return whether an event is news."""
-        # A run that is gone on with repeats its recorded part, and who follows it has seen that already.
+        # A run that was resumed repeats its recorded part, and whoever follows it has seen that already.
         return self.is_live or not self.was_replayed
 
     async def is_again(self) -> bool:
@@ -368,7 +368,7 @@ class DurableRun:
         except self._leaves as error:
             self.park(error)
             raise asyncio.CancelledError from None
-        # A database that is away is no fault of the run: ended as failed it would be lost, parked it is tried again
+        # A database that is away is not the fault of the run: ended as failed it would be lost, parked it is tried again
         # (durable:UF18).
         except self._away as error:
             # Nothing of the run is at fault: it has no result, and may be tried again.
@@ -423,7 +423,7 @@ class DurableRun:
         *,
         only_waits: bool = False,
     ) -> Any:
-        """Do that in the place of *reservation*; cancelling the run interrupts it, and what *only_waits* is looked after together."""
+        """Do a step at the place of *reservation*; cancelling the run interrupts it, and what *only_waits* is looked after together."""
         place = Drawn(reservation.step_id, name)
         if not self.places.is_empty(place.number):
             # One that was read along is compared, too.

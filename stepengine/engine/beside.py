@@ -1,7 +1,7 @@
 """
 Modules beside an agent file: ``import helper`` in it finds ``helper.py`` beside it, and takes nobody's import name.
 
-A folder of agent files is no import package. Its files are loaded under a made-up package whose path is the folder, and what
+A folder of agent files is not an import package. Its files are loaded under a made-up package whose path is the folder, and what
 they import from beside them is loaded below that package too: the names of such imports are changed when a file is
 compiled. So nothing of a folder can stand in for a module that others import, which a folder at the front of ``sys.path`` does.
 """
@@ -35,7 +35,7 @@ def module_at(file: Path) -> ModuleType:
     Return the module of an agent file, loaded once.
 
     Raises:
-        DefinitionError: when its name is none of a module, or it imports what could be two things.
+        DefinitionError: when its name cannot be that of a module, or it imports what could be two things.
         Exception: whatever its code raises.
     """
     resolved = file.resolve()

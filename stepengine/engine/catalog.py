@@ -246,7 +246,7 @@ class Catalog:
             return None
         if (member := packages.find(agent_id)) is not None:
             return self._meet(member.load())
-        # One of the engine's own goes before a bundled one, so that an application can put its own in the place of an
+        # One of the engine's own goes before a bundled one, so that an application can put its own in place of an
         # agent that published definitions name.
         bundled = None if name in self._agents else bundled_agent(name)
         # Said in the log, once: the name promises an agent of a publisher, and another one runs.

@@ -256,7 +256,7 @@ class Engine:
         Raises:
             AgentError: when there is no such agent.
             InputError: when prompt, params or metadata cannot be used; it lists every offending field.
-            AnswerRejected: when an answer is none, or a suspended run cannot go on from ``previous`` alone.
+            AnswerRejected: when an answer is not valid, or a suspended run cannot go on from ``previous`` alone.
             UnknownModel: when the model names no provider.
             MissingKey: when there is no key for the model's provider.
             SessionError: when the session cannot be loaded; nothing was run.

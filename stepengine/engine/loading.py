@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import attrs
 
@@ -21,11 +21,13 @@ from stepengine.data.frozen import frozen
 from stepengine.engine import packages, trust
 from stepengine.engine.beside import module_at, module_with
 from stepengine.engine.modules import EXPECTED, agents_of, sandboxed_loader
-from stepengine.engine.schedules import Schedule, unique
 from stepengine.errors import DefinitionError
 from stepengine.machine.author import note_location, raised_at
 from stepengine.machine.spawning import stands_for
 from stepengine.runtime.logs import log_once
+
+if TYPE_CHECKING:
+    from stepengine.engine.schedules import Schedule
 
 __all__ = (
     "IN_SANDBOX",
@@ -415,7 +417,14 @@ def schedules_of(module: ModuleType, name: str) -> tuple[Schedule, ...]:
         DefinitionError: when ``schedule`` or ``schedules`` is something else, both are there, or two have one id.
     """
     one, several = getattr(module, "schedule", None), getattr(module, "schedules", None)
-    if not isinstance(one, Schedule) and not _lists_schedules(several):
+    if one is None and several is None:
+        return ()
+    # Most modules have none, and need not wait for what schedules are made of.
+    from stepengine.engine.schedules import Schedule, unique
+
+    if not isinstance(one, Schedule) and not (
+        isinstance(several, list | tuple) and any(isinstance(member, Schedule) for member in several)
+    ):
         # A file may use these words for something of its own.
         return ()
     if one is not None and several is not None:
@@ -426,10 +435,6 @@ def schedules_of(module: ModuleType, name: str) -> tuple[Schedule, ...]:
     except DefinitionError as error:
         msg = f"{name}: {error.message}"
         raise DefinitionError(msg) from None
-
-
-def _lists_schedules(value: object) -> bool:
-    return isinstance(value, list | tuple) and any(isinstance(member, Schedule) for member in value)
 
 
 def module_of(file: Path) -> ModuleType:
@@ -451,7 +456,7 @@ def _load(file: Path, load: Callable[[], ModuleType]) -> ModuleType:
     except DefinitionError as error:
         note_location(error)
         raise
-    except (Exception, SystemExit) as error:  # a script that ends itself is no agent file, and nothing to end over
+    except (Exception, SystemExit) as error:  # a script that ends itself is not an agent file, and no reason to end
         where = raised_at(error)
         msg = (
             f"{file}: loading it failed with {type(error).__name__}: {error}{f' ({where})' if where else ''}; "

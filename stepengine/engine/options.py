@@ -286,7 +286,7 @@ def read_options(method: str, kind: type[Any], options: Mapping[str, Any]) -> di
     Return the options of one of the engine's methods; *kind* is the ``TypedDict`` that has them.
 
     Raises:
-        InputError: for one that there is not, or that is of another kind.
+        InputError: for one that does not exist, or that is of another kind.
     """
     for name in options:
         if name not in kind.__annotations__:

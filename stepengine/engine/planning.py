@@ -473,7 +473,7 @@ class Planner:
             return self._catalog.find(given)  # a tool of the parent carries it
         agents = parent.agents or {}
         key = matching_id(effect.agent_id, agents)
-        carried = _carried(parent, effect) if key is None and _is_of_tool(parent, effect) else None
+        carried = _carried_agent(parent, effect) if key is None and _is_of_tool(parent, effect) else None
         if carried is not None:
             return self._catalog.find(carried)
         if key is None:
@@ -504,7 +504,7 @@ def _is_of_tool(parent: RunPlan, effect: Spawn) -> bool:
     return bool(effect.tool_call_id) and (parent.body is None or effect.tool_call_id != parent.body.tool_call_id)
 
 
-def _carried(parent: RunPlan, effect: Spawn) -> AgentDefinition | None:
+def _carried_agent(parent: RunPlan, effect: Spawn) -> AgentDefinition | None:
     """Return the agent that a tool of the parent carries under the id that came without it, as to another process."""
     for _, binding in made_bindings(parent.tools):
         for agent in binding.runs.agents if isinstance(binding.runs, Spawning | Driving) else ():

@@ -130,7 +130,7 @@ class ScheduleBook:
         """Take a time over; return whether nobody had it before. The times before it are decided about with it."""
         with self._writing() as database:
             begun = database.execute(
-                # Who is slow comes with a time that another has told as missed meanwhile.
+                # Whoever is slow comes with a time that another has reported as missed meanwhile.
                 "INSERT INTO schedule_times (schedule, at, run, missed, status) SELECT ?, ?, ?, ?, ? "
                 "WHERE NOT EXISTS (SELECT 1 FROM schedules WHERE id = ? AND passed >= ?) ON CONFLICT DO NOTHING",
                 (schedule, _number(at), run, len(missed), CLAIMED, schedule, _number(at)),

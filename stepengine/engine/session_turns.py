@@ -96,7 +96,7 @@ class Queue:
             return mine
         try:
             await asyncio.wrap_future(mine.let_in)
-        # Who gives up while waiting may have been let in at that very moment; then the place has to be given back.
+        # Whoever gives up while waiting may have been let in at that very moment; then the place has to be given back.
         except BaseException:
             if not mine.let_in.cancel():
                 self.leave(session_id, mine)

@@ -171,7 +171,7 @@ class Waker:
             await asyncio.sleep(0)
 
     async def _end(self) -> None:
-        """End what is under way, and give the index back."""
+        """End what is under way, and close the index."""
         for task in list(self._under_way.values()):
             task.cancel()
         await self._all()

@@ -75,7 +75,7 @@ def best_of(
     Raises:
         ChildError: when no child completed.
         LimitExceeded: when a limit that was set has no room for *n* children.
-        BadYield: when *judge* gives an index that is none.
+        BadYield: when *judge* gives an index that no output has.
     """
     many = range(max(n, 1))
     children = yield from map_agents(agent, many, prompt=prompt, params=lambda _: params, concurrency=concurrency)

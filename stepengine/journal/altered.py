@@ -65,7 +65,7 @@ def chain_of(key: SigningKey, content: bytes, history: History) -> Chain:
 
 
 def head_of(content: bytes, name: str) -> Head | None:
-    """Return the head of a journal; ``None`` where its first line is none."""
+    """Return the head of a journal; ``None`` where its first line is not one."""
     try:
         records = read_lines(content[: content.find(b"\n") + 1], name).records
     except StepEngineError:

@@ -36,7 +36,7 @@ __all__ = ("Compaction", "compactions")
 
 OF_A_STEP = ("step", "final_answer")
 SAID_TO_IT = ("USER_PROMPT", "INSTRUCTIONS_PROMPT", "CHILDREN")
-"""The tags of what a run is told meanwhile: it stands in the place of nothing."""
+"""The tags of what a run is told meanwhile: it stands in place of nothing."""
 
 
 @frozen(kw_only=True)
@@ -48,7 +48,7 @@ class Compaction:
         address: The model call that was the first to do without what was left out.
         step: The step of its run, from 1.
         left_out: The messages that the model was shown before, or would have been, oldest first.
-        instead: What stands in their place: a summary, or notes in the place of results.
+        instead: What stands in their place: a summary, or notes in place of results.
         unrecorded: How many more results were left out that no request ever held and no tool gave: those of the run itself, and
             those of children.
     """
@@ -172,7 +172,7 @@ def _waits(message: Message) -> bool:
 
 
 def _is_note(message: Message) -> bool:
-    """Return whether a message is what a compaction puts in the place of others."""
+    """Return whether a message is what a compaction puts in place of others."""
     if isinstance(message, UserMessage):
         return message.ttl is None and set(SAID_TO_IT).isdisjoint(message.tags)
     if isinstance(message, AssistantMessage):

@@ -44,7 +44,7 @@ class OpenedRun(Protocol):
         """Put what was made into *target*."""
 
     def replace_source(self) -> None:
-        """Put what was made in the place of the journal that was given."""
+        """Put what was made in place of the journal that was given."""
 
 
 class Mode:

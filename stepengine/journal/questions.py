@@ -140,7 +140,7 @@ def _check_decision(history: History, key: str, answer: object) -> None:
     """Raise unless *answer* says whether an effect in doubt is done again; what is not a clear word must not decide that."""
     known = [question.id for question in doubts(history)]
     if key not in (*known, *[question.id for question in waiting_calls(history)]):
-        msg = f"{key!r} is no effect in doubt of this run; in doubt are: {', '.join(known) or 'none'}"
+        msg = f"{key!r} is not an effect in doubt of this run; in doubt are: {', '.join(known) or 'none'}"
         raise AnswerRejected(msg)
     if isinstance(answer, Answer) and answer.result is not ABSENT:
         _check_taken(history, key, answer)
@@ -163,7 +163,7 @@ def _check_taken(history: History, key: str, answer: Answer) -> None:
     try:
         outcome_for(history, intent, answer.result, 0)
     except JournalError as error:
-        msg = f"the answer to {key!r} is no result of it: {error.message}"
+        msg = f"the answer to {key!r} is not a result of it: {error.message}"
         raise AnswerRejected(msg) from None
 
 

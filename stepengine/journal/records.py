@@ -199,7 +199,7 @@ def check_effect(form: Mapping[str, Any], *, is_start: bool) -> None:
     # What is not known here is refused and not left out, as an input is: an effect of a newer version may have changed
     # the world, and a run that goes on without it would do it again.
     if shape is None or (is_start and form["type"] != "Spawn"):
-        msg = f"{form['type'][:80]!r} is no effect that may stand here"
+        msg = f"{form['type'][:80]!r} is not an effect that may stand here"
         raise ValueError(msg)
     check_members(form, shape, "the effect")
     check = _check_start if is_start else MORE.get(form["type"])
@@ -268,7 +268,7 @@ def check_outcome(effect: str, outcome: Value | Failure, asked: int = 0) -> None
     if fits and isinstance(value, tuple) and effect == "Ask":
         fits = len(value) == asked and all(isinstance(answer, Answer) for answer in value)
     if not fits:
-        msg = f"a {type(value).__name__} is no outcome of this {effect}"
+        msg = f"a {type(value).__name__} is not an outcome of this {effect}"
         raise ValueError(msg)
     if not all(isinstance(message, UserMessage) for message in outcome.inputs):
         msg = "what was sent to the run meanwhile is not a user message"
@@ -669,7 +669,7 @@ def _head(members: Mapping[str, Any]) -> Head:
 def _key(members: Mapping[str, object]) -> str:
     key: str = _member_of_type(members, "signed", str)
     if KEY.fullmatch(key) is None:
-        msg = f"{key[:80]!r} is no public key"
+        msg = f"{key[:80]!r} is not a public key"
         raise ValueError(msg)
     return key
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import attrs
 
@@ -17,14 +17,15 @@ from stepengine.data.questions import AnswerLike
 from stepengine.data.state import RunResult
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.finding import JournalLike, as_journal
-from stepengine.journal.forks import branch
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.questions import InDoubt, sorted_answers
 from stepengine.journal.recorder import Pace
 from stepengine.journal.reopening import take_back
 from stepengine.journal.replayer import Leeway, live_kinds
 from stepengine.journal.store import Journal
-from stepengine.journal.undoing import Roots
+
+if TYPE_CHECKING:
+    from stepengine.journal.undoing import Roots
 
 __all__ = ("Accepting", "Deciding", "Launch", "OnDivergence", "begin", "extend", "fork", "record", "replay", "resume")
 
@@ -201,6 +202,9 @@ async def fork(
         ReplayDivergence: when the kept part does not fit the code.
         UndoRefused: as ``branch``.
     """
+    # With it comes what brings files back, which no other run needs.
+    from stepengine.journal.forks import branch
+
     given, _ = sorted_answers(answers)
     made = branch(journal, at, edit, allow_repeat=allow_repeat, into=into, restore_files=restore_files)
     waiting = made.history().open_questions()

@@ -3,7 +3,7 @@ Signing a journal while it is written: ``SigningKey``, and the chain that a writ
 
 A signature is a record among the others. It holds the SHA-256 of every byte of the journal before it, so that each vouches
 for all that the ones before it did; a short mark of each record since the last one, so that what was changed can be named;
-and the signature itself, over its own line up to there. Who may write the journal, and has not the key, can make checksums
+and the signature itself, over its own line up to there. Whoever may write the journal but has not the key can make checksums
 anew, and no signature. What reads and judges all this stands in ``verifying``.
 """
 
@@ -144,7 +144,7 @@ def _load_key(path: Path, data: bytes) -> Any:
         key = load_ssh_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         # The library's words may hold a piece of what was no key.
-        why = "it has a passphrase" if isinstance(error, TypeError) else "it is no private key in OpenSSH's form"
+        why = "it has a passphrase" if isinstance(error, TypeError) else "it is not a private key in OpenSSH's form"
         msg = f"{str(path)!r} cannot sign a journal: {why}; {make}"
         raise JournalError(msg) from None
     if not isinstance(key, Ed25519PrivateKey):

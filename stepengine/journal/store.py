@@ -258,7 +258,7 @@ class Journal(abc.ABC):
         Return the first record, without reading any other; ``None`` while there is none.
 
         Raises:
-            JournalCorrupt: when it is none.
+            JournalCorrupt: when it is not one.
             JournalVersion: when a newer version wrote it.
         """
         return self.history().head
@@ -873,7 +873,7 @@ class Commits:
         for future in batch:
             if not future.done():
                 future.set_result(None) if error is None else future.set_exception(error)
-        # Who came while that commit ran was not in it, so the next begins at once; and there is never more than one
+        # Whoever came while that commit ran was not in it, so the next begins at once; and there is never more than one
         # under way, since lines are chained.
         if self._waiting:
             self._begin()

@@ -69,8 +69,8 @@ def verify(
     """
     Look whether a journal is as it was signed.
 
-    What was cut off right behind a signature that closes it, as of a suspended run, leaves what was once the whole journal, and
-    nothing in it tells. Who keeps the ``digest`` that was seen last, elsewhere, is told by *seen*.
+    A journal that was cut right behind a signature that closes it, as that of a suspended run has one, is what was once the whole
+    journal, and nothing in it shows the cut. Keep the ``digest`` that was seen last elsewhere, and give it as *seen*.
 
     Args:
         journal: The journal, or the path of its file.
@@ -141,7 +141,7 @@ def public_keys(path: str | os.PathLike[str]) -> list[str]:
             continue
         blob = _blob(rest.strip().partition(" ")[0]) if kind == TYPE else b""
         if not blob.startswith(BLOB_BEGIN) or len(blob) != len(BLOB_BEGIN) + 32:
-            msg = f"{os.fspath(path)!r} holds a line that is no public ed25519 key: {line[:40]!r}; {fine}"
+            msg = f"{os.fspath(path)!r} holds a line that is not a public ed25519 key: {line[:40]!r}; {fine}"
             raise JournalError(msg)
         found.append(base64.b64encode(blob).decode())
     if not found or len(data) > KEY_BYTES:

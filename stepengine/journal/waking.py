@@ -155,7 +155,7 @@ class WakeIndex:
 
     def note(self, run_name: str, wakes_at: datetime | None, kinds: Iterable[str], agent_id: str) -> None:
         """
-        Say that a run sleeps, in place of what was said of it before.
+        Write down that a run sleeps, over what was written of it before.
 
         Raises:
             InputError: for a time without its zone, or names that are too long.

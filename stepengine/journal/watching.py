@@ -498,7 +498,7 @@ async def follow_events(
         sleep: What waits between looks, for a number of seconds from 0.02 on that grows to 0.5 while nothing comes.
 
     Yields:
-        The events in order. ``EventsDropped``, which has no ``id``, says that *after* is no event of this journal (reason ``"epoch"``)
+        The events in order. ``EventsDropped``, which has no ``id``, says that *after* is not an event of this journal (reason ``"epoch"``)
         and all of them follow, or that so many of those that were given do not hold any more (``"journal"``): its holder could not
         store them, or it was replaced. What stands there now follows.
 

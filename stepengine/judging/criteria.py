@@ -72,7 +72,7 @@ BLOCK = 1 << 20
 
 
 def as_tuple(values: Iterable[object]) -> tuple[Any, ...]:
-    """Return what was given as a list, or anything else that can be gone through."""
+    """Return what was given, a list or any other iterable, as a tuple."""
     return tuple(values)
 
 
@@ -429,7 +429,7 @@ def matches(pattern: str) -> Criterion:
     The syntax is that of RE2 and Rust, without look-around: whatever the text is, a search takes time in proportion to it.
 
     Raises:
-        DataError: when it is no such expression.
+        DataError: when it is not such an expression.
     """
     from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
 
@@ -454,7 +454,7 @@ def fits(schema: Any) -> Criterion:
     Return a check that the output fits a JSON Schema, or the one of a pydantic model.
 
     Raises:
-        DefinitionError: when it is no schema that can be checked.
+        DefinitionError: when it is not a schema that can be checked.
     """
     from stepengine.tooling.schemas import JsonSchema
 

@@ -212,7 +212,7 @@ class ForkedWalk:
             return self._hold()
         finally:
             if os.getpid() == self._first:
-                # Who sleeps above the process that ended wakes this one as well, which may be awake by then: what is still
+                # Whoever sleeps above the process that ended wakes this one as well, which may be awake by then: what is still
                 # pending would end it when it is let through. All others are gone, so nothing comes after it.
                 while signal.sigtimedwait({signal.SIGUSR1}, 0):
                     pass
@@ -934,7 +934,7 @@ class Debugger:
             pretty: Show members in lines of their own.
 
         Raises:
-            InputError: for a statement, or a frame that there is not.
+            InputError: for a statement, or a frame that does not exist.
         """
         return self.evaluate_in(self.frame(frame), expression, pretty=pretty).text
 

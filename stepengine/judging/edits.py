@@ -4,8 +4,9 @@
 Whoever edits a handler wants to see what an edit does to a run that there is. So at every save the run is walked again: in a process
 that is forked for it from one which holds the record and has never imported any of the author's code. That process compiles the
 sources anew, goes to the place, tells what it found there and at any other place that it is asked for, and goes with all that the code did
-to it: an endless loop is killed, ``os._exit`` ends nobody else, and no module has to be unloaded. Tools, models and the network are out of reach. What the model said is
-taken from the record, also where it would be asked something else now: otherwise the first changed prompt would end every look.
+to it: an endless loop is killed, ``os._exit`` ends nobody else, and no module has to be unloaded. Tools, models and the network are
+out of reach. What the model said is taken from the record, also where it would be asked something else now: otherwise the first
+changed prompt would end every look.
 """
 
 from __future__ import annotations

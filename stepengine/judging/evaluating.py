@@ -167,7 +167,7 @@ def _problems_of(files: Files, root: Path) -> Iterator[str]:
         for name, text in files.items():
             path = Path(str(name))
             if path.is_absolute() or ".." in path.parts or not path.parts or not isinstance(text, str):
-                yield f"files: {name!r} is no text at a path inside the working copy"
+                yield f"files: {name!r} is not a text at a path inside the working copy"
         return
     folder = (root / files).resolve()
     if not folder.is_relative_to(root.resolve()):

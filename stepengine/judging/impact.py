@@ -500,7 +500,7 @@ class ImpactGate:
         Return what *text* says.
 
         Raises:
-            DataError: when that is no such condition.
+            DataError: when it is not such a condition.
         """
         found = GATE.fullmatch(text[:100])
         if found is None or found[1] not in NAMES:

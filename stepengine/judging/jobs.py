@@ -2,7 +2,7 @@
 A job: a process beside an application, which judges recorded runs by the author's code as it is in its files now.
 
 It reads a line of JSON that says what it is for, tells what asking models will cost, waits until somebody agrees, and tells how far it is
-and what came of it. Who cancels it ends it.
+and what came of it. Whoever cancels it ends it.
 
 ``python -m stepengine.judging.jobs`` is started by ``stepengine.serving``, and by nobody else.
 """

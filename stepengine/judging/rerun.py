@@ -127,7 +127,7 @@ def course_from(history: History, at: str) -> Course:
 
 
 def _decided_calls(history: History, asked: Intent, reply: ModelReply) -> Iterator[tuple[str, Any]]:
-    """Give the calls of a reply, and in the place of that of a program the calls, agents and questions that this asked for."""
+    """Give the calls of a reply; a call that ran a program is replaced by the calls, agents and questions of that program."""
     programs = list(_programs_after(history, asked))
     for call in reply.tool_calls:
         given = plain(call.input)

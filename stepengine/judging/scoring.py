@@ -20,7 +20,7 @@ from stepengine.errors import DataError
 from stepengine.judging.evaluating import Evaluation, Outcome, Sample
 from stepengine.judging.statistics import FEWEST_CASES, Estimate, Ratio, by_case, holm, log_ratio, mean_of, paired, rate
 
-__all__ = ("FORMAT", "GateOfScores", "Names", "Pair", "Ratios", "Row", "Scores", "checked", "scores_of")
+__all__ = ("FORMAT", "GateNames", "GateOfScores", "Pair", "Ratios", "Row", "Scores", "checked", "scores_of")
 
 FORMAT = "stepengine.eval/1"
 PASS = "pass"  # noqa: S105 - a word of tables
@@ -290,7 +290,7 @@ class GateOfScores:
         Return the gate that is written so.
 
         Raises:
-            DataError: when that is none.
+            DataError: when it cannot be read as one.
         """
         words = SIGN.sub(r" \1 ", text[:MAX_GATE]).split() if len(text) <= MAX_GATE else []
         signs = [i for i, word in enumerate(words) if word.lstrip("~") in COMPARE]
@@ -311,12 +311,12 @@ class GateOfScores:
                 return made(left=_check_side(left, text), right=_check_side(right, text), bound=times, is_ratio=True)
         raise _no_gate(text)
 
-    def named(self, names: Names) -> list[SideCheck]:
+    def named(self, names: GateNames) -> list[SideCheck]:
         """
         Return what it compares; without a side that is every side but the base.
 
         Raises:
-            DataError: when it names a side or check that there is not, or compares two checks.
+            DataError: when it names a side or check that does not exist, or compares two checks.
         """
         if not self.right:
             sides = names.sides[1:] or names.sides
@@ -329,7 +329,7 @@ class GateOfScores:
 
     def problem(self, scores: Scores) -> str:
         """Return why it does not hold; ``""`` when it does."""
-        named = self.named(Names.of(scores.outcome.evaluation))
+        named = self.named(GateNames.of(scores.outcome.evaluation))
         for side, _ in named:
             if side in scores.unmeasured:
                 return f"not measured: {scores.unmeasured[side]} samples of {side} have an error of the provider, or of a server of tools"
@@ -401,7 +401,7 @@ def _check_side(word: str, text: str) -> str:
 
 
 @frozen
-class Names:
+class GateNames:
     """
     What gates may name.
 
@@ -414,7 +414,7 @@ class Names:
     checks: Sequence[str]
 
     @classmethod
-    def of(cls, evaluation: Evaluation) -> Names:
+    def of(cls, evaluation: Evaluation) -> GateNames:
         """Return the names of an evaluation."""
         every = [evaluation.checks_of(case) for case in evaluation.cases]
         named = dict.fromkeys([name for checks in every for name in checks])

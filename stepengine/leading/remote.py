@@ -187,7 +187,7 @@ def _url_problem(url: object, *, allow_http: bool) -> str:
     except ValueError:
         return f"its url cannot be read; {fine}"
     if parts.scheme not in ("http", "https") or not host:
-        return f"its url is no address of a server; {fine}"
+        return f"its url is not the address of a server; {fine}"
     if parts.query or parts.fragment or "@" in parts.netloc:
         return f"its url has a query, a fragment or a name before the host; {fine}, and the token is token="
     if parts.scheme == "http" and not (allow_http or _is_here(host)):
@@ -579,9 +579,7 @@ class _Server:
 
     def refuse(self, what: str) -> NoReturn:
         """Raise the error for an answer that no server of ours gives."""
-        msg = (
-            f"{self._led.url} is no server of stepengine, or one of a version that this one does not understand: {what}"
-        )
+        msg = f"{self._led.url} is not a server of stepengine, or one of a version that this one does not understand: {what}"
         raise ExternalAgentError(_printed(msg), kind="protocol") from None
 
     # --- questions and answers ----------------------------------------------------------------------------------------

@@ -375,7 +375,7 @@ class Said:
 
 
 def dict_of(value: object) -> Mapping[str, Any]:
-    """Return an object; an empty one in the place of whatever else it is."""
+    """Return an object; an empty one in place of whatever else it is."""
     return value if isinstance(value, dict) else {}
 
 
@@ -385,7 +385,7 @@ def dicts_of(value: object) -> list[Mapping[str, Any]]:
 
 
 def text_of(value: object, most: int = SHOWN_CHARS) -> str:
-    """Return the beginning of a text; ``""`` in the place of whatever else it is."""
+    """Return the beginning of a text; ``""`` in place of whatever else it is."""
     return mended(value[:most]) if isinstance(value, str) else ""
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from stepengine.data import events as ev
-from stepengine.data.effects import AskPerson, Leaf, Notify
+from stepengine.data.effects import AskPerson, Leaf, quick_notify
 from stepengine.data.json import canonical
 from stepengine.data.messages import ToolCallPart, ToolResult
 from stepengine.data.outcomes import Failure, Single, Stop
@@ -151,7 +151,7 @@ def _in_turn(run: RunState, calls: Sequence[ToolMember]) -> Flow[None]:
                 _raise_to_author(call, error)
             why = _why_over(call, before) or why
     # The run ends here, and still each call has a result (reliability:R4): "pending" or "cancelled". A conversation
-    # with a call that has none is refused by every provider, so the run could never be gone on with.
+    # with a call that has none is refused by every provider, so the run could never go on.
     except Stopped as stopped:
         _close(calls, stopped.stop)
         raise
@@ -507,7 +507,7 @@ def _notify_decision(call: ToolMember, decision: str, rule_id: str | None, answe
         reason=answer.reason,
         edited_input=answer.edited_input,
     )
-    yield Notify(event)
+    yield quick_notify(event)
 
 
 def _after(call: ToolMember) -> Flow[None]:

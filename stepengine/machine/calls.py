@@ -20,7 +20,7 @@ import attrs
 from stepengine.data import effects as ef
 from stepengine.data import events as ev
 from stepengine.data import yields as y
-from stepengine.data.effects import Leaf, Notify, quick_call_body, quick_call_tool
+from stepengine.data.effects import Leaf, quick_call_body, quick_call_tool, quick_notify
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import Source, ToolCallPart, ToolResult, quick_call, quick_log, quick_result
 from stepengine.data.models import ModelReply, ModelRequest
@@ -184,7 +184,7 @@ def _driven(call: ToolMember) -> Flow[ToolResult]:
 
 def _gone_through(call: ToolMember, steps: Any) -> Flow[None]:
     """Carry out what the steps of a call yield, in the run that makes it; errors as ``follow_up``."""
-    yield Notify(call.started())
+    yield quick_notify(call.started())
     # Driven like a handler, by the same class: its frames stand in the traceback, it is closed on every way out, and
     # what it yields wrongly is told with its line.
     author = Author(f"the tool {call.asked.tool_name!r}", steps, by="tool")
@@ -204,7 +204,7 @@ def _gone_through(call: ToolMember, steps: Any) -> Flow[None]:
     finally:
         call.run.side_events.warn(*author.close())
     call.settle(result, call.run.now)
-    yield Notify(call.finished())
+    yield quick_notify(call.finished())
 
 
 def _drive_to_result(call: ToolMember, author: Author) -> Flow[ToolResult]:
@@ -233,13 +233,13 @@ def _drive_to_result(call: ToolMember, author: Author) -> Flow[ToolResult]:
 
 def _carried_out_shown(call: ToolMember) -> Flow[Any]:
     """Carry out a call whose start and end nobody else shows."""
-    yield Notify(call.started())
+    yield quick_notify(call.started())
     try:
         return (yield from _carried_out(call))
     finally:
         # After a stop nothing is shown of a call: its end is told when the run goes on and the call really ends.
         if call.run.stop is None and call.result is not None:
-            yield Notify(call.finished())
+            yield quick_notify(call.finished())
 
 
 # --- what handlers and hooks ask for ----------------------------------------------------------------------------------
@@ -1148,8 +1148,8 @@ class ToolMember(EffectMember):
 
     def show(self) -> Flow[None]:
         """Show a call that never ran: unknown, invalid, denied or skipped."""
-        yield Notify(self.started())
-        yield Notify(self.finished())
+        yield quick_notify(self.started())
+        yield quick_notify(self.finished())
 
     def started(self) -> ev.Event:
         """Return the event that it begins."""

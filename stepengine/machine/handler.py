@@ -15,7 +15,7 @@ import attrs
 
 from stepengine.data import events as ev
 from stepengine.data import yields as y
-from stepengine.data.effects import Compute, Notify
+from stepengine.data.effects import Compute, quick_notify
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import freeze
 from stepengine.data.messages import (
@@ -399,7 +399,7 @@ def _generate(run: RunState, _: Author, asked: y.GenerateN) -> Answer:
     dropped = sum(len(reply.tool_calls) for reply in replies)
     if dropped:
         text = f"{dropped} tool calls in candidates were dropped; candidates are text"
-        yield Notify(ev.HandlerNotice(path=run.plan.path, seq=run.seq, kind="calls_dropped", message=text))
+        yield quick_notify(ev.HandlerNotice(path=run.plan.path, seq=run.seq, kind="calls_dropped", message=text))
     texts = tuple([reply.said for reply in replies])
     return y.StepResult(run.frozen(), steps_complete=run.steps_complete, n_responses=texts)
 
@@ -416,7 +416,7 @@ def _step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
         match piece:
             case Text(text):
                 run.history.add([AssistantMessage((TextPart(text),))])
-                yield Notify(ev.TextCompleted(path=run.plan.path, seq=run.seq, text=text))
+                yield quick_notify(ev.TextCompleted(path=run.plan.path, seq=run.seq, text=text))
             case Broken(name, problem):
                 fault = True
                 results.append((yield from _report_broken_block(run, name, problem)))
@@ -437,7 +437,7 @@ def _step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
 
 def _report_broken_block(run: RunState, name: str, problem: str) -> Flow[ToolResult]:
     text = f"This tool-call block was not executed: {problem}"
-    yield Notify(ev.HandlerNotice(path=run.plan.path, seq=run.seq, kind="broken_block", message=text))
+    yield quick_notify(ev.HandlerNotice(path=run.plan.path, seq=run.seq, kind="broken_block", message=text))
     return ToolResult.error(text, tool_name=name)
 
 

@@ -96,7 +96,7 @@ class RunPlan:
         tools: Every tool that the run knows by name: those of the engine and the agent, and those that every run knows. The
             table is the run's own where ``pre_run`` hooks may add to it.
         offered: Names of the tools that the agent itself has, in order.
-        sent: Tool definitions that are sent in the place of its own: those of the parent whose system prompt it inherits.
+        sent: Tool definitions that are sent in place of its own: those of the parent whose system prompt it inherits.
         agents: Normalised ids of the agents that it may spawn, each with its display name; ``None`` leaves it to
             whoever performs a ``Spawn`` to know them.
         planned_from: What whoever made the plan made it from; the machine does not look at it.

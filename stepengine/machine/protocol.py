@@ -383,19 +383,21 @@ class EffectRow:
     phase: Callable[[Any], Phase] = lambda _: None
 
 
+# Looked up once, since they are asked for at each effect of a run that is watched.
+CALLING, EXECUTING = (RunPhase.CALLING_MODEL, ""), RunPhase.EXECUTING_TOOL
 EFFECTS: tuple[EffectRow, ...] = (
-    EffectRow(kind=CallModel, asks="a model", outcome=ModelReply, phase=lambda _: (RunPhase.CALLING_MODEL, "")),
+    EffectRow(kind=CallModel, asks="a model", outcome=ModelReply, phase=lambda _: CALLING),
     EffectRow(
         kind=CallTool,
         asks="the body of a tool",
         outcome=ToolResult,
-        phase=lambda effect: (RunPhase.EXECUTING_TOOL, effect.tool_name),
+        phase=lambda effect: (EXECUTING, effect.tool_name),
     ),
     EffectRow(
         kind=CallBody,
         asks="the body of a tool that yields, which is a run of its own",
         outcome=ToolResult,
-        phase=lambda effect: (RunPhase.EXECUTING_TOOL, effect.tool_name),
+        phase=lambda effect: (EXECUTING, effect.tool_name),
     ),
     EffectRow(
         kind=Spawn,

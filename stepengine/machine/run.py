@@ -14,7 +14,7 @@ from types import GeneratorType
 from typing import Any, NamedTuple, TypeVar, assert_never
 
 from stepengine.data import events as ev
-from stepengine.data.effects import RUNS, WAITS, AskPerson, Effect, Gather, Notify
+from stepengine.data.effects import RUNS, WAITS, AskPerson, Effect, Gather, Notify, quick_notify
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import compact, thaw
 from stepengine.data.messages import TextPart, UserMessage, quick_user
@@ -74,7 +74,7 @@ def run_agent(plan: RunPlan, state: AgentState) -> Flow[Finished]:
     if plan.opened is not None:
         plan.opened(lambda: run.history.record)
     try:
-        yield Notify(started)
+        yield quick_notify(started)
         ending = yield from exchange(run, _until_end(run))
         return (yield from exchange(run, _finish(run, ending)))
     finally:
@@ -94,7 +94,7 @@ def _run_body(run: RunState, body: ToolBody) -> Flow[Finished]:
             ending = yield from exchange(run, _without_background(run, ending))
         if ending.stop is not None and ending.status is RunStatus.SUSPENDED:
             run.suspend(ending.stop.questions)
-        yield from map(Notify, run.side_events.take())
+        yield from map(quick_notify, run.side_events.take())
         run.hand_on_inbox()
         return _make_finished(run, ending)
     finally:
@@ -184,7 +184,7 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:
                 continue
             # What a handler or tool said before this effect is shown before it, in the order in which it happened.
             if sides.waiting or (not is_shown and watched()):
-                yield from map(Notify, run.side_events.before(effect))
+                yield from map(quick_notify, sides.before(effect))
             outcome = yield effect
             if is_shown:
                 effect = send(None)
@@ -369,7 +369,7 @@ def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
             kept = ending.output if stop.kind == "limit" and ending.was_returned else None
             ending = _end_stopped(stop)._replace(output=kept)
             yield from _tell(run, ending)
-    yield from map(Notify, run.side_events.take())
+    yield from map(quick_notify, run.side_events.take())
     return _make_finished(run, ending)
 
 
@@ -399,10 +399,10 @@ def _tell(run: RunState, ending: _Ending) -> Flow[None]:
             yield from hooks.on_suspend(run, run.pending)
         case RunStatus.FAILED:
             error, path = ending.error, run.plan.path
-            yield Notify(ev.RunFailed(path=path, seq=run.seq, error=str(error), kind=type(error).__name__))
-            yield from map(Notify, run.side_events.enter(RunPhase.FAILED, "", run.seq))
+            yield quick_notify(ev.RunFailed(path=path, seq=run.seq, error=str(error), kind=type(error).__name__))
+            yield from map(quick_notify, run.side_events.enter(RunPhase.FAILED, "", run.seq))
         case RunStatus.COMPLETED | RunStatus.MAX_STEPS | RunStatus.TRUNCATED | RunStatus.CANCELLED:
-            yield from map(Notify, run.side_events.enter(RunPhase.DONE, "", run.seq))
+            yield from map(quick_notify, run.side_events.enter(RunPhase.DONE, "", run.seq))
         case _:
             assert_never(ending.status)
 

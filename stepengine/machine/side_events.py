@@ -9,7 +9,7 @@ from stepengine.data import events as ev
 from stepengine.data.effects import Effect, Gather
 from stepengine.data.estimate import transcript_tokens
 from stepengine.data.json import JsonValue, freeze
-from stepengine.data.makers import quick
+from stepengine.data.makers import maker_of
 from stepengine.data.models import ModelReply
 from stepengine.data.state import RunPhase
 from stepengine.data.transcript import Transcript
@@ -18,6 +18,9 @@ from stepengine.machine.plan import RunPlan
 from stepengine.machine.protocol import PHASES
 
 __all__ = ("SideEvents",)
+
+
+_phase_changed = maker_of(ev.PhaseChanged)
 
 
 class Speaker(Protocol):
@@ -61,16 +64,21 @@ class SideEvents:
         """Return what is shown before *effect*: what was said on the side, and the phase that the run enters with it."""
         first = effect.effects[0] if type(effect) is Gather else effect
         phase = PHASES[type(first)](first)
-        # Asked here, though `enter` does so: most effects of a batch are of the phase that the run is in.
-        entered = () if phase is None or phase == self._phase else self.enter(*phase, first.seq)  # type: ignore[union-attr]
-        return (*self.take(), *entered) if self.waiting else entered
+        # As `enter`, which most effects of a watched run would call.
+        if phase is not None and phase != self._phase and self._plan.watched():
+            self._phase = phase
+            entered = _phase_changed(path=self._plan.path, seq=first.seq, phase=phase[0], detail=phase[1])  # type: ignore[union-attr]
+            if not self.waiting:
+                return (entered,)
+            self.waiting.append(entered)
+        return self.take() if self.waiting else ()
 
     def enter(self, phase: RunPhase, detail: str, seq: int) -> Sequence[ev.Event]:
         """Return the event for a new phase of the run, if there is one and anybody watches."""
         if self._phase == (phase, detail) or not self._plan.watched():
             return ()
         self._phase = (phase, detail)
-        return (quick(ev.PhaseChanged)(path=self._plan.path, seq=seq, phase=phase, detail=detail),)
+        return (_phase_changed(path=self._plan.path, seq=seq, phase=phase, detail=detail),)
 
     def warn(self, *texts: str) -> None:
         """Note what went wrong and was dropped."""

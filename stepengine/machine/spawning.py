@@ -72,7 +72,7 @@ def children_of(
     run: RunState, call: ToolCallPart, runs: Spawning, value: JsonDict, parent: Callable[[], AgentState]
 ) -> list[Spawn | ChildResult]:
     """
-    Return one effect for each child that *call* asks for, and a failed result in the place of each that may not be.
+    Return one effect for each child that *call* asks for, and a failed result in place of each that may not be.
 
     *parent* gives the state as they may inherit it.
     """

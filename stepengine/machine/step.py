@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import attrs
 
 from stepengine.data import events as ev
-from stepengine.data.effects import Notify, quick_call_model
+from stepengine.data.effects import quick_call_model, quick_notify
 from stepengine.data.frozen import frozen
 from stepengine.data.json import compact
 from stepengine.data.makers import maker_of, quick
@@ -88,6 +88,7 @@ class StepReply:
 
 # One is made at each step; the constructor takes several times as long (see `data/makers.py`).
 _quick_reply = maker_of(StepReply)
+_step_started, _step_finished = maker_of(ev.StepStarted), maker_of(ev.StepFinished)
 
 
 def run_turn(run: RunState) -> Flow[None]:
@@ -201,7 +202,7 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
         # After the `post_step` hooks: they may have done I/O while somebody sent a message, which keeps the turn open.
         ended = _ends(run, calls) and (not points.on_stop or (yield from _may_end(run)))
         if plan.watched():
-            yield Notify(_finished_event(run, ended=ended))
+            yield quick_notify(_finished_event(run, ended=ended))
     except BaseException as error:
         # Yielding in an `except` is allowed here since whoever closes the machine is told nothing more: to a
         # `GeneratorExit` no value may be yielded.
@@ -226,20 +227,20 @@ def _over(run: RunState, calls: Sequence[ToolMember], spent: LimitReached | None
 
 
 def _started_event(run: RunState) -> ev.Event:
-    return quick(ev.StepStarted)(path=run.plan.path, seq=run.seq, step=run.step, steps_remaining=run.budget.steps_left)
+    return _step_started(path=run.plan.path, seq=run.seq, step=run.step, steps_remaining=run.budget.steps_left)
 
 
 def _notify_abandoned_step(run: RunState, error: BaseException) -> Flow[None]:
     """Report the end of a step that *error* leaves; when the machine is being closed, nothing is reported any more."""
     if run.plan.watched() and not isinstance(error, GeneratorExit):
-        yield Notify(_finished_event(run, status=status_after(error)))
+        yield quick_notify(_finished_event(run, status=status_after(error)))
 
 
 def _finished_event(run: RunState, *, ended: bool = False, status: RunStatus = RunStatus.COMPLETED) -> ev.Event:
     # Sums are made when they are asked for, and only where somebody watches: kept up to date with each reply they would
     # be made for nobody.
     usage, cost = run.spent.usage(), run.spent.cost
-    return quick(ev.StepFinished)(
+    return _step_finished(
         path=run.plan.path, seq=run.seq, step=run.step, ended_turn=ended, usage=usage, cost=cost, status=status
     )
 
@@ -467,11 +468,11 @@ def _show_reply(run: RunState, reply: StepReply) -> Flow[None]:
     # They belong to the model call, as its deltas do: it is the last effect that was numbered.
     path, seq = run.plan.path, run.seq - 1
     if thinking:
-        yield Notify(quick(ev.ThinkingCompleted)(path=path, seq=seq, text="".join(thinking)))
+        yield quick_notify(quick(ev.ThinkingCompleted)(path=path, seq=seq, text="".join(thinking)))
     if text:
-        yield Notify(quick(ev.TextCompleted)(path=path, seq=seq, text=text))
+        yield quick_notify(quick(ev.TextCompleted)(path=path, seq=seq, text=text))
     if _is_empty(reply.model.content):
-        yield Notify(ev.Warned(path=path, seq=seq, message="The model sent an empty reply."))
+        yield quick_notify(ev.Warned(path=path, seq=seq, message="The model sent an empty reply."))
 
 
 def _warn_of_written_call(run: RunState, reply: ModelReply) -> None:

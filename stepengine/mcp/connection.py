@@ -34,7 +34,7 @@ from stepengine.mcp._caps import (
     TOOLS,
 )
 from stepengine.mcp.asking import roots_of
-from stepengine.mcp.http import ANSWER, Answers, HttpAnswer
+from stepengine.mcp.http import ANSWER, EndpointAnswers, HttpAnswer
 from stepengine.mcp.notices import LogLevel, Notice, Notices
 from stepengine.mcp.sifting import TASK, Sift
 from stepengine.mcp.stdio import Pipe, ServerProgram
@@ -196,7 +196,7 @@ class _Live:
         self._over = asyncio.Event()
         self._closed = False
         self.pipe: Pipe | None = None
-        self.answers: Answers | None = None
+        self.answers: EndpointAnswers | None = None
         self.why = ""
         self.client: Client = self._make_client()
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -221,7 +221,7 @@ class _Live:
             self.pipe = Pipe(server, self._over.set, sift)
             server = self.pipe.opened()
         elif isinstance(server, str):
-            self.answers = Answers(server, options.headers or {}, auth=options.auth, sift=sift)
+            self.answers = EndpointAnswers(server, options.headers or {}, auth=options.auth, sift=sift)
             server = self.answers.opened()
         asked: Any = self._answer_elicitation
         roots: Any = None if options.roots is None else self._roots
@@ -565,7 +565,7 @@ class ServerConnection:
             ANSWER.reset(token)
 
     def _error_of_answer(self, live: _Live | None, answer: HttpAnswer, code: int, message: str) -> ToolError:
-        """Return what an error of the protocol means: a token that is none any more, the end, or the server's own words."""
+        """Return what an error of the protocol means: a token that is not valid any more, the end, or the server's own words."""
         name = self._options.name
         answers = None if live is None else live.answers
         if answers is not None and answers.is_about_sign_in(answer):
@@ -707,7 +707,7 @@ def _is_cancelled() -> bool:
 
 
 def _leaf(error: BaseException) -> BaseException:
-    """Return what really happened: groups of groups hold it."""
+    """Return the first error inside of nested exception groups, which is what really happened."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     return error

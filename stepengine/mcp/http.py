@@ -22,7 +22,7 @@ from stepengine.data.visible import visible
 from stepengine.mcp._caps import CHALLENGE_CHARS, LINE_BYTES
 from stepengine.tooling.conversion import cut
 
-__all__ = ("ANSWER", "Answers", "HttpAnswer")
+__all__ = ("ANSWER", "EndpointAnswers", "HttpAnswer")
 
 TRANSIENT = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 """Refusals that another try may not meet."""
@@ -118,7 +118,7 @@ async def _pass_on(received: Any, incoming: Any, sift: Callable[[Any], Any]) -> 
     incoming.close()
 
 
-class Answers:
+class EndpointAnswers:
     """
     What an endpoint answers to requests.
 

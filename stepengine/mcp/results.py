@@ -228,7 +228,7 @@ def _data_of(block: Mapping[str, object]) -> str:
 
 def _without_media(value: object, shown: Collection[str], *, every: bool) -> object:
     """
-    Return *value* with a word in the place of media that the result shows.
+    Return *value* with a word in place of media that the result shows.
 
     With *every*, also of those that it does not: what is written like a block of content, or like a resource of bytes.
     """

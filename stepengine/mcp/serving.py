@@ -306,7 +306,7 @@ class AgentServer:
         """
         Give what answers ASGI requests of streamable HTTP while the block lasts: ``answer(scope, receive, send, owner=...)``.
 
-        A session of the protocol is known to its owner alone. Who may ask at all is for whoever calls it to say.
+        A session of the protocol is known to its owner alone. Its caller decides who may ask at all.
         """
         from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
         from mcp.server.auth.provider import AccessToken

@@ -157,7 +157,7 @@ class Pipe:
             self._ended()
 
     def _parse(self, line: bytes) -> object:
-        """Return the message of a line; ``None`` for one that is none, which is counted."""
+        """Return the message in a line; ``None`` for a line that is not a message, which is counted."""
         import mcp_types
         from mcp.shared.message import SessionMessage
 

@@ -97,7 +97,7 @@ def _event(message: bytes, headers: int) -> tuple[str, bytes]:
 
 
 def _headers(block: bytes) -> Iterator[tuple[str, str]]:
-    """Give the headers that are texts; struct and index errors say that a block is none."""
+    """Give the headers that are texts; raises ``struct.error`` or ``IndexError`` where *block* does not hold headers."""
     at = 0
     while at < len(block):
         name = block[at + 1 : at + 1 + block[at]].decode()

@@ -168,7 +168,7 @@ WRONG_KEY = re.compile(
     re.IGNORECASE,
 )
 WRONG_KEY_WORDS = frozenset({"API_KEY_INVALID", "invalid_api_key"})
-"""What is said of a key that is none with a status that says nothing of it: Google and xAI answer 400."""
+"""What is said of an invalid key with a status that says nothing of it: Google and xAI answer 400."""
 
 FORCED = ("tool_choice forces tool use", "incompatible with thinking enabled")
 """What providers say, in lower case, of a demanded call beside thinking: Anthropic; Moonshot and DeepSeek."""
@@ -471,7 +471,7 @@ def _with_kind_from_header(problem: _Problem, kind: str) -> _Problem:
 
 
 def _delay_in(details: object, words: str) -> float | None:
-    """Return the wait of a body: Google's, which is ``{"retryDelay": "13s"}`` (ecosystem:EC68), or one that *words* tell of."""
+    """Return how long a body asks to wait: by Google's ``{"retryDelay": "13s"}`` (ecosystem:EC68), or else in *words*."""
     for detail in details if isinstance(details, list) else ():
         text = detail.get("retryDelay") if isinstance(detail, Mapping) else None
         if isinstance(text, str) and text.endswith("s") and text[:-1].replace(".", "", 1).isdecimal():
@@ -495,7 +495,7 @@ def _status_of(words: list[str]) -> int | None:
 def _message(problem: _Problem, status: int | None, call: RequestLabel) -> str:
     words = ", ".join(sorted(problem.words - {str(status)}))
     head = f"{call.provider} answered {status if status is not None else 'an error'}{f' ({words})' if words else ''}"
-    # A model that there is not is told of with a word; where no word is, there may be no such API at all.
+    # An unknown model is refused with a word about it; where there is no word, there may be no such API at all.
     is_redirect = status is not None and HTTP_REDIRECT <= status < HTTP_CLIENT_ERROR
     is_lost = is_redirect or (status == NOT_FOUND and not words)
     text = f"{head} for {call.asked if is_lost else repr(call.model)}: {problem.text}"

@@ -275,7 +275,7 @@ class HttpProvider(Provider):
         Raises:
             ModelError: when the promise was demanded and cannot be given.
         """
-        request = self._arranged(request, after, is_count=is_count)
+        request = self._arrange(request, after, is_count=is_count)
         schema, how = request.settings.response_schema, request.settings.output
         if schema is None:
             return request
@@ -294,7 +294,7 @@ class HttpProvider(Provider):
             self._by_tool = (schema, answer_of(schema))
         return asked_by_tool(request, self._by_tool[1])
 
-    def _arranged(self, request: ModelRequest, after: str, *, is_count: bool) -> ModelRequest:
+    def _arrange(self, request: ModelRequest, after: str, *, is_count: bool) -> ModelRequest:
         """Return *request* with hidden tools as the provider takes them; one that refused its search is sent none again."""
         # The tools of a run are one tuple at every step, so this answers for nearly every request at once.
         if request.tools is self._unhidden:
@@ -394,7 +394,7 @@ class HttpProvider(Provider):
         Raises:
             ModelError: when there is none.
         """
-        with self._judged(request):
+        with self._judge(request):
             async with self._send_request(request, stream=False) as exchange:
                 return await self._read(exchange, request)
 
@@ -406,7 +406,7 @@ class HttpProvider(Provider):
             ModelError: when there is no reply; ``TruncatedReply`` when it ended early.
         """
         # One generator and no further one inside: each would cost every token.
-        with self._judged(request):
+        with self._judge(request):
             async with self._send_request(request, stream=True) as exchange:
                 # By what came and not by what was asked for: gateways answer a stream with one object, and the other way
                 # round (reliability:MP26).
@@ -431,7 +431,7 @@ class HttpProvider(Provider):
                     yield ReplyDone(self._complete_reply(done, request))
 
     @contextmanager
-    def _judged(self, request: ModelRequest) -> Iterator[None]:
+    def _judge(self, request: ModelRequest) -> Iterator[None]:
         """Say of a failure whether *request* may be tried again."""
         try:
             yield
@@ -493,7 +493,7 @@ class HttpProvider(Provider):
         Raises:
             ModelError: when it holds none: the request failed, or the batch expired or was cancelled before its turn.
         """
-        with self._judged(request):
+        with self._judge(request):
             return self._batch_reply(result, request)
 
     def _batch_reply(self, result: Any, request: ModelRequest) -> ModelReply:
@@ -561,15 +561,13 @@ class HttpProvider(Provider):
         """Send *body*, and give the answer while it is read; the connections stay open meanwhile, whoever closes the provider."""
         ready = self._ready()
         async with ready.in_use():
-            exchange = await self._exchanged(ready, body, request, stream=stream)
+            exchange = await self._exchange(ready, body, request, stream=stream)
             try:
                 yield exchange
             finally:
                 await exchange.response.aclose()
 
-    async def _exchanged(
-        self, ready: _Ready, body: RequestBody, request: ModelRequest, *, stream: bool
-    ) -> HttpExchange:
+    async def _exchange(self, ready: _Ready, body: RequestBody, request: ModelRequest, *, stream: bool) -> HttpExchange:
         call = RequestLabel(
             provider=self.name,
             model=request.model,

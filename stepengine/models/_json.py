@@ -8,8 +8,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-import jiter
-
 from stepengine.data.json import JsonDict, compact, freeze
 from stepengine.data.messages import ToolCallPart
 from stepengine.errors import DataError
@@ -56,16 +54,18 @@ def read_json(data: bytes) -> Any:
     Raises:
         ValueError: when it is not JSON, holds NaN or an infinity by name, or is nested deeper than 200.
     """
+    import jiter  # with the first reply: whoever has this module for its readers alone needs no parser
+
     try:
         return jiter.from_json(data, allow_inf_nan=False)
     except ValueError:
-        mended = _mended(data)
+        mended = _mend(data)
         if mended == data:
             raise
     return jiter.from_json(mended, allow_inf_nan=False)
 
 
-def _mended(data: bytes) -> bytes:
+def _mend(data: bytes) -> bytes:
     text = data.decode("utf-8", "replace").encode()
     return ESCAPE.sub(lambda match: b"\\ufffd" if match.group(1) else match.group(0), text)
 

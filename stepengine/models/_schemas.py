@@ -45,10 +45,10 @@ class _Plain:
         self._made += 1
         found = dict(value) if "$ref" in value else _without_null(dict(value))
         if "$ref" in found:
-            return self._referred(found.pop("$ref"), found, within)
+            return self._follow_reference(found.pop("$ref"), found, within)
         return {name: self._member(name, item, within) for name, item in found.items() if name not in DEFINITIONS}
 
-    def _referred(self, reference: Any, rest: Mapping[str, Any], within: tuple[str, ...]) -> object:
+    def _follow_reference(self, reference: Any, rest: Mapping[str, Any], within: tuple[str, ...]) -> object:
         if within.count(reference) > NESTED or len(within) >= MAX_DEPTH or self._made > MOST_PARTS:
             return {"type": "object"}
         target = self._definitions.get(reference, {"type": "object"})

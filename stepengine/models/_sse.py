@@ -37,7 +37,7 @@ class SSEParser:
     def feed(self, chunk: bytes) -> list[tuple[str, bytes]]:
         """Return the events that *chunk* completes."""
         if self._after_cr or b"\r" in chunk:
-            chunk = self._mended(chunk)
+            chunk = self._mend(chunk)
         events: list[tuple[str, bytes]] = []
         # Nothing is called for most lines: each token of a stream has two or three.
         for line in self._lines(chunk):
@@ -71,7 +71,7 @@ class SSEParser:
             self._first = False
         return lines
 
-    def _mended(self, chunk: bytes) -> bytes:
+    def _mend(self, chunk: bytes) -> bytes:
         """Return *chunk* with LF for every other line end, also for one that is cut in two."""
         if self._after_cr and chunk.startswith(b"\n"):
             chunk = chunk[1:]

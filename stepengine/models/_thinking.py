@@ -192,7 +192,7 @@ def _word_for_thinking(thinking: Thinking, words: Words, model: str) -> tuple[st
     return words.word(effort_of(thinking)), ONE.format(model=model, thinking=thinking) if is_lost else ""
 
 
-def _noted(asked: ThinkingRequest, thinking: Thinking, model: str) -> ThinkingRequest:
+def _note_shown(asked: ThinkingRequest, thinking: Thinking, model: str) -> ThinkingRequest:
     """Return *asked*, with the note that thoughts are shown in any case, where nothing else is to be said."""
     if thinking.show or _is_off(thinking) or asked.note:
         return asked
@@ -240,11 +240,11 @@ def asked_in_chat(
         case "groq":
             asked = _at_groq(wish, model)
         case "deepseek" | "zai" | "moonshot":
-            asked = _switched(wish, form, model)
+            asked = _ask_by_switch(wish, form, model)
         case "template" | "qwen":
-            asked = _templated(wish, form, model)
+            asked = _ask_by_template(wish, form, model)
         case _:
-            asked = _worded(wish, form, model)
+            asked = _ask_by_word(wish, form, model)
     return attrs.evolve(asked, note="") if off else asked
 
 
@@ -254,12 +254,12 @@ TABLES: dict[Form, tuple[Words, ...]] = {
 }  # fmt: skip
 
 
-def _worded(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
+def _ask_by_word(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
     """By one word beside the conversation."""
     words = _words_of(TABLES[form], model)
     word, note = _word_for_thinking(thinking, words, model)
     if form == "snowflake" and not _is_off(thinking) and words.names == SNOWFLAKE[0].names:
-        return _noted(ThinkingRequest({"reasoning": {"effort": word}, "temperature": 1}, note), thinking, model)
+        return _note_shown(ThinkingRequest({"reasoning": {"effort": word}, "temperature": 1}, note), thinking, model)
     members: Json = {"reasoning_effort": word} if word else {}
     if form == "cerebras" and not words.deaf and words is not GPT_OSS and not _is_off(thinking):
         members["clear_thinking"] = False
@@ -270,7 +270,7 @@ def _worded(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
     return (
         ThinkingRequest(members, note)
         if hidden or words.deaf
-        else _noted(ThinkingRequest(members, note), thinking, model)
+        else _note_shown(ThinkingRequest(members, note), thinking, model)
     )
 
 
@@ -308,7 +308,7 @@ def _switch(state: str, **more: object) -> Json:
     return {"thinking": {"type": state, **more}}
 
 
-def _switched(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
+def _ask_by_switch(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
     """By a switch, and beside it a word where the model takes one."""
     words = _words_of(TABLES[form], model)
     word, note = _word_for_thinking(thinking, words, model)
@@ -317,24 +317,27 @@ def _switched(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
     more: Json = {"clear_thinking": False} if form == "zai" else {"keep": "all"} if form == "moonshot" else {}
     effort = word if thinking.effort is not None or thinking.tokens is not None else ""
     if form == "moonshot" and effort:
-        return _noted(ThinkingRequest({"reasoning_effort": effort}, note), thinking, model)  # both at once are refused
+        # Without the switch: both at once are refused.
+        return _note_shown(ThinkingRequest({"reasoning_effort": effort}, note), thinking, model)
     beside: Json = {"reasoning_effort": effort} if effort else {}
-    return _noted(ThinkingRequest({**_switch("enabled", **more), **beside}, note), thinking, model)
+    return _note_shown(ThinkingRequest({**_switch("enabled", **more), **beside}, note), thinking, model)
 
 
-def _templated(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
+def _ask_by_template(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
     """By a switch of the model's own template, which servers hand on, and of which Qwen's API has made a member."""
     words = _words_of(TEMPLATE, model)
     word, note = _word_for_thinking(thinking, words, model)
     if form == "template" and words is GPT_OSS:
-        return _noted(ThinkingRequest({"reasoning_effort": word}, note), thinking, model)
+        return _note_shown(ThinkingRequest({"reasoning_effort": word}, note), thinking, model)
     is_on = not _is_off(thinking)
     if form == "template":
         beside: Json = {"reasoning_effort": word} if word and thinking.effort is not None else {}
-        return _noted(ThinkingRequest({"chat_template_kwargs": {"enable_thinking": is_on}, **beside}), thinking, model)
+        return _note_shown(
+            ThinkingRequest({"chat_template_kwargs": {"enable_thinking": is_on}, **beside}), thinking, model
+        )
     budget = budget_of(thinking) if is_on else None
     amount: Json = {} if budget is None else {"thinking_budget": budget}
-    return _noted(ThinkingRequest({"enable_thinking": is_on, **amount}), thinking, model)
+    return _note_shown(ThinkingRequest({"enable_thinking": is_on, **amount}), thinking, model)
 
 
 # --- Gemini ----------------------------------------------------------------------------------------------------------

@@ -64,10 +64,10 @@ class _HeldBody(httpx2.AsyncByteStream):
     def __aiter__(self) -> AsyncIterator[bytes]:
         if self._packing == "identity" and self._left is None and isinstance(self._stream, httpx2.AsyncByteStream):
             return aiter(self._stream)  # as it is: a generator around it would cost every token of a stream
-        return self._unpacked() if self._left is None else self._cut(self._left)
+        return self._unpack() if self._left is None else self._cut(self._left)
 
     async def _cut(self, left: int) -> AsyncIterator[bytes]:
-        async for piece in self._unpacked():
+        async for piece in self._unpack():
             yield piece[:left]
             left -= len(piece)
             if left <= 0:
@@ -77,7 +77,7 @@ class _HeldBody(httpx2.AsyncByteStream):
         if isinstance(self._stream, httpx2.AsyncByteStream):
             await self._stream.aclose()
 
-    async def _unpacked(self) -> AsyncIterator[bytes]:
+    async def _unpack(self) -> AsyncIterator[bytes]:
         if not isinstance(self._stream, httpx2.AsyncByteStream):
             msg = "a body for asynchronous clients was expected"
             raise httpx2.StreamError(msg)

@@ -338,7 +338,7 @@ class Batched(Provider):
                 # The batch is there still; the next question may reach it.
                 logger.warning("%s could not be asked for the batch %s: %s", self.name, batch, error)
                 return
-            # Who is not let in, or cannot read what is there, learns nothing of the batch.
+            # A client that is refused, or cannot read what is there, learns nothing of the batch.
             shut_out = isinstance(error, MissingKey) or error.kind == "auth" or error.status in NOT_LET_IN
             not_known = shut_out or unread[batch] > 0
             _fail(calls, error, stay=not_known)

@@ -234,7 +234,7 @@ class _Book:
         """Return the book of the price data in force."""
         from genai_prices.data_snapshot import get_snapshot
 
-        # By identity: the library puts new price data in the place of the old ones when it has loaded some, and all
+        # By identity: the library puts new price data in place of the old ones when it has loaded some, and all
         # that was looked up in the old ones is wrong then.
         snapshot, book = get_snapshot(), cls._current
         if book is None or book.snapshot is not snapshot:
@@ -274,12 +274,12 @@ class _Book:
         # for. What the provider reported in its own words is read again only where there is more in it.
         if not context and not beside and not _is_special(raw):
             return tokens + images + _searches_of(reply, provider, model)
-        whole = self._reported(model, provider, raw, context, at)
+        whole = self._library_cost(model, provider, raw, context, at)
         if whole is None:
             return None if context else tokens + images + _searches_of(reply, provider, model)
         for entry in beside:
             name = f"{provider}/{entry['model']}" if entry.get("model") else model
-            dollars = self._reported(name, provider, entry, {}, at)
+            dollars = self._library_cost(name, provider, entry, {}, at)
             # A sum that lacks a part looks like a cheap call; `None` says that nobody knows, and limits on cost act on
             # that.
             if dollars is None:
@@ -294,9 +294,9 @@ class _Book:
         tier = self._tier(model, data, raw, at)
         found = [] if tier is None else list(tier.unpriced)
         if _is_special(raw):
-            extracted = self._extracted(model, provider, raw)
+            extracted = self._extract(model, provider, raw)
             found += unlisted_kinds(extracted, self.model(model).get_prices(at))
-        if _drawn(data) and self._images(model, data, at) is None:
+        if _image_tokens(data) and self._images(model, data, at) is None:
             found.append(IMAGES)
         found += foreign_tools(data, _items(reply), XAI, searches=provider in WEB_SEARCH)
         if _has_images(reply) and not isinstance(data.get("tool_usage"), Mapping):
@@ -333,14 +333,14 @@ class _Book:
 
     def _images(self, model: str, data: Mapping[str, Any], at: datetime) -> Decimal | None:
         """Return what the images cost that another model made for a reply; ``None`` when there are none, or nobody knows."""
-        tokens, name = _drawn(data), data.get("image_model")
+        tokens, name = _image_tokens(data), data.get("image_model")
         if not tokens or not isinstance(name, str):
             return None
         provider = model.partition("/")[0]
         painter = f"{provider}/{name}"
-        return None if self.model(painter) is None else self._reported(painter, provider, tokens, {}, at)
+        return None if self.model(painter) is None else self._library_cost(painter, provider, tokens, {}, at)
 
-    def _extracted(self, model: str, provider: str, raw: Mapping[str, Any]) -> Any:
+    def _extract(self, model: str, provider: str, raw: Mapping[str, Any]) -> Any:
         """Return what the library reads of the usage in the provider's own words, or ``None``."""
         name = model.partition("/")[2]
         flavor = FLAVORS.get(provider, "default" if provider in DEFAULT_FLAVORS else "chat")
@@ -352,12 +352,12 @@ class _Book:
             return None  # the usage is foreign, and the library takes its kinds for granted
         return found.usage
 
-    def _reported(
+    def _library_cost(
         self, model: str, provider: str, raw: Mapping[str, Any], context: Mapping[str, str], at: datetime
     ) -> Decimal | None:
         """Return what the library makes of the usage in the provider's own words, or ``None``."""
         known, name = self.model(model), model.partition("/")[2]
-        extracted = self._extracted(model, provider, raw)
+        extracted = self._extract(model, provider, raw)
         if extracted is None:
             return None
         try:
@@ -475,7 +475,7 @@ def _lists(known: Any, kind: str, word: str, at: datetime) -> bool:
     )
 
 
-def _drawn(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _image_tokens(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the tokens that images of a reply of OpenAI took; ``None`` for none."""
     used = data.get("tool_usage")
     tokens = used.get(IMAGES) if isinstance(used, Mapping) else None

@@ -205,7 +205,7 @@ class Models:
         Raises:
             UnknownModel: when no or several providers fit, or there is no model at all.
         """
-        model = self._resolved(model)
+        model = self._resolve(model)
         if not model:
             msg = f"there is no model: name one as 'provider/model', with one of the providers {self._names()}"
             raise UnknownModel(msg, kind="unknown_model")
@@ -223,7 +223,7 @@ class Models:
                 return found
         if separator == "/":
             raise self._unknown_provider(model, prefix)
-        return self._matched(model)
+        return self._match(model)
 
     def _longest(self, model: str, prefix: str, rest: str) -> ModelRef | None:
         """Return the reference with the longest registered prefix."""
@@ -339,7 +339,7 @@ class Models:
             self._providers[prefix] = provider
         return provider
 
-    def _resolved(self, model: str) -> str:
+    def _resolve(self, model: str) -> str:
         seen: list[str] = []
         while model in self.aliases:
             if model in seen:
@@ -352,7 +352,7 @@ class Models:
     def _names(self) -> str:
         return ", ".join([repr(name) for name in self.providers]) or "(none is registered)"
 
-    def _matched(self, model: str) -> ModelRef:
+    def _match(self, model: str) -> ModelRef:
         found = [prefix for prefix in self._sources if self._provider(prefix).supports_model(model)]
         if len(found) == 1:
             return ModelRef(found[0], model)

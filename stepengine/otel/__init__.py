@@ -1,6 +1,12 @@
 """
 Spans and metrics from run events, under OpenTelemetry's conventions for generative AI.
 
+Everything that a span says stands in events, so tracing is one observer and no part of the machine: a span begins with one event and
+ends with another, and the few that are open are found by run, path and number. Parents are named explicitly and not taken from the
+current context, since the children of a run go on side by side in one event loop; only a root run asks for the span that is current
+where it was called. An observer hears of what happens, never of what is replayed: a resumed run has spans of its new part alone.
+What was said is left out unless it is asked for, because spans go to places where nobody expects secrets.
+
 What lives here: an observer. The package `opentelemetry` (its API alone) is imported only here, on first use. The names of the
 conventions are in development, so they are copied and not imported; those of OpenInference stand beside them where viewers of such
 spans know no others.
@@ -118,8 +124,8 @@ class Tracing:
 
     A run is a span ``invoke_agent AGENT``, each of its steps one ``stepengine.step N``, each model call ``chat MODEL``, each tool
     call ``execute_tool TOOL``, nested as they happened: what the body of a tool that yields asks for below its call, a root run below
-    the span that is current where it was called, a child below the tool call or the step that spawned it. Every span has ``stepengine.run_id`` (the root's) and ``stepengine.path``. A
-    resumed run has spans of what it does itself, none of what is recorded.
+    the span that is current where it was called, a child below the tool call or the step that spawned it. Every span has
+    ``stepengine.run_id`` (the root's) and ``stepengine.path``. A resumed run has spans of what it does itself, none of what is recorded.
 
     Without an SDK, or another provider than the API's own, all of it does nothing.
 

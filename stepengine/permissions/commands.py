@@ -257,7 +257,7 @@ def confined(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequence
     secret = [f"--iglob=!{glob}" for glob in (*_globs(root, denied), *_other_names(root, cwd))]
     if cwd:
         # Its globs begin in the working folder, those of rules at the root. Which word is a value, only rg knows.
-        hidden = dict.fromkeys([path.removeprefix("./") for path in _hidden(root, cwd, [".", *searched])])
+        hidden = dict.fromkeys([path.removeprefix("./") for path in _withheld(root, cwd, [".", *searched])])
         secret += [f"--glob=!/{_literally(path)}" for path in hidden]
     at = command.index("--") if "--" in command else len(command)
     return (*command[:at], *secret, *command[at:])
@@ -295,7 +295,7 @@ def _confined_find(root: Root, cwd: Sequence[str], command: Argv) -> Argv:
     starts, rest = [_plain(word) for word in words[:end] or (".",)], words[end:]
     depths = [at for at, word in enumerate(rest[:-1]) if word in {"-maxdepth", "-mindepth"}]
     limits = {rest[at + 1] for at in depths if rest[at] == "-maxdepth"}
-    hidden = _hidden(root, cwd, starts, deep=not limits or not limits <= {"0", "1"})
+    hidden = _withheld(root, cwd, starts, deep=not limits or not limits <= {"0", "1"})
     leaves_out = [
         word for path in map(_literally, hidden) for word in ("-not", "-path", path, "-not", "-path", f"{path}/*")
     ]
@@ -318,7 +318,7 @@ def _check_spelling(path: str) -> None:
         raise ToolError(msg)
 
 
-def _hidden(root: Root, cwd: Sequence[str], folders: Iterable[str], *, deep: bool = True) -> list[str]:
+def _withheld(root: Root, cwd: Sequence[str], folders: Iterable[str], *, deep: bool = True) -> list[str]:
     """Return what is withheld below folders, each as a program names it that was given that folder."""
     found, files = dict[str, None](), set[tuple[str, ...]]()
     for folder in dict.fromkeys([folder.rstrip("/") for folder in folders]):
@@ -426,7 +426,7 @@ def _confined_git(form: CommandForm, denied: Sequence[str], root: Root, cwd: Seq
         _check_path(root, cwd, word)
     if deed not in SHOWING or (deed == "log" and not paths and not words.behind and not _shows(words.kept)):
         return command
-    commits = [_committed(word) for word in words.operands if word not in paths]
+    commits = [_as_commit(word) for word in words.operands if word not in paths]
     inside = "/".join([".."] * len(cwd)) or "."
     left = [f":(top,exclude,icase,glob){glob}" for glob in _globs(root, denied)]
     left += [f":(top,exclude,glob){glob}" for glob in _other_names(root)]
@@ -472,7 +472,7 @@ def _shows(words: Sequence[str]) -> bool:
     return any(word.startswith(("-p", "-U", "--patch", "--stat", "--shortstat", "--name-")) for word in words)
 
 
-def _committed(word: str) -> str:
+def _as_commit(word: str) -> str:
     """
     Return a word that git takes for any object, or a range of them, as one that it takes for commits alone.
 

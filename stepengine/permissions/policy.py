@@ -60,7 +60,7 @@ PLAN = "Denied: in plan mode only tools that change nothing may be used; describ
 ASKED = "Denied: this needs a person's approval, and the mode is not to ask."
 UNASKED = "leads to a file about which a person has to be asked first; name the file itself"
 INSTRUCTS = PathRules(INSTRUCTING, ())
-"""Who accepts edits of the work has not accepted edits of what instructs (requirements:X60)."""
+"""Whoever accepts edits of the work has not accepted edits of what instructs (requirements:X60)."""
 CALL_KEYS = ("is", "input", "agent", "paths", "hosts", "prefix", "origins", "any_input")
 RULE_KEYS = ("id", "decision", "match", "scope", "priority", "message", "description", "source")
 
@@ -126,7 +126,7 @@ class Policy:
             that a run that waits is judged as it was when it began. See ``PolicyFile``.
 
     Raises:
-        DefinitionError: for a mode that is none, and two rules of one id.
+        DefinitionError: for an unknown mode, and for two rules with one id.
     """
 
     rules: tuple[Rule, ...] = attrs.field(default=(), converter=_rules)

@@ -305,7 +305,7 @@ class Path:
         return self._exact.match(parts) if decision == "allow" else self._folded.match(low)
 
     def _may_be(self, path: str) -> bool:
-        parts = _climbed(_parts(folded([path])))
+        parts = _without_climbs(_parts(folded([path])))
         if parts is None:
             return True  # it leads out, so nobody can say what it names
         starts = range(len(parts)) if path.startswith("/") else (0,)
@@ -324,7 +324,7 @@ def _stays(path: str) -> bool:
     return not path.startswith("/") and ".." not in path.split("/")
 
 
-def _climbed(parts: Sequence[str]) -> tuple[str, ...] | None:
+def _without_climbs(parts: Sequence[str]) -> tuple[str, ...] | None:
     """Return a path without its ``..``; ``None`` for one that climbs above where it starts."""
     made: list[str] = []
     for part in parts:
@@ -583,7 +583,7 @@ def _paths_in(request: Request) -> set[str]:
 
 
 def _alone(path: str) -> str:
-    """Return a path so that it is none that stands behind a role."""
+    """Return a path in a form that cannot be taken for one behind a role."""
     return f"./{path}" if ": " in path else path
 
 
@@ -704,7 +704,7 @@ class Scope:
 
     def __attrs_post_init__(self) -> None:
         if self.kind not in ORDER:
-            msg = f"{self.kind!r} is no scope of a rule; 'global', 'agent', 'session' and 'user' are"
+            msg = f"{self.kind!r} is not a scope of a rule; the scopes are 'global', 'agent', 'session' and 'user'"
             raise DefinitionError(msg)
         if (self.kind == "global") != (self.id is None) and self.kind != "user":
             msg = f"the scope {self.kind!r} " + (

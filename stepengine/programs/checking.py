@@ -43,7 +43,7 @@ MOST_DEPTH = 300
 """The sandbox has a limit of its own at less than a thousand."""
 MOST_PROBLEMS, MOST_SHOWN = 200, 20
 MOST_NEAR = 300
-"""As many names of a program are compared with one that there is not."""
+"""As many names of a program are compared with one that is unknown."""
 SHOWN_BEFORE, SHOWN_CHARS = 60, 120
 """Characters of a line before the place that is meant, and of the line."""
 
@@ -132,7 +132,7 @@ NEWEST = (3, 14)
 
 
 def parsed(code: str) -> ast.Module | ProgramProblem | None:
-    """Return a program as a tree, why it is none, or ``None`` where a later Python may know better."""
+    """Return a program as a tree, why it cannot be read, or ``None`` where a later Python may know better."""
     try:
         size = len(code.encode())
     except UnicodeEncodeError as error:
@@ -222,7 +222,7 @@ CAUGHT = {
     "ModuleNotFoundError": {"import"},
     "AttributeError": {"attribute"},
     "TypeError": {"arguments"},
-    # Who catches everything around an import expects that there may be none; nobody does so for a name.
+    # Whoever catches everything around an import expects that there may be none; nobody does so for a name.
     "Exception": {"import", "attribute"},
     "BaseException": {"import", "attribute"},
 }
@@ -893,7 +893,7 @@ def _diagnostics(pool: Monty, code: str, text: str, known: Collection[str]) -> l
 
 
 def _until_stop(snapshot: SyncSnapshot) -> None:
-    """Answer what the checker asks of the host, which is modules that there are not, until the line that stops is reached."""
+    """Answer what the checker asks of the host, which is modules that do not exist, until the line that stops is reached."""
     from pydantic_monty import FunctionSnapshot
 
     for _ in range(MOST_ANSWERS):
@@ -910,7 +910,7 @@ def _sorted_out(found: list[dict[str, Any]], code: str, stubs: Stubs, known: Col
         problem = ProgramProblem(each["location"]["row"] - 1, each["location"]["column"], each["message"])
         kind = each["name"]
         if problem.line < 1 or kind == "invalid-syntax":
-            # The sandbox has read it, so it is none: `return` outside of a function is fine, too.
+            # The sandbox has read it, so it is not an error: `return` outside of a function is fine, too.
             continue
         is_certain = _is_certain(problem, kind, stubs, walk)
         if is_certain:

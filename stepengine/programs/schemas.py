@@ -770,7 +770,7 @@ class _SchemaReading:
         return _Read(_any_of([inner.schema, {"type": "null"}]), "nullable", shape, inner)
 
     def _members(self, at: _At) -> list[_At]:
-        """Return the members of a union, aliases followed; the annotation itself when it is none."""
+        """Return the members of a union, aliases followed; the annotation itself when it is not a union."""
         found: list[_At] = []
         left = [at]
         while left:

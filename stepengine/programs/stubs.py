@@ -295,7 +295,7 @@ def _names(sources: Sequence[_StubSource]) -> list[str]:
     """
     Return a name for each, in that order; no two are equal.
 
-    Who needs no other name than its own has it, whatever else there is; the rest are served by kind and name, so that a set of
+    A source whose own name will do has that, whatever else there is; the rest are given names by kind and name, so that a set of
     tools has the same names in whatever order it comes.
     """
     wanted = [_identifier(source.raw) for source in sources]

@@ -1,6 +1,12 @@
 """
 The pytest plugin: journals and cassettes as fixtures.
 
+A test has its recordings in files of its own, named after it, in a folder beside its module. Whether a test records or replays is
+decided before it runs, by option, mark and environment, and not by what it does: in CI nothing is recorded unless somebody says so, or
+a changed agent would record itself anew and pass. A test that replays may reach no network, so that a call which the recording lacks
+fails here and not as a bill. A recording is written when its test has passed; of a failed one the old file stays. At the end of a
+whole suite, files that no test owns are listed, since a renamed test would leave its old ones for ever.
+
 What lives here: fixtures, options and hooks for tests of agents. Every option starts with `--stepengine-`.
 
 What must not, in the whole package: module-level imports other than `pytest`, the standard library and the package's own

@@ -40,7 +40,7 @@ __all__ = ("OpenQuestions", "Remembered", "shown_questions")
 
 # An interactor may be a person who mistyped, or a program that will never do better.
 ASKED_AGAIN = 3
-"""How often an interactor whose answer is none is asked the same question again."""
+"""How often an interactor that gives no valid answer is asked the same question again."""
 
 
 IN_PROGRAM = "in the program"
@@ -206,7 +206,7 @@ class OpenQuestions:
         Have these answers up front, and no others.
 
         Raises:
-            AnswerRejected: when one is none.
+            AnswerRejected: when one is not a valid answer.
         """
         for key, value in (*given.items(), *[(question.id, value) for question, value in earlier]):
             _check_answer(value, f"for the question {key!r}")

@@ -32,7 +32,7 @@ class SystemClock:
 
     def now_ms(self) -> int:
         """Return the monotonic time in milliseconds."""
-        return int(time.monotonic() * 1000)
+        return time.monotonic_ns() // 1_000_000
 
     async def sleep(self, seconds: float) -> None:
         """Wait on the event loop."""

@@ -34,7 +34,7 @@ from stepengine.data.events import (
     WaitFinished,
     WaitStarted,
 )
-from stepengine.data.makers import quick
+from stepengine.data.makers import maker_of
 from stepengine.data.messages import ToolCallPart, ToolResult
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import Failure, Single, Stop, Value
@@ -48,6 +48,9 @@ __all__ = ("ended", "finished", "started")
 At: TypeAlias = dict[str, Any]
 """Where an event stands, and what else all of its kind have."""
 
+_model_started, _model_finished = maker_of(ModelStarted), maker_of(ModelFinished)
+_tool_started, _tool_finished = maker_of(ToolStarted), maker_of(ToolFinished)
+
 STOPPED = "the run ended before this gave a result"
 
 
@@ -59,7 +62,7 @@ def started(item: Item, questions: Sequence[Question] = ()) -> Sequence[Event]:
     if kind is CallModel:
         request = effect.request  # type: ignore[union-attr]
         return (
-            quick(ModelStarted)(
+            _model_started(
                 path=item.path,
                 seq=effect.seq,
                 model=request.model,
@@ -71,7 +74,7 @@ def started(item: Item, questions: Sequence[Question] = ()) -> Sequence[Event]:
         name: str = effect.tool_name  # type: ignore[union-attr]
         binding = item.plan.tools.get(name)
         return (
-            quick(ToolStarted)(
+            _tool_started(
                 path=item.path,
                 seq=effect.seq,
                 tool_name=name,
@@ -85,7 +88,7 @@ def started(item: Item, questions: Sequence[Question] = ()) -> Sequence[Event]:
     at: At = {"path": item.path, "seq": effect.seq}
     if isinstance(effect, AskPerson):
         if effect.purpose == "permission":
-            return [_requested(at, item, effect, question) for question in questions]
+            return [_permission_request(at, item, effect, question) for question in questions]
         return [QuestionAsked(**at, question=q) for q in effect.questions]
     make = STARTED.get(kind)
     return () if make is None else (make(item, effect, at),)
@@ -136,7 +139,7 @@ def _category(item: Item, tool: str) -> str:
     return "" if binding is None else binding.spec.category
 
 
-def _requested(at: dict[str, Any], item: Item, effect: AskPerson, question: Question) -> PermissionRequested:
+def _permission_request(at: dict[str, Any], item: Item, effect: AskPerson, question: Question) -> PermissionRequested:
     return PermissionRequested(
         **at,
         question=question,
@@ -157,7 +160,7 @@ def finished(item: Item, outcome: Single, duration_ms: int) -> Sequence[Event]:
     if kind is CallModel:
         reply = outcome.value if is_value else None  # type: ignore[union-attr]
         return (
-            quick(ModelFinished)(
+            _model_finished(
                 path=item.path,
                 seq=effect.seq,
                 model=effect.request.model,  # type: ignore[union-attr]
@@ -170,7 +173,7 @@ def finished(item: Item, outcome: Single, duration_ms: int) -> Sequence[Event]:
         )
     if kind is CallTool or kind is CallBody:
         return (
-            quick(ToolFinished)(
+            _tool_finished(
                 path=item.path,
                 seq=effect.seq,
                 tool_name=effect.tool_name,  # type: ignore[union-attr]
@@ -253,7 +256,7 @@ def _error(outcome: Single) -> str:
 
 
 def _kind(outcome: Single) -> str:
-    """Return the class of the error of an outcome, or why it is none; ``""`` for a value."""
+    """Return the class of an outcome's error, or the kind of a stop without one; ``""`` for a value."""
     if type(outcome) is Stop and outcome.error is None:
         return outcome.kind
     return type(outcome.error).__name__ if type(outcome) is Failure or type(outcome) is Stop else ""

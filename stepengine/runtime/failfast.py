@@ -145,7 +145,7 @@ class StopOnFailure:
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Pass an effect on; one of a watched child, or of a run below it, can be interrupted, and so can one of a race."""
         if self._racing and item.gather is not None and (item.path, item.effect.seq) in self._racing:
-            return self._raced(item, io)
+            return self._race(item, io)
         if type(item.effect) is RunInBackground:
             # Its effects are stopped one by one, and whoever started it ends it.
             return self._inner.perform(item, io)
@@ -209,7 +209,7 @@ class StopOnFailure:
             if not lost.done():
                 lost.set_result(None)
 
-    async def _raced(self, item: Item, io: IO) -> Single:
+    async def _race(self, item: Item, io: IO) -> Single:
         """
         Perform a member of a race until it has ended, or the race.
 

@@ -196,7 +196,7 @@ class RunHandle(Generic[Out]):
 
     async def wait(self) -> RunResult[Out]:
         """Do what ``result`` does, for code that only looks after the run: the result does not count as used."""
-        # Who stops waiting has not stopped the run.
+        # Whoever stops waiting has not stopped the run.
         return await asyncio.shield(self._task)
 
     def events(self, after: str | None = None, *, answers: bool = False) -> AsyncGenerator[Event, None]:

@@ -131,7 +131,7 @@ class Watcher:
 
 
 def _look_away(_: Event) -> None:
-    """Stand in the place of an observer that was dropped."""
+    """Stand in place of an observer that was dropped."""
 
 
 @frozen
@@ -437,7 +437,7 @@ class Hub:
         self._seats: dict[str, RunLabel] = {}
         self._last: RunFinished | None = None
         self._is_over = False
-        self._curtain = EventRedactor()
+        self._event_redactor = EventRedactor()
         self.watched = bool(self._receivers)
         self.phase = RunPhase.IDLE
         self.history: Callable[[], Transcript] | None = None
@@ -495,29 +495,30 @@ class Hub:
         # function. The two usual cases cost one look each: a run that is not resumed has only news, and a process that
         # knows no secrets has nothing to look for.
         if not is_clean and (GIVEN.names or self.shows is not None):
-            for clean in self._cleaned(event):
+            for clean in self._clean(event):
                 self.emit(clean, is_clean=True)
             return
         if type(event) in NOTED:
             self._note(event)
         if self.watched:
+            index = self._index
             SET_RUN_ID(event, self.run_id)
             SET_EPOCH(event, self._epoch)
-            SET_INDEX(event, self._index)
-            self._index += 1
+            SET_INDEX(event, index)
+            self._index = index + 1
             # Here and now, one after the other, in the order of the events. Observers return at once, by contract; a
             # reader that takes its time subscribes, and has a queue.
             for receiver in self._receivers:
                 try:
                     receiver.put(event)
-                except BaseException as error:  # noqa: BLE001 - only what is the caller's comes out of `_failed`
-                    self._failed(receiver, event, error)
+                except BaseException as error:  # noqa: BLE001 - only what is the caller's comes out of `_note_failure`
+                    self._note_failure(receiver, event, error)
 
-    def _cleaned(self, event: Event) -> Iterator[Event]:
+    def _clean(self, event: Event) -> Iterator[Event]:
         """Give what is shown in place of *event*: the news in it, without secrets."""
         for news in (event,) if self.shows is None else self._news(event, self.shows):
             # One event may become several: what deltas of that run had held back goes out in front of it.
-            yield from self._curtain.through(news) if GIVEN.names else (news,)
+            yield from self._event_redactor.through(news) if GIVEN.names else (news,)
 
     def _news(self, event: Event, shows: Callable[[Event], bool]) -> Iterator[Event]:
         """
@@ -548,7 +549,7 @@ class Hub:
         """Show the last event and end all subscriptions, unless another run follows; those that come later get it too."""
         if self._last is not None:
             return
-        for clean in self._curtain.rest():
+        for clean in self._event_redactor.rest():
             self.emit(clean, is_clean=True)
         # The result is the caller's and passes as it is, secrets and all; who makes JSON of the event gets it clean.
         event = attrs.evolve(event, clean=KNOWN.value)
@@ -626,21 +627,22 @@ class Hub:
 
     def _note(self, event: Event) -> None:
         kind = type(event)
-        if kind is LogLine:
+        if kind is PhaseChanged:
+            if not event.path:
+                self.phase = event.phase  # type: ignore[attr-defined]
+        elif kind is LogLine:
             self.log(event, event.data, step=event.step)  # type: ignore[arg-type,attr-defined]
-        elif kind is PhaseChanged and not event.path:
-            self.phase = event.phase  # type: ignore[attr-defined]
         elif kind is RunStarted and self.resumed and not event.path:
             object.__setattr__(event, "resumed", True)  # nobody has seen it yet, as with its stamp
 
-    def _failed(self, receiver: Receiver, event: Event, error: BaseException) -> None:
+    def _note_failure(self, receiver: Receiver, event: Event, error: BaseException) -> None:
         """Take note that an observer raised at *event*."""
         if not isinstance(receiver, Watcher):
             raise error
         try:
             warning = receiver.failed(event, error)
         except BaseException as raised:  # noqa: BLE001
-            self._crashed(raised)
+            self._note_crash(raised)
         else:
             if warning is not None:
                 self.warnings.append(warning)
@@ -658,9 +660,9 @@ class Hub:
         except Exception as error:  # noqa: BLE001
             LOGGER.error("the logger of the engine raised", exc_info=error)
         except BaseException as error:  # noqa: BLE001 - it is the caller's
-            self._crashed(error)
+            self._note_crash(error)
 
-    def _crashed(self, error: BaseException) -> None:
+    def _note_crash(self, error: BaseException) -> None:
         self.crash = self.crash or error
         if self.on_crash is not None:
             self.on_crash(error)
@@ -721,13 +723,12 @@ class Subscription:
     def put(self, event: Event) -> None:
         """Keep *event* for the reader, or count it as dropped."""
         queue = self._queue
+        count = len(queue)
         # Not joined for a reader that keeps up: a page shows text as it comes, and would get it in jumps.
-        may_wait = len(queue) <= self._behind or (type(event) not in DELTAS and len(queue) < self._limit)
-        if not may_wait and not self._has_place(event):
-            return
-        queue.append(event)
-        if self._waiter is not None:
-            self._wake()
+        if count <= self._behind or (count < self._limit and type(event) not in DELTAS) or self._has_place(event):
+            queue.append(event)
+            if self._waiter is not None:
+                self._wake()
 
     def _has_place(self, event: Event) -> bool:
         """Return whether an event of a reader that has fallen behind is to wait as one of its own."""
@@ -768,14 +769,14 @@ class Subscription:
 
     def waiting(self) -> Iterator[Event]:
         """Give what waits until nothing does."""
-        queue = self._queue
+        queue, take = self._queue, self._queue.popleft
         while True:
             if self._has_lost:
                 yield self._told_of_loss()
             if not queue:
                 return
-            event = queue.popleft()
-            yield event.whole() if type(event) is _Joined else event  # type: ignore[misc]
+            event = take()
+            yield event if type(event) is not _Joined else event.whole()  # type: ignore[misc]
 
     async def more(self) -> bool:
         """Wait when no event does, and return whether another one may come."""

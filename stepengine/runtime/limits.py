@@ -338,7 +338,7 @@ class UsageMeter:
         if type(item.effect) is Spawn:
             return self._count_child(item, io)
         if self._reserved and item.effect.seq in self._reserved.get(item.path, ()):
-            return self._metered(item, io)
+            return self._perform_metered(item, io)
         return self._inner.perform(item, io)
 
     def forget(self, path: str) -> None:
@@ -417,7 +417,7 @@ class UsageMeter:
             self._ledgers.of(item.path).count_children(-1, by_model=by_model)
         return outcome
 
-    async def _metered(self, item: Item, io: IO) -> Single:
+    async def _perform_metered(self, item: Item, io: IO) -> Single:
         tokens, cost, has_room = self._reserved[item.path].pop(item.effect.seq)
         ledger = self._ledgers.of(item.path)
         used: tuple[int, Decimal] = (0, FREE)
@@ -532,7 +532,7 @@ class Repeats:
             return self._inner.perform(item, io)
         if not io.watched and item.plan.limits.max_identical_calls is None:
             return self._inner.perform(item, io)
-        return self._compared(item, self._inner.perform(item, io), io)
+        return self._compare(item, self._inner.perform(item, io), io)
 
     def forget(self, path: str) -> None:
         """Forget the calls of a run that has ended."""
@@ -547,7 +547,7 @@ class Repeats:
             )
             self._refusals.refuse(path, (effect,), LimitExceeded(msg, kind="repetition", limit=most))
 
-    async def _compared(self, item: Item, performed: Awaitable[Single], io: IO) -> Single:
+    async def _compare(self, item: Item, performed: Awaitable[Single], io: IO) -> Single:
         outcome = await performed
         self.compare(item, outcome, io)
         return outcome

@@ -45,7 +45,7 @@ from stepengine.data.events import (
 )
 from stepengine.data.frozen import frozen
 from stepengine.data.json import freeze
-from stepengine.data.makers import quick
+from stepengine.data.makers import maker_of, quick
 from stepengine.data.messages import ToolCallPart, ToolResult, UserMessage
 from stepengine.data.models import (
     ModelDelta,
@@ -102,6 +102,9 @@ __all__ = (
     "Pricing",
     "ToolSetting",
 )
+
+
+_tool_input_delta = maker_of(ToolInputDelta)
 
 
 class _Nothing:
@@ -185,8 +188,13 @@ class Innermost:
             try:
                 # Streamed only where somebody watches: a reply in one piece is less work for both sides, and nobody
                 # would see the pieces.
-                reply = await (_shown(provider, request, item, io) if io.watched else provider.complete(request))
-                reply = self._priced(request.model, reply, spent)
+                # A provider that has no stream of its own gives a reply whole and then takes it apart. Nothing would be
+                # shown earlier for it, and the stream and its pieces would cost a third of what such a step does.
+                watched = io.watched
+                streams = watched and getattr(provider.stream, "__func__", None) is not Provider.stream
+                reply = await (_streamed(provider, request, item, io) if streams else provider.complete(request))
+                shown = _shown_whole(reply, item, io) if watched and not streams else reply
+                reply = self._priced(request.model, shown, spent)
             # All of it, since also a cancelled call has to say what it had used (reliability:MP30); `_to_our_error` raises on
             # whatever is no failure of the provider.
             except BaseException as raised:  # noqa: BLE001
@@ -770,16 +778,9 @@ class _StreamedChars:
 CHARS_OF_TOKEN = 4
 
 
-def _shown(provider: ModelProvider, request: ModelRequest, item: Item, io: IO) -> Awaitable[ModelReply]:
-    """Have a request answered, and show the reply as it comes."""
-    # A provider that has no stream of its own gives a reply whole and then takes it apart. Nothing would be shown
-    # earlier for it, and the stream and its pieces would cost a third of what such a step does.
-    is_whole = getattr(provider.stream, "__func__", None) is Provider.stream
-    return (_answered if is_whole else _streamed)(provider, request, item, io)
-
-
-async def _answered(provider: ModelProvider, request: ModelRequest, item: Item, io: IO) -> ModelReply:
-    reply, calls = await provider.complete(request), 0
+def _shown_whole(reply: ModelReply, item: Item, io: IO) -> ModelReply:
+    """Show a reply that came in one piece, as its pieces would be, and return it."""
+    calls = 0
     if isinstance(reply, ModelReply):  # else nobody knows what to show, and `_priced` says what is wrong
         for part in reply.content:
             if type(part) is ToolCallPart:
@@ -794,7 +795,7 @@ async def _answered(provider: ModelProvider, request: ModelRequest, item: Item, 
 
 def _show_input(item: Item, io: IO, name: str, call_id: str, text: str) -> None:
     path, seq = item.path, item.effect.seq
-    io.emit(quick(ToolInputDelta)(path=path, seq=seq, tool_name=name, tool_call_id=call_id, text=text))
+    io.emit(_tool_input_delta(path=path, seq=seq, tool_name=name, tool_call_id=call_id, text=text))
 
 
 def _coming_id(item: Item, number: int) -> str:

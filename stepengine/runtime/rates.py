@@ -3,7 +3,8 @@ How often providers are asked, whatever the number of runs: ``RateLimit``, and t
 
 ``queued`` puts the queue around a provider. An engine has one limiter for each provider, shared by all its runs in all its event
 loops. Calls are let through in the order in which they came. Limits count over the last 60 seconds, not per calendar minute, so no
-burst doubles them. Where limiters are shared by several processes, others take the place of ``RateLimits`` and ``Limiter``: ``Rates`` and ``Turns`` say what is asked of them.
+burst doubles them. Where several processes share limiters, other classes take the place of ``RateLimits`` and ``Limiter``; the
+protocols ``Rates`` and ``Turns`` say what they have to offer.
 """
 
 from __future__ import annotations
@@ -167,11 +168,11 @@ class Limiter:
             notice: Told once why the request waits, if it does.
         """
         with self._lock:
-            # Who comes while others wait stands behind them, also where there is room for a small request: else a large
+            # Whoever comes while others wait stands behind them, also where there is room for a small request: else a large
             # one would wait for ever.
             obstacle = Obstacle("queue") if self._queue else self._obstacle(tokens)
             if obstacle is None:
-                return self._admitted(tokens)
+                return self._admit(tokens)
             waiter = _Waiter()
             self._queue.append(waiter)
             self._wake_first()
@@ -200,7 +201,7 @@ class Limiter:
             with self._lock:
                 obstacle = self._obstacle(tokens) if self._queue[0] is waiter else Obstacle("queue")
                 if obstacle is None:
-                    return self._admitted(tokens)
+                    return self._admit(tokens)
                 waiter.woken.clear()
             await self._pause(waiter, obstacle.seconds)
 
@@ -247,7 +248,7 @@ class Limiter:
                 return ticket.at
         return self._recent[-1].at
 
-    def _admitted(self, tokens: int) -> Ticket:
+    def _admit(self, tokens: int) -> Ticket:
         ticket = Ticket(self._clock.now_ms(), tokens)
         self._running += 1
         self._tokens += tokens

@@ -144,7 +144,7 @@ class Standstill:
 
     def _all_rest(self) -> bool:
         tree = self._tree
-        # Who was at work when this was last asked mostly still is, and the youngest comes to rest last.
+        # Whoever was at work when this was last asked mostly still is, and the youngest comes to rest last.
         # Asked at each end of anything, of all runs of a tree that may have thousands: the one that was at work the
         # last time answers for nearly all of these questions.
         if not self._rests_at(self._busy):
@@ -177,7 +177,7 @@ class Standstill:
             return not held.done()  # one that was let go is at work, though it had no turn yet
         if self._tree.brake.is_given_up(item):
             return False
-        # A member of a race whose run stands still is parked itself, and waits for the others of it. Who starts a child in the
+        # A member of a race whose run stands still is parked itself, and waits for the others of it. Whoever starts a child in the
         # background does not wait for it: it goes on as soon as that is recorded, which takes a journal in a file a moment.
         effect = item.effect
         is_start = type(effect) is Spawn and effect.is_background

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 __all__ = ("ChildPlanner", "MachineMaker", "RunTree", "Services", "lent")
 
 # A letter comes from somebody who does not hold the run and cannot press again, so what is under way gets a chance to
-# be no doubt later. Who holds the run says itself how long.
+# be no doubt later. Whoever holds the run says how long.
 GRACE = 5.0
 """Seconds that effects which cannot simply happen again have to come to their end when a letter cancels their run."""
 MachineMaker = Callable[[RunPlan, AgentState], Generator[Any, Outcome | None, Finished]]
@@ -295,7 +295,7 @@ class RunTree:
         self.mail = Mail(services.mail, self.steer, self.hub.warnings.append)
         self.is_replaying = services.record is not None
         self._wrapping = None
-        # Who records has to know of the run before it starts.
+        # A recorder has to know of the run before it starts.
         if services.middlewares or services.outermost:
             self._wrap()  # who records has to know of the run before it starts
 
@@ -678,7 +678,7 @@ class RunTree:
         if self.mail.is_kept:
             self._hear(run.path)
         seconds = plan.limits.max_seconds
-        timer = None if seconds is None else self._timed(run, seconds)
+        timer = None if seconds is None else self._start_timer(run, seconds)
         try:
             finished = await drive(self.services.machine(plan, run.state), run)
             has_background = run.path in self.background.of
@@ -690,7 +690,7 @@ class RunTree:
         # and no other: a parent sees a failed child.
         except BaseException as error:  # noqa: BLE001
             if not is_callers(error):
-                return _lost(run, error)
+                return _lost_run(run, error)
             run.crashed(error)
             if not isinstance(error, KeyboardInterrupt | SystemExit):
                 self.emit(RunFailed(path=run.path, error=str(error), kind=type(error).__name__))
@@ -737,7 +737,7 @@ class RunTree:
             self.suspended.update({question.id: question for question in child.questions})
         return attrs.evolve(finished, spending=spending, children=(*finished.children, *left))
 
-    def _timed(self, run: RunTask, seconds: float) -> asyncio.TimerHandle:
+    def _start_timer(self, run: RunTask, seconds: float) -> asyncio.TimerHandle:
         """Let a run end once its time is over; return what ends it."""
         # On the loop's clock, which goes on evenly: a wall clock that is set back would give a run more time than it
         # has (reliability:MP32).
@@ -820,7 +820,7 @@ def _broken_off(finished: Finished, error: BaseException | None) -> Finished:
     return attrs.evolve(finished, status=RunStatus.FAILED, error=error)
 
 
-def _lost(run: RunTask, error: BaseException) -> Finished:
+def _lost_run(run: RunTask, error: BaseException) -> Finished:
     """Return the end of a run whose machine broke, which takes nothing else down."""
     if not isinstance(error, StepEngineError):
         msg = f"the run of {run.plan.definition.id!r} broke with {type(error).__name__}: {error}"

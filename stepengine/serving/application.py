@@ -264,7 +264,7 @@ class Application(Guard):
         """
         Look after the runs for as long as the block lasts.
 
-        A server does this by itself. Who mounts the application does it, since Starlette and FastAPI begin and end nothing that is
+        A server does this by itself. Whoever mounts the application does it, since Starlette and FastAPI begin and end nothing that is
         mounted: ``FastAPI(lifespan=served.lifespan)``.
         """
         served: Starlette = self.app  # type: ignore[assignment]  # what `app` puts there

@@ -1,8 +1,8 @@
 """
-Journals that lie in the place of a server and were not started by it: listed, shown, and gone on with when somebody says so.
+Journals that lie where a server keeps its own and were not started by it: listed, shown, and resumed when somebody says so.
 
-Whoever can put a journal there decides what it says was answered and what comes next. So nothing of one is ever gone on with by
-itself: who wants it is shown what would happen next, and says yes to exactly that. Permissions that it holds are asked for again.
+Whoever can put a journal there decides what it says was answered and what comes next. So none of them ever goes on by
+itself: whoever wants to resume one is shown what would happen next, and says yes to exactly that. Permissions that it holds are asked for again.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class ForeignView(ForeignSummary):
 
     pending: list[PendingEffect]
     may_resume: bool
-    why: Annotated[str, Field(description="Why it cannot be gone on with.")]
+    why: Annotated[str, Field(description="Why it cannot be resumed.")]
     seen: Annotated[str, Field(description="What says which of this was seen, to go on with it.")]
 
 
@@ -299,7 +299,7 @@ OPERATIONS: tuple[Operation, ...] = (
             HttpParameter("cursor", "What `next` of the last answer said."),
             HttpParameter("limit", "At most so many, 1 to 100; 20 by default.", int),
         ),
-        about="List the journals of the place that this server did not start.\nNothing of them is gone on with by itself.",
+        about="List the journals of the place that this server did not start.\nNone of them goes on by itself.",
     ),
     Operation(
         method="GET", path="/foreign/{journal}", name="look_at_foreign", scope="admin", handler=look_at_foreign,

@@ -207,7 +207,7 @@ def _passed(sample: Sample, judges: Collection[Any]) -> bool | None:
 
 
 def _parse_report(data: bytes) -> Report | None:
-    """Return the report that a text holds; ``None`` where it is something else's, or none; raises ``ValueError`` where it is damaged."""
+    """Return the report that a text holds; ``None`` where it holds none, or another kind; raises ``ValueError`` for a damaged one."""
     if not 0 < len(data) <= MAX_BYTES:
         return None
     read = jiter.from_json(data)

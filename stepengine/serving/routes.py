@@ -1140,7 +1140,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="POST", path="/runs/{run}/answers", name="answer_run", scope="answer", handler=answer_run, body=AnswerQuestions,
         gives={202: Accepted}, refuses=(404, 409, 415),
-        about="Answer open questions, all of them or none.\nA rejected answer is told with the questions that are open.",
+        about="Answer open questions, all of them or none.\nThe refusal of an answer names the questions that are open.",
     ),
     Operation(
         method="POST", path="/runs/{run}/messages", name="post_message", scope="run", handler=post_message, body=PostMessage,
@@ -1165,7 +1165,8 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="POST", path="/runs/{run}/fork", name="fork_run", scope="run", handler=fork_run, body=ForkRun,
         gives={202: StartedRun}, refuses=(404, 409, 415, 429, 503),
-        about="Go on from the middle of a run as another one.\nAnother outcome (`edit`), another prompt (`changes`), and what may happen again (`allow_repeat`) need the scope admin.",
+        about="Go on from the middle of a run as another one.\n"
+        "Another outcome (`edit`), another prompt (`changes`), and what may happen again (`allow_repeat`) need the scope admin.",
     ),
     Operation(
         method="POST", path="/runs/{run}/undo", name="undo_run", scope="admin", handler=undo_run, body=UndoRun, gives={200: UndoneView},

@@ -1,7 +1,7 @@
 """
 ``Sources``: the files of which a served engine was made, and the engine made anew of them once they were saved.
 
-What was imported first stays what the runs that began with it go on with; what is imported anew is for those that begin from then on.
+Runs go on with the code that they began with; what is imported anew is for those that begin from then on.
 """
 
 from __future__ import annotations

@@ -300,7 +300,7 @@ async def receive_event(request: Request) -> Response:
     metrics: Metrics = request.app.state.metrics
     name, body = request.path_params["topic"], await request.body()
     topic = webhooks.topics.get(name)
-    # A topic that is none is checked, too: how long a refusal takes tells nobody what there is.
+    # An unknown topic is checked, too: how long a refusal takes tells nobody what there is.
     signed = (topic or NOBODY).signed(_headers(request), body, time.time())
     if topic is None or signed is None:
         metrics.received("" if topic is None else name, "refused")
@@ -350,7 +350,7 @@ async def _posted(runs: AnyRuns, row: RunRow, topic: str, value: object, id_: st
         try:
             return await runs.post(row, topic, value, id=id_, path="")
         except JournalMissing:
-            # The run is registered and has done nothing yet, so it has no mailbox. Who was told of it before may be this fast.
+            # The run is registered and has done nothing yet, so it has no mailbox. Whoever was told of it before may be this fast.
             if time.monotonic() > until:
                 msg = f"the run {row.run} has not begun yet; send the event again in a moment"
                 raise Problem(msg, status=503, kind="not_begun", headers={"retry-after": "5"}) from None

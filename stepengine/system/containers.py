@@ -48,10 +48,10 @@ class Container:
 
     def begin(self) -> None:
         """
-        Have it run; one that somebody else made is left as it is.
+        Start the container, making it first if need be; one that somebody else made is left as it is.
 
         Raises:
-            WorkspaceLost: when it cannot, or one of that name was made of other words.
+            WorkspaceLost: when it cannot start, or one of that name was made with other options.
         """
         if not self.words or self._runs():
             return
@@ -76,7 +76,7 @@ class Container:
         running, _, mark = found.stdout.decode("utf-8", "replace").strip().partition(" ")
         if mark != self._mark:
             msg = (
-                f"the container {self.name!r} is there, and was made of another image or with other options; "
+                f"the container {self.name!r} exists, but was made from another image or with other options; "
                 f"give another name as keep=, or remove it: {self.program} rm -f {self.name}"
             )
             raise WorkspaceLost(msg)

@@ -305,7 +305,7 @@ class CommandEnvironment:
         return os.pathsep.join(kept) or DEFAULT_PATH
 
     def find_program(self, name: str, search_path: str) -> str | None:
-        """Return the absolute path of the program that a name stands for; see ``find_program``."""
+        """Return the absolute path of the program that *name* stands for where commands run; ``None`` when there is none."""
         if self.system is None or "/" in name:
             return find_program(name, search_path, self.root)
         return self.system.which(name, search_path.split(os.pathsep), self.root)

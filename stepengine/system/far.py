@@ -256,7 +256,7 @@ class Elsewhere:
         return next(self._numbers)
 
     def refuse(self, what: str) -> NoReturn:
-        """Raise the error for an answer that is none, after which the connection is over."""
+        """Raise the error for an answer that cannot be read, after which the connection is over."""
         self.close()
         msg = f"the workspace {self.name} does not keep to the protocol: its answer is {what}"
         raise WorkspaceLost(msg)
@@ -508,7 +508,7 @@ def _info(told: object) -> os.stat_result:
         or len(told) != NUMBERS
         or not all(type(n) is int and 0 <= n < 2 * HUGE for n in told[:-1])
     ):
-        msg = "the workspace does not keep to the protocol: what it says of a file is nothing"
+        msg = "the workspace does not keep to the protocol: what it says of a file cannot be read"
         raise WorkspaceLost(msg)
     mode, inode, device, links, user, group, size, changed = told
     if type(changed) is not int or not -HUGE <= changed < HUGE:

@@ -240,7 +240,7 @@ def _class(text: str, at: int) -> tuple[str, int]:
 
 
 def _read_class_name(text: str, at: int) -> str:
-    """Return the name when a class such as ``[:alpha:]`` stands there; a name that is none is a blank, never empty."""
+    """Return the name when a class such as ``[:alpha:]`` stands there; an empty name is returned as a blank."""
     if not text.startswith("[:", at):
         return ""
     end = text.find("]", at + 2)

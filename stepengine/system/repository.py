@@ -99,7 +99,7 @@ class _Instructions:
         self._seen: set[Any] = set()
 
     def read(self, *, user: bool) -> None:
-        """Read them; the nearest has the first claim on the room, and stands last."""
+        """Read the instruction files; the nearest folder has the first claim on the room, and stands last."""
         top = project_top(self._folder)
         with suppress(DefinitionError), closing(Root(top, PathPolicy(allow_wide_root=True))) as root:
             below = self._folder.relative_to(top).parts

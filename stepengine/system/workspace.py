@@ -71,8 +71,9 @@ class Workspace:
 
     ``Workspace("project")`` is a folder of this machine. Of another place it is made by ``docker``, ``podman``, ``ssh``, ``bubblewrap``,
     ``kubernetes``, or ``over`` for whatever else gives standard input and output. ``file_tools``, ``search_tools``, ``shell_tools``,
-    ``change_hook_tools``, ``stepengine.journal.undo`` and ``Engine`` take either. ``snapshot`` keeps what is in it. Nothing is started before it is needed; ``close``, or
-    leaving a ``with`` block, ends what was. There it needs Python 3.8 or newer and a POSIX system, and nothing else.
+    ``change_hook_tools``, ``stepengine.journal.undo`` and ``Engine`` take either. ``snapshot`` keeps what is in it. Nothing is
+    started before it is needed; ``close``, or leaving a ``with`` block, ends what was started. The other place needs Python 3.8 or newer
+    and a POSIX system, and nothing else.
 
     Attributes:
         root: The root folder; of another place, its path there.

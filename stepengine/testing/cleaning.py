@@ -298,7 +298,7 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
 
     Requests are matched by their bodies too; keys, cookies, passwords and texts that look like keys are taken out of
     requests and replies, on disk and while matching; replies are stored decompressed; the model providers' hosts are left
-    alone, since their traffic belongs into a ``Cassette``. vcrpy patches classes for the whole process: use one of its
+    alone, since their traffic belongs in a ``Cassette``. vcrpy patches classes for the whole process: use one of its
     cassettes at a time.
 
     Args:

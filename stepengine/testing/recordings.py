@@ -430,7 +430,7 @@ class JournalFixture(Deciding):
     def _make_run(self, answers: Mapping[str, AnswerLike] | None) -> JournaledRun:
         leeway = Leeway(may_leave=self.allow_unused)
         if self.existed and self.mode == "extend":
-            # Who records a test anew wants what it does to happen, as when it was recorded first.
+            # Whoever records a test anew wants what it does to happen, as when it was recorded first.
             return JournaledRun.extend(self, answers, leeway=attrs.evolve(leeway, may_repeat=True))
         if self.existed and self.mode == "new":
             return JournaledRun.new(self, answers, leeway=leeway)
@@ -525,7 +525,7 @@ class JournalFixture(Deciding):
         return [one.account() for one in (self, *self._others.values()) if one.write()]
 
     def write(self) -> bool:
-        """Write what was recorded, if anything new was; return whether the file is another one now."""
+        """Write what was recorded, if anything new was; return whether the file has changed."""
         if not self._keeps or self.replaying:
             return False
         if self._fresh is None:

@@ -185,8 +185,9 @@ class ScriptedModel(Provider):
     """
     A provider that plays *replies* in order and keeps what it was asked.
 
-    It answers every model string, and agents that name none ask it for ``"scripted/default"``. Tasks and threads may share one: each request gets the next item, whole. Whoever asks
-    after the last item gets a ``ModelError`` of kind ``"script"`` that is not retried and shows the request.
+    It answers every model string, and agents that name none ask it for ``"scripted/default"``. Tasks and threads may
+    share one: each request gets the next item, whole. Whoever asks after the last item gets a ``ModelError`` of kind
+    ``"script"`` that is not retried and shows the request.
 
     Args:
         replies: A list of ``ModelReply``, str, ``failure(exc)``, and functions from the request to one of these, each used

@@ -187,7 +187,7 @@ OPTIONS = {
 
 
 def _check_options(name: str, given: Mapping[str, object]) -> dict[str, Any]:
-    """Return the options of a tool; raises ``DefinitionError`` for one that there is not, or that is of another kind."""
+    """Return the options of a tool; raises ``DefinitionError`` for one that does not exist, or that is of another kind."""
     problems = [OPTIONS[option].problem(option, value) for option, value in given.items() if option in OPTIONS]
     if unknown := given.keys() - OPTIONS.keys():
         known = ", ".join(sorted(OPTIONS.keys() - {"description"}))
@@ -221,7 +221,7 @@ def check_name(name: object, where: str = "") -> None:
         DefinitionError: unless it is 1 to 64 letters, digits, ``_`` and ``-``.
     """
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        msg = f"{where}{name!r} is no tool name; providers take 1 to 64 letters, digits, '_' and '-'"
+        msg = f"{where}{name!r} is not a tool name; providers take 1 to 64 letters, digits, '_' and '-'"
         raise DefinitionError(msg)
 
 

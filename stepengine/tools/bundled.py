@@ -465,7 +465,7 @@ def memory_tools(store: MemoryStore | None = None, *, scopes: Sequence[str] = ("
         scopes: Which notes may be used: ``"project"``, ``"user"``, or both.
 
     Raises:
-        DefinitionError: for no scope, and one that is none.
+        DefinitionError: for no scope, and for an unknown one.
     """
     from stepengine.tools.remembering import memory_tools_of
 

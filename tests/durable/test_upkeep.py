@@ -170,7 +170,7 @@ def test_the_runs_of_a_killed_worker_are_taken_over_and_end_as_if_nothing_had_ha
     assert "executor w1 has no runs" in deployment("takeover", "w1")
 
     question = deployment.question("r1")
-    assert "is no open question" in deployment("answer", "r1", "q99", "yes", code=2)
+    assert "is not an open question" in deployment("answer", "r1", "q99", "yes", code=2)
     deployment("answer", "r1", question, "yes")
     assert "28 yes" in deployment("submit", "adder", "--prompt", "8", "--id", "r1", "--wait")
     twice = [line for line, times in Counter(deployment.world()).items() if times > 1]

@@ -422,6 +422,6 @@ def test_a_decision_about_an_effect_that_is_not_in_doubt_is_refused_and_says_whi
     payer, lines = doubtful_run(rig, done)
     journal = MemoryJournal(lines)
 
-    with pytest.raises(AnswerRejected, match=r"is no effect in doubt of this run; in doubt are: doubt:#0$"):
+    with pytest.raises(AnswerRejected, match=r"is not an effect in doubt of this run; in doubt are: doubt:#0$"):
         payer.resume(journal, {key: "yes"}, in_doubt="ask")
     assert (lines, []) == (journal.lines(), done)

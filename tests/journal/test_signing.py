@@ -604,13 +604,15 @@ def test_a_key_that_cannot_sign_is_refused_with_what_would(keys: Path, tmp_path:
         return caught.value.message
 
     assert "cannot be read: No such file" in refused(tmp_path / "none")
-    assert "no private key in OpenSSH's form" in refused(tmp_path)
+    assert "not a private key in OpenSSH's form" in refused(tmp_path)
     rsa = generate_private_key(public_exponent=65537, key_size=2048)
     assert "no ed25519 key; make one with `ssh-keygen -t ed25519" in refused(new_key(tmp_path, "rsa", rsa))
     (tmp_path / "junk").write_bytes(b"\xff" * 100_000)
     (tmp_path / "junk").chmod(0o600)
-    assert "no private key in OpenSSH's form" in refused(tmp_path / "junk")
-    assert "no private key in OpenSSH's form" in refused(_copied(keys.with_suffix(".pub"), tmp_path / "k.pub", 0o600))
+    assert "not a private key in OpenSSH's form" in refused(tmp_path / "junk")
+    assert "not a private key in OpenSSH's form" in refused(
+        _copied(keys.with_suffix(".pub"), tmp_path / "k.pub", 0o600)
+    )
     assert "may be read or changed by others" in refused(_copied(keys, tmp_path / "open", 0o640))
     with pytest.raises(JournalError, match="a signature follows after a number of records from 1 on"):
         SigningKey(keys, records=0)
@@ -627,7 +629,7 @@ def test_what_is_no_public_key_and_no_digest_is_refused(journal: Path, keys: Pat
     ):
         verify(journal, keys)
     (tmp_path / "k").write_bytes(b"ssh-rsa AAAA\n")
-    with pytest.raises(JournalError, match="holds a line that is no public ed25519 key: 'ssh-rsa AAAA'"):
+    with pytest.raises(JournalError, match="holds a line that is not a public ed25519 key: 'ssh-rsa AAAA'"):
         verify(journal, tmp_path / "k")
     (tmp_path / "k").write_bytes(b"# nothing\n")
     with pytest.raises(JournalError, match="holds no public key"):

@@ -70,7 +70,7 @@ async def test_what_somebody_knows_of_an_effect_in_doubt_is_taken_for_its_result
     journal = MemoryJournal(lines[: at + 1])
     (key,) = [f"doubt:{address}" for address in in_doubt(journal.history())]
     DONE.clear()
-    with pytest.raises(AnswerRejected, match="is no result of it"):
+    with pytest.raises(AnswerRejected, match="is not a result of it"):
         await engine.resume(journal, answers={key: Answer(result=object())})
     with pytest.raises(AnswerRejected, match="and something else beside it"):
         await engine.resume(journal, answers={key: Answer("yes", result="x")})

@@ -251,7 +251,9 @@ def test_a_scope_is_one_of_four_and_has_the_id_that_it_needs_however_it_is_writt
             assert (kind, identity) == (make().kind, make().id)
             assert str(make()) == written
         else:
-            with pytest.raises(DefinitionError, match="no scope of a rule" if kind not in SCOPE_KINDS else "the scope"):
+            with pytest.raises(
+                DefinitionError, match="not a scope of a rule" if kind not in SCOPE_KINDS else "the scope"
+            ):
                 make()
 
 

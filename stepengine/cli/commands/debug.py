@@ -353,7 +353,7 @@ class DebugSession:
         return {"inside": self._debugger.inside, "frame": self._frame}
 
     def _arrive(self, message: Mapping[str, Any]) -> None:
-        """Go on in the place of the process that handed on."""
+        """Go on in place of the process that handed on."""
         self._frame = message["frame"]
         if message.get("inside") is not None:
             self._debugger.into(message["inside"])

@@ -143,13 +143,13 @@ def evaluate(
 
 def _evaluate(options: Options, asked: EvaluateOptions) -> Exit:
     from stepengine.judging.evaluation_files import load_evaluation
-    from stepengine.judging.scoring import GateOfScores, Names, checked, scores_of
+    from stepengine.judging.scoring import GateNames, GateOfScores, checked, scores_of
 
     evaluation = _select(load_evaluation(Path(asked.file)), asked)
     _refuse_problems(evaluation, asked)
     gates = [GateOfScores.parsed(text) for text in (*evaluation.gates, *asked.gates)]
     for each in gates:
-        each.named(Names.of(evaluation))
+        each.named(GateNames.of(evaluation))
     folder, outcome = _outcome(evaluation, options, asked)
     scores = scores_of(outcome)
     found = [*checked(gates, scores)] if outcome.samples else []

@@ -163,7 +163,7 @@ def activation() -> str:
 
 
 def _trust(made: Path) -> None:
-    """Trust the agent files that were made; where that cannot be kept, somebody is asked when they are to run."""
+    """Trust the agent files that were made; where the trust cannot be stored, a person is asked when they are first run."""
     from stepengine.engine.trust import trust
     from stepengine.errors import DefinitionError
 

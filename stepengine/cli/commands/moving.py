@@ -97,8 +97,8 @@ def import_(
     """
     Let a run of a journal file go on as a durable run.
 
-    It goes on where FILE ends, and nothing that is recorded is done again. FILE stays as it is, and must not be gone on
-    with elsewhere. Prints the run's id.
+    It goes on where FILE ends, and nothing that is recorded is done again. FILE stays as it is, and must not be resumed
+    elsewhere. Prints the run's id.
 
     FILE is refused where it allows calls that have not begun and is not as your own commands left it: whoever wrote it
     could have said yes. `stepengine resume` asks again; --trust-answers takes what stands there.

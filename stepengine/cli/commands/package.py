@@ -338,7 +338,10 @@ def _find_unnamed(said: Mapping[str, Any], agents: Mapping[str, Any]) -> Iterato
     for kind, member in FOLDERS.items():
         having = sorted([name for of, name in kinds if of == kind])
         if having and not said[member]:
-            yield f"{', '.join(having)} {'is' if len(having) == 1 else 'are'} of the category {kind!r}, and {member!r} is empty; say what, such as {_like(member)}"
+            yield (
+                f"{', '.join(having)} {'is' if len(having) == 1 else 'are'} of the category {kind!r}, "
+                f"and {member!r} is empty; say what, such as {_like(member)}"
+            )
 
 
 def _like(member: str) -> str:

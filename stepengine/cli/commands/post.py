@@ -50,7 +50,7 @@ def post(
 
     The message is on the disk when this returns, in the mailbox beside the journal. A run that is under way takes it within
     moments, whatever process has it. One that sleeps has it when it goes on: it is due at once for `stepengine wake` if
-    it waits for messages. Who is not sure that it was sent sends it again with the same --id.
+    it waits for messages. If you are not sure that it was sent, send it again with the same --id.
 
     Examples:
       stepengine post 20260301T080000Z-1a2b3c deployed '{"version": 3}'

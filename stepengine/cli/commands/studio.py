@@ -70,7 +70,7 @@ def studio(
 
     FOLDER is a project, such as `stepengine init` makes, with its agents in FOLDER/agents and its runs in FOLDER/runs. For a
     folder that holds journals, or a database of them, these are the runs. Journals that it did not start are listed and
-    shown; nothing of them is gone on with before somebody has seen what would happen next and said so.
+    shown; none of them goes on before somebody has seen what would happen next and agreed to it.
 
     Tools are allowed as for `stepengine run`: what changes something is asked about in the page, unless --write or
     --shell says otherwise. Needs the extra `serve`.
@@ -91,7 +91,7 @@ def studio(
     """
     refuse_inside("stepengine studio")
     found = _found(folder, agents, runs, reports)
-    # Who presses Ctrl-C at a terminal wants it back: what is under way by then goes on at the next start, and whoever
+    # Whoever presses Ctrl-C at a terminal wants it back: what is under way by then goes on at the next start, and whoever
     # waits for an answer would have kept a server for all of its ten seconds.
     wanted = Served(
         module=found.agents, host=host, port=port, runs=found.runs, tokens=tokens, hosts=allow_host or (), reports=found.reports,

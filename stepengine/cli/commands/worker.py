@@ -141,7 +141,7 @@ def _merge_limits(known: Any, typed: Mapping[str, Iterable[str]]) -> dict[str, o
     Return the limits of a module with those that were typed, as an option of ``Engine``; nothing when none was.
 
     Raises:
-        UsageProblem: when one is none, or the module has one limit for all providers.
+        UsageProblem: when one is not a limit, or the module has one limit for all providers.
     """
     given: dict[str, dict[str, int]] = {}
     for limit, texts in typed.items():

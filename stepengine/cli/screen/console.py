@@ -480,7 +480,7 @@ class Terminal:
         return False
 
     async def _parse_answer(self, question: Question, typed: str) -> Any:
-        """Return the answer that a line is, ``None`` when it is none, ``AGAIN`` when the person went back to the question."""
+        """Return the answer in a line, ``None`` when it is not one, ``AGAIN`` when the person went back to the question."""
         if self.is_command(typed):
             return None
         if not question.tool_name:
@@ -562,7 +562,7 @@ def _json(value: object) -> str:
 
 
 def _permission(line: str) -> object:
-    """Return the answer that a line is to a permission question, ``None`` when it is none."""
+    """Return the answer in a line to a permission question, ``None`` when it is not one."""
     word, _, reason = line.strip().partition(" ")
     word = word.lower()
     if word in NO:

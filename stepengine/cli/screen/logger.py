@@ -33,7 +33,7 @@ class ConsoleLogger:
         file: Where; stderr by default.
 
     Raises:
-        DefinitionError: for a level that there is not.
+        DefinitionError: for an unknown level.
     """
 
     def __init__(self, level: str = "info", *, file: TextIO | None = None) -> None:

@@ -59,6 +59,10 @@ def _effects(view: RunPayload) -> Mapping[int, list[str]]:
 
 def _beside(a: RunPayload, b: RunPayload, removed: set[str], added: set[str]) -> dict[int, int]:
     """Return for rows of the first run those of the second: effects that were neither added nor removed pair up in order."""
+    # Pairs are found by address and not by place: rows stand in the order in which they began, which is chance among
+    # parallel children. Without what was added or removed, the effects of a run correspond one to one. Several of them
+    # share a row (a reply and its calls), so the first in program order, the request, decides where the row stands; in
+    # which order the runs are visited changes nothing, since no row belongs to two runs.
     beside = dict(_inputs(a, b))
     taken = set(beside.values())
     waiting = [("", "")]
@@ -95,6 +99,8 @@ def _own(view: RunPayload, path: str) -> list[tuple[str, int]]:
 
 def _merge_rows(a: RunPayload, b: RunPayload, beside: Mapping[int, int]) -> Iterator[tuple[int | None, int | None]]:
     """Give the rows of both in the order of the first, those of the second alone where they stand in theirs."""
+    # Where both runs began the same things in another order, only one order can be kept. It is that of the first, the run
+    # that the other is compared with; what only the second has comes after the last row that stood before it there.
     taken, paired = 0, set(beside.values())
     for i in range(len(a.rows)):
         j = beside.get(i)

@@ -277,7 +277,7 @@ class AnthropicProvider(HttpProvider):
             self._tools[key] = ToolsCache(encode_one, {"cache_control": mark} if mark else None, TOOL_SEARCH)
         return self._tools[key](tools)
 
-    def _promised(self, request: ModelRequest, after: str = "") -> tuple[ToolSpec, ...]:
+    def _promise(self, request: ModelRequest, after: str = "") -> tuple[ToolSpec, ...]:
         """Return the tools of *request* as strict as they can be together, the same objects for the same tools."""
         tools = offered(request, self._family(self.bare(request.model)))
         if not any(tool.strict for tool in tools):
@@ -306,7 +306,7 @@ class AnthropicProvider(HttpProvider):
         dropped = said_by(request, model, self.site).dropped
         shaped = self._shaped(request)
         wanted = {tool.name for tool in request.tools if tool.strict}
-        if wanted and wanted.intersection([tool.name for tool in self._promised(shaped) if not tool.strict]):
+        if wanted and wanted.intersection([tool.name for tool in self._promise(shaped) if not tool.strict]):
             dropped = (*dropped, "strict")
         if programs_of(request.settings) is not None and request.settings.parallel_tool_calls is False:
             dropped = (*dropped, "parallel_tool_calls")
@@ -318,7 +318,7 @@ class AnthropicProvider(HttpProvider):
         if thinks_anyway(request, family):
             warn_once(CANNOT.format(model=model, least="low effort"))
         request, ways = self._shaped(request, after), ways_of(self._ways, request.settings)
-        tools = self._tools_of(self._promised(request, after), request.settings, ways)
+        tools = self._tools_of(self._promise(request, after), request.settings, ways)
         headers: dict[str, str] = {}
         if request.settings.temperature is not None or request.settings.top_p is not None:
             headers["anthropic-version"] = SAMPLING_VERSION
@@ -353,7 +353,7 @@ class AnthropicProvider(HttpProvider):
 
     def _encode_count(self, request: ModelRequest) -> RequestBody:
         model, request = self.bare(request.model), self._shaped(request, is_count=True)
-        tools = self._tools_of(self._promised(request), request.settings)
+        tools = self._tools_of(self._promise(request), request.settings)
         content = encode_count(request, model, self._family(model), self._ways, tools)
         return RequestBody(content, path=f"{self.path}/count_tokens")
 

@@ -152,7 +152,7 @@ def _given_up(
 ) -> list[AnthropicEncoded]:
     """Return *turns*, with those whose programs are not continued as text."""
     history = len(request.messages)
-    gone, is_gone, found = _gone(turns, history, lost=lost), False, list[AnthropicEncoded]()
+    gone, is_gone, found = _abandoned_turns(turns, history, lost=lost), False, list[AnthropicEncoded]()
     for index, turn in enumerate(turns):
         is_gone = index in gone or (is_gone and turn.role == "tool")
         message = request.messages[index] if index < history else request.tail[index - history]
@@ -160,7 +160,7 @@ def _given_up(
     return found
 
 
-def _gone(turns: list[AnthropicEncoded], history: int, *, lost: bool) -> set[int]:
+def _abandoned_turns(turns: list[AnthropicEncoded], history: int, *, lost: bool) -> set[int]:
     """Return which of *turns* have programs that no later one continues; the first *history* of them are kept ones."""
     gone, follows = set[int](), frozenset[str]()
     is_last, is_spoken_over = True, False

@@ -99,7 +99,7 @@ def _parts(block: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
     if isinstance(thought := block.get("reasoningContent"), Mapping):
         return [_decode_thought(block, thought, mark)]
     if isinstance(cited := block.get("citationsContent"), Mapping):
-        return _cited(block, cited, mark)
+        return _decode_cited(block, cited, mark)
     if isinstance(image := block.get("image"), Mapping) and image.keys() == {"format", "source"}:
         kind = IMAGES.get(word_at(image, "format"), "")
         made = made_part(word_at(image, "source", "bytes"), kind, mark) if kind and len(block) == 1 else None
@@ -137,8 +137,8 @@ def _decode_thought(block: Mapping[str, object], thought: Mapping[str, object], 
     return ThinkingPart(text_at(told, "text"), provider_data=freeze({**mark, **kept}))
 
 
-def _cited(block: Mapping[str, object], cited: Mapping[str, object], mark: Json) -> list[AssistantPart]:
-    """Return a text with its sources; the whole block goes back in the place of the text."""
+def _decode_cited(block: Mapping[str, object], cited: Mapping[str, object], mark: Json) -> list[AssistantPart]:
+    """Return a text with its sources; the whole block goes back in place of the text."""
     said = "".join([word_at(piece, "text") for piece in seen(cited, "content")])
     sources = [_source(citation, said) for citation in seen(cited, "citations")]
     return [TextPart(said, provider_data=freeze({**mark, "cited": block})), *sources]

@@ -254,7 +254,7 @@ def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> C
 
 
 def _add_text_beside_documents(blocks: Iterable[Json | None]) -> list[Json]:
-    """Return *blocks* with a text beside documents: the service refuses them without one."""
+    """Return *blocks*, with a text added where they hold documents: the service refuses documents without a text."""
     found = [block for block in blocks if block is not None]
     kinds = _kinds(found)
     if "document" in kinds and "text" not in kinds:

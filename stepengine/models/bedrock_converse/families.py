@@ -95,7 +95,7 @@ FAMILIES = (
 )
 
 
-def _parted(model: str) -> tuple[str, str]:
+def _split(model: str) -> tuple[str, str]:
     """Return the maker and the maker's name of *model*, which may be an ARN; two empty texts where it names neither."""
     found = [NAME.fullmatch(part) for part in reversed(model.split("/"))]
     return next(((match[1], match[2]) for match in found if match is not None), BARE)
@@ -103,11 +103,11 @@ def _parted(model: str) -> tuple[str, str]:
 
 def maker_of(model: str) -> str:
     """Return the maker in a model's name, such as ``"amazon"``; ``""`` where an opaque id or another name tells of none."""
-    return _parted(model)[0]
+    return _split(model)[0]
 
 
 @lru_cache(maxsize=256)
 def family_of(model: str) -> Family:
     """Return what is known of *model*, with or without a geography, or as an ARN."""
-    name = ".".join(_parted(model)).strip(".") or ("anthropic." + model if model.startswith("claude") else model)
+    name = ".".join(_split(model)).strip(".") or ("anthropic." + model if model.startswith("claude") else model)
     return next(family for family in FAMILIES if re.match(family.names, name))

@@ -203,7 +203,7 @@ def said_by(request: ModelRequest, model: str, family: Family, provider: str) ->
     """Return what the settings of a request become that only some wires know."""
     ways: dict[str, Way] = {
         "service_tier": _tier,
-        "cache": lambda lifetime: _cached(lifetime, family),
+        "cache": lambda lifetime: _cache_marks(lifetime, family),
         "server_tools": lambda items: _server_tools(items, model, family, provider),
     }
     return said_of(request.settings, ways)
@@ -216,7 +216,7 @@ def _tier(tier: str) -> Json | None:
     return {} if word is None else {"serviceTier": {"type": word}}
 
 
-def _cached(lifetime: str, family: Family) -> Json | None:
+def _cache_marks(lifetime: str, family: Family) -> Json | None:
     """Return no members, as the marks say it; ``None`` where a prompt cannot be cached, or not that long."""
     if lifetime == "off":
         return {}

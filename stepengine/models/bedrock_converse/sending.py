@@ -91,11 +91,11 @@ class Signer:
         if "secret_key" in keys:
             return ReadOnlyCredentials(keys["access_key"], keys["secret_key"], keys["session_token"])
         async with self._finding:
-            frozen = await asyncio.to_thread(self._renewed, keys["profile"])
+            frozen = await asyncio.to_thread(self._renew, keys["profile"])
         given_to(self._provider, Secret(frozen.secret_key), "secret_key")
         return frozen
 
-    def _renewed(self, profile: str | None) -> Any:
+    def _renew(self, profile: str | None) -> Any:
         from botocore.exceptions import NoCredentialsError
         from botocore.session import Session
 

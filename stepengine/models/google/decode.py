@@ -250,7 +250,7 @@ def _is_text(part: Mapping[str, object]) -> bool:
 
 
 def _beside(part: Mapping[str, object], known: frozenset[str]) -> Json:
-    """Return the members of a part that are newer than this package: they go back, and what is said is no less said."""
+    """Return the members of a part that are newer than this package: they go back with it, and hide nothing of what is known."""
     more = newer_in(part, known)
     return {"more": more} if more else {}
 

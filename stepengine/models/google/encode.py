@@ -202,24 +202,24 @@ def _name(name: str) -> str:
 def _assistant_part(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -> Json | None:
     match part:
         case TextPart() | RefusalPart():
-            signed = _signed(part.provider_data, flags)
+            signed = _signature_of(part.provider_data, flags)
             return {"text": part.text, **signed} if part.text or signed else None
         case ThinkingPart():
             data = part.provider_data
             own = is_own(data, flags.provider, flags.model)
-            return {"text": part.text, "thought": True, **_signed(data, flags)} if own else None
+            return {"text": part.text, "thought": True, **_signature_of(data, flags)} if own else None
         case ToolCallPart():
             own = is_own(part.provider_data, flags.provider, flags.model)
             newer = part.provider_data.get("in_call", {}) if own and part.provider_data else {}
             call: Json = {**newer, "name": _name(part.tool_name), "args": arguments_of(part)}
             if part.tool_call_id in ids:
                 call["id"] = ids[part.tool_call_id]
-            return {"functionCall": call, **_signed(part.provider_data, flags)}
+            return {"functionCall": call, **_signature_of(part.provider_data, flags)}
         case OpaquePart():
             return _opaque(part, flags)
         case ImagePart() | DocumentPart():
             own = is_own(part.provider_data, flags.provider, flags.model)
-            return {**_media(part, flags), **_signed(part.provider_data, flags)} if own else None
+            return {**_media(part, flags), **_signature_of(part.provider_data, flags)} if own else None
         case CitationPart():
             return None
         case _ as never:
@@ -233,7 +233,7 @@ def _opaque(part: OpaquePart, flags: Flags) -> Json | None:
     return {name: value for name, value in part.data.items() if flags.model or name != "thoughtSignature"}
 
 
-def _signed(data: Mapping[str, object] | None, flags: Flags) -> Json:
+def _signature_of(data: Mapping[str, object] | None, flags: Flags) -> Json:
     """Return the signature, and what else came beside a part, as it came, for the model that made it."""
     if not is_own(data, flags.provider, flags.model):
         return {}

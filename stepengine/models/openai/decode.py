@@ -292,7 +292,9 @@ def _parts(item: Mapping[str, object], mark: Json) -> list[AssistantPart]:
     match item["type"]:
         case "message":
             contents = objects_at(item, "content")
-            return [part for content in contents for part in (_decode_text(content, item, mark), *_cited(content))]
+            return [
+                part for content in contents for part in (_decode_text(content, item, mark), *_decode_cited(content))
+            ]
         case "reasoning":
             # All of it but its `status`, which only says how far it was: the encrypted reasoning goes back with the
             # calls that it led to, or the API no longer knows why it made them.
@@ -333,7 +335,7 @@ def _server_tool_text(item: Mapping[str, object]) -> str:
     return shown_text("\n".join([text for text in (*asked, *outputs, found) if text]))
 
 
-def _cited(content: Mapping[str, object]) -> list[CitationPart]:
+def _decode_cited(content: Mapping[str, object]) -> list[CitationPart]:
     text = word_at(content, "text")
     return [_citation(annotation, text) for annotation in seen(content, "annotations")]
 
@@ -430,7 +432,7 @@ class ResponsesAccumulator(Accumulator):
         elif kind in ENDS:
             self._end(object_at(event, "response"))
         elif kind == "response.output_item.added":
-            return self._added(index_at(event, "output_index"), object_at(event, "item"))
+            return self._add(index_at(event, "output_index"), object_at(event, "item"))
         elif kind == "response.output_item.done":
             return self._close_item(index_at(event, "output_index"), object_at(event, "item"))
         elif kind == "response.reasoning_summary_part.added":
@@ -461,7 +463,7 @@ class ResponsesAccumulator(Accumulator):
         if index not in self._open:
             self._refuse_stream(f"a delta for item {index}, which is not open")
 
-    def _added(self, index: int, item: Mapping[str, object]) -> list[ModelDelta]:
+    def _add(self, index: int, item: Mapping[str, object]) -> list[ModelDelta]:
         newest = max((*self._open, *self._items), default=-1)
         if index <= newest:  # numbers that are left out say nothing: the end tells of all items
             self._refuse_stream(f"item {index} begins behind item {newest}")

@@ -214,13 +214,13 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Respon
     moved = [{"type": "input_text", "text": MADE}, *[_media(part, flags) for part in made]]
     after = encoded({"role": "user", "content": moved}) if made else b""
     wire = {ours: encoded(theirs) for ours, theirs in ids.items()}
-    searches = frozenset([call.tool_call_id for call in message.tool_calls if _searched(call, flags) is not None])
+    searches = frozenset([call.tool_call_id for call in message.tool_calls if _search_of(call, flags) is not None])
     return ResponsesEncoded(
         "assistant", joined(items), ids=wire, after=after, callers=_callers(message, flags), searches=searches
     )
 
 
-def _searched(call: ToolCallPart, flags: Flags) -> Mapping[str, Any] | None:
+def _search_of(call: ToolCallPart, flags: Flags) -> Mapping[str, Any] | None:
     """Return the search of tools that a call was made of, for the model that asked for it."""
     data = call.provider_data
     found = data.get("search") if is_own(data, flags.provider, flags.model) else None
@@ -324,7 +324,7 @@ def _say(items: list[Json], part: TextPart | RefusalPart, content: Json, flags: 
 
 
 def _call(part: ToolCallPart, flags: Flags, ids: Mapping[str, str]) -> Json:
-    if (search := _searched(part, flags)) is not None:
+    if (search := _search_of(part, flags)) is not None:
         return {**_own_item(search, flags), "call_id": ids[part.tool_call_id]}
     item: Json = {
         "type": "function_call",

@@ -44,7 +44,7 @@ REASONING = ("reasoning", "reasoning_effort")
 """OpenRouter's words for thinking among the parameters that a model takes."""
 
 
-def _stated(entry: Mapping[str, object]) -> ModelInfo:
+def _read_entry(entry: Mapping[str, object]) -> ModelInfo:
     """Return what an entry of OpenRouter's list says of its model."""
     top, takes = entry.get("top_provider"), entry.get("supported_parameters")
     most = top.get("max_completion_tokens") if isinstance(top, Mapping) else None
@@ -110,7 +110,7 @@ class OpenAIChatProvider(PresetProvider):
         if self._listed is None:
             body = RequestBody(b"", path="/models", is_question=True)
             told = await self._answer(body, ModelRequest(f"{self.name}/models"))
-            self._listed = {word_at(entry, "id"): _stated(entry) for entry in seen(told, "data")}
+            self._listed = {word_at(entry, "id"): _read_entry(entry) for entry in seen(told, "data")}
         name = self.bare(model)
         # What stands behind a colon may be a way to choose the server, of which the list says nothing.
         found = self._listed.get(name) or self._listed.get(name.partition(":")[0])

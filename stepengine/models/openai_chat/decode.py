@@ -476,7 +476,7 @@ class ChatAccumulator(Accumulator):
         for name in LISTS:
             if pieces := list_at(delta, name):
                 self._lists.setdefault(name, []).extend(pieces)
-        deltas += self._heard(object_at(delta, "audio"))
+        deltas += self._hear(object_at(delta, "audio"))
         self._keep(delta)
         return deltas + self._calls.take(self._call_pieces(delta))
 
@@ -506,7 +506,7 @@ class ChatAccumulator(Accumulator):
         self._legacy = True
         return [{"index": 0, "function": legacy}]
 
-    def _heard(self, audio: Mapping[str, object]) -> list[ModelDelta]:
+    def _hear(self, audio: Mapping[str, object]) -> list[ModelDelta]:
         """Take a piece of sound, each of which is base64 for itself, and of its words."""
         said, data = word_at(audio, "transcript"), word_at(audio, "data")
         self._audio.update(newer_in(audio, IN_AUDIO))
@@ -601,7 +601,7 @@ class _Piece:
 
 
 def _join_base64(pieces: list[str]) -> str:
-    """Return one base64 text of several; ``""`` when one is none."""
+    """Return one base64 text of several; ``""`` when one of them is not base64."""
     try:
         return base64_of(b"".join([base64.b64decode(piece, validate=True) for piece in pieces]))
     except ValueError:

@@ -94,6 +94,8 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     )
 
 
+# A step is taken apart only where every member of it is known. One with a newer member, or of a newer type, is kept whole
+# and goes back whole: taken apart, it would go back without what this package does not know.
 def _parts(step: Mapping[str, Any], mark: Json, call: RequestLabel, usage: Usage | None) -> list[AssistantPart]:
     match step.get("type"):
         case "model_output" if step.get("error"):
@@ -167,6 +169,8 @@ def usage_of(raw: object) -> Usage | None:
     figures = [raw.get(name) for name in (*names, "total_thought_tokens")]
     prompt, output, cached, for_tools, thoughts = [count_of(figure) or 0 for figure in figures]
     unsure = any(figure is not None and count_of(figure) is None for figure in figures) or None in figures[:2]
+    # What tools of the API put before the model is no part of the prompt's tokens, but is billed as they are. More tokens
+    # from the cache than there were cannot be: the rest of the prompt would count below zero.
     read, unsure = min(prompt, cached), unsure or cached > prompt
     return Usage(prompt - read + for_tools, output, read, 0, thoughts, at_least=unsure)
 
@@ -178,8 +182,9 @@ class _OpenStep:
 
     Attributes:
         step: The step so far.
-        texts: Each piece of it that is text, with what came of that.
-        arguments: What came of the arguments of a call.
+        texts: Each piece of it that is text, with the deltas of that: joined once at the end, since a text that grows
+            delta by delta would be copied for each.
+        arguments: The deltas of the arguments of a call.
         call: Which call it is, for those who watch.
         closed: Whether it is whole.
     """
@@ -235,6 +240,7 @@ class InteractionsAccumulator(Accumulator):
                 kept = ("status", "usage", "continuation_token")
                 self._interaction.update({name: event[name] for name in kept if event.get(name) is not None})
             case _:
+                # Events of a newer API: whoever refused them would lose the whole reply for one that nobody needs.
                 pass
         return []
 
@@ -310,7 +316,7 @@ def _write(opened: _OpenStep, member: str, text: str) -> None:
 
 
 def _add(opened: _OpenStep, kind: str, delta: Mapping[str, Any]) -> None:
-    """Add what nobody watches."""
+    """Add a delta to the step that no watcher is shown: signatures, sources, pictures, and whatever is newer."""
     step = opened.step
     if kind == "text_annotation_delta":
         _write(opened, "content", "")

@@ -1,4 +1,4 @@
-/* Journals that this server did not start: shown like any run, and gone on with only when somebody has seen what would happen next. */
+/* Journals that this server did not start: shown like any run, and resumed only when somebody has seen what would happen next. */
 import { html, useState, useMemo, useServer, api, at, to, go, when, count, money, Head, Empty, Problem, Value, Status, plural, announce } from "../lib.js";
 import { RunPage, followed } from "../mounted.js";
 import { Program } from "../questions.js";
@@ -29,7 +29,7 @@ function Next({ look, again }) {
   }
   if (!look.may_resume) return html`<p class="note">${look.why} It is shown, and nothing else can be done with it.</p>`;
   return html`<section class="card question next" aria-label="What would happen next">
-    <p>Somebody else wrote this journal. It may be gone on with as a run of yours; permissions that it holds are asked for again.</p>
+    <p>Somebody else wrote this journal. You may resume it as a run of yours; permissions that it holds are asked for again.</p>
     ${open ? html`<h2 class="asks">${look.pending.length ? `When it goes on, ${plural(look.pending.length, "effect")} that ${look.pending.length === 1 ? "was" : "were"} begun ${look.pending.length === 1 ? "is" : "are"} dealt with first` : "When it goes on, its agent is asked what comes next"}</h2>
       ${look.pending.map((each) => html`<div class="block"><div class="cap"><span class="call">${each.name || each.kind}</span><span class="dim">${each.kind}</span><span class="mono dim">${each.address}</span>${each.is_asked ? html`<span class="tag">asks somebody</span>` : html`<span class="tag bad">may happen, or is asked about as cut off</span>`}</div><div class="inner"><${Value} value=${each.input && each.input.input !== undefined ? each.input.input : each.input} /></div></div>`)}
       <div class="answers"><button type="button" class="primary" disabled=${busy} onClick=${resume}>Go on with exactly this</button><button type="button" onClick=${() => show(false)}>Leave it</button></div>` : html`<div class="answers"><button type="button" onClick=${() => show(true)}>Show what would happen next</button></div>`}
