@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """
-Walks the path of a newcomer: install, the first screen, demo, a project, an agent of one's own, record, replay, break, debug, view.
+Walks the path of a newcomer: install, first screen, demo, a project, its studio, an agent of one's own, record, replay, break, debug, view.
 
     .ci/newcomer.py WHEEL [constraints.txt]
 
@@ -11,13 +11,17 @@ README of the repository, in what a command printed, or in a file that it made. 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 MINUTE = 60
@@ -83,6 +87,46 @@ class Newcomer:
             give_up(step, f"took {took:.0f} s, and none may take a minute", shown)
         self.screen += shown
 
+    def starts(self, step: str, command: str, *, said: str, run: dict[str, str], shows: str) -> None:
+        """
+        Type a command that serves agents, start a run with the token that it says, and end the server.
+
+        Args:
+            step: What it is for.
+            command: What a shell gets.
+            said: The words that were on the screen for it.
+            run: What is asked for.
+            shows: What the run must come to.
+        """
+        if said not in self.screen:
+            give_up(step, f"no screen said {said!r}", self.screen[-3000:])
+        began = time.monotonic()
+        with subprocess.Popen(
+            ["bash", "-c", f"exec {command}"], cwd=self.folder, env=self.variables, stderr=subprocess.PIPE, text=True
+        ) as server:
+            late = threading.Timer(MINUTE, server.kill)
+            late.start()
+            shown, look = "", dict[str, Any]()
+            assert server.stderr is not None
+            try:
+                while not (ready := re.search(r"Bearer (\S+)'(?s:.*) (http://\S+)/runs\n", shown)):
+                    line = server.stderr.readline()
+                    if not line:
+                        give_up(step, f"left with {server.wait()} before it served anything", shown)
+                    shown += line
+                look = asks(ready[2], ready[1], "/runs", run)
+                while look.get("status") not in ("completed", "failed"):
+                    time.sleep(0.05)
+                    look = asks(ready[2], ready[1], f"/runs/{look['run_id']}")
+            except OSError as error:
+                give_up(step, str(error), shown)
+            finally:
+                late.cancel()
+                server.terminate()
+        print(f"{time.monotonic() - began:6.1f} s  {step}: {command}", flush=True)
+        if shows not in look["text"]:
+            give_up(step, f"the run came to {look}", shown)
+
     def saves(self, path: str) -> None:
         """
         Save the block of the screen that stands behind the name of this file.
@@ -101,6 +145,18 @@ class Newcomer:
         """
         text = (self.folder / path).read_text(encoding="utf-8")
         (self.folder / path).write_text(text.replace(old, new), encoding="utf-8")
+
+
+def asks(url: str, token: str, path: str, body: dict[str, str] | None = None) -> dict[str, Any]:
+    """
+    Ask a server something, or tell it.
+    """
+    headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+    request = urllib.request.Request(f"{url}{path}", None if body is None else json.dumps(body).encode(), headers)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=MINUTE) as answer:
+        found: dict[str, Any] = json.load(answer)
+        return found
 
 
 def give_up(step: str, why: str, shown: str) -> None:
@@ -142,6 +198,16 @@ def main(wheel: str, constraints: str | None = None) -> None:
         )
         me.types("what is missing", "stepengine doctor", shows=("nothing is wrong",))
         me.types("its README", "cat README.md")
+        me.types(
+            "what the studio needs",
+            f'python -m pip install -q "$(ls vendor/stepengine-*.whl)[serve]"{held}',
+            said='python -m pip install "$(ls vendor/stepengine-*.whl)[serve]"',
+        )
+        me.starts(
+            "the studio, without a key", "stepengine studio --script tests/replies.json --no-open --port 0",
+            said="stepengine studio --script tests/replies.json", run={"agent": "todos", "prompt": "src"},
+            shows="1. Round the total.",
+        )  # fmt: skip
         me.changes("agents/todos.py", "Put the TODO", "Sort the TODO")
         me.types(
             "what a change does", "stepengine impact tests/journals/test_todos --script tests/replies.json",

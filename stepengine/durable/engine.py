@@ -136,6 +136,13 @@ class DurableEngine:
             raise DefinitionError(msg)
         self._engine = Engine(agents, tools, models, **engine) if on is None else on
         self._launcher = self._engine._launcher  # noqa: SLF001 - this is the same engine, on another ground
+        if self._launcher.models.for_run() is not self._launcher.models:
+            # A child is a run of its own here, and any worker goes on with either: each would begin at the first reply again.
+            msg = (
+                "a DurableEngine takes no RunScript, which counts the replies of a run in one process: "
+                "use ScriptedModel(function), whose function answers by the request"
+            )
+            raise DefinitionError(msg)
         for known in self._engine.agents:
             check_asks_nobody(self._launcher.catalog.find(known).limits, f"agent {known.id!r}", DefinitionError)
         setting = WorkerSetting(

@@ -409,8 +409,8 @@ class Stepper:
         except ReplayDivergence as error:
             self.diverged = error
             raise
-        if self.position == self.last and self._runs[""].finished is not None:
-            unused = self._past.unused(self._runs[""].plan.definition.id)
+        if self.position == self.last and (finished := self._runs[""].finished) is not None:
+            unused = self._past.unused(self._runs[""].plan.definition.id, finished.error)
             if unused is not None and self.history.is_complete:
                 self.diverged = unused
                 raise unused
@@ -447,7 +447,7 @@ class Stepper:
 
     def _error_for_absent(self, run: _Running, address: Address) -> StepEngineError:
         """Return the error for a run that has ended, or waits for something else, where it was to take a result."""
-        unused = self._past.unused(run.plan.definition.id)
+        unused = self._past.unused(run.plan.definition.id, None if run.finished is None else run.finished.error)
         if unused is None:
             said = "the run does not wait for the result that is recorded here"
             location = parked_at(run.machine)

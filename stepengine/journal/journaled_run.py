@@ -875,7 +875,7 @@ class JournaledRun:
         # be gone on with, a finished one cannot.
         past, stop = self.past, stop_of(finished.status, finished.error)
         if past is not None and stop is None:
-            unused = past.unused(finished.state.agent_id) if not self.mode.cuts_off else None
+            unused = past.unused(finished.state.agent_id, finished.error) if not self.mode.cuts_off else None
             assert self.replayer is not None  # noqa: S101 - there is one for everything recorded
             self.replayer.ends(unused)
             self.leftover = unused

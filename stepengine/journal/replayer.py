@@ -533,8 +533,8 @@ class RecordedPart:
         clean = self.prints.redactor.value
         return list(fields_between(clean(outcome_members(known)), clean(outcome_members(now))))
 
-    def unused(self, agent_id: str) -> ReplayDivergence | None:
-        """Return the error for records that the run did not reach, if there are any."""
+    def unused(self, agent_id: str, why: BaseException | None = None) -> ReplayDivergence | None:
+        """Return the error for records that a run did not reach, if there are any; *why* is what made it fail."""
         # Two counts tell it for nearly every replay; the first that is missing is searched only where something is. A
         # run that was cut, or may leave something, has a reason to.
         #
@@ -546,8 +546,11 @@ class RecordedPart:
         address, left = next((a, i) for a, i in self.history.intents.items() if a not in self._used)
         said = f"the run ended, but {verb(left.effect)} was recorded here"
         left_calls_model = left.type == "CallModel"
-        # The generator is gone: where it was written is all that is left of it.
+        # The generator is gone: where it was written is all that is left of it, unless it raised.
         where = self._handler if not address[0] else ""
+        if why is not None:
+            said += f"\n  it failed: {why}"
+            where = getattr(why, "location", "") or where
         return divergence_error(
             self.history,
             address,

@@ -395,7 +395,7 @@ def _with_course(found: MomentView, differs: ReplayDivergence | None) -> MomentV
     if differs is None:
         return found
     # What follows tells how a run is brought to its end, which nobody wants who is in the middle of an edit.
-    said = differs.message.partition("\n  cause looks like:")[0].partition("\n  to go on")[0]
+    said = error_text(differs).partition("\n  cause looks like:")[0]
     return attrs.evolve(found, differs=SafeTexts().clean(said), differs_at=differs.address)
 
 
@@ -406,7 +406,12 @@ def _ends(debugger: Debugger) -> tuple[str, ...]:
     if known is None or stepper.finished is None:
         return ()
     was, now = getattr(stepper.history.outcome(known), "value", None), stepper.finished
-    told = [f"{ended.status.value}: {texts.value(ended.output)}" for ended in (was, now) if ended is not None]
+    told = [
+        f"{ended.status.value}: {texts.value(ended.output) if is_told else texts.clean(str(ended.error), CHARS)}"
+        for ended in (was, now)
+        if ended is not None
+        for is_told in [ended.output is not None or ended.error is None]
+    ]
     return tuple(told) if len(set(told)) > 1 else ()
 
 
@@ -424,7 +429,9 @@ def _look(debugger: Debugger, *, is_before: bool, whole: bool) -> MomentView:
 
 
 def error_text(error: BaseException) -> str:
-    """Return what loading or walking raised, with its place in the author's files."""
+    """Return what loading or walking raised, with its place in the author's files; without commands for a terminal."""
+    if isinstance(error, ReplayDivergence):
+        return error.message.partition("\n  to go on")[0]
     if isinstance(error, StepEngineError):
         return error.message
     last = next((f"{name}:{line}: " for name, line in reversed(list(places_of(error)))), "")
@@ -669,7 +676,8 @@ class Watched:
         changed = [file for file, stamp in stamps.items() if stamp != self._files.get(file)]
         if changed:
             time.sleep(SETTLED)
-        return changed
+        # The code names its files whole, and who watches beside it as they were typed.
+        return list(dict.fromkeys(map(os.path.realpath, changed)))
 
     def look(self, *, whole: bool = False) -> tuple[MomentView, list[str] | None]:
         """

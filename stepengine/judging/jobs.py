@@ -22,13 +22,13 @@ from stepengine.data.codec import plain
 from stepengine.data.frozen import frozen
 from stepengine.data.models import ModelReply
 from stepengine.engine import Engine
-from stepengine.errors import DataError, LimitExceeded, StepEngineError
+from stepengine.errors import DataError, LimitExceeded
 from stepengine.journal import FileJournal, Purse
 from stepengine.journal.replayer import address_of
 from stepengine.judging.blame import blame, expected_calls
 from stepengine.judging.checks import Check
 from stepengine.judging.desk import Maker, talk
-from stepengine.judging.edits import next_of
+from stepengine.judging.edits import error_text, next_of
 from stepengine.judging.impact import expected_of, first_difference, impact
 from stepengine.judging.origins import origin_of
 from stepengine.judging.pinning import pin, seen_from
@@ -251,10 +251,11 @@ def main() -> None:
         asyncio.run(_worked(asked[0], hear, say))
     except (asyncio.CancelledError, KeyboardInterrupt):
         sys.exit(1)
-    except StepEngineError as error:
-        say({"failed": redactor_for("all", os.environ).text(error.message)})
     except Exception as error:  # noqa: BLE001 - whatever the author's code raises, a sentence comes of it
-        say({"failed": redactor_for("all", os.environ).text(f"{type(error).__name__}: {error}")})
+        told = error_text(error)
+        for run, file in asked[0]["files"].items():
+            told = told.replace(file, f"run {run}")
+        say({"failed": redactor_for("all", os.environ).text(told)})
 
 
 if __name__ == "__main__":

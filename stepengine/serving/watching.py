@@ -257,6 +257,7 @@ class Following:
         self._error: Exception | None = None
         self._news = asyncio.Event()
         self._looking = asyncio.Lock()
+        self._reading: asyncio.Task[bool] | None = None
         self._task: asyncio.Task[None] | None = None
         self.readers = 0
         self.since = asyncio.get_running_loop().time()
@@ -381,9 +382,26 @@ class Following:
                 await self._look()
 
     async def _look(self) -> bool:
+        """Take in what is new, and return whether there is any; asked for by who holds the lock."""
+        if self._reading is not None:
+            # Who asked for it has gone, but its thread reads on: with two at once records would come twice, or be lost.
+            await self._taken(self._reading)
         watch = self._watch
         if not (watch.is_behind or watch.follower.has_changed()):
             return False
+        self._reading = asyncio.create_task(self._read_on())
+        self._reading.add_done_callback(_take_error)
+        return await self._taken(self._reading)
+
+    async def _taken(self, reading: asyncio.Task[bool]) -> bool:
+        try:
+            return await asyncio.shield(reading)
+        finally:
+            if reading.done():
+                self._reading = None
+
+    async def _read_on(self) -> bool:
+        watch = self._watch
         before = watch.follower.end
         found = await asyncio.to_thread(watch.look)
         for event in found:
@@ -426,6 +444,12 @@ class Following:
     async def _older(self, first: int, end: int) -> Sequence[Event]:
         """Return events that are not kept, by reading the journal once more."""
         return await asyncio.to_thread(_read, self._journal, first, end) if first < end else ()
+
+
+def _take_error(task: asyncio.Task[bool]) -> None:
+    """Take note of an error that perhaps nobody waits for any more."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _read(journal: Journal, first: int, end: int) -> list[Event]:

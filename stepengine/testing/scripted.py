@@ -292,7 +292,10 @@ class ScriptedModel(Provider):
 
 class RunScript(ScriptedModel):
     """
-    The script of every run of an engine: each gets *replies* from the first on, and its children the same ones.
+    The script of every run of an engine, as its ``models``: each gets *replies* from the first on, and its children the same ones.
+
+    Children that work at once take the next reply in the order in which they ask, which may be another one each time; a function
+    of the request answers each of them as it should. A ``DurableEngine`` takes none.
 
     A run that is resumed or forked goes on behind the replies that its record holds. A reply that says neither what it used nor
     what it cost was free, and one that does not say which model it came from says that it came from this script, so that nobody who

@@ -34,7 +34,7 @@ from stepengine import (
 from stepengine.durable import DatabaseAway, DurableEngine, Operator
 from stepengine.errors import DefinitionError, InputError, JournalCorrupt, StepEngineError
 from stepengine.models import ModelReply
-from stepengine.testing import ScriptedModel
+from stepengine.testing import RunScript, ScriptedModel
 
 from .shared import worker_of
 
@@ -316,6 +316,13 @@ def test_a_worker_waits_for_a_database_whose_socket_is_gone_and_not_for_what_is_
 async def test_what_a_durable_run_does_not_take_is_refused_with_what_to_do_instead(option: str):
     with pytest.raises(InputError, match=f"takes no '{option}'"):
         await engine([DEEPER], "postgresql://host/x").submit(DEEPER, "", **{option: "x"})
+
+
+@pytest.mark.spec("studio:ST12")
+def test_a_script_that_counts_the_replies_of_each_run_is_refused_with_what_to_use_instead():
+    for given in ({"models": RunScript(["a", "b"])}, {"on": Engine([DEEPER], models=RunScript(["a", "b"]))}):
+        with pytest.raises(DefinitionError, match=r"takes no RunScript.*ScriptedModel\(function\)"):
+            DurableEngine([DEEPER] if "models" in given else (), db="postgresql://host/x", **given)
 
 
 @pytest.mark.spec("reliability:LA6")

@@ -16,7 +16,7 @@ from stepengine import Engine, load_agent
 from stepengine.engine.stepping import Tape
 from stepengine.errors import JournalError
 from stepengine.journal import FileJournal
-from stepengine.judging.edits import MomentView, look
+from stepengine.judging.edits import MomentView, Watched, look
 from stepengine.testing import ScriptedModel, text
 
 CODE = '''
@@ -131,6 +131,41 @@ def test_where_the_code_goes_another_way_is_told_at_a_place_before_it_and_after_
     assert ("#4", is_before, total) == (found.differs_at, found.is_before, variables(found)["total"])
     assert '"sugar"   now "salt"' in found.differs
     assert "to go on" not in found.differs
+
+
+@pytest.mark.spec("studio:ST6")
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("        total = worth(price)", lambda found: found.differs),
+        ("    return total", lambda found: found.ends[1]),
+    ],
+    ids=["on the way", "at the end"],
+)
+@pytest.mark.deep
+def test_code_that_raises_tells_what_it_raised_and_where(
+    project: Path, line: str, told: Callable[[MomentView], str]
+) -> None:
+    broken = CODE.replace(line, line.replace("=", "= 1 / 0 +").replace("return", "return 1 / 0 +"))
+    (project / "tally.py").write_text(broken)
+    number = next(n for n, text_ in enumerate(broken.splitlines(), start=1) if "1 / 0" in text_)
+    found = seen("#0")
+
+    assert f"raised ZeroDivisionError: division by zero ({project / 'tally.py'}:{number})" in told(found)
+
+
+@pytest.mark.spec("studio:ST6")
+@pytest.mark.deep
+def test_a_saved_file_that_is_also_watched_by_another_name_is_told_once(project: Path) -> None:
+    watched = Watched(load, Tape(FileJournal("run.jsonl")), files=lambda: ["tally.py"])
+    try:
+        watched.look()
+        (project / "tally.py").write_text(CODE.replace("+ 0", "+ 1"))
+        saved = watched.saved()
+    finally:
+        watched.close()
+
+    assert [str(project / "tally.py")] == saved
 
 
 @pytest.mark.spec("studio:ST6")

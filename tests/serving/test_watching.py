@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -23,11 +24,11 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.events import Event, RunFinished, RunStarted, ToolFinished
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, follow_events
-from stepengine.journal.watching import Projection
+from stepengine.journal.watching import Projection, Watch
 from stepengine.redaction import GIVEN
 from stepengine.serving import runs, watching
 from stepengine.serving.showing import event_json, sse
-from stepengine.serving.watching import Had, JournalSoFar, Shared, is_told, key_of, live_events
+from stepengine.serving.watching import Following, Had, JournalSoFar, Shared, is_told, key_of, live_events
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 
 from .house import House, ended, started, until
@@ -261,6 +262,50 @@ def test_all_who_follow_a_journal_share_what_was_made_of_it_until_nobody_does(
     assert 2 == len(made)
     assert {tuple(found[0])} == set(map(tuple, found))
     assert found[0] == [event.id for event in asyncio.run(all_of(follow_events(FileJournal(path))))]
+
+
+def test_a_reader_that_goes_while_the_journal_is_read_leaves_the_next_one_everything_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A thread cannot be cancelled: it reads on when its reader has gone, and beside it nobody may.
+    """
+    journal = FileJournal(tmp_path / "r.jsonl")
+    recorded(journal)
+    look, reading, at_once = Watch.look, list[Watch](), set[int]()
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def slow(watch: Watch) -> list[Event]:
+        reading.append(watch)
+        at_once.add(len(reading))
+        begun.set()
+        try:
+            assert goes_on.wait(30)
+            return look(watch)
+        finally:
+            reading.remove(watch)
+
+    async def main() -> list[Event]:
+        following = Following(journal)
+        gone, comes = [asyncio.create_task(all_of(following.events(Had.of(None), stay=False))) for _ in range(2)]
+        assert await asyncio.to_thread(begun.wait, 30)
+        gone.cancel()
+        await asyncio.wait([gone])
+        # The next one asks as soon as it may.
+        for _ in range(20):
+            await asyncio.sleep(0)
+        await asyncio.to_thread(lambda: None)
+        goes_on.set()
+        found = await asyncio.wait_for(comes, 30)
+        following.close()
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Watch, "look", slow)
+        found = asyncio.run(main())
+
+    assert {1} == at_once
+    assert [event.id for event in asyncio.run(all_of(follow_events(journal)))] == [event.id for event in found]
 
 
 def test_who_comes_late_gets_what_is_not_kept_any_more_from_the_journal(

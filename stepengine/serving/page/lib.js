@@ -179,7 +179,7 @@ export function follow(path, take, { ended = () => {}, failed = () => {} } = {})
 // --- words and figures --------------------------------------------------------------------------------------------------
 
 export const count = (n) => n === null || n === undefined ? "" : Math.round(n).toLocaleString("en-US");
-export const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
+export const plural = (n, word, many = `${word}s`) => `${count(n)} ${n === 1 ? word : many}`;
 
 export function money(text) {
   if (text === null || text === undefined) return "";

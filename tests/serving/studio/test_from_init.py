@@ -130,6 +130,7 @@ def test_a_newcomer_starts_answers_edits_forks_and_judges_with_two_programs_and_
         if "--script" in project.options:
             page.says("1. Round the total.")
             page.says("answered by scripted/replies.json")
+            scripted(page, project)
         judged(page)
         told = page.text(".scripted")
         chromium.call("Page.navigate", url="about:blank")
@@ -218,6 +219,25 @@ def forked(page: Page, run: str) -> None:
     page.says(f"First difference: #{STEPS}")
     page.go(page.run("location.hash").split("/compare")[0], ".run[data-ready]")
     page.says("nothing to do")
+
+
+def scripted(page: Page, project: Project) -> None:
+    """
+    Edit the prompt, and see what the script says to it: no model is asked for that, and nothing is paid.
+    """
+    was = project.edit(("Put the TODO", "Sort the TODO"))
+    page.go(f"{page.run('location.hash')}/edit", ".sheet")
+    page.press("Show the request")
+    page.says("Sort the TODO", "[aria-label='What comes next']")
+    page.press("See what the script says")
+    page.says("It takes about 1 reply of the script replies.json, for nothing.", ".job")
+    asked = page.text("[aria-label='What comes next']")
+    page.press("Take from the script")
+    page.says("2. Refuse orders of nothing.", ".job")
+    save(project.file, was)
+
+    assert "$" not in asked
+    assert "Ask" not in asked
 
 
 def judged(page: Page) -> None:

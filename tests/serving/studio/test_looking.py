@@ -259,6 +259,20 @@ def test_blame_waits_with_its_price_counts_on_and_is_cancelled(client: httpx2.Cl
 
 
 @pytest.mark.spec("studio:ST7")
+def test_a_run_that_goes_another_way_now_has_no_step_to_blame_and_it_is_said_where_without_a_word_for_a_terminal(
+    client: httpx2.Client, shop: Shop
+) -> None:
+    run = done(client, "tally", "tea milk")
+    save(shop.file, CODE.replace("Add up.", "Add it all up."))
+    failed = judged(client, kind="blame", runs=[run], check="output == 99")
+
+    assert "failed" == failed["status"]
+    assert f"diverged from run {run} at step 1, effect #1 of tally" in failed["error"]
+    assert "Add it all up." in failed["error"]
+    assert not [word for word in ("stepengine ", "to go on", "/stepengine-") if word in failed["error"]]
+
+
+@pytest.mark.spec("studio:ST7")
 def test_pin_writes_a_test_that_fails_and_says_why_where_it_cannot(client: httpx2.Client, shop: Shop) -> None:
     run = done(client, "tally", "tea milk")
     made = judged(client, kind="pin", runs=[run], check="output == 70", name="sum")

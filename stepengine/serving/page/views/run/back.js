@@ -53,7 +53,7 @@ function Fork({ id, look, agent }) {
       <label class="field"><span>Tokens of a reply at most</span><input type="number" min="1" step="1" value=${changes.max_tokens ?? ""} onInput=${set("max_tokens")} /></label>
       <div class="answers"><button type="submit" disabled=${busy || !Object.keys(given()).length}>Run on with these</button></div></form></details>
     <label class="field boolean"><span>What changed the world after this may happen again</span><input type="checkbox" checked=${repeats} onChange=${(event) => repeat(event.target.checked)} /></label>
-    <p class="dim">A fork is a run of its own: models are asked and tools run, with the code as it is in its files now.</p>
+    <p class="dim">A fork is a run of its own: ${agents && agents.script ? "the script answers" : "models are asked"} and tools run, with the code as it is in its files now.</p>
     <${Broken} text=${agents && agents.broken} />    <${Problem} error=${error} /></section>`;
 }
 

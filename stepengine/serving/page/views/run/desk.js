@@ -2,7 +2,7 @@
  * A desk: this page looks into a run under the agent's code as it is in its files. The server walks the run in processes that end with
  * this page, and tells by itself what is there after every save.
  */
-import { html, useState, useEffect, useRef, useCallback, useServer, api, at, amend, follow, announce, Rows } from "../../lib.js";
+import { html, useState, useEffect, useRef, useCallback, useServer, api, at, amend, follow, announce, plural, Rows } from "../../lib.js";
 
 const PAUSE = 120;
 const NOTHING = { desk: null, now: null, before: null, good: null, saved: [], seconds: 0, difference: null, problem: "", when: "" };
@@ -90,7 +90,7 @@ export function Way({ desk }) {
 /* All places, one below the other; only those in sight are made. */
 export function Places({ desk, marked = [] }) {
   const { places, index, go } = desk, marks = new Set(marked);
-  return html`<nav class="places" aria-label="Places"><${Rows} items=${places} height=${30} label=${`${places.length} places`} row=${(place, number) => html`<div role="listitem" key=${place.address} class="d-place" style=${{ height: "30px" }}><button type="button" class=${place.is_step ? "quiet step" : "quiet"} aria-current=${number === index ? "step" : undefined} onClick=${() => go(number)}><span class="mono">${place.address}</span><span class="d-what">${place.name || place.type}</span>${marks.has(place.address) ? html`<small class="d-mark">asked otherwise</small>` : null}</button></div>`} /></nav>`;
+  return html`<nav class="places" aria-label="Places"><${Rows} items=${places} height=${30} label=${plural(places.length, "place")} row=${(place, number) => html`<div role="listitem" key=${place.address} class="d-place" style=${{ height: "30px" }}><button type="button" class=${place.is_step ? "quiet step" : "quiet"} aria-current=${number === index ? "step" : undefined} onClick=${() => go(number)}><span class="mono">${place.address}</span><span class="d-what">${place.name || place.type}</span>${marks.has(place.address) ? html`<small class="d-mark">asked otherwise</small>` : null}</button></div>`} /></nav>`;
 }
 
 /* Lines of the author's source around the one that waits. */
@@ -116,12 +116,12 @@ export function Variables({ now, before }) {
   return html`<div class="sheet" tabindex="0" role="group" aria-label="Variables"><table class="wide"><caption class="unseen">Variables of ${now.place ? now.place.frames[0].function : "the handler"}</caption><thead><tr><th scope="col">Variable</th>${before ? html`<th scope="col">Before the save</th>` : null}<th scope="col">${before ? "Now" : "Value"}</th></tr></thead><tbody>${names.map(row)}</tbody></table></div>`;
 }
 
-export const Messages = ({ messages, left }) => html`${left ? html`<p class="dim">${left} messages before these</p>` : null}<ol class="d-said">${messages.map((message) => html`<li><b>${message.role}</b><pre class="prose">${message.text || " "}</pre></li>`)}</ol>`;
+export const Messages = ({ messages, left }) => html`${left ? html`<p class="dim">${plural(left, "message")} before these</p>` : null}<ol class="d-said">${messages.map((message) => html`<li><b>${message.role}</b><pre class="prose">${message.text || " "}</pre></li>`)}</ol>`;
 
 /* What a model is sent. */
 export function Request({ request }) {
   return html`<p class="mono">${request.model}</p>${request.system ? html`<h3 class="part">System prompt</h3><pre class="prose">${request.system}</pre>` : null}<h3 class="part">Messages</h3><${Messages} messages=${request.messages} left=${request.left_out} />
-    ${request.tools.length ? html`<details><summary>${request.tools.length} tools</summary><dl class="members">${request.tools.map((tool) => html`<dt class="mono">${tool.name}</dt><dd>${tool.description}</dd>`)}</dl></details>` : null}
+    ${request.tools.length ? html`<details><summary>${plural(request.tools.length, "tool")}</summary><dl class="members">${request.tools.map((tool) => html`<dt class="mono">${tool.name}</dt><dd>${tool.description}</dd>`)}</dl></details>` : null}
     <details><summary>Settings</summary><pre class="prose">${request.settings}</pre></details>`;
 }
 

@@ -22,14 +22,14 @@ export function take(state, events) {
       case "run_started": own.id = data.agent_id; own.isDone = false; own.word = "begins"; break;
       case "agent_spawned": state.agents.set(data.child_path, { id: data.display_name || data.agent_id, path: data.child_path, text: "", thinking: "", tools: new Map(), word: "begins", isDone: false, model: "" }); break;
       case "agent_finished": { const child = state.agents.get(data.child_path); if (child) { child.isDone = true; child.word = data.status; child.tools.clear(); } break; }
-      case "model_started": own.text = ""; own.thinking = ""; own.model = data.model; own.word = "asks the model"; break;
+      case "model_started": own.text = ""; own.thinking = ""; own.model = data.model; own.word = "waits for a reply"; break;
       case "text_delta": own.text = tail(own.text + data.text); own.word = "writes"; break;
       case "thinking_delta": own.thinking = tail(own.thinking + data.text); own.word = "thinks"; break;
       case "text_completed": own.text = tail(data.text); break;
       case "reply_discarded": own.text = ""; own.thinking = ""; break;
-      case "model_retry": own.word = `tries the model again: ${data.error}`; break;
+      case "model_retry": own.word = `asks again: ${data.error}`; break;
       case "rate_limited": own.word = `waits for ${data.provider}`; break;
-      case "model_finished": own.word = data.error ? "the model failed" : "has a reply"; break;
+      case "model_finished": own.word = data.error ? "got no reply" : "has a reply"; break;
       case "tool_started": own.tools.set(data.tool_call_id || String(data.seq), { name: data.tool_name, input: data.input, word: "" }); own.word = `runs ${data.tool_name}`; break;
       case "tool_progress": { const tool = own.tools.get(data.tool_call_id); if (tool) tool.word = data.percent === null || data.percent === undefined ? data.message : `${data.message} ${Math.round(data.percent)} %`; break; }
       case "tool_finished": own.tools.delete(data.tool_call_id || String(data.seq)); own.word = `has the result of ${data.tool_name}`; break;
