@@ -224,7 +224,7 @@ def test_the_best_of_three_coders_is_the_one_whose_tests_pass(
         command.write_text(command.read_text().replace("\n", f'\necho "$@" >> {log}\n', 1))
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
         monkeypatch.setenv("CODERS_IN", f"podman:{NAME}")
-    printed = ran(ROOT / "examples" / "three_coders.py", tmp_path).splitlines()
+    printed = ran(ROOT / "examples" / "three_coders.py", tmp_path, seconds=500).splitlines()
 
     told = "bob, with 3 of 3 tests"
     assert [f"the best: {told}", f"replayed without them: {told}"] == printed
