@@ -137,11 +137,13 @@ class ExternalAgent(AgentDefinition[ExternalReply]):
         description: What other agents are shown.
         env: Variables that the program sees beside ``PATH``, ``HOME``, ``USER``, ``SHELL``, ``TERM``, ``TMPDIR``, ``TZ`` and the
             locale: a list of names of this process's variables, such as ``["ANTHROPIC_API_KEY"]``, or a mapping to values.
-        workspace: The folder of its sessions; the engine's workspace by default. It must be a folder of this machine.
+        workspace: The folder of its sessions; the engine's workspace by default. It must be a folder of this machine, which that of
+            a sandbox, or of a container whose root is mounted, is, too.
         files: What the program may ask us to do with files of the workspace: ``"write"`` and read them, ``"read"`` them or
             ``"none"``. What it does to files by itself is not bound by that, or by anything of ours.
         terminals: Whether it may have us run commands in the workspace, without any of our keys. Each that it was not just allowed
-            is a call of ``ID_execute``; all of them end with the turn.
+            is a call of ``ID_execute``; all of them end with the turn. They run in the sandbox or container that the workspace is;
+            the program itself does not.
         mode: The mode that a new session is set to, by the program's own name for it; ``""`` leaves it as it is.
         start_seconds: How long the program may take until a session is open.
         timeout: How many seconds a turn may take; ``None`` for as long as it takes.
