@@ -1,13 +1,13 @@
 """
-Three coding agents, each a program of its own, solve one task in copies of a project, and the tests say which of them solved it best.
+Three coding agents, each a program in a container of its own, solve one task, and the tests say which of them solved it best.
 
-``python examples/three_coders.py`` needs no key and no coding agent: its coders are small agents with written replies, which this
-file serves itself. To go live, put the commands of coding agents into CODERS, such as ``["claude-agent-acp"]``,
-``["gemini", "--experimental-acp"]`` and ``["codex-acp"]``, and name the variables with their keys in ``env=``.
+``python examples/three_coders.py`` needs nothing: its coders are small agents with written replies, which this file serves, without
+containers. ``CODERS_IN=podman:IMAGE`` (or ``docker:``) gives each coder, and each run of the tests, one of an image that has Python and
+stepengine[acp]. To go live, put commands such as ``["claude-agent-acp"]`` into CODERS, the names of their keys into SEEN, and a NETWORK.
 """
 
 import asyncio
-import subprocess
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -17,7 +17,7 @@ from stepengine.acp import ExternalAgent, serve, take_stdout
 from stepengine.journal import FileJournal
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, tool_call
-from stepengine.tools import file_tools
+from stepengine.tools import ToolRegistry, Workspace, file_tools, shell_tools
 
 TESTS = ["slug('A b') == 'a-b'", "slug(' A  b ') == 'a-b'", "slug('') == ''"]
 WRITTEN = {  # what the coders write that stand in for real ones
@@ -25,52 +25,52 @@ WRITTEN = {  # what the coders write that stand in for real ones
     "bob": "def slug(text):\n    return '-'.join(text.lower().split())\n",
     "cy": "def slug(text):\n    return text\n",
 }
-CODERS = {name: [sys.executable, __file__, name] for name in WRITTEN}
+IN, NETWORK, SEEN = os.environ.get("CODERS_IN", ""), "none", ["PYTHONPATH"]
+CODERS = {name: ["python3" if IN else sys.executable, __file__, name] for name in WRITTEN}
 
 
-def passed(folder: Path) -> int:
-    runs = [(sys.executable, "-c", f"from slugs import slug; assert {test}") for test in TESTS]
-    return [subprocess.run(run, cwd=folder, capture_output=True, check=False).returncode for run in runs].count(0)  # noqa: S603
+def begun_in(folder: Path, words: list[str]) -> list[str]:
+    folder.mkdir()
+    program, _, image = IN.partition(":")
+    given = [f"--env={name}" for name in SEEN] + [f"--volume={path}:{path}" for path in (folder, __file__)]
+    return [program, "run", "--rm", "-i", "--init", f"--network={NETWORK}", *given, image, *words] if IN else words
+
+
+async def passed(folder: Path) -> int:
+    with Workspace.named(IN, folder) if IN else Workspace(folder) as place:
+        shell, tests = ToolRegistry(shell_tools(place)), [f"from slugs import slug; assert {test}" for test in TESTS]
+        ran = [await shell.execute("run_terminal_command", {"command": ["python3", "-B", "-c", one]}) for one in tests]
+    return [result.data["exit_code"] for result in ran if not result.is_error].count(0)
 
 
 def team(project: Path, commands: dict[str, list[str]]) -> AgentDefinition[str]:
-    coders = [
-        ExternalAgent(name, command=words, workspace=project / name, env=["PYTHONPATH"])
-        for name, words in commands.items()
-    ]
+    coders = [ExternalAgent(name, command=commands[name], workspace=project / name, env=SEEN) for name in commands]
 
     def handle_steps(ctx: StepContext) -> Steps[str]:
-        replies = yield from Parallel(*[AgentCall(coder, ctx.prompt) for coder in coders])
-        solved = [coder.id for coder, reply in zip(coders, replies, strict=True) if not reply.is_error]
-        points = yield from Parallel(*[Perform(lambda name: passed(project / name), name) for name in solved])
-        return max(zip(points, solved, strict=True))[1]
+        yield from Parallel(*[AgentCall(coder, ctx.prompt) for coder in coders])
+        points = yield from Parallel(*[Perform(lambda name: passed(project / name), name) for name in commands])
+        most, best = max(zip(points, commands, strict=True))
+        return f"{best}, with {most} of {len(TESTS)} tests"
 
     return AgentDefinition("team", spawnable_agents=coders, handle_steps=handle_steps)
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        project, journal = Path(folder), Path(folder, "run.jsonl")
-        for name in CODERS:
-            (project / name).mkdir()
-        policy = Policy([Rule.allow_category("write")])  # what they ask to do is asked of it, and of people
-        lead = Engine([team(project, CODERS)], permissions=policy)
-        result = lead.run_sync("team", "Write slugs.py.", journal=FileJournal(journal))
-        print(f"the best: {result.unwrap()}, with {passed(project / result.unwrap())} of {len(TESTS)} tests")
-        gone = team(project, {name: ["no-such-program"] for name in CODERS})
-        again = Engine([gone], permissions=policy).replay_sync(journal)
-        print(f"replayed without them: {again.unwrap()}")
+        project, journal = Path(folder).resolve(), Path(folder, "run.jsonl")
+        lead = team(project, {name: begun_in(project / name, words) for name, words in CODERS.items()})
+        policy = Policy([Rule.allow_category("write")])  # decides about what they ask to do
+        result = Engine([lead], permissions=policy).run_sync("team", "Write slugs.py.", journal=FileJournal(journal))
+        gone = Engine([team(project, {name: ["no-such-program"] for name in CODERS})], permissions=policy)
+        print(f"the best: {result.unwrap()}\nreplayed without them: {gone.replay_sync(journal).unwrap()}")
 
 
 def stand_in(name: str) -> None:
-    """Serve a coder that writes what is written down for it, as a coding agent's program does."""
-    out, coder = take_stdout(), AgentDefinition(name, model="m/m", tools=["write_file"])
-
     def make(cwd: Path, **_: object) -> Engine:
-        written = tool_call("write_file", {"path": "slugs.py", "content": WRITTEN[name]})
-        models = ScriptedModel([written, "It is written."])
+        models = ScriptedModel([tool_call("write_file", {"path": "slugs.py", "content": WRITTEN[name]}), "Done."])
         return Engine([coder], file_tools(cwd, write=True), models, permissions=Policy())
 
+    out, coder = take_stdout(), AgentDefinition(name, model="m/m", tools=["write_file"])
     with tempfile.TemporaryDirectory() as sessions:
         asyncio.run(serve(make, name, Path(sessions), out=out))
 

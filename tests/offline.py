@@ -27,7 +27,7 @@ socket.getaddrinfo = lambda *a, **k: refused(socket.socket(), a)
 """
 
 
-def ran(script: Path, folder: Path, *options: str, typed: str = "") -> str:
+def ran(script: Path, folder: Path, *options: str, typed: str = "", seconds: float = 50) -> str:
     """
     Return what a script prints that ends well and says nothing on stderr.
     """
@@ -36,7 +36,7 @@ def ran(script: Path, folder: Path, *options: str, typed: str = "") -> str:
     done = subprocess.run(
         [sys.executable, script, *options],
         env={**kept, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), "PYTHONWARNINGS": "error"},
-        cwd=folder, capture_output=True, text=True, check=False, timeout=50, input=typed,
+        cwd=folder, capture_output=True, text=True, check=False, timeout=seconds, input=typed,
     )  # fmt: skip
 
     assert (0, "") == (done.returncode, done.stderr)

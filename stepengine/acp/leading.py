@@ -137,11 +137,13 @@ class ExternalAgent(AgentDefinition[ExternalReply]):
         description: What other agents are shown.
         env: Variables that the program sees beside ``PATH``, ``HOME``, ``USER``, ``SHELL``, ``TERM``, ``TMPDIR``, ``TZ`` and the
             locale: a list of names of this process's variables, such as ``["ANTHROPIC_API_KEY"]``, or a mapping to values.
-        workspace: The folder of its sessions; the engine's workspace by default. It must be a folder of this machine.
+        workspace: The folder of its sessions; the engine's workspace by default. It must be a folder of this machine, which that of
+            a sandbox, or of a container whose root is mounted, is, too.
         files: What the program may ask us to do with files of the workspace: ``"write"`` and read them, ``"read"`` them or
             ``"none"``. What it does to files by itself is not bound by that, or by anything of ours.
         terminals: Whether it may have us run commands in the workspace, without any of our keys. Each that it was not just allowed
-            is a call of ``ID_execute``; all of them end with the turn.
+            is a call of ``ID_execute``; all of them end with the turn. They run in the sandbox or container that the workspace is;
+            the program itself does not.
         mode: The mode that a new session is set to, by the program's own name for it; ``""`` leaves it as it is.
         start_seconds: How long the program may take until a session is open.
         timeout: How many seconds a turn may take; ``None`` for as long as it takes.
@@ -309,14 +311,14 @@ class _Talk:
             await self._begin(ctx, given["session"], _resume_prompt(answers))
 
     async def _begin(self, ctx: ToolContext, session: str, prompt: str) -> None:
-        folder = self._folder(ctx)
+        place = self._place(ctx)
         # What is begun here outlives the call where the program waits for a permission, so it is in no context of a call; the
         # files that the call may touch are those of the turn.
         apart = Context()
         apart.run(GUARD.set, GUARD.get())
         try:
             async with asyncio.timeout(self._led.start_seconds):
-                await asyncio.create_task(self._open(session, folder), context=apart)
+                await asyncio.create_task(self._open(session, place), context=apart)
         except TimeoutError:
             msg = f"the program of {self._led.id!r} had no session open within {self._led.start_seconds:g} s"
             raise ExternalAgentError(msg, kind="time") from None
@@ -324,7 +326,7 @@ class _Talk:
         asked = {"sessionId": self._session, "prompt": [{"type": "text", "text": prompt}]}
         self._prompting = asyncio.create_task(self._request("session/prompt", asked), context=apart)
 
-    def _folder(self, ctx: ToolContext) -> Path:
+    def _place(self, ctx: ToolContext) -> Workspace:
         place = self._led.workspace or ctx.workspace
         if place is None:
             msg = f"{self._led.id!r} needs a folder to work in: ExternalAgent(workspace=...), or that of the engine"
@@ -332,10 +334,12 @@ class _Talk:
         if place.here is None:
             msg = f"{self._led.id!r} runs on this machine, and the workspace {place.name} is not a folder of it"
             raise ExternalAgentError(msg, kind="start")
-        return place.here.resolve()
+        return place
 
-    async def _open(self, session: str, folder: Path) -> None:
+    async def _open(self, session: str, place: Workspace) -> None:
         """Start the program, and open a session."""
+        assert place.here is not None  # noqa: S101 - it was looked at
+        folder = place.here.resolve()
         try:
             from acp.connection import Connection
         except ImportError:
@@ -343,7 +347,7 @@ class _Talk:
             raise ExternalAgentError(msg, kind="start") from None
         led = self._led
         self._files = BorrowedFiles(folder, led.files)
-        self._terminals = BorrowedTerminals(folder) if led.terminals else None
+        self._terminals = BorrowedTerminals(folder, place) if led.terminals else None
         env = environment_of(led.names) | dict(led.env)
         self._program = await AgentProgram.start(led.command, env, folder)
         self._connection = Connection(self._handle_message, self._program)

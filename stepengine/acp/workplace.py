@@ -16,14 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from stepengine.acp.program import environment_of
+from stepengine.acp.program import ALWAYS, environment_of
 from stepengine.data.json import JsonDict, mended
 from stepengine.data.visible import visible
 from stepengine.errors import PathOutsideRoot, ToolError
+from stepengine.system import calls
+from stepengine.system.calls import Fd
 from stepengine.system.environment import MARKER, find_program
+from stepengine.system.workspace import Workspace
 from stepengine.tooling.context import ToolContext
 
 if TYPE_CHECKING:
+    from stepengine.system.far import Elsewhere
+    from stepengine.system.root import Root
     from stepengine.tools.shell.process import CommandProcess
 
 __all__ = ("BorrowedFiles", "BorrowedTerminals", "command_of")
@@ -80,7 +85,6 @@ class BorrowedFiles:
         return "".join(lines[: max(0, limit)] if type(limit) is int else lines)
 
     def _content(self, path: str) -> str:
-        from stepengine.system import calls
         from stepengine.system.path_policy import PathPolicy
         from stepengine.system.root import Root
         from stepengine.system.text import read_capped
@@ -140,10 +144,18 @@ class _Terminal:
 
 
 class BorrowedTerminals:
-    """The commands that a program had us run; all of them end with the turn."""
+    """
+    The commands that a program had us run; all of them end with the turn.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: The folder of this machine that the workspace is: the program knows no other.
+        place: The workspace; where it is a container or a sandbox, commands run in there.
+    """
+
+    def __init__(self, folder: Path, place: Workspace) -> None:
         self._folder = folder
+        self._place = place
+        self._root: Root | None = None
         self._ids = itertools.count(1)
         self._open: dict[str, _Terminal] = {}
 
@@ -155,9 +167,11 @@ class BorrowedTerminals:
         if len(self._open) >= OPEN:
             msg = f"there are {OPEN} terminals already; give back those that are done"
             raise ToolError(msg)
-        folder = self._place(given.get("cwd"))
-        env = environment_of(()) | {MARKER: secrets.token_hex(16)} | _variables(given.get("env"))
-        program = find_program(words[0], env.get("PATH", os.defpath), ())
+        folder = self._below(given.get("cwd"))
+        system = self._place.system
+        env = environment_of(()) if system is None else await asyncio.to_thread(_environment_there, system)
+        env |= {MARKER: secrets.token_hex(16)} | _variables(given.get("env"))
+        program = await asyncio.to_thread(_find_program, words[0], env.get("PATH", os.defpath), system)
         if program is None:
             msg = f"there is no program {words[0]!r:.200}"
             raise ToolError(msg)
@@ -165,7 +179,7 @@ class BorrowedTerminals:
         kept = min(limit, OUTPUT_BYTES) if type(limit) is int and limit >= 0 else OUTPUT_BYTES
         heard: list[_Terminal] = []
         early: list[bytes] = []
-        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        opened = await asyncio.to_thread(self._opened, folder)
         try:
             process = await start(
                 CommandStart(
@@ -177,7 +191,7 @@ class BorrowedTerminals:
                 )
             )
         finally:
-            os.close(opened)
+            calls.close(opened)
         made = _Terminal(process, kept)
         for data in early:
             made.hear(data)
@@ -186,7 +200,18 @@ class BorrowedTerminals:
         self._open[name] = made
         return {"terminalId": name}
 
-    def _place(self, cwd: object) -> Path:
+    def _opened(self, folder: Path) -> Fd:
+        """Open a folder of the workspace where that is."""
+        if self._place.system is None:
+            return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        if self._root is None:
+            from stepengine.system.path_policy import PathPolicy
+            from stepengine.system.root import Root
+
+            self._root = Root(self._place, PathPolicy())
+        return self._root.open_folder(os.fspath(folder.relative_to(self._folder))).fd
+
+    def _below(self, cwd: object) -> Path:
         if cwd is None:
             return self._folder
         place = Path(os.path.realpath(self._folder / text_of(cwd, 4_096)))
@@ -232,6 +257,18 @@ class BorrowedTerminals:
         """End all commands."""
         left, self._open = list(self._open.values()), {}
         await asyncio.gather(*[_end(one) for one in left])
+
+
+def _environment_there(system: Elsewhere) -> dict[str, str]:
+    """Return what a command sees elsewhere: what it needs to find itself, and no more than it would see here."""
+    given, user, home = system.variables(ALWAYS)
+    return {**given, "HOME": home, "USER": user, "LOGNAME": user}
+
+
+def _find_program(name: str, search_path: str, system: Elsewhere | None) -> str | None:
+    if system is None or "/" in name:
+        return find_program(name, search_path, ())
+    return system.which(name, search_path.split(os.pathsep), ())
 
 
 def _variables(given: object) -> dict[str, str]:

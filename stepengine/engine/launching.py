@@ -281,13 +281,19 @@ class Launcher:
         made: Planned | None = None,
     ) -> EngineRun:
         """Return a run that goes through *session*; when it cannot start, the journal is given back."""
+        place = self.services.tools.workspace
         try:
             # An agent whose tools may read the folder of the signing key could sign anything (reliability:JR47).
             if session.source.signing is not None:
                 self.catalog.check_key(request.agent, session.source.signing)
             live = self._prepare(
                 self._now(request, made, recorded),
-                prepare=partial(session.start, limits=request.limits, models=self.agent_models),
+                prepare=partial(
+                    session.start,
+                    limits=request.limits,
+                    models=self.agent_models,
+                    workspace="" if place is None or place.system is None else place.name,
+                ),
                 wrap=session.wrap,
                 shows=session.mode.news(session.past),
                 into=into,

@@ -710,7 +710,8 @@ def head_members(head: Head) -> dict[str, Any]:
     members |= {"hooks": list(head.hooks)} if head.hooks else {}
     members |= {"packages": dict(head.packages)} if head.packages else {}
     members |= {"link": True} if head.link else {}
-    return members | ({"signed": head.signed} if head.signed else {})
+    members |= {"signed": head.signed} if head.signed else {}
+    return members | ({"workspace": head.workspace} if head.workspace else {})
 
 
 # Settings at their default are left out, so that a setting that is added later changes no recorded request

@@ -89,7 +89,7 @@ def _keep_before(history: History, cut: Cut, address: Address, run: str) -> list
         match record:
             case Head():
                 parent = {"run": record.run, "at": shown_address(*address)}
-                records.append(attrs.evolve(record, run=run, parent=parent, signed="", line=None))
+                records.append(attrs.evolve(record, run=run, parent=parent, signed="", workspace="", line=None))
             case Intent():
                 keep = cut.keeps_intent((record.path, record.seq))
                 records += [record] if keep else []

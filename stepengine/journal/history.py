@@ -776,7 +776,7 @@ def engine_version() -> str:
     return installed_version("stepengine") or "0"
 
 
-def new_head(plan: RunPlan, seed: str, *, link: bool, signed: str = "") -> Head:
+def new_head(plan: RunPlan, seed: str, *, link: bool, signed: str = "", workspace: str = "") -> Head:
     """Return the head of a new journal."""
     definition: AgentDefinition = plan.definition
     # What the machine itself does by a tool's name has no code of the agent's that could have changed.
@@ -793,6 +793,7 @@ def new_head(plan: RunPlan, seed: str, *, link: bool, signed: str = "") -> Head:
         packages=plan.packages,
         link=link,
         signed=signed,
+        workspace=workspace,
     )
 
 

@@ -331,6 +331,7 @@ class JournaledRun:
         *,
         limits: Limits | None = None,
         models: Mapping[str, str] | None = None,
+        workspace: str = "",
     ) -> tuple[RunPlan, AgentState]:
         """
         Return the plan and the state that the root run is started with, and write down that it starts.
@@ -340,16 +341,19 @@ class JournaledRun:
             state: With its system prompt resolved.
             limits: The limits that the caller gave.
             models: Models that the caller chose in place of those that agents name, by agent id.
+            workspace: What the place is called that the engine's agents work in; ``""`` for a folder of this machine.
 
         Raises:
-            JournalError: when the journal is locked, damaged, of a newer version, holds a run already or cannot be written.
+            JournalError: when the journal is locked, damaged, of a newer version, holds a run already or cannot be written, or its
+                run works in another container, sandbox or machine.
             ReplayDivergence: when agent, prompt or params are not those that were recorded.
         """
         # Two kinds of failure, one rule: the journal is given back. What is ours is kept as the reason why nothing goes
         # on, so that a second look at the run says the same.
         try:
             if self.past is None:
-                return self._start_new(plan, state, limits, models or {})
+                return self._start_new(plan, state, limits, models or {}, workspace)
+            self._check_place(self.past.history, workspace)
             return self._start_again(self.past, plan, state, limits, models or {})
         except StepEngineError as error:
             self.close()
@@ -358,8 +362,24 @@ class JournaledRun:
             self.close()
             raise
 
+    def _check_place(self, history: History, workspace: str) -> None:
+        """
+        Raise where what was begun in a container or sandbox would go on outside of it.
+
+        Raises:
+            JournalError: where it would.
+        """
+        recorded = "" if history.head is None else history.head.workspace
+        if recorded and recorded != workspace and self.mode.goes_on(history):
+            now = workspace or "a folder of this machine"
+            msg = (
+                f"{self.source.name} has a run that works in {recorded!r}, and would go on in {now}; "
+                "Engine(workspace=...), or --workspace, with the place that it began in would be fine, or a fork"
+            )
+            raise JournalError(msg)
+
     def _start_new(
-        self, plan: RunPlan, state: AgentState, limits: Limits | None, models: Mapping[str, str]
+        self, plan: RunPlan, state: AgentState, limits: Limits | None, models: Mapping[str, str], workspace: str
     ) -> tuple[RunPlan, AgentState]:
         # Committed recordings: each of these would differ in every recording, and a diff of an agent's test would show
         # nothing but ids and times.
@@ -380,7 +400,10 @@ class JournaledRun:
         if writer.history.head is not None:
             msg = f"{self.journal.name} holds a run already; resume, replay or fork it, delete it first, or record into another journal"
             raise JournalError(msg)
-        self.append(new_head(plan, self._seed, link=self.journal.link, signed=self.journal.signed_by))
+        # What is committed is the same on every machine, and names of places have paths of this one.
+        where = "" if self.source.stable else workspace
+        head = new_head(plan, self._seed, link=self.journal.link, signed=self.journal.signed_by, workspace=where)
+        self.append(head)
         # Recorded only where the engine chose it: a model that the agent names comes from its code, and a change of it
         # is to be seen.
         model = plan.model if plan.definition.model is None else None

@@ -350,6 +350,7 @@ class Head:
         packages: The packages of the root's agent and of all that could run below it: ``name==version`` by ``publisher/name``.
         link: Whether each checksum starts from the one before.
         signed: The public key by which it is signed, as base64 of OpenSSH's form; ``""`` for one that is not.
+        workspace: What the place is called that the run works in, such as ``"docker:python:3.13"``; ``""`` for a folder of this machine.
         format: Name and major version of the format.
         line: Everything that stood in the line it was read from.
     """
@@ -366,6 +367,7 @@ class Head:
     packages: Mapping[str, str] = attrs.field(factory=dict)
     link: bool = False
     signed: str = ""
+    workspace: str = ""
     format: str = FORMAT
     line: Mapping[str, Any] | None = None
 
@@ -661,6 +663,7 @@ def _head(members: Mapping[str, Any]) -> Head:
         packages=members.get("packages", {}),
         link=members.get("link", False) is True,
         signed=_key(members) if "signed" in members else "",
+        workspace=_member_of_type(members, "workspace", str) if "workspace" in members else "",
         format=form,
         line=members,
     )

@@ -273,7 +273,9 @@ def _journal_of_rerun(journal: Journal, count: _Count, into: JournalLike | None)
     if count.broke_at and records and type(records[0]) is Head:
         head = records[0]
         run = f"{head.run[:40]}-{secrets.token_hex(4)}"
-        records[0] = attrs.evolve(head, run=run, parent={"run": head.run, "at": count.broke_at}, line=None)
+        records[0] = attrs.evolve(
+            head, run=run, parent={"run": head.run, "at": count.broke_at}, workspace="", line=None
+        )
         journal.replace(records)
     if into is None:
         return journal

@@ -283,6 +283,7 @@ class _Turn:
         self._run = ""
         self._place = ""
         self._start: dict[str, Any] | None = None
+        self._is_found = False
         self._is_over = False
         self._told: set[tuple[str, int]] = set()
         self._kinds: dict[str, str] = {}
@@ -306,6 +307,10 @@ class _Turn:
         while True:
             heard = await self._watch()
             view = await self._look()
+            if view["status"] == "cancelled" and self._is_found:
+                # Its end was still on its way when it was found: it was cancelled with the run that led it.
+                await self._begin(ctx, given)
+                continue
             if view["status"] in ENDED:
                 self._is_over = True
                 return self._ended(view)
@@ -325,8 +330,9 @@ class _Turn:
         for again in range(MAX_AGAIN):
             # Whoever resumes a run that was cancelled has its remote run cancelled, too, and starts another.
             self._start = {"body": body, "key": f"{ctx.idempotency_key}-{again}"}
-            is_new = await self._started()
-            if is_new or (await self._look())["status"] != "cancelled":
+            self._place, self._told = "", set()
+            self._is_found = not await self._started()
+            if not self._is_found or (await self._look())["status"] != "cancelled":
                 return
         msg = f"the run of {self._led.id!r} was cancelled {MAX_AGAIN} times; run it anew"
         raise ExternalAgentError(msg, kind="failed")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,12 +27,13 @@ from stepengine.errors import DefinitionError, ExternalAgentError
 from stepengine.journal import FileJournal
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
+from stepengine.tools import Workspace
 
 HERE = Path(__file__).parent
 OTHER = str(HERE / "other.py")
 
 
-def led(project: Path, way: str, *more: object, name: str = "other", **options: Any) -> ExternalAgent:
+def led(project: Path | Workspace, way: str, *more: object, name: str = "other", **options: Any) -> ExternalAgent:
     return ExternalAgent(name, command=[sys.executable, OTHER, way, *map(str, more)], workspace=project, **options)
 
 
@@ -229,6 +231,24 @@ async def test_commands_run_in_the_workspace_if_rules_allow_them_and_end_with_th
         if getattr(event, "tool_name", "") == "other_execute" and event.type == "permission_decided"
     ]
     assert ["allow", "deny", "allow", "allow", "allow"] == decided
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
+@pytest.mark.spec("interfaces:IF124", "reliability:WS7")
+async def test_commands_run_in_the_sandbox_that_the_workspace_is(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("the secret of this machine")
+    code = "import os, sys; print(os.path.exists(sys.argv[1]), os.environ['GIVEN'])"
+    words = [[sys.executable, "-c", code, str(tmp_path / "secret")], ["cat", "shop.py"], ["no-such-program"]]
+    with Workspace.bubblewrap(project) as place:
+        inside = await Engine([led(place, "terminal", terminals=True)]).run("other", json.dumps(words))
+    outside = await Engine([led(project, "terminal", terminals=True)]).run("other", json.dumps(words))
+
+    def printed(said: Any) -> list[Any]:
+        told = [json.loads(line) for line in said.text.splitlines()]
+        return [one[1]["output"] if isinstance(one, list) else one for one in told]
+
+    same = ["rate = 1\nname = 2\n", "there is no program 'no-such-program'", "commands run in the workspace alone"]
+    assert (["False by me\n", *same], ["True by me\n", *same]) == (printed(inside), printed(outside))
 
 
 @pytest.mark.spec("interfaces:IF124")

@@ -65,6 +65,36 @@ def test_the_tools_work_there_and_undo_and_a_replay_know(folder: Path) -> None:
     assert (folder / "project" / "new.txt").exists()
 
 
+ASKER = """
+from stepengine import AgentDefinition, Ask, ToolCall
+
+def handle_steps(ctx):
+    yield from Ask("May it go on?")
+    yield ToolCall("write_file", {"path": "new.txt", "content": "n"})
+
+agent = AgentDefinition(id="asker", tools=["write_file"], handle_steps=handle_steps)
+"""
+
+
+@pytest.mark.spec("reliability:WS11", "replay:J11")
+def test_a_run_that_began_elsewhere_is_not_resumed_on_this_machine(folder: Path) -> None:
+    (folder / "asker.py").write_text(ASKER)
+    more = ["--write", "--cwd", "project"]
+    CliRunner().invoke(app, ["run", "asker.py", *more, "--journal", "run.jsonl", "--workspace", PYTHON])
+    before = (folder / "run.jsonl").read_bytes()
+    resume = ["resume", "run.jsonl", "--agent", "asker.py", *more, "--answer", "q0=yes"]
+    for other in ([], ["--workspace", "over:env"]):
+        refused = CliRunner().invoke(app, [*resume, *other])
+        assert refused.exit_code != 0
+        assert "has a run that works in 'over:sh -c" in refused.stderr
+        assert (before, False) == ((folder / "run.jsonl").read_bytes(), (folder / "project" / "new.txt").exists())
+
+    done = CliRunner().invoke(app, [*resume, "--workspace", PYTHON])
+    gc.collect()
+    assert (0, True) == (done.exit_code, (folder / "project" / "new.txt").exists()), done.stderr
+    assert PYTHON == json.loads(before.splitlines()[0])["workspace"]
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

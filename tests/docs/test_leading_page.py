@@ -10,7 +10,7 @@ from typing import Any
 from .pages import blocks_of, execute, page
 
 NAME = "leading-other-agents.md"
-PROGRAM, REMOTE = [block for block in blocks_of(page(NAME)) if block.kind == "python"]
+PROGRAM, BOXED, REMOTE = [block for block in blocks_of(page(NAME)) if block.kind == "python"]
 
 
 def test_the_program_of_the_page_makes_an_engine_whose_calls_and_categories_the_table_has() -> None:
@@ -31,3 +31,11 @@ def test_the_other_program_of_the_page_leads_an_agent_of_another_server() -> Non
 
     assert ["claude", "reviewer"] == list(names["lead"].spawnable_ids)
     assert {"reviewer", "reviewer_edit", "reviewer_execute"} <= kinds
+
+
+def test_the_agent_of_the_page_that_runs_in_a_container_is_one() -> None:
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in (PROGRAM, BOXED):
+        execute(block, NAME, names)
+
+    assert "boxed" == names["boxed"].id

@@ -5,16 +5,20 @@ Every example runs as a script, without keys and without network, and says somet
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
+import sys
 from pathlib import Path
 
+import attrs
 import pytest
 from typer.testing import CliRunner
 
 from stepengine.cli.app import app
 from stepengine.sessions import FileSessions
 from tests.offline import ROOT, ran
+from tests.tools.podman import NAME, as_command, podman
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 OPTIONS = {"live.py": ["--offline"]}
@@ -196,13 +200,36 @@ def test_the_program_of_a_model_waits_for_a_person_and_asks_no_shop_twice(tmp_pa
 
 @pytest.mark.spec("interfaces:IF120")
 @pytest.mark.deep
-def test_the_best_of_three_coders_is_the_one_whose_tests_pass(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["here", "podman"])
+def test_the_best_of_three_coders_is_the_one_whose_tests_pass(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """
-    Three programs are led, and a replay without them says the same.
+    Three programs are led, each in a container where there are some, and a replay without them says the same.
     """
-    printed = ran(ROOT / "examples" / "three_coders.py", tmp_path).splitlines()
+    log = tmp_path / "log"
+    if way == "podman":
+        found = podman(tmp_path)
+        if found.why:
+            pytest.skip(found.why)
+        # The image has no package of Python: this environment, and what it was made of, stand in it where they stand here.
+        own = {
+            os.path.realpath(path): path
+            for path in ("/usr", "/bin", "/lib", "/lib64", sys.prefix, sys.base_prefix, str(ROOT))
+        }
+        mounts = [f"--volume={real}:{path}:ro" for real, path in own.items() if Path(real).exists()]
+        options = (*found.options, *mounts, f"--env=PATH={Path(sys.executable).parent}:/usr/bin:/bin")
+        folder = as_command(attrs.evolve(found, options=options), tmp_path / "bin")
+        command = folder / "podman"
+        command.write_text(command.read_text().replace("\n", f'\necho "$@" >> {log}\n', 1))
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        monkeypatch.setenv("CODERS_IN", f"podman:{NAME}")
+    printed = ran(ROOT / "examples" / "three_coders.py", tmp_path, seconds=500).splitlines()
 
-    assert ["the best: bob, with 3 of 3 tests", "replayed without them: bob"] == printed
+    told = "bob, with 3 of 3 tests"
+    assert [f"the best: {told}", f"replayed without them: {told}"] == printed
+    # A container for each coder, and one for each run of the tests.
+    assert (0 if way == "here" else 6) == (log.read_text().count("run --rm -i --init") if log.exists() else 0)
 
 
 @pytest.mark.spec("reliability:K19")

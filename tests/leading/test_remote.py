@@ -228,6 +228,30 @@ async def test_a_run_that_is_left_and_resumed_begins_its_remote_run_anew(there: 
     assert ("held it", ["cancelled", "completed"]) == (result.unwrap(), sorted(one["status"] for one in there.views()))
 
 
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF163")
+async def test_a_remote_run_whose_end_is_still_on_its_way_is_begun_anew_when_it_has_come(
+    there: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, boss = tmp_path / "run.jsonl", leading(there.agent("holding"), "it")
+    linger, watch = there.server.world.file.with_suffix(".linger"), remote._Turn._watch
+    linger.touch()
+    handle = Engine([boss]).start("boss", journal=FileJournal(journal))
+    await until(lambda: there.server.world.done("begun")["it"])
+    await handle.shutdown()
+    await until(lambda: there.server.world.done("cancelled")["it"])
+
+    async def watched(turn: remote._Turn) -> bool:
+        linger.unlink(missing_ok=True)  # only when it was found, and goes on by what it says of itself
+        return await watch(turn)
+
+    monkeypatch.setattr(remote._Turn, "_watch", watched)
+    there.server.world.file.with_suffix(".go").touch()
+    result = await Engine([boss]).resume(journal)
+
+    assert ("held it", ["cancelled", "completed"]) == (result.unwrap(), sorted(one["status"] for one in there.views()))
+
+
 SCRIPT = """
 import asyncio, os, sys
 from pathlib import Path

@@ -62,6 +62,8 @@ async def hold(name: str) -> str:
             await asyncio.sleep(0.02)
     except asyncio.CancelledError:
         happened("cancelled", name)
+        while WORLD.with_suffix(".linger").exists():  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.02)
         raise
     happened("held", name)
     return f"held {name}"
