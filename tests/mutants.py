@@ -234,15 +234,15 @@ MUTANTS = (
     Mutant(
         "side effects are dropped",
         "stepengine/machine/calls.py",
-        "        side_effects=result.side_effects,\n",
-        "",
+        "    return _named_result(result, call.tool_name, call.tool_call_id)\n",
+        "    return attrs.evolve(_named_result(result, call.tool_name, call.tool_call_id), side_effects=())\n",
         TOOL_CONTEXTS,
     ),
     Mutant(
         "credits are dropped",
         "stepengine/machine/calls.py",
-        "        credits_used=result.credits_used,\n",
-        "",
+        "    return _named_result(result, call.tool_name, call.tool_call_id)\n",
+        "    return attrs.evolve(_named_result(result, call.tool_name, call.tool_call_id), credits_used=0)\n",
         TOOL_CONTEXTS,
     ),
     Mutant(

@@ -164,7 +164,7 @@ async def test_somebody_who_knows_the_result_may_answer_with_it_where_no_handle_
 
     assert [] == doubts(journal.history())
     async with Engine([AGENT]) as engine:
-        with pytest.raises(AnswerRejected, match="no effect in doubt"):
+        with pytest.raises(AnswerRejected, match="is not an effect in doubt"):
             await engine.resume(journal, answers={"doubt:#9": "no"})
         handle = await engine.start_resume(journal, answers={waiting.id: "no"})
         result = await handle.result()
