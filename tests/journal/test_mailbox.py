@@ -237,7 +237,8 @@ def test_secrets_are_taken_out_of_letters_as_out_of_records(make: Make, tmp_path
         box.post(message(topic="sesame-4711-sesame"))
 
     assert [{"say": "<redacted:door>!"}] == values(box)
-    assert not [path for path in tmp_path.iterdir() if b"4711" in path.read_bytes()]
+    # Not its number alone: ids and checksums of letters are digits and letters by chance.
+    assert not [path for path in tmp_path.iterdir() if b"sesame" in path.read_bytes()]
 
 
 def test_a_shape_of_a_secret_that_is_left_is_refused(journal: FileJournal) -> None:
