@@ -260,7 +260,7 @@ async def test_rules_bind_each_poll_as_they_bound_the_call(tmp_path):
         polls.append((ctx.agent.id, call.tool_name, call.input["command"]))
 
     (tmp_path / "secret").mkdir()
-    (tmp_path / "secret" / "key").write_text("17")
+    (tmp_path / "secret" / "key").write_text("seventeen")
     model = ScriptedModel([watch("cat key", cwd="sub"), text("I wait."), text("It failed.")])
     (tmp_path / "sub").symlink_to("secret")
     policy = Policy(
@@ -273,7 +273,7 @@ async def test_rules_bind_each_poll_as_they_bound_the_call(tmp_path):
 
     assert result.text == "It failed.", [str(c.result) for c in result.tool_calls]
     assert polls == [("lead", "watch", "cat key"), ("watcher", "watch", "cat key")]
-    assert "17" not in said(model.calls[-1])
+    assert "seventeen" not in said(model.calls[-1])
     assert "secret" in said(model.calls[-1])
 
 
