@@ -12,10 +12,11 @@ import json
 import re
 import sys
 import warnings
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from itertools import islice
+from itertools import accumulate, islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -264,6 +265,8 @@ class _Walk:
 
     def __init__(self, code: str, tree: ast.Module, stubs: Stubs, known: Collection[str]) -> None:
         self._lines = LINE.split(code)
+        self._ends: dict[int, list[int]] = {}
+        """Up to which byte each character of a line goes, of lines that are not ASCII."""
         self._stubs = stubs
         self._problems: list[ProgramProblem] = []
         self._loads: list[tuple[ast.Name, _NodePlace]] = []
@@ -340,7 +343,11 @@ class _Walk:
         source = self._lines[line - 1] if line <= len(self._lines) else ""
         if source.isascii():
             return line, offset + 1
-        return line, len(source[:offset].encode()[:offset].decode(errors="ignore")) + 1
+        ends = self._ends.get(line)
+        if ends is None:
+            # Once a line: a line of a thousand parameters was encoded for each of them, and four times the line took ten times the time.
+            ends = self._ends[line] = list(accumulate([len(one.encode(errors="surrogatepass")) for one in source]))
+        return line, bisect_right(ends, offset) + 1
 
     def _on_name(self, node: ast.Name, place: _NodePlace) -> Inner:
         if isinstance(node.ctx, ast.Load):
