@@ -166,13 +166,13 @@ class Place:
 
 def of(unit: str, before: str = "", after: str = "") -> Shape:
     """
-    Return the shape that repeats a unit; one that is closed is of whole units: cut ones would be right at some sizes alone, and what
-    reads right and wrong texts takes other ways.
+    Return the shape that repeats a unit; one that is closed, or of lines, is of whole units: cut ones would be right at some sizes
+    alone, and what reads right and wrong texts takes other ways.
     """
 
     def shape(n: int) -> str:
         room = max(0, n - len(before) - len(after))
-        whole = room // len(unit) * len(unit) if after else room
+        whole = room // len(unit) * len(unit) if after or unit.endswith("\n") else room
         return before + (unit * (n // len(unit) + 1))[:whole] + after
 
     return shape

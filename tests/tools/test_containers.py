@@ -142,7 +142,7 @@ async def test_a_container_that_is_kept_is_found_again_until_it_is_thrown_away(m
     with make(keep=name) as place:
         assert "kept\n" == (await did(place, "/usr/bin/cat", "a.txt"))["stdout"]
 
-    with pytest.raises(WorkspaceLost, match="made of another image or with other options"):
+    with pytest.raises(WorkspaceLost, match="made from another image or with other options"):
         tools_of(make(keep=name, network="host"))
     place.discard()
     with make(keep=name) as place:
@@ -166,7 +166,7 @@ async def test_nobody_elses_container_is_taken_or_removed(make: Make, program: P
     try:
         with pytest.raises(WorkspaceLost, match="give another name as keep="):
             tools_of(make(keep=name))
-        with pytest.raises(WorkspaceLost, match="made of another image"):
+        with pytest.raises(WorkspaceLost, match="made from another image"):
             make(keep=name).discard()
         Workspace.docker(container=name, program=program.program).discard()
         assert b"true\n" == ran(program.program, "container", "inspect", "--format={{.State.Running}}", name).stdout
