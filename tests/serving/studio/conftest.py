@@ -48,7 +48,12 @@ class Page:
         """
         Wait until a part of the page says a text.
         """
-        self.wait(f"(document.querySelector({json.dumps(selector)})?.innerText ?? '').includes({json.dumps(text)})")
+        said = f"(document.querySelector({json.dumps(selector)})?.innerText ?? '')"
+        try:
+            self.wait(f"{said}.includes({json.dumps(text)})")
+        except AssertionError as error:
+            error.add_note(f"it says: {self.run(said)[:2_000]}")
+            raise
 
     def fill(self, selector: str, text: str) -> None:
         """

@@ -129,6 +129,8 @@ def test_a_newcomer_starts_answers_edits_forks_and_judges_with_two_programs_and_
         started(page, "src", "completed")
         if "--script" in project.options:
             page.says("1. Round the total.")
+            # Whoever came while the run was under way stands where it was then.
+            page.go(f"{page.run('location.hash').split('?')[0]}?step=1", ".run[data-ready]")
             page.says("answered by scripted/replies.json")
             scripted(page, project)
         judged(page)
@@ -146,7 +148,7 @@ def test_a_newcomer_starts_answers_edits_forks_and_judges_with_two_programs_and_
         run = page.run("location.hash").split("/")[2].split("?")[0]
         page.says("completed", "main .head")
         took = [seen(page, project, run, number) for number in range(3)]
-        forked(page, run)
+        forked(page, project, run)
         chromium.call("Page.navigate", url="about:blank")
 
     logging.getLogger(__name__).info("from save to page at step %d: %s s", STEPS, took)
@@ -208,12 +210,19 @@ def seen(page: Page, project: Project, run: str, number: int) -> float:
     return round(took, 2)
 
 
-def forked(page: Page, run: str) -> None:
+def forked(page: Page, project: Project, run: str) -> None:
     """
     Go back to the last call of the tool, run on with another result, and see where the fork differs first.
     """
     page.go(f"#/runs/{run}/back?place=%23{STEPS}", ".runon textarea")
+    page.says(f"at #{STEPS}", ".runon")
     page.fill(".runon textarea", "[]")
+    # The place is told anew after a save, which takes nothing back of what was typed.
+    code = project.edit(("marks = len(found)", "marks = len(found) + 0"))
+    page.says("len(found) + 0")
+    save(project.file, code)
+    page.wait("!document.querySelector('main').innerText.includes('len(found) + 0')")
+    assert page.run("document.querySelector('.runon textarea').value") == "[]"
     page.press("Run on with this result")
     page.wait("location.hash.includes('/compare')")
     page.says(f"First difference: #{STEPS}")
@@ -226,7 +235,7 @@ def scripted(page: Page, project: Project) -> None:
     Edit the prompt, and see what the script says to it: no model is asked for that, and nothing is paid.
     """
     was = project.edit(("Put the TODO", "Sort the TODO"))
-    page.go(f"{page.run('location.hash')}/edit", ".sheet")
+    page.go(f"{page.run('location.hash').split('?')[0]}/edit", ".sheet")
     page.press("Show the request")
     page.says("Sort the TODO", "[aria-label='What comes next']")
     page.press("See what the script says")

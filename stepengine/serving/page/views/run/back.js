@@ -20,14 +20,18 @@ function before(address) {
 
 function Fork({ id, look, agent }) {
   const { whole, place } = look;
-  const [text, type] = useState(written(whole.value));
+  // What was typed belongs to a place and what is recorded there: the same place, told again, takes nothing back, and neither does
+  // an effect that runs when somebody has begun to type.
+  const recorded = written(whole.value), stands = `${place.address} ${recorded}`;
+  const [typed, type] = useState({ stands, text: recorded });
+  const text = typed.stands === stands ? typed.text : recorded;
   const [changes, change] = useState({});
   const [repeats, repeat] = useState(false);
   const [error, fail] = useState(null);
   const [busy, turn] = useState(false);
   const own = useServer(agent ? at("agents", agent) : null, 0).data;
   const agents = useServer("agents", 2).data;
-  useEffect(() => { type(written(whole.value)); fail(null); }, [place.address, whole.value]);
+  useEffect(() => fail(null), [stands]);
   async function run(asked) {
     fail(null);
     turn(true);
@@ -43,7 +47,7 @@ function Fork({ id, look, agent }) {
   return html`<section class="card runon" aria-label="Run on from here">
     <h2 class="part">Run on from here</h2>
     ${whole.kind ? html`<form class="form" onSubmit=${(event) => { event.preventDefault(); run(() => ({ at: place.address, edit: taken(text, whole.value) })); }}>
-      <label class="field"><span>${NAMES[whole.kind]} <em>at ${place.address}, instead of what is recorded</em></span><textarea class="mono" rows=${Math.min(12, Math.max(3, text.split("\n").length))} value=${text} onInput=${(event) => type(event.target.value)}></textarea>${whole.value === null ? html`<small>What is recorded is too long for this field, or holds what is not shown: what is typed takes its place whole.</small>` : null}</label>
+      <label class="field"><span>${NAMES[whole.kind]} <em>at ${place.address}, instead of what is recorded</em></span><textarea class="mono" rows=${Math.min(12, Math.max(3, text.split("\n").length))} value=${text} onInput=${(event) => type({ stands, text: event.target.value })}></textarea>${whole.value === null ? html`<small>What is recorded is too long for this field, or holds what is not shown: what is typed takes its place whole.</small>` : null}</label>
       <div class="answers"><button type="submit" class="primary" disabled=${busy}>Run on with this ${whole.kind}</button></div></form>` : html`<p class="dim">What came of this follows from effects of its own; go to one of those.</p>`}
     <details><summary>Another prompt, model or setting</summary><form class="form" onSubmit=${(event) => { event.preventDefault(); run(() => ({ at: before(place.address), changes: given() })); }}>
       <p class="dim">What the models said before this place stays; this effect is done anew, and all that follows with the new prompt.</p>
