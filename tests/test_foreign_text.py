@@ -605,7 +605,6 @@ PLACES = (
             *("programs/checking.py:globals_of", "programs/checking.py:LINE", "programs/checking.py:NEWER"),
             *(
                 "programs/checking.py:parsed",
-                "programs/checking.py:_Walk._in_characters",
                 "programs/checking.py:_Walk._judge_module",
                 "programs/checking.py:_Walk._unknown",
             ),
