@@ -10,6 +10,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ import mcp_types as types
 import pytest
 from mcp import Client
 
-from stepengine import Engine, RunStatus
+from stepengine import Engine, RunStatus, ToolCall
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.mcp import Notice, blobs_of, mcp_tools
 from stepengine.serving import Tokens
@@ -424,13 +425,23 @@ async def test_filesystem_works_in_the_folders_that_it_is_told_of(agent: Any, tm
     file = str(tmp_path / "told" / "a.txt")
     argv = [command("mcp-server-filesystem"), str(tmp_path / "started")]
     source = mcp_tools(argv, name="fs", start_timeout=120, roots=[tmp_path / "told"])
-    calls = [tool_call("fs__list_allowed_directories", {}), tool_call("fs__read_text_file", {"path": file}), "ok"]
 
-    async with Engine([agent(source)], models=ScriptedModel(calls)) as engine:
-        folders, read = [one.result for one in (await engine.run("worker", "Go.")).tool_calls]
+    def steps(_: Any) -> Any:
+        # It takes what it is told of after its answer to `initialize`, between our calls: nothing says when it has.
+        until = time.monotonic() + 60
+        while str(tmp_path / "told") not in (yield ToolCall("fs__list_allowed_directories")).tool_result.text:
+            assert time.monotonic() < until
+        yield ToolCall("fs__read_text_file", {"path": file})
+        yield ToolCall("fs__read_text_file", {"path": str(tmp_path / "started" / "a.txt")})
 
-    assert str(tmp_path / "told") in folders.text
-    assert "one\n" * 2_000 == read.text
+    async with Engine([agent(source, handle_steps=steps)], models=ScriptedModel([])) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert RunStatus.COMPLETED == result.status, result.error
+    read, refused = [one.result.text for one in result.tool_calls[-2:]]
+
+    assert "one\n" * 2_000 == read
+    assert "outside allowed directories" in refused
 
 
 @needs_npm
