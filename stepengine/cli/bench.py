@@ -307,7 +307,8 @@ def _recorded_models(journal: str) -> tuple[str, ...]:
     if not journal or not (history := as_journal(journal).history()).intents:
         return ()
     root = history.root
-    return tuple([str(model) for model in (root.get("model"), *(root.get("models") or {}).values()) if model])
+    chosen = {**root.get("models", {}), **root.get("run_models", {})}
+    return tuple([str(model) for model in (root.get("model"), *chosen.values()) if model])
 
 
 def pricing_of(options: Options) -> Pricing:

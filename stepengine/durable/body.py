@@ -60,6 +60,7 @@ def request_of_root(launcher: Launcher, order: Order) -> RunRequest:
         previous=order.previous,
         info=order.info,
         limits=order.limits,
+        agent_models=order.models,
         answers=dict(order.answers),
         run_id=order.root,
     )

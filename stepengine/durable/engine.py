@@ -309,8 +309,8 @@ class DurableEngine:
             priority: 1 is first, larger numbers later; 0 goes before all of them.
             release: Which release runs it; by default this engine's.
             seed: What its randomness depends on; drawn by default.
-            options: ``params``, ``previous``, ``limits``, ``answers``, ``session_id``, ``user_id`` and ``metadata`` of
-                ``RunOptions``. With ``session_id`` it is a turn: it begins when the turns of the session before it are over,
+            options: ``params``, ``previous``, ``limits``, ``agent_models``, ``answers``, ``session_id``, ``user_id`` and
+                ``metadata`` of ``RunOptions``. With ``session_id`` it is a turn: it begins when the turns of the session before it are over,
                 whoever submitted them, and goes on from what they left. Where its agent waits for an answer in the session, it
                 is that answer, and its result is that of the run which asked.
 
@@ -322,7 +322,7 @@ class DurableEngine:
             MissingKey: when there is no key for the model's provider.
         """
         info = info_of(options)
-        unknown = [name for name in options if name not in ("params", "previous", "limits", "answers")]
+        unknown = [name for name in options if name not in ("params", "previous", "limits", "agent_models", "answers")]
         if unknown:
             why = INSTEAD.get(unknown[0])
             msg = f"a durable run takes no {unknown[0]!r}{'' if why is None else f': {why}'}"
@@ -338,6 +338,7 @@ class DurableEngine:
             id=id,
             params=plan.params_json,
             limits=options.get("limits"),
+            agent_models=options.get("agent_models"),
             previous=options.get("previous"),
             info=info,
             answers=options.get("answers"),

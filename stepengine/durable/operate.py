@@ -390,6 +390,7 @@ class Operator:
         id: str | None = None,
         params: object = None,
         limits: Limits | None = None,
+        agent_models: Mapping[str, str] | None = None,
         previous: AgentState | None = None,
         info: RunInfo | None = None,
         answers: Mapping[str, AnswerLike] | None = None,
@@ -406,6 +407,7 @@ class Operator:
             id: The run's id, which makes submitting idempotent; drawn by default.
             params: A JSON object.
             limits: Limits of this run; none that asks for more.
+            agent_models: Models of this run in place of those that agents name, by agent id.
             previous: The state that it continues.
             info: Session, user, metadata. A run in a session is a turn: it begins when those before it are over, and goes on
                 from what they left. Where the session waits for an answer to its agent, it is that answer instead.
@@ -434,6 +436,7 @@ class Operator:
             seed=seed or secrets.token_hex(8),
             info=info or RunInfo(),
             limits=limits,
+            models=dict(agent_models or {}),
             previous=previous,
             answers=dict(answers or {}),
             priority=priority,

@@ -280,7 +280,9 @@ def driven(launcher: Launcher, played: Played) -> EngineRun:
     try:
         made = at_that_time.plan(request_of_root(launcher, order))
         plan, state = played.looked_up(made.plan, made.state)
-        plan, state = session.start(plan, state, limits=order.limits, models=launcher.agent_models)
+        plan, state = session.start(
+            plan, state, limits=order.limits, models=launcher.agent_models, own_models=order.models
+        )
         services = played.wrap(made.services)
         live = at_that_time.run_of(attrs.evolve(made, plan=plan, state=state, services=services))
     except BaseException:
@@ -614,5 +616,6 @@ def order_from_journal(journal: Journal, redactor: Redactor, *, pool: str) -> tu
     order = Order(
         root=opening.run_id, agent_id=opening.agent_id, prompt=opening.prompt, params=opening.params,
         created=head.created, seed=head.seed, info=opening.info, limits=opening.limits, previous=opening.previous, pool=pool,
+        models=history.root.get("run_models") or {},
     )  # fmt: skip
     return order, Seed(outcomes, lookups)

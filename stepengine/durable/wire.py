@@ -123,6 +123,7 @@ class Order:
         seed: What its randomness depends on, with each run's path.
         info: What the caller says of it.
         limits: The limits that the caller gave.
+        models: Models in place of those that agents name, by agent id, for this run tree alone.
         previous: The state that it continues.
         answers: Answers given up front, by question id or text.
         priority: Smaller numbers first; 0 for none. Children have that of their root.
@@ -143,6 +144,7 @@ class Order:
     seed: str
     info: RunInfo = RunInfo()
     limits: Limits | None = None
+    models: Mapping[str, str] = attrs.field(factory=dict)
     previous: AgentState | None = None
     answers: Mapping[str, AnswerLike] = attrs.field(factory=dict)
     priority: int = 0
@@ -178,6 +180,7 @@ class Order:
         for name in ("limits", "previous", "parent", "slice"):
             value = getattr(self, name)
             form |= {} if value is None else {name: bare(value)}
+        form |= {"models": dict(self.models)} if self.models else {}
         form |= {"priority": self.priority} if self.priority else {}
         form |= {"turn": self.turn} if self.turn else {}
         form |= {"rules": list(self.rules)} if self.rules else {}
@@ -200,7 +203,7 @@ class Order:
             info = form["info"]
             given = {n: restored(form[n]) for n in ("limits", "previous", "parent", "slice") if n in form}
             plain = {n: form[n] for n in ("root", "agent_id", "prompt", "params", "created", "seed", "pool")}
-            plain |= {n: form[n] for n in ("priority", "turn") if n in form}
+            plain |= {n: form[n] for n in ("models", "priority", "turn") if n in form}
             plain |= {"rules": tuple(map(freeze, form["rules"]))} if "rules" in form else {}
             return cls(
                 **plain,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepengine.data.checks import FLAG, TEXT, Fine, an_instance, or_none
 from stepengine.data.hooks import Hooks
-from stepengine.engine.options import LIMITS, SessionsLike
+from stepengine.engine.options import AGENT_MODELS, LIMITS, SessionsLike
 from stepengine.errors import DefinitionError
 from stepengine.models.registry import Models
 from stepengine.runtime.clock import Clock
@@ -57,14 +57,7 @@ ENGINE = {
     "dependency_overrides": or_none(Fine(lambda value: isinstance(value, Mapping), "a mapping between functions")),
     "pricing": or_none(Fine(callable, "a function of model, usage and time")),
     "default_model": or_none(TEXT),
-    "agent_models": or_none(
-        Fine(
-            lambda value: (
-                isinstance(value, Mapping) and all(isinstance(m, str) for pair in value.items() for m in pair)
-            ),
-            'a mapping from agent ids to models, such as {"editor": "anthropic/claude-sonnet-4-5"}',
-        )
-    ),
+    "agent_models": AGENT_MODELS,
     "retry": or_none(an_instance(RetryPolicy, "RetryPolicy(attempts=2)")),
     "rate_limits": or_none(
         Fine(

@@ -399,7 +399,7 @@ class Engine:
         from stepengine.journal import runs
 
         asked = read_options("resume", ResumeOptions, options)
-        launch = partial(self._launch, agent=asked.pop("agent", None), limits=asked.pop("limits", None))
+        launch = partial(self._launch, **_of_launch(asked))
         return await runs.resume(journal, launch, **asked)
 
     async def replay(self, journal: JournalLike, **options: Unpack[ReplayOptions]) -> RunResult:
@@ -423,7 +423,7 @@ class Engine:
         from stepengine.journal import runs
 
         asked = read_options("replay", ReplayOptions, options)
-        return await runs.replay(journal, partial(self._launch, agent=asked.pop("agent", None)), **asked)
+        return await runs.replay(journal, partial(self._launch, **_of_launch(asked)), **asked)
 
     async def extend(self, journal: JournalLike, **options: Unpack[ExtendOptions]) -> RunResult:
         """
@@ -446,7 +446,7 @@ class Engine:
         from stepengine.journal import runs
 
         asked = read_options("extend", ExtendOptions, options)
-        launch = partial(self._launch, agent=asked.pop("agent", None), limits=asked.pop("limits", None))
+        launch = partial(self._launch, **_of_launch(asked))
         return await runs.extend(journal, launch, **asked)
 
     def extend_sync(self, journal: JournalLike, **options: Unpack[ExtendOptions]) -> RunResult:
@@ -473,7 +473,7 @@ class Engine:
 
         asked = read_options("fork", ForkOptions, options)
         source = as_journal(journal)
-        other = {"agent": asked.pop("agent", None), "limits": asked.pop("limits", None)}
+        other = _of_launch(asked)
         return await runs.fork(source, partial(self._launch, **other, forked=source), at=at, **asked)
 
     async def rerun(self, journal: JournalLike, **options: Unpack[RerunOptions]) -> Rerun:
@@ -499,7 +499,7 @@ class Engine:
         from stepengine.journal.rerunning import rerun
 
         asked = read_options("rerun", RerunOptions, options)
-        other = {"agent": asked.pop("agent", None), "limits": asked.pop("limits", None)}
+        other = _of_launch(asked)
         return await rerun(journal, partial(self._launch, **other), **asked)
 
     def rerun_sync(self, journal: JournalLike, **options: Unpack[RerunOptions]) -> Rerun:
@@ -519,7 +519,7 @@ class Engine:
         from stepengine.journal import runs
 
         asked = read_options("start_resume", StartResumeOptions, options)
-        other = {"agent": asked.pop("agent", None), "limits": asked.pop("limits", None)}
+        other = _of_launch(asked)
         patience = asked.pop("wait_for_answers", 0.0)
         raises = asked.get("on_divergence", "raise") == "raise"
         launch = BackgroundLaunch(self._launcher, other, raises=raises, patience=patience)
@@ -540,7 +540,7 @@ class Engine:
 
         asked = read_options("start_fork", StartForkOptions, options)
         source = as_journal(journal)
-        other = {"agent": asked.pop("agent", None), "limits": asked.pop("limits", None)}
+        other = _of_launch(asked)
         patience = asked.pop("wait_for_answers", 0.0)
         launch = BackgroundLaunch(self._launcher, {**other, "forked": source}, raises=True, patience=patience)
         return await launch.handle(runs.fork(source, launch, at=at, **asked))
@@ -792,3 +792,8 @@ def _loop_here() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+def _of_launch(asked: dict[str, Any]) -> dict[str, Any]:
+    """Take from what was asked the options of ``Launcher.again``; the others are the journal's."""
+    return {name: asked.pop(name) for name in ("agent", "limits", "agent_models") if name in asked}

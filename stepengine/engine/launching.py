@@ -41,7 +41,7 @@ from stepengine.engine.planning import (
     with_prompt,
 )
 from stepengine.engine.run import EngineRun, failing
-from stepengine.errors import StepEngineError, UnknownModel
+from stepengine.errors import InputError, StepEngineError, UnknownModel
 from stepengine.machine.plan import RunPlan
 from stepengine.runtime.asking import Remembered
 from stepengine.runtime.handle import RunHandle
@@ -247,6 +247,7 @@ class Launcher:
         *,
         agent: AgentLike | None = None,
         limits: Limits | None = None,
+        agent_models: Mapping[str, str] | None = None,
         forked: Journal | None = None,
     ) -> EngineRun:
         """Return a run that goes through what *session* has recorded; *agent* stands in for the one that it names."""
@@ -262,6 +263,7 @@ class Launcher:
                 previous=opening.previous,
                 info=opening.info,
                 limits=opening.limits if limits is None else _at_least_spent(limits, session),
+                agent_models=agent_models,
                 answers=session.answers,
                 hub=None if into is None else into.tree.hub,
             )
@@ -292,6 +294,7 @@ class Launcher:
                     session.start,
                     limits=request.limits,
                     models=self.agent_models,
+                    own_models=self._own_models(request, recorded),
                     workspace="" if place is None or place.system is None else place.name,
                 ),
                 wrap=session.wrap,
@@ -340,7 +343,7 @@ class Launcher:
             watched=partial(WATCHED, hub),
             opened=hub.opened,
             recorded=recorded,
-            chosen=self.agent_models or recorded.chosen,
+            chosen={**(self.agent_models or recorded.chosen), **self._own_models(request, recorded)},
         )
         plan, state = planner.root(request)
         services = lent(
@@ -403,6 +406,19 @@ class Launcher:
             into.tree.seat(services, made.plan, made.state, request.answers, earlier=request.earlier)
         into.tree.desk.headless = self.headless
         return into
+
+    def _own_models(self, request: RunRequest, recorded: RecordedModels) -> Mapping[str, str]:
+        """Return the models that were chosen for a run alone, by agent id: now, or when it was recorded."""
+        if not request.agent_models:
+            return recorded.own
+        own = {normalised_id(agent): self._canonical(model) for agent, model in request.agent_models.items()}
+        known = {"", *[normalised_id(one.definition.id) for one in (request.agent, *request.agent.family)]}
+        for agent in own:
+            if agent not in known:
+                msg = f"agent_models names {agent!r}, which does not run here; {', '.join(sorted(known - {''}))} would"
+                raise InputError(msg, issues=(msg,))
+        # A model for all is for those, too, that had one of their own when the run was recorded.
+        return own if "" in own else {**recorded.own, **own}
 
     def _canonical(self, model: str) -> str:
         """Return how requests name *model*; one that no provider serves stays, and is told when a run asks for it."""
@@ -573,5 +589,5 @@ def _recorded_models(session: JournaledRun, forked: Journal | None) -> RecordedM
     if root is not None:
         models.setdefault(root, "")
     is_whole = session.mode.is_closed(session.past.history)
-    chosen = history.root.get("models") or {}
-    return RecordedModels(frozenset([*models, *chosen.values()]), root, chosen, is_whole)
+    chosen, own = history.root.get("models") or {}, history.root.get("run_models") or {}
+    return RecordedModels(frozenset([*models, *chosen.values(), *own.values()]), root, chosen, own, is_whole)

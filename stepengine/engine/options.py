@@ -61,6 +61,9 @@ class RunOptions(TypedDict, total=False):
         user_id: The user's id, for hooks and tools; a store keeps it.
         metadata: A JSON object for hooks and tools; a store adds it to the session's own.
         limits: Limits of this run.
+        agent_models: Models of this run and its children in place of those that agents name, by agent id; they go before
+            those of ``Engine(agent_models=...)``, and that of ``""`` holds for all others. They are recorded, so that the run
+            is resumed, forked and replayed with them.
         answers: Answers to questions that the run will ask, by question id or text; those that *previous* waits for are
             named as in its ``pending``, and the run continues with the step that was suspended. Only an agent without a
             handler goes on from a state alone; for others ``AnswerRejected`` is raised, they need their journal, which a
@@ -76,6 +79,7 @@ class RunOptions(TypedDict, total=False):
     user_id: str | None
     metadata: Mapping[str, Any] | None
     limits: Limits | None
+    agent_models: Mapping[str, str] | None
     answers: Mapping[str, AnswerLike] | None
     journal: JournalLike | None
     on_divergence: OnDivergence
@@ -136,6 +140,8 @@ class ResumeOptions(TypedDict, total=False):
         answers: Answers to the open questions, by question id or text.
         agent: Id or definition of the agent; by default the engine's agent that the journal names.
         limits: Other limits than the recorded ones, such as more steps.
+        agent_models: Other models than the recorded ones, as for ``run``, for what is not recorded yet. A step that is
+            recorded with another model has diverged; see *on_divergence*.
         in_doubt: What becomes of an effect that was begun before a crash, has no result, and is not idempotent:
             ``"fail"`` (default) throws ``UnknownOutcome`` at the handler's yield, ``"retry"`` does it again, ``"ask"``
             suspends the run with a question.
@@ -156,6 +162,7 @@ class ResumeOptions(TypedDict, total=False):
     answers: Mapping[str, AnswerLike] | None
     agent: AgentLike | None
     limits: Limits | None
+    agent_models: Mapping[str, str] | None
     in_doubt: InDoubt
     on_divergence: OnDivergence
     ask_again: bool
@@ -182,6 +189,7 @@ class ExtendOptions(TypedDict, total=False):
         answers: Answers to questions that the run will ask, by question id or text.
         agent: Id or definition of the agent; by default the engine's agent that the journal names.
         limits: Other limits than the recorded ones.
+        agent_models: Other models than the recorded ones, as for ``resume``.
         allow_repeat: Go on although effects that do not hold any more have changed the world and may happen again.
         ask_again: Whether permissions are asked for again, but for calls whose results are recorded with them: for a journal
             that comes from somebody else, as with ``resume``.
@@ -190,6 +198,7 @@ class ExtendOptions(TypedDict, total=False):
     answers: Mapping[str, AnswerLike] | None
     agent: AgentLike | None
     limits: Limits | None
+    agent_models: Mapping[str, str] | None
     allow_repeat: bool
     ask_again: bool
 
@@ -232,6 +241,7 @@ class ForkOptions(TypedDict, total=False):
         answers: Answers to questions that are open there, by question id or text.
         agent: Id or definition of the agent; by default the engine's agent that the journal names.
         limits: Other limits than the recorded ones.
+        agent_models: Other models than the recorded ones, as for ``resume``.
         allow_repeat: Go on although effects that are cut off have changed the world and may happen again.
         into: Where the new journal goes; by default into memory.
         restore_files: The folder that ``file_tools`` was given, or several: the files that were written after that place are
@@ -242,6 +252,7 @@ class ForkOptions(TypedDict, total=False):
     answers: Mapping[str, AnswerLike] | None
     agent: AgentLike | None
     limits: Limits | None
+    agent_models: Mapping[str, str] | None
     allow_repeat: bool
     into: JournalLike | None
     restore_files: Roots | None
@@ -259,6 +270,12 @@ class StartForkOptions(ForkOptions, total=False):
 
 
 LIMITS = or_none(an_instance(Limits, "Limits(max_steps=20)"))
+AGENT_MODELS = or_none(
+    Fine(
+        lambda value: isinstance(value, Mapping) and all(isinstance(m, str) for pair in value.items() for m in pair),
+        'a mapping from agent ids to models, such as {"editor": "anthropic/claude-sonnet-4-5"}',
+    )
+)
 RUN_ID = frozenset(string.ascii_letters + string.digits + "_-.")
 MAX_RUN_ID = 200
 
@@ -269,6 +286,7 @@ def _is_run_id(value: object) -> bool:
 
 RUN = {
     "limits": LIMITS,
+    "agent_models": AGENT_MODELS,
     "run_id": Fine(_is_run_id, f"1 to {MAX_RUN_ID} ASCII letters, digits, _, - and ."),
     "session_id": or_none(TEXT),
     "user_id": or_none(TEXT),
@@ -276,9 +294,7 @@ RUN = {
     "wait_for_answers": or_none(NUMBER),
     "now": FLAG,
 }
-MODEL_HINT = (
-    "; a model is set with AgentDefinition(model=...), attrs.evolve(agent, model=...) or Engine(default_model=...)"
-)
+MODEL_HINT = "; a model is set with AgentDefinition(model=...), Engine(default_model=...), or for one run with agent_models={id: model}"
 
 
 def read_options(method: str, kind: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:

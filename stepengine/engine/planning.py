@@ -89,6 +89,7 @@ class RunRequest:
         run_id: The run's id, where one was told already; else it is drawn.
         hub: The event stream that it goes on, that of a kept-open handle; else it has one of its own.
         on_divergence: What becomes of a run that waits in the session when its agent was edited since.
+        agent_models: Models in place of those that agents name and of the engine's own choice, by agent id.
     """
 
     agent: Agent
@@ -102,6 +103,7 @@ class RunRequest:
     run_id: str | None = None
     hub: Hub | None = None
     on_divergence: str = attrs.field(default="raise", validator=_divergence)
+    agent_models: Mapping[str, str] | None = None
 
 
 def reopening(request: RunRequest) -> RunRequest:
@@ -168,13 +170,15 @@ class RecordedModels:
     Attributes:
         models: The model strings of its requests; they stay as they are.
         default: The model of the root, where neither its agent nor the engine names one.
-        chosen: The models that were chosen in place of those that agents name, by agent id; that of ``""`` for all others.
+        chosen: The models that the engine had in place of those that agents name, by agent id; that of ``""`` for all others.
+        own: Those that were chosen for this run alone, which go before these.
         is_whole: Whether nothing will be performed, so that no provider and no key is needed.
     """
 
     models: frozenset[str] = frozenset()
     default: str | None = None
     chosen: Mapping[str, str] = attrs.field(factory=dict)
+    own: Mapping[str, str] = attrs.field(factory=dict)
     is_whole: bool = False
 
 

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import attrs
 
@@ -66,6 +66,7 @@ from stepengine.system.writes import FileWrite
 
 __all__ = (
     "STABLE_CREATED",
+    "ChosenModels",
     "History",
     "Opening",
     "changes_since",
@@ -80,6 +81,8 @@ __all__ = (
 
 WAITING: Mapping[str, WaitsFor] = {"Sleep": "time", "Receive": "message", "Await": "child"}
 """What each type of effect that only waits waits for."""
+ChosenModels: TypeAlias = tuple[Mapping[str, str], Mapping[str, str]]
+"""The models in place of those that agents name, by agent id: the engine's, and those of one run alone."""
 KEPT_TRANSCRIPTS = 64
 MAX_MESSAGES = 1_000_000
 
@@ -840,7 +843,7 @@ def created_of(head: Head) -> datetime:
 
 
 def root_form(
-    plan: RunPlan, state: AgentState, limits: Limits | None, model: str | None, models: Mapping[str, str]
+    plan: RunPlan, state: AgentState, limits: Limits | None, model: str | None, models: ChosenModels
 ) -> dict[str, Any]:
     """
     Return the stored form of the Spawn that starts a root run.
@@ -850,7 +853,7 @@ def root_form(
         state: Its state.
         limits: The limits that the caller gave.
         model: A model that the agent itself does not name.
-        models: Models that were chosen in place of those that agents name, by agent id.
+        models: Models in place of those that agents name.
     """
     form: dict[str, object] = {"type": "Spawn", "agent_id": plan.definition.id, "prompt": plan.prompt}
     form |= {"params": plan.params_json, "run_id": plan.run_id}
@@ -858,7 +861,7 @@ def root_form(
         form["previous"] = bare(attrs.evolve(state, system_prompt="", tool_definitions=JsonDict(), steps_remaining=0))
     form |= {name: value for name, value in attrs.asdict(plan.info, recurse=False).items() if value}
     form |= {"model": model} if model is not None else {}
-    form |= {"models": dict(models)} if models else {}
+    form |= {name: dict(chosen) for name, chosen in zip(("models", "run_models"), models, strict=True) if chosen}
     return form | ({"limits": bare(limits)} if limits is not None else {})
 
 

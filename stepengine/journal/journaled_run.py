@@ -32,6 +32,7 @@ from stepengine.journal.encoding import bare, questions_of, too_long, without_se
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import (
     STABLE_CREATED,
+    ChosenModels,
     History,
     Opening,
     created_of,
@@ -331,6 +332,7 @@ class JournaledRun:
         *,
         limits: Limits | None = None,
         models: Mapping[str, str] | None = None,
+        own_models: Mapping[str, str] | None = None,
         workspace: str = "",
     ) -> tuple[RunPlan, AgentState]:
         """
@@ -340,7 +342,8 @@ class JournaledRun:
             plan: As the engine made it; of a recorded run from ``opening``.
             state: With its system prompt resolved.
             limits: The limits that the caller gave.
-            models: Models that the caller chose in place of those that agents name, by agent id.
+            models: Models that the engine has in place of those that agents name, by agent id.
+            own_models: Those that were chosen for this run alone.
             workspace: What the place is called that the engine's agents work in; ``""`` for a folder of this machine.
 
         Raises:
@@ -352,9 +355,9 @@ class JournaledRun:
         # on, so that a second look at the run says the same.
         try:
             if self.past is None:
-                return self._start_new(plan, state, limits, models or {}, workspace)
+                return self._start_new(plan, state, limits, (models or {}, own_models or {}), workspace)
             self._check_place(self.past.history, workspace)
-            return self._start_again(self.past, plan, state, limits, models or {})
+            return self._start_again(self.past, plan, state, limits, (models or {}, own_models or {}))
         except StepEngineError as error:
             self.close()
             raise self.fail(error) from error.__cause__
@@ -379,7 +382,7 @@ class JournaledRun:
             raise JournalError(msg)
 
     def _start_new(
-        self, plan: RunPlan, state: AgentState, limits: Limits | None, models: Mapping[str, str], workspace: str
+        self, plan: RunPlan, state: AgentState, limits: Limits | None, models: ChosenModels, workspace: str
     ) -> tuple[RunPlan, AgentState]:
         # Committed recordings: each of these would differ in every recording, and a diff of an agent's test would show
         # nothing but ids and times.
@@ -411,7 +414,7 @@ class JournaledRun:
         return self._looked_up(plan, state)
 
     def _start_again(
-        self, past: RecordedPart, plan: RunPlan, state: AgentState, limits: Limits | None, models: Mapping[str, str]
+        self, past: RecordedPart, plan: RunPlan, state: AgentState, limits: Limits | None, models: ChosenModels
     ) -> tuple[RunPlan, AgentState]:
         history, head = past.history, past.history.head
         assert head is not None  # noqa: S101 - an opening was read from it
@@ -421,7 +424,10 @@ class JournaledRun:
         created, now = created_of(head), plan.created
         plan = attrs.evolve(plan, run_id=str(history.root["run_id"]), created=created)
         plan, state = self._with_random(plan), attrs.evolve(state, run_id=plan.run_id)
-        model, chosen = history.root.get("model"), history.root.get("models") or {}
+        model, chosen = (
+            history.root.get("model"),
+            (history.root.get("models") or {}, history.root.get("run_models") or {}),
+        )
         # The limits of then are compared with, not those of now: other limits on resume hold for what is live, and are
         # no divergence (reliability:JR29).
         recorded = self.opening.limits if self.opening else None
@@ -432,7 +438,8 @@ class JournaledRun:
         if self.mode.cuts_off:
             if not is_equal:
                 past.start_over()
-            asked = Intent(*ROOT, root_form(plan, state, recorded if is_equal else limits, model, models or chosen))
+            models = (models[0] or chosen[0], models[1] or chosen[1])
+            asked = Intent(*ROOT, root_form(plan, state, recorded if is_equal else limits, model, models))
         elif not is_equal:
             assert self.replayer is not None  # noqa: S101 - there is one for everything recorded
             self.replayer.starts_alike(asked)

@@ -103,7 +103,8 @@ EFFECTS: Mapping[str, Shape] = {
     "Cancel": {"children": list, "reason?": str},
 }
 START: Shape = {
-    "run_id": str, "previous?": dict, "session_id?": str, "user_id?": str, "metadata?": dict, "model?": str, "limits?": dict,
+    "run_id": str, "previous?": dict, "session_id?": str, "user_id?": str, "metadata?": dict, "model?": str, "models?": dict, "run_models?": dict,
+    "limits?": dict,
 }  # fmt: skip
 REQUEST: Shape = {
     "model": str, "messages": list, "system_prompt?": str, "tools?": list, "tool_choice?": ANY, "settings?": dict, "tail?": list,
@@ -211,6 +212,10 @@ def _check_start(form: Mapping[str, Any]) -> None:
     check_members({k: v for k, v in form.items() if v is not None}, START, "the start of the run")
     if form["params"] is not None:
         check_members(form["params"], {}, "what params hold")
+    for name in ("models", "run_models"):
+        if not all(type(model) is str for model in (form.get(name) or {}).values()):
+            msg = f"the member {name!r} of the start of the run should hold names of models"
+            raise ValueError(msg)
     _check_stored([form.get("previous")] if form.get("previous") is not None else [], AgentState)
     _check_stored([form.get("limits")] if form.get("limits") is not None else [], Limits)
 

@@ -91,6 +91,10 @@ class StartRun(Body):
     session_id: Annotated[str | None, Field(description="The conversation.", min_length=1, max_length=200)] = None
     metadata: Annotated[dict[str, Any] | None, Field(description="For hooks and tools.")] = None
     limits: Annotated[RunLimits | None, Field(description="Beside those of the agent.")] = None
+    model: Annotated[
+        str | None,
+        Field(description="The agent's in this run; needs the scope admin.", min_length=1, max_length=200),
+    ] = None
     images: list[Picture] = Field(default_factory=list, description="Said before the prompt.", max_length=20)
     turn: Annotated[bool, Field(description="Go on from what the last run of the conversation left.")] = False
 
@@ -575,12 +579,17 @@ async def start_run(request: Request) -> Response:
         metadata=body.metadata,
         session=body.session_id,
         limits=_limits(body),
+        model=body.model,
         images=tuple([{"mime_type": one.mime_type, "data": _base64(one.data)} for one in body.images]),
     )
     if body.turn and key is not None:
         msg = "turn: a turn has no Idempotency-Key: of two who take it the second is refused"
         raise InputError(msg, issues=(msg,))
-    caller, asked = caller_of(request), await _turned(request, body, asked)
+    caller = caller_of(request)
+    if body.model is not None:
+        # Another model is another price and another provider, which the limits of the agent were not written for.
+        caller.must("admin")
+    asked = await _turned(request, body, asked)
     try:
         run, is_new = await _runs(request).start(caller, asked, key=key)
     except MissingKey as error:

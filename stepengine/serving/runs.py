@@ -135,6 +135,7 @@ class WantedRun:
         metadata: A JSON object for hooks and tools.
         session: The conversation, by the name that its owner gave it.
         limits: Members of ``Limits`` for this run, each at most what its agent may have.
+        model: Its agent's model in this run.
         images: Pictures that are said before the prompt, each with ``mime_type`` and ``data`` in base64.
         turn: That it is the next turn of the conversation, and goes on from what the last run left.
         is_patient: Whether a question waits in memory for a while, before the run is suspended.
@@ -146,6 +147,7 @@ class WantedRun:
     metadata: Mapping[str, Any] | None = None
     session: str | None = None
     limits: Mapping[str, float] | None = None
+    model: str | None = None
     images: Sequence[Mapping[str, str]] = ()
     turn: NextTurn | None = None
     is_patient: bool = True
@@ -1160,8 +1162,10 @@ class Runs:
             return {}
         agent = engine.agent(row.agent)
         settings = {name: changes.pop(name) for name in ("temperature", "max_tokens") if name in changes}
+        # The agent's own model would not do: a model that the server or the start of the run chose goes before it.
+        model = {"agent_models": {row.agent: changes.pop("model")}} if "model" in changes else {}
         agent = attrs.evolve(agent, **changes, settings=attrs.evolve(agent.settings, **settings))
-        return {"agent": agent, "on_divergence": "keep"}
+        return {"agent": agent, "on_divergence": "keep", **model}
 
     async def content(self, row: RunRow) -> bytes:
         """Return the journal as it is written."""
@@ -1319,7 +1323,11 @@ def further(most: Limits, asked: WantedRun) -> dict[str, Any]:
         if here is not None and value > here:
             msg = f"limits.{name}: {value:g} is more than the agent may have here, {here:g}"
             raise InputError(msg, issues=(msg,))
-    kept = {"limits": asked.limits and dict(asked.limits), "images": [dict(one) for one in asked.images]}
+    kept = {
+        "limits": asked.limits and dict(asked.limits),
+        "models": asked.model and {asked.agent: asked.model},
+        "images": [dict(one) for one in asked.images],
+    }
     return {name: value for name, value in kept.items() if value}
 
 
@@ -1328,6 +1336,8 @@ def started_with(request: Mapping[str, Any], previous: AgentState | None = None)
     options: dict[str, Any] = {}
     if request.get("limits"):
         options["limits"] = Limits(**request["limits"])
+    if request.get("models"):
+        options["agent_models"] = request["models"]
     if request.get("images"):
         parts = [ImagePart(data=base64.b64decode(one["data"]), mime_type=one["mime_type"]) for one in request["images"]]
         state = AgentState() if previous is None else previous

@@ -119,3 +119,32 @@ async def test_the_journal_of_a_durable_run_is_that_of_one_in_the_process(db: st
     assert told(embedded) == told(again)
     assert comparable(result) == comparable(replayed)
     assert not diff(embedded, exported)
+
+
+def replying_steps(ctx: StepContext):
+    reply = yield STEP
+    return reply.text
+
+
+def leading_steps(ctx: StepContext):
+    child = yield from AgentCall("under", "Go.")
+    reply = yield STEP
+    return [child, reply.text]
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:UT1", "durable:U7")
+async def test_models_of_one_run_hold_for_its_children_too_and_in_the_journal_that_is_exported(db: str):
+    under = AgentDefinition("under", model="test/own", handle_steps=replying_steps)
+    leader = AgentDefinition("leader", model="test/own", spawnable_agents=[under], handle_steps=leading_steps)
+    names = ScriptedModel(lambda request: request.model)
+
+    async with worker_of([leader], db, models=names) as engine:
+        chosen = await engine.run(leader, agent_models={"leader": "test/l", "under": "test/u"})
+        ordinary = await engine.run(leader)
+        journal = await engine.export(str(chosen.journal))
+    again = await Engine([leader], models=ScriptedModel([])).replay(journal)
+
+    assert chosen.error is None, chosen.error
+    assert (["test/u", "test/l"], ["test/own"] * 2) == (chosen.output, ordinary.output)
+    assert chosen.output == again.output

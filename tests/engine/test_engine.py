@@ -44,6 +44,7 @@ from stepengine.errors import (
     LimitExceeded,
     MissingKey,
     ModelError,
+    ReplayDivergence,
     StepEngineError,
     UnknownModel,
 )
@@ -215,6 +216,60 @@ async def test_models_that_are_chosen_for_agents_stand_in_the_journal_by_their_w
 
     assert b'"second/m"' in journal.lines()[1]
     assert b'"second:m"' not in b"".join(journal.lines())
+
+
+def asking_steps(ctx):
+    first = yield STEP
+    said = yield from Ask("Which?", ["one", "two"])
+    child = yield from AgentCall("child", "Go.")
+    last = yield STEP
+    return [first.text, said, child, last.text]
+
+
+def replying_steps(ctx):
+    reply = yield STEP
+    return reply.text
+
+
+@pytest.mark.spec("requirements:A5")
+@pytest.mark.parametrize(
+    ("of_engine", "of_child"),
+    [({}, "test/child"), ({"": "test/all"}, "test/all"), ({"a_b": "test/else"}, "test/child")],
+)
+async def test_models_of_one_run_go_before_those_of_agents_and_engine_and_hold_when_it_goes_on(of_engine, of_child):
+    child = AgentDefinition("child", model="test/child", handle_steps=replying_steps)
+    agent = AgentDefinition("a-b", model="test/own", spawnable_agents=[child], handle_steps=asking_steps)
+    answers, journal = ScriptedModel(lambda request: request.model), MemoryJournal()
+    built = Engine([agent], models=answers, agent_models=of_engine)
+    suspended = await built.run("a-b", journal=journal, agent_models={"a_b": "test/run"})
+    ended = await Engine([agent], models=answers, agent_models=of_engine).resume(journal, answers={"Which?": "one"})
+    again = await Engine([agent], models=ScriptedModel([]), agent_models=of_engine).replay(journal)
+    forked = await built.fork(journal, at=1, edit="two")
+    with pytest.raises(ReplayDivergence, match="another model"):
+        await built.fork(journal, at=1, edit="two", agent_models={"a-b": "test/later"})
+    extended = await built.extend(journal, answers={"Which?": "one"}, agent_models={"a-b": "test/later"})
+    kept = await built.replay(journal)
+
+    assert "suspended" == suspended.status
+    assert ["test/run", "one", of_child, "test/run"] == ended.output == again.output
+    assert ["test/run", "two", of_child, "test/run"] == forked.output
+    assert ["test/later", "one", of_child, "test/later"] == extended.output == kept.output
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ({"nobody": "test/m"}, "agent_models names 'nobody', which does not run here; plain would"),
+        ({"plain": 5}, "agent_models is a mapping from agent ids to models"),
+        ("test/m", "agent_models is a mapping from agent ids to models"),
+    ],
+)
+async def test_models_of_one_run_that_cannot_be_used_are_refused_before_it_begins(chosen, said):
+    scripted = ScriptedModel(["ok"])
+    with pytest.raises(InputError, match=said):
+        await Engine([plain()], models=scripted).run("plain", agent_models=chosen)
+
+    assert [] == scripted.calls
 
 
 @pytest.mark.parametrize("options", [{"prompt": 3}, {"params": [1]}, {"metadata": {"x": object()}}, {"previous": {}}])

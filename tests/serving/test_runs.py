@@ -73,6 +73,7 @@ AGENTS = [
     AgentDefinition("asking", tools=[deploy], handle_steps=asking),
     AgentDefinition("receiving", handle_steps=receiving),
     AgentDefinition("sleeping", handle_steps=sleeping),
+    AgentDefinition("saying", model="test/own"),
     AgentDefinition("talking", model="anthropic/claude-sonnet-4-5", tools=[wait_for], handle_steps=talking),
 ]
 SCOPES = ("read", "run", "answer")
@@ -387,6 +388,23 @@ def test_a_fork_goes_on_from_the_middle_as_a_run_of_its_own(server: Server) -> N
     assert "deployed to Rome on Friday" == ended["output"]
     assert ["Rome on Friday", "Rome on Friday"] == DONE
     assert 400 <= no_place < 500
+
+
+@pytest.mark.spec("studio:ST2")
+def test_the_model_of_a_run_is_chosen_by_an_admin_alone_and_stands_in_its_record(server: Server) -> None:
+    wanted = {"agent": "saying", "model": "test/other"}
+    with server.running():
+        refused = server.ask("POST", "/runs", wanted)
+        status, made = server.ask("POST", "/runs", wanted, of="root")
+        assert 202 == status, made
+        path = f"/runs/{made['run_id']}"
+        server.look(path, until="completed", of="root")
+        lines = [json.loads(line) for line in server.ask("GET", f"{path}/journal", of="root")[1].splitlines()]
+
+    asked = [line["effect"]["request"]["model"] for line in lines if line.get("effect", {}).get("type") == "CallModel"]
+    assert (403, "admin") == (refused[0], refused[1]["scope"])
+    assert ["test/other"] == asked
+    assert {"saying": "test/other"} == lines[1]["effect"]["run_models"]
 
 
 @pytest.mark.spec("studio:SV4", "interfaces:IF13")

@@ -164,6 +164,7 @@ def _resume(options: Options, answers: Iterable[str], how: GoingOn, *, trusts: b
     if in_doubt == "ask" and can_ask():
         given |= looked_at(history, given)
     asked = partial(bench.engine.start_resume, in_doubt=in_doubt, on_divergence=divergence, ask_again=again, now=now)
-    run = follow_run(bench, lambda: asked(journal, agent=agent, answers=given, limits=limits))
+    models = options.models or None
+    run = follow_run(bench, lambda: asked(journal, agent=agent, answers=given, limits=limits, agent_models=models))
     RunRecording(journal, recorded_as(options.journal)).ended(run.result)
     return print_result(run, options, bench)

@@ -115,6 +115,34 @@ agents, models = [free], ScriptedModel(calls)
     assert ("ModelReply", 60) == (value["type"], result)
 
 
+@pytest.mark.spec("studio:ST2")
+def test_a_run_keeps_the_model_that_it_was_started_with_over_a_kill_in_a_fork_and_where_it_is_looked_at(
+    tmp_path: Path,
+) -> None:
+    shop = Shop(tmp_path)
+    with shop.open(), shop.client() as client:
+        wanted = {"agent": "asker", "prompt": "x", "model": "t/other"}
+        run = rests(client, client.post("/runs", json=wanted).raise_for_status().json()["run_id"])
+        assert shop.process is not None
+        shop.process.kill()
+        shop.process.wait()
+    shop.url = shop.link = shop.token = ""
+    with shop.open(), shop.client() as client:
+        asked = client.get(f"/runs/{run}").json()["questions"][0]["id"]
+        client.post(f"/runs/{run}/answers", json={"answers": {asked: "one"}}).raise_for_status()
+        until(lambda: client.get(f"/runs/{run}").json()["status"] == "completed")
+        forks = [
+            rests(client, client.post(f"/runs/{run}/fork", json=body).raise_for_status().json()["run_id"])
+            for body in ({"at": "#0", "edit": "two"}, {"at": "#0", "changes": {"model": "t/later"}})
+        ]
+        outputs = [client.get(f"/runs/{one}").json()["output"] for one in (run, *forks)]
+        with looking(client, run, "#1") as page:
+            seen = page.look()
+
+    assert ["one: t/other 2:", "two: t/other 2:", "one: t/later 2:"] == [one.strip() for one in outputs]
+    assert ("t/other", []) == (seen["now"]["whole"]["request"]["model"], seen["now"]["changed"])
+
+
 # --- edit and see -----------------------------------------------------------------------------------------------------
 
 

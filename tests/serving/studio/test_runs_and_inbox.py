@@ -123,20 +123,32 @@ def test_a_run_is_started_by_a_form_of_its_agents_schema_with_limits(page: Page)
     page.fill("form .json textarea", "[1, 2]")
     page.fill("form .enum select", "green")
     page.run("document.querySelector('form details').open = true")
+    page.fill("form input.mono", "stage/other")
     page.fill("form .pair input", "2")
     page.press("Start")
     page.wait("location.hash.startsWith('#/runs/')")
     run = page.run("location.hash").split("/")[2]
     found = page.stage.until(run)
 
-    assert ["Prompt", "room needed", "coats", "colour", "dry", "sizes", "Steps at most", "US dollars at most"] == labels
-    assert ["textarea", "textarea", "number", "select-one", "checkbox", "textarea", "number", "number"] == kinds
+    assert [
+        "Prompt",
+        "room needed",
+        "coats",
+        "colour",
+        "dry",
+        "sizes",
+        "Model",
+        "Steps at most",
+        "US dollars at most",
+    ] == labels
+    assert ["textarea", "textarea", "number", "select-one", "checkbox", "textarea", "text", "number", "number"] == kinds
     assert "max_steps" == found["status"] or "completed" == found["status"]
     with page.stage.client() as client:
         view = client.get(f"/runs/{run}/view").json()
     given = view["texts"][view["run"]["params"]]
     assert {"room": "the attic", "coats": 2, "colour": "green", "sizes": [1, 2], "dry": False} == given
     assert 3 >= view["run"]["steps"]
+    assert ["stage/other"] == view["run"]["models"]
 
 
 @pytest.mark.spec("studio:ST2")

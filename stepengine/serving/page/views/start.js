@@ -47,6 +47,7 @@ export function Form({ agent, session, broken, script }) {
   const [busy, turn] = useState(false);
   const [steps, limit] = useState("");
   const [cost, afford] = useState("");
+  const [model, choose] = useState("");
   async function start(event) {
     event.preventDefault();
     fail(null);
@@ -55,7 +56,7 @@ export function Form({ agent, session, broken, script }) {
     const limits = { ...(steps ? { max_steps: Number(steps) } : {}), ...(cost ? { max_cost_usd: Number(cost) } : {}) };
     turn(true);
     try {
-      const made = await api.post("runs", { agent: agent.id, prompt, params, ...(session ? { session_id: session } : {}), ...(Object.keys(limits).length ? { limits } : {}) });
+      const made = await api.post("runs", { agent: agent.id, prompt, params, ...(session ? { session_id: session } : {}), ...(Object.keys(limits).length ? { limits } : {}), ...(model.trim() ? { model: model.trim() } : {}) });
       announce("started");
       go(["runs", made.run_id]);
     } catch (problem) { fail(problem); turn(false); }
@@ -64,8 +65,8 @@ export function Form({ agent, session, broken, script }) {
     ${agent.description ? html`<p class="dim">${agent.description}</p>` : null}
     <label class="field"><span>Prompt</span><textarea rows="4" value=${prompt} placeholder=${agent.prompt || "What it should do"} onInput=${(event) => say(event.target.value)} onKeyDown=${(event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) start(event); }}></textarea></label>
     ${fields.map((field) => html`<${Field} key=${field.name} field=${field} value=${field.name in typed ? typed[field.name] : written(field.first, field.kind)} change=${(value) => type({ ...typed, [field.name]: value })} />`)}
-    <details><summary>Limits and what it may do</summary><div class="pair"><label class="field"><span>Steps at most</span><input type="number" min="1" step="1" value=${steps} onInput=${(event) => limit(event.target.value)} /></label><label class="field"><span>US dollars at most</span><input type="number" min="0.000001" step="any" value=${cost} onInput=${(event) => afford(event.target.value)} /></label></div>
-    <p class="dim">${agent.model ? html`Model <span class="mono">${agent.model}</span>${script ? html`, in whose place the script <span class="mono">${script}</span> answers` : null}. ` : null}Limits and permissions of the server hold beside these. ${agent.tools.length ? html`Its tools: ${agent.tools.map((name) => html`<span class="mono tool">${name}</span> `)}` : "It has no tools."} What a tool may not do by the server's rules is asked in the inbox, or refused.</p></details>
+    <details><summary>Model, limits and what it may do</summary><label class="field"><span>Model</span><input type="text" class="mono" maxlength="200" value=${model} placeholder=${agent.model || "provider/model"} autocomplete="off" spellcheck="false" onInput=${(event) => choose(event.target.value)} />${script ? html`<small>The script <span class="mono">${script}</span> answers in its place.</small>` : html`<small>Of this run; by default the agent’s own.</small>`}</label><div class="pair"><label class="field"><span>Steps at most</span><input type="number" min="1" step="1" value=${steps} onInput=${(event) => limit(event.target.value)} /></label><label class="field"><span>US dollars at most</span><input type="number" min="0.000001" step="any" value=${cost} onInput=${(event) => afford(event.target.value)} /></label></div>
+    <p class="dim">Limits and permissions of the server hold beside these. ${agent.tools.length ? html`Its tools: ${agent.tools.map((name) => html`<span class="mono tool">${name}</span> `)}` : "It has no tools."} What a tool may not do by the server's rules is asked in the inbox, or refused.</p></details>
     <${Broken} text=${error && error.message === broken ? null : broken} />${agent.missing && !error ? html`<p class="problem" role="status">This agent cannot be started yet: ${agent.missing}</p>` : null}<${Problem} error=${error} />
     <div class="answers"><button type="submit" class="primary" disabled=${busy}>${busy ? "Starting…" : "Start"}</button></div>
   </form>`;
