@@ -20,7 +20,6 @@ import select
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, TracebackType
@@ -57,7 +56,9 @@ PARTS = 8
 CALM = 20_000
 """So many objects more than went come before garbage is looked for: what a walk makes mostly stays."""
 NAP = 0.3
-"""After so many seconds a process that sleeps looks whether the others are still there."""
+"""After so many seconds a process that sleeps looks whether the others are still there, and whether it was told something."""
+WRITTEN = 5.0
+"""Seconds until what one process writes must stand in the memory that it shares: it was killed in the middle of it."""
 MESSAGE = 1 << 24
 """The most bytes that can be handed on; memory is taken only for as many as are."""
 LINE = re.compile(r"(?:(?P<file>[^:]*):)?(?P<line>[0-9]{1,9})")
@@ -101,7 +102,8 @@ def can_fork() -> str:
         return "this system has no fork"
     if not hasattr(signal, "sigtimedwait"):
         return "this system has no sigtimedwait"
-    count = threading.active_count()
+    # Those of `threading` alone would not do: any that runs Python may hold a lock that the new process would wait for.
+    count = len(sys._current_frames())  # noqa: SLF001 - the interpreter's own list of its threads
     return f"{count} threads run, and a fork needs to be alone" if count > 1 else ""
 
 
@@ -206,6 +208,9 @@ class ForkedWalk:
         """
         self._write({"places": [], "active": 0})
         before, collects = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1}), gc.get_threshold()
+        # The mask is this thread's. One that a library started, such as one for numbers, lets the signal through, and
+        # what it does by default is to end the process.
+        self._handlers[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, lambda *_: None)
         if 0 < collects[0] < CALM:
             gc.set_threshold(CALM, *collects[1:])
         try:
@@ -250,19 +255,23 @@ class ForkedWalk:
         """Fork; return whether this is the new process, which is awake."""
         if os.fork():
             return False
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        told = ("to", "message")
-        self._write({**{name: said for name, said in self._read().items() if name not in told}, "active": os.getpid()})
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handlers[number])
+        self._write({**self._read(), "active": os.getpid()})
         return True
 
     def _sleep(self, parent: int) -> Mapping[str, Any]:
         """Sleep until somebody has a message for this process, or nobody is left who could; return it."""
         while True:
-            woken = signal.sigtimedwait({signal.SIGUSR1}, NAP)
+            # Whether the signal came says nothing: another thread may have got it.
+            signal.sigtimedwait({signal.SIGUSR1}, NAP)
             known = self._read()
-            if woken is not None and (known.get("to") == os.getpid() or "end" in known):
-                message: Mapping[str, object] = known if "end" in known else known["message"]
+            if "end" in known:
+                return known
+            if known.get("to") == os.getpid():
+                message: Mapping[str, object] = known["message"]
+                # Taken, before it would be read a second time; whoever told it has left, so nobody else writes here.
+                self._write({name: said for name, said in known.items() if name not in ("to", "message")})
                 return message
             if os.getppid() != parent:
                 os._exit(1)
@@ -307,16 +316,24 @@ class ForkedWalk:
     # --- awake --------------------------------------------------------------------------------------------------------
 
     def _read(self) -> dict[str, Any]:
-        size = int.from_bytes(self._shared[:4], "big")
-        known: dict[str, object] = json.loads(self._shared[4 : 4 + size])
-        return known
+        # Those that sleep read by the clock, too, and may do so while another one writes.
+        until = time.monotonic() + WRITTEN
+        while time.monotonic() < until:
+            size = int.from_bytes(self._shared[:4], "big")
+            with contextlib.suppress(ValueError):
+                known: dict[str, object] = json.loads(self._shared[4 : 4 + size])
+                return known
+            time.sleep(0.0005)
+        return {"places": [], "active": 0, "end": 1}
 
     def _write(self, known: Mapping[str, object]) -> None:
         text = json.dumps(known).encode()
         if len(text) > MESSAGE - 4:
             msg = f"the debugger cannot hand on {len(text)} bytes"
             raise InputError(msg)
-        self._shared[: 4 + len(text)] = len(text).to_bytes(4, "big") + text
+        self._shared[:4] = bytes(4)
+        self._shared[4 : 4 + len(text)] = text
+        self._shared[:4] = len(text).to_bytes(4, "big")
 
     def _place(self, position: int) -> tuple[int, int]:
         """Return the nearest place at or before a position: its process, and where it stands."""

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import _thread
 import json
 import os
 import re
@@ -261,6 +262,14 @@ def test_a_process_with_threads_is_not_forked() -> None:
 
     ended.set()
     thread.join()
+    # As a library starts one that `threading` never hears of.
+    going, ended = threading.Event(), threading.Event()
+    _thread.start_new_thread(lambda: (going.set(), ended.wait()), ())
+    going.wait()
+    said = can_fork()
+    ended.set()
+
+    assert "threads run" in said
 
 
 BIG = """
@@ -428,5 +437,39 @@ print("went on with", code)
 
 def test_a_process_that_is_woken_once_more_at_the_end_lives_on() -> None:
     ran = subprocess.run([sys.executable, "-c", WOKEN_TWICE], capture_output=True, text=True, timeout=60, check=False)
+
+    assert (ran.stdout, ran.returncode) == ("went on with 3\n", 0), ran.stderr
+
+
+BESIDE_NATIVE_THREADS = """
+import ctypes, time
+from types import SimpleNamespace
+from stepengine.judging.debugger import ForkedWalk
+
+libc = ctypes.CDLL(None)  # threads of the kind that a library for numbers has, and that Python knows nothing of
+for _ in range(3):
+    libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.pause, None)
+
+walk = ForkedWalk(SimpleNamespace(position=0, last=0, close=lambda: None))
+fork = walk._fork
+
+def slowly():
+    is_new = fork()
+    if not is_new:
+        time.sleep(1)  # so that the signal comes while this process does not wait for it
+    return is_new
+
+walk._fork = slowly
+code = walk.begin()
+if code is None:
+    walk.finish(3)
+print("went on with", code)
+"""
+
+
+def test_a_signal_that_a_thread_of_a_library_gets_ends_nothing_and_is_not_missed() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", BESIDE_NATIVE_THREADS], capture_output=True, text=True, timeout=60, check=False
+    )
 
     assert (ran.stdout, ran.returncode) == ("went on with 3\n", 0), ran.stderr
