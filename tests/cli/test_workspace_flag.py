@@ -63,6 +63,11 @@ def test_the_tools_work_there_and_undo_and_a_replay_know(folder: Path) -> None:
     assert elsewhere.exit_code == 1
     assert "written below another folder" in elsewhere.stderr + elsewhere.stdout
     assert (folder / "project" / "new.txt").exists()
+    unnamed = CliRunner().invoke(app, ["undo", "run.jsonl", "--workspace", "somewhere"])
+    assert (1, True) == (unnamed.exit_code, "'somewhere' names no workspace" in unnamed.stderr)
+    undone = CliRunner().invoke(app, ["undo", "run.jsonl", "--cwd", "project", "--workspace", PYTHON])
+    gc.collect()
+    assert (0, False) == (undone.exit_code, (folder / "project" / "new.txt").exists()), undone.stderr
 
 
 ASKER = """

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import attrs
 import typer
 
 from stepengine.cli.exits import Exit, complain
@@ -29,6 +32,12 @@ def undo(
     cwd: Annotated[
         Path | None, typer.Option(help="Folder that the tools worked in; default: as the run was started.")
     ] = None,
+    workspace: Annotated[
+        str,
+        typer.Option(
+            help="Where the tools ran, if not on this machine; default: as the run was started.", metavar="KIND:WHERE"
+        ),
+    ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
     partial: Annotated[
         bool, typer.Option("--partial", help="Leave the files that were changed since, and bring back the rest.")
@@ -56,6 +65,7 @@ def undo(
       stepengine undo --last
       stepengine undo run.jsonl --cwd project
       stepengine undo run.jsonl --at 5          what was written after effect 5
+      stepengine undo run.jsonl --workspace ssh:box:/srv/project
 
     Leaves with 0 when it is done, with 1 when it is refused.
     """
@@ -63,15 +73,16 @@ def undo(
 
     options = find_journal(Options(journal=file, last=last))
     try:
-        done = undo(
-            journal_at(options.journal),
-            root_of(options) if cwd is None else cwd,
-            at=at,
-            dry_run=dry_run,
-            partial=partial,
-            moved=moved,
-            allow_protected=allow_protected or (),
-        )
+        with _named_root(options, cwd, workspace) as root:
+            done = undo(
+                journal_at(options.journal),
+                root,
+                at=at,
+                dry_run=dry_run,
+                partial=partial,
+                moved=moved,
+                allow_protected=allow_protected or (),
+            )
     except UndoRefused as error:
         for path, why in error.files:
             say(f"changed   {path}: {why}", hang=10)
@@ -80,6 +91,20 @@ def undo(
         return complain(error.message, Exit.FAILED)
     say(str(done))
     return Exit.COMPLETED
+
+
+@contextmanager
+def _named_root(options: Options, cwd: Path | None, workspace: str) -> Iterator[Path | Workspace]:
+    """Give where that is undone which a run wrote: what is named, and else where the run was started."""
+    if workspace:
+        root = root_of(attrs.evolve(options, workspace=workspace, cwd=options.cwd if cwd is None else cwd))
+    else:
+        root = root_of(options) if cwd is None else cwd
+    try:
+        yield root
+    finally:
+        if not isinstance(root, Path):
+            root.close()
 
 
 def root_of(options: Options) -> Path | Workspace:
