@@ -96,8 +96,9 @@ class Root:
         self.id = root_id(self._identity(os.fspath(path)))
         self.secrets = PathRules((*SECRETS, *policy.withhold), policy.allow_secrets)
         self.protected = PathRules(PROTECTED, (*policy.allow_protected, *UNPROTECTED))
-        if self.system is None and not policy.allow_wide_root:
-            self._refuse_wide(path)
+        here = folder.here if isinstance(folder, Workspace) else path
+        if here is not None and not policy.allow_wide_root:
+            self._refuse_wide(path, here)
 
     def _identity(self, path: str) -> tuple[str, ...]:
         """Return what tells it from other roots: its real path here, where it stands here, too."""
@@ -120,16 +121,20 @@ class Root:
             raise DefinitionError(msg) from error
         self.real = tuple([p for p in os.path.realpath(folder).split("/") if p])
 
-    def _refuse_wide(self, folder: str | os.PathLike[str]) -> None:
+    def _refuse_wide(self, folder: str | os.PathLike[str], here: str | os.PathLike[str]) -> None:
         try:
             home = Path.home()
         except RuntimeError:
             home = Path("/")
+        try:
+            info = self.info if self.system is None else os.stat(here)  # noqa: PTH116  (samestat takes this)
+        except OSError:  # a container of another machine
+            return
         # By inode and not by name: `/home/../home/me` and a link to it are the home folder, too. A model that may write
         # there may write what the shell runs at its next start.
         for wide in (home, *home.parents, Path("/")):
             try:
-                same = os.path.samestat(self.info, os.stat(wide))  # noqa: PTH116  (samestat takes this)
+                same = os.path.samestat(info, os.stat(wide))  # noqa: PTH116  (samestat takes this)
             except OSError:
                 continue
             if same:

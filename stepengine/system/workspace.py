@@ -13,7 +13,6 @@ import os
 import shlex
 import shutil
 import stat
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -342,7 +341,9 @@ class Workspace:
         start_seconds: float = START_SECONDS,
     ) -> Workspace:
         """
-        Return a folder of this machine in a sandbox of bubblewrap: beside it there are only the system's programs, read-only.
+        Return a folder of this machine in a sandbox of bubblewrap: beside it there are only the programs of the system and of ``PATH``.
+
+        These are read-only. Of the variables of here there is ``PATH``; ``HOME`` is ``/tmp``.
 
         Args:
             root: The folder; it is written to for good.
@@ -354,22 +355,27 @@ class Workspace:
         Raises:
             DefinitionError: when it is not a folder, or ``/``.
         """
-        from stepengine.system.bubblewrap import PROGRAM, shown_system
+        from stepengine.system.bubblewrap import PROGRAM, own_python, shown_search_path, shown_system
 
         real = os.path.realpath(root)
-        if not Path(real).is_dir() or real == "/":
-            msg = f"Workspace.bubblewrap needs a folder that is not /, not {os.fspath(root)!r}"
+        if real == "/":
+            msg = "Workspace.bubblewrap needs a folder that is not /: everything below it may be written to"
+            raise DefinitionError(msg)
+        if not Path(real).is_dir():
+            why = "it is no folder" if Path(real).exists() else "it does not exist"
+            msg = f"the root {os.fspath(root)!r} of Workspace.bubblewrap cannot be opened as a folder: {why}"
             raise DefinitionError(msg)
         path = os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
         shown = list(shown_system(path, network=network))
         at = shown.index("--tmpfs", shown.index("--dev"))
         shown[at:at] = ["--size", str(tmp_bytes)]
-        made = ["--clearenv", "--setenv", "PATH", path, "--setenv", "HOME", "/tmp", "--setenv", "LANG", "C.UTF-8"]  # noqa: S108  (inside of the sandbox)
+        variables = {"PATH": shown_search_path(path), "HOME": "/tmp", "LANG": "C.UTF-8"}  # noqa: S108  (inside of the sandbox)
+        made = ["--clearenv", *[word for name in variables for word in ("--setenv", name, variables[name])]]
         words = (PROGRAM, *shown, "--bind", real, real, *made, "--chdir", real, "--")
         return cls._at(
             real,
             name=f"bubblewrap:{real}",
-            argv=lambda options: (*words, sys.executable, *options),
+            argv=lambda options: (*words, own_python(), *options),
             limits=limits,
             start=start_seconds,
             shown={real: real},
