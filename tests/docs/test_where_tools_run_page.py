@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,13 @@ from typer.testing import CliRunner
 
 from stepengine import AgentDefinition
 from stepengine.cli.app import app
-from stepengine.testing import ScriptedModel
-from stepengine.tools import Workspace
+from stepengine.tools import ToolRegistry, Workspace, file_tools, search_tools, shell_tools
 from tests.tools.podman import NAME, as_command, podman, ran
 
 from .pages import blocks_of, execute, page
 
 PAGE = "where-tools-run.md"
-INSIDE, COMMAND, KEPT = [block for block in blocks_of(page(PAGE)) if block.kind in ("python", "console")]
+AGENT_FILE, INSIDE, COMMAND, KEPT = [block for block in blocks_of(page(PAGE)) if block.kind in ("python", "console")]
 AGENT = """
 from stepengine import AgentDefinition, ToolCall
 
@@ -68,14 +68,29 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "project"
 
 
+def test_the_agent_of_the_page_has_tools_that_its_program_gives(tmp_path: Path) -> None:
+    names: dict[str, Any] = {"__name__": "agent"}
+    execute(AGENT_FILE, PAGE, names)
+    given = [*file_tools(tmp_path, write=True), *search_tools(tmp_path), *shell_tools(tmp_path)]
+    agent = names["agent"]
+
+    assert isinstance(agent, AgentDefinition)
+    assert set(names["tools"]) <= set(ToolRegistry(given).specs())
+
+
 @pytest.mark.deep
 @pytest.mark.spec("reliability:WS1")
-def test_the_program_and_the_command_of_the_page_work_in_a_container(project: Path) -> None:
-    made: dict[str, Any] = {}
-    exec(AGENT, made)
-    agent: AgentDefinition = made["agent"]
-    names: dict[str, Any] = {"__name__": "page", "agent": agent, "models": ScriptedModel([])}
+def test_the_program_and_the_command_of_the_page_work_in_a_container(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    With an agent in the place of the page's, whose handler needs no model.
+    """
+    monkeypatch.syspath_prepend(project.parent)
+    monkeypatch.delitem(sys.modules, "agent", raising=False)
+    names: dict[str, Any] = {"__name__": "page"}
     execute(INSIDE, PAGE, names)
+    monkeypatch.delitem(sys.modules, "agent")
     assert "/workspace ['new.txt']\n" == names["result"].unwrap()
 
     (project / "new.txt").unlink()

@@ -12,15 +12,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
+from stepengine.errors import DefinitionError
+from stepengine.system.far import Elsewhere
 from stepengine.system.workspace import Workspace
 from stepengine.tools import bundled
 
+from .places import OLD, why_not
 from .podman import NAME, docker, podman
 
 VARIABLE = "STEPENGINE_TEST_WORKSPACE"
@@ -37,18 +41,22 @@ def over_an_old_python(root: Any) -> Workspace:
 
 
 def in_a_sandbox(root: Any) -> Workspace:
-    return Workspace.bubblewrap(root)
-
-
-def old_python() -> Path | None:
     """
-    Return a Python 3.8, the oldest that the other end may have.
+    Return the workspace that a user makes; the variables of a test are those of there, too, but for what the sandbox itself sets.
     """
-    found = [*Path("~/.pyenv/versions").expanduser().glob("3.8.*/bin/python3.8"), *Path("/usr/bin").glob("python3.8")]
-    return next(iter(found), None)
+    made = Workspace.bubblewrap(root)
+    assert made.system is not None
+    place = made.system.place
+    words = list(place.argv(()))
+    sets = {words[at + 1] for at, word in enumerate(words) if word == "--setenv"}
+    more = [word for name in os.environ if name not in sets for word in ("--setenv", name, os.environ[name])]
 
+    def argv(options: tuple[str, ...]) -> list[str]:
+        given = list(place.argv(options))
+        at = given.index("--")
+        return [*given[:at], *more, *given[at:]]
 
-OLD = old_python()  # before tests have another home folder
+    return attrs.evolve(made, system=Elsewhere(attrs.evolve(place, argv=argv)))
 
 
 class Sshd:
@@ -99,17 +107,10 @@ class Sshd:
         self.process.wait()
 
 
-def can_ssh() -> bool:
-    return os.getuid() == 0 and None not in (
-        shutil.which("ssh"),
-        shutil.which("sshd", path="/usr/sbin:/usr/local/sbin"),
-    )
-
-
 @pytest.fixture(scope="session")
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    if not can_ssh():
-        pytest.skip("needs ssh, sshd and the right to start it")
+    if why := why_not("ssh"):
+        pytest.skip(why)
     made = Sshd(tmp_path_factory.mktemp("sshd", numbered=True))
     yield made
     made.stop()
@@ -118,6 +119,9 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
 class Box:
     """
     A container of Podman or Docker in which the folders of tests stand where they stand here, and the system's programs, read-only.
+
+    Attributes:
+        processes: Within which its processes have their numbers, as ``/proc/PID/ns/pid`` says it.
     """
 
     def __init__(self, folder: Path, tests: Path) -> None:
@@ -132,9 +136,13 @@ class Box:
         self._run("run", "--detach", "--init", "--network=none", f"--name={self._name}", *self._podman.options, *mounts,
                   f"--volume={tests}:{tests}", NAME, "/usr/bin/sleep", "86400")  # fmt: skip
 
-    def _run(self, *words: str) -> None:
-        done = subprocess.run([self._podman.program, *words], capture_output=True, check=False, timeout=120)
+        first = self._run("inspect", "--format={{.State.Pid}}", self._name)
+        self.processes = str(Path(f"/proc/{int(first)}/ns/pid").readlink())
+
+    def _run(self, *words: str) -> str:
+        done = subprocess.run([self._podman.program, *words], capture_output=True, check=False, timeout=120, text=True)
         assert 0 == done.returncode, done.stderr
+        return done.stdout
 
     def workspace(self, root: Any) -> Workspace:
         # The variables of a test are those of there, too: many are about them.
@@ -164,21 +172,110 @@ def _serving(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("box")
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+@attrs.frozen
+class Running:
     """
-    Have the bundled tools work elsewhere in the folder that they are given, where that was asked for; gives what ends that.
-    """
-    made: list[Workspace] = []
+    A process of this machine, and what it is to those that see it by another number.
 
-    def end() -> None:
-        for workspace in made:
+    Attributes:
+        parent: The number of its parent here.
+        within: Within which it has the number.
+        number: Its number there.
+        ended: Whether it ended, and was not waited for.
+    """
+
+    parent: int
+    within: str
+    number: int
+    ended: bool
+
+
+def running() -> dict[int, Running]:
+    """
+    Return the processes of this machine by their numbers here.
+    """
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            lines = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines() if ":\t" in line)
+            within = str((folder / "ns" / "pid").readlink())
+        except OSError:
+            continue
+        number = int(lines["NSpid"].split()[-1])
+        found[int(folder.name)] = Running(int(lines["PPid"]), within, number, lines["State"][0] in "ZX")
+    return found
+
+
+def begun_here(found: dict[int, Running]) -> Iterator[Running]:
+    """
+    Yield the processes that this one started, and those that they started.
+    """
+    within = {os.getpid()}
+    while more := {number for number, one in found.items() if one.parent in within} - within:
+        within |= more
+        yield from [found[number] for number in more]
+
+
+class There:
+    """
+    Where the tools of a test work, as far as the test has to know.
+
+    Attributes:
+        home: The home folder there.
+        of_the_whole_system: What is said of the root ``/``, as a regular expression.
+    """
+
+    def __init__(self, box: Box | None) -> None:
+        self.made: list[Workspace] = []
+        self._box = box
+        sandbox = CHOSEN == "bubblewrap"
+        self.home = "/tmp" if sandbox else str(Path.home())
+        self.of_the_whole_system = "needs a folder that is not /" if sandbox else "allow_wide_root"
+
+    def end(self) -> None:
+        """
+        End what the tools of the test started.
+        """
+        for workspace in self.made:
             workspace.close()
 
-    if not CHOSEN:
-        yield end
-        return
+    def needs_the_whole_system(self) -> None:
+        """
+        Leave out a test of the root ``/`` where there is no such workspace: that it is refused is all there is to see.
+        """
+        if CHOSEN == "bubblewrap":
+            with pytest.raises(DefinitionError, match=self.of_the_whole_system):
+                Workspace.bubblewrap("/")
+            pytest.skip("there is no sandbox whose root is the whole system, and this one was refused")
+
+    def running(self, numbers: Iterable[int], *, here: bool = False) -> list[int]:
+        """
+        Return those processes that run; one that ended and was not waited for does not.
+
+        Args:
+            numbers: Their numbers there.
+            here: Whether they are numbers of this machine, of what another process of it started.
+        """
+        found, own = running(), str(Path("/proc/self/ns/pid").readlink())
+        within = {own}
+        if self._box is not None and not here:
+            within = {self._box.processes}
+        elif CHOSEN == "bubblewrap" and not here:
+            within = {one.within for one in begun_here(found)} - {own}
+        alive = {one.number for one in found.values() if one.within in within and not one.ended}
+        return [number for number in numbers if number in alive]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[There]:
+    """
+    Have the bundled tools work elsewhere in the folder that they are given, where that was asked for.
+    """
     contained: Box | None = request.getfixturevalue("box") if CHOSEN in CONTAINERS else None
+    there = There(contained)
+    if not CHOSEN:
+        yield there
+        return
     server: Sshd | None = request.getfixturevalue("sshd") if CHOSEN == "ssh" else None
     ways: dict[str, Callable[[Any], Workspace]] = {
         "pipe": over_a_pipe, "old": over_an_old_python, "bubblewrap": in_a_sandbox,
@@ -188,12 +285,12 @@ def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     for kind in (bundled.FileTools, bundled.SearchTools, bundled.ShellTools):
         below = kind.below
 
-        def there(self: Any, root: Any, below: Any = below) -> Any:
+        def moved(self: Any, root: Any, below: Any = below) -> Any:
             if isinstance(root, Workspace):
                 return below(self, root)
-            made.append(ways[CHOSEN](root))
-            return below(self, made[-1])
+            there.made.append(ways[CHOSEN](root))
+            return below(self, there.made[-1])
 
-        monkeypatch.setattr(kind, "below", there)
-    yield end
-    end()
+        monkeypatch.setattr(kind, "below", moved)
+    yield there
+    there.end()

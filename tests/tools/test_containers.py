@@ -108,6 +108,20 @@ async def test_a_container_sees_nothing_of_this_machine_and_reaches_nobody(
     assert "from there\n" == (tmp_path / "project" / "a.txt").read_text()
 
 
+@pytest.mark.spec("reliability:FS26", "reliability:WS1")
+def test_the_home_folder_of_this_machine_is_a_root_only_when_that_is_meant(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "project").mkdir()
+    with make(mounts={tmp_path: "/workspace"}) as place:
+        with pytest.raises(DefinitionError, match="allow_wide_root"):
+            file_tools(place)
+        file_tools(place, allow_wide_root=True)
+    with make(mounts={tmp_path / "project": "/workspace"}) as place:
+        file_tools(place)
+
+
 ATTACKS = {
     "a fork bomb": "import os\nwhile True:\n try: os.fork()\n except OSError: raise SystemExit('no more processes')",
     "memory": "x = []\nwhile True: x.append(bytearray(1 << 24))",

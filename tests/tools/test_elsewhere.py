@@ -7,7 +7,6 @@ import asyncio
 import itertools
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -35,15 +34,18 @@ from stepengine.tools import (
     shell_tools,
 )
 
+from .places import why_not
 from .podman import docker, podman
 
 HERE = Path(__file__).parent
-SUITE = (
-    "test_file_tools.py", "test_confinement.py", "test_search_tools.py", "test_proposals.py", "test_ignore.py", "test_overview_tools.py",
-    "test_shell_tools.py", "test_shell_runs.py", "test_shell_git.py", "test_followups_and_checks.py",
-)  # fmt: skip
-SOME = ("test_file_tools.py", "test_confinement.py", "test_search_tools.py", "test_shell_tools.py")
-"""A log-in, or a program in a container, for each test takes its time."""
+SUITE = {
+    "files": (
+        "test_file_tools.py", "test_confinement.py", "test_search_tools.py", "test_proposals.py", "test_ignore.py", "test_overview_tools.py",
+        "test_followups_and_checks.py",
+    ),
+    "programs": ("test_shell_tools.py", "test_shell_runs.py", "test_shell_git.py", "test_watch.py"),
+}  # fmt: skip
+"""Not those of terminals of an editor and of ``sandbox=True``, which belong to this machine."""
 INSIDE = {
     "nothing_is_started": "it looks at what this process starts",
     "a_missing_folder_that_appears_as_a_link": "it puts another function in the place of one of this process",
@@ -54,12 +56,6 @@ INSIDE = {
     "output_file_of_a_job_has_a_cap": "it changes a limit of this process",
 }
 """Tests of what this process does itself, and why they cannot be about another one."""
-OF_CONTAINERS = {
-    "kills_the_whole_tree": "it looks for a process by its number, and there it has another one",
-    "what_left_session_and_environment": "likewise",
-    "two_hundred_children": "it looks for processes by their numbers",
-    "background_job_is_looked_after": "it reads the job's output, which is there, from here",
-}
 OF_SSH = {
     "program_in_the_root_is_not_found": "the log-in there chooses the search path",
     "too_wide_is_refused": "the log-in there chooses the home folder",
@@ -71,35 +67,16 @@ OF_SSH = {
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:WS1", "reliability:WS2")
-@pytest.mark.parametrize("way", ["pipe", "old", "ssh", "podman", "docker"])
-def test_the_tests_of_the_tools_pass_over_every_way_with_the_same_results(way: str, tmp_path: Path) -> None:
-    if way == "old" and not [
-        *Path("~/.pyenv/versions").expanduser().glob("3.8.*"),
-        *Path("/usr/bin").glob("python3.8"),
-    ]:
-        pytest.skip("needs a Python 3.8")
-    if way == "ssh" and (os.getuid() or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin") is None):
-        pytest.skip("needs ssh, sshd and the right to start it")
-    found = podman(tmp_path) if way == "podman" else docker() if way == "docker" else None
-    if found is not None and found.why:
-        pytest.skip(found.why)
-    own = {"ssh": OF_SSH, "podman": OF_CONTAINERS, "docker": OF_CONTAINERS}.get(way, {})
-    left_out = " and ".join([f"not {name}" for name in (*INSIDE, *own)])
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-n",
-        "0",
-        "-p",
-        "no:cacheprovider",
-        f"--basetemp={tmp_path / 'b'}",
-        "-k",
-        left_out,
-    ]
+@pytest.mark.parametrize("part", SUITE)
+@pytest.mark.parametrize("way", ["pipe", "old", "ssh", "bubblewrap", "podman", "docker"])
+def test_the_tests_of_the_tools_pass_over_every_way_with_the_same_results(way: str, part: str, tmp_path: Path) -> None:
+    why = podman(tmp_path).why if way == "podman" else docker().why if way == "docker" else why_not(way)
+    if why:
+        pytest.skip(why)
+    left_out = " and ".join([f"not {name}" for name in (*INSIDE, *(OF_SSH if way == "ssh" else {}))])
+    words = ["-q", "-n", "0", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'b'}", "-k", left_out]
     done = subprocess.run(
-        [*command, *[str(HERE / name) for name in (SOME if way in ("ssh", "podman", "docker") else SUITE)]],
+        [sys.executable, "-m", "pytest", *words, *[str(HERE / name) for name in SUITE[part]]],
         env={**os.environ, "STEPENGINE_TEST_WORKSPACE": way}, capture_output=True, text=True, check=False, cwd=HERE.parents[1],
     )  # fmt: skip
 
@@ -151,6 +128,72 @@ async def test_variables_that_commands_may_see_are_those_of_there(root: Path, mo
         tools = ToolRegistry(shell_tools(place, env=["WORKS_WITH"]))
 
         assert "there\n" == (await ran(tools, ["printenv", "WORKS_WITH"]))["stdout"]
+
+
+@pytest.mark.skipif(bool(why_not("bubblewrap")), reason="needs bubblewrap and the right to use it")
+@pytest.mark.spec("reliability:WS4", "reliability:WS7")
+async def test_in_a_sandbox_there_are_no_variables_of_here_and_programs_are_found_however_they_are_reached(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A folder of the search path, and this Python's environment, may be links; ``~/bin`` is shown without what stands beside it.
+    """
+    home = tmp_path / "home"
+    for folder, program in ((tmp_path / "tools" / "bin", "linked"), (home / "bin", "own"), (root / "bin", "planted")):
+        folder.mkdir(parents=True)
+        (folder / program).write_text(f"#!/bin/sh\necho {program} ran\n")
+        (folder / program).chmod(0o755)
+    (home / "secret").write_text("of here")
+    (tmp_path / "link").symlink_to(tmp_path / "tools" / "bin")
+    path = [tmp_path / "link", home / "bin", root / "bin", tmp_path / "gone", "bin", "/usr/bin", "/bin"]
+    monkeypatch.setenv("PATH", os.pathsep.join(map(str, path)))
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("WORKS_WITH", "here")
+    (tmp_path / "environment").symlink_to(sys.prefix)
+    monkeypatch.setattr(sys, "executable", f"{tmp_path}/environment/bin/{Path(sys.executable).name}")
+    with Workspace.bubblewrap(root) as place:
+        tools = ToolRegistry(shell_tools(place, allow_shell=True, env=["WORKS_WITH"], home="real"))
+        seen = await ran(tools, "linked; own; planted || true; echo ${WORKS_WITH-nothing}, $HOME, $LANG; echo $PATH")
+        listed = await ran(tools, ["ls", "-A", str(home), str(tmp_path / "tools")])
+
+    shown = f"{tmp_path / 'tools' / 'bin'}:{home / 'bin'}:/usr/bin:/bin"
+    assert ["linked ran", "own ran", "nothing, /tmp, C.UTF-8", shown] == seen["stdout"].splitlines()
+    assert "planted: not found" in seen["stderr"]
+    assert f"{home}:\nbin\n\n{tmp_path / 'tools'}:\nbin\n" == listed["stdout"]
+
+
+@pytest.mark.skipif(bool(why_not("bubblewrap")), reason="needs bubblewrap and the right to use it")
+@pytest.mark.spec("reliability:WS7")
+async def test_programs_that_are_installed_in_the_home_folder_run_in_a_sandbox_and_keys_beside_them_are_not_shown(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    local, cargo = home / ".local", home / ".cargo"
+    keys = [
+        cargo / "credentials.toml", local / "share" / "keyrings" / "login", local / "share" / "tool" / "auth.json", local / "state" / "history",
+        home / ".netrc",
+    ]  # fmt: skip
+    real = [local / "share" / "uv" / "tools" / "linter" / "bin" / "linter", local / "share" / "tool" / "bin" / "tool"]
+    programs = [cargo / "bin" / "builds", local / "bin" / "own", home / "node" / "v1" / "bin" / "runs", *real]
+    for file in (*keys, *programs, home / "node" / "v1" / "LICENSE", local / "lib" / "library", cargo / "env"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("#!/bin/sh\necho ${0##*/} ran\n" if file in programs else "a key of here")
+        file.chmod(0o755)
+    for program in real:
+        (local / "bin" / program.name).symlink_to(program)
+    (local / "bin" / "out").symlink_to(home / ".netrc")
+    folders = [cargo / "bin", local / "bin", home / "node" / "v1" / "bin", Path("/usr/bin"), Path("/bin")]
+    monkeypatch.setenv("PATH", os.pathsep.join(map(str, folders)))
+    (tmp_path / "linked").symlink_to(home)
+    monkeypatch.setenv("HOME", str(tmp_path / "linked"))
+    with Workspace.bubblewrap(root) as place:
+        tools = ToolRegistry(shell_tools(place, allow_shell=True))
+        told = await ran(tools, "builds; own; runs; linter; tool")
+        found = await ran(tools, ["find", str(home), "-type", "f"])
+
+    assert [f"{name} ran" for name in ("builds", "own", "runs", "linter", "tool")] == told["stdout"].splitlines()
+    shown = {*programs, home / "node" / "v1" / "LICENSE", local / "lib" / "library"}
+    assert set(map(str, shown)) == set(found["stdout"].splitlines())
 
 
 @pytest.mark.deep
@@ -393,7 +436,7 @@ async def test_change_hooks_run_there(root: Path) -> None:
         (lambda: Workspace.ssh("", "/x"), "cannot be given to ssh"),
         (lambda: Workspace.kubernetes("pod", namespace="-x"), "cannot be given to kubectl"),
         (lambda: Workspace.bubblewrap("/"), "folder that is not /"),
-        (lambda: Workspace.bubblewrap("/nowhere"), "folder that is not /"),
+        (lambda: Workspace.bubblewrap("/nowhere"), "cannot be opened as a folder: it does not exist"),
         (lambda: Workspace.named("docker"), "names no workspace"),
         (lambda: Workspace.named("ssh:host"), "names no workspace"),
         (lambda: Workspace.named("over:'x"), "cannot be read"),

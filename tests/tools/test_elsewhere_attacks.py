@@ -25,22 +25,15 @@ from stepengine.tools import ToolRegistry, Workspace, file_tools, search_tools, 
 from stepengine.tools.shell import process
 from stepengine.tools.shell.tools import FLOODED
 
+from .places import why_not
+
 SECRET = "the secret of this machine"
 MIB = 1024 * 1024
 USER = 54_321
 
-
-def has_bubblewrap() -> bool:
-    program = shutil.which("bwrap")
-    tried = program and subprocess.run(
-        [program, "--unshare-all", "--ro-bind", "/", "/", "true"], capture_output=True, check=False
-    )
-    return bool(tried) and not tried.returncode  # type: ignore[union-attr]
-
-
 pytestmark = [
     pytest.mark.deep,
-    pytest.mark.skipif(not has_bubblewrap(), reason="needs bubblewrap and the right to use it"),
+    pytest.mark.skipif(bool(why_not("bubblewrap")), reason="needs bubblewrap and the right to use it"),
 ]
 
 

@@ -21,7 +21,11 @@ SIGNATURE = "gpgsig -----BEGIN PGP SIGNATURE-----\n \n aGVsbG8=\n -----END PGP S
 
 @attrs.frozen
 class Foreign:
-    """A repository that somebody else configured, with a changed file, a signed commit and a submodule."""
+    """
+    A repository that somebody else configured, with a changed file, a signed commit and a submodule.
+
+    What it names stands in its own ``.git``: in a sandbox there is nothing beside the root that could be run.
+    """
 
     root: Path
     evil: Path
@@ -75,10 +79,12 @@ def configured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def foreign(configured: Path, tmp_path: Path) -> Foreign:
-    made = Foreign(tmp_path / "root", tmp_path / "evil", tmp_path / "canary")
+    planted = tmp_path / "root" / ".git" / "planted"
+    made = Foreign(tmp_path / "root", planted / "evil", planted / "canary")
+    shutil.copytree(configured, made.root, symlinks=True)
+    planted.mkdir()
     made.evil.write_text(f'#!/bin/sh\necho ${{0##*/}} >> {made.canary}\nexec cat "$@"\n')
     made.evil.chmod(0o755)
-    shutil.copytree(configured, made.root, symlinks=True)
     return made
 
 

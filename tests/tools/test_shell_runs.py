@@ -27,14 +27,6 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 RUN = "run_terminal_command"
 
 
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in {"Z", "X"}
-
-
 async def until(happened: Callable[[], Any]) -> Any:
     async with asyncio.timeout(20):
         while not (found := happened()):  # noqa: ASYNC110  (another process makes it happen)
@@ -87,12 +79,13 @@ def slow(ctx: Any) -> Any:
 @pytest.mark.spec("reliability:SH04", "reliability:SH17")
 @pytest.mark.parametrize("way", ["interrupt", "shutdown", "closed", "cancelled", "limit"])
 async def test_however_a_run_ends_its_command_ends_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, elsewhere: Any
 ) -> None:
     engine = Engine()
     agent = basher(*shell_tools(tmp_path, allow_shell=True), handle_steps=slow)
     handle = engine.start(agent, limits=Limits(max_seconds=60 if way == "limit" else None))
     pid = int(await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
+    assert elsewhere.running([pid])
     if way == "interrupt":
         handle.interrupt()
     elif way == "cancelled":
@@ -113,7 +106,7 @@ async def test_however_a_run_ends_its_command_ends_with_it(
     assert waiting.done()
     assert waiting.cancelled() is (way == "cancelled")
     assert waiting.cancelled() or waiting.result().status is not RunStatus.COMPLETED
-    assert not alive(pid)
+    assert not elsewhere.running([pid])
 
 
 def child_with_job(ctx: Any) -> Any:
@@ -124,14 +117,14 @@ def child_with_job(ctx: Any) -> Any:
 
 @LINUX
 @pytest.mark.spec("requirements:F9", "requirements:X30", "reliability:SH14")
-async def test_a_job_ends_with_its_own_run_and_the_result_lists_it(tmp_path: Path) -> None:
+async def test_a_job_ends_with_its_own_run_and_the_result_lists_it(tmp_path: Path, elsewhere: Any) -> None:
     tools = shell_tools(tmp_path)
     children: list[Any] = []
 
     def parent(ctx: Any) -> Any:
         mine = (yield ToolCall(RUN, {"command": ["sleep", "100"], "process_type": "BACKGROUND"})).tool_result.data
         child = yield from AgentCall("helper")
-        children.append((child["status"], alive(child["pid"]), alive(mine["pid"])))
+        children.append((child["status"], elsewhere.running([child["pid"], mine["pid"]]) == [mine["pid"]]))
         return {"mine": mine["pid"]}
 
     helper = AgentDefinition(id="helper", tools=tools, handle_steps=child_with_job, output_mode="structured_output")
@@ -141,8 +134,8 @@ async def test_a_job_ends_with_its_own_run_and_the_result_lists_it(tmp_path: Pat
         result = await engine.run(agent, journal=journal)
         replayed = await engine.replay(journal)
 
-    assert children[0] == ("running", False, True)
-    assert not alive(result.output["mine"])
+    assert children[0] == ("running", True)
+    assert not elsewhere.running([result.output["mine"]])
     assert len([w for w in result.warnings if "(sleep 100) was ended with its run" in w]) == 2
     assert [e.kind for log in result.tool_calls for e in log.result.side_effects] == ["job_started"]
     assert replayed == result
@@ -210,7 +203,7 @@ async def test_a_replay_runs_nothing(tmp_path: Path) -> None:
 
 @LINUX
 @pytest.mark.spec("reliability:SH14", "reliability:SH04")
-async def test_a_job_ends_with_a_run_that_is_cancelled_again_and_again(tmp_path: Path) -> None:
+async def test_a_job_ends_with_a_run_that_is_cancelled_again_and_again(tmp_path: Path, elsewhere: Any) -> None:
     pids: list[int] = []
 
     def handler(ctx: Any) -> Any:
@@ -229,7 +222,7 @@ async def test_a_job_ends_with_a_run_that_is_cancelled_again_and_again(tmp_path:
             await asyncio.sleep(0.02)
         assert task.cancelled()
 
-    assert not alive(pids[0])
+    assert not elsewhere.running(pids)
 
 
 class Broken:

@@ -46,17 +46,6 @@ KEPT = 25_000
 """How many characters of each end of a stream are kept."""
 
 
-def alive(pid: int) -> bool:
-    """
-    Return whether a process runs; one that ended and was not waited for does not.
-    """
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in {"Z", "X"}
-
-
 def carrying(text: str) -> list[str]:
     """
     Return the command lines of running processes with *text* in their environment.
@@ -72,14 +61,14 @@ def carrying(text: str) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_survives(monkeypatch: pytest.MonkeyPatch, elsewhere: Callable[[], None]) -> Iterator[str]:
+def nothing_survives(monkeypatch: pytest.MonkeyPatch, elsewhere: Any) -> Iterator[str]:
     """
     Give every command a variable of this test, and fail when a process with it is left.
     """
     test = uuid.uuid4().hex
     monkeypatch.setenv(TEST, test)
     yield test
-    elsewhere()
+    elsewhere.end()
     assert [] == carrying(f"{TEST}={test}")
 
 
@@ -232,7 +221,8 @@ async def test_what_cannot_be_executed_is_named_and_no_shell_tries_it(
 
 
 @pytest.mark.spec("reliability:FS26", "reliability:HP2")
-async def test_below_the_root_of_the_whole_system_programs_are_found() -> None:
+async def test_below_the_root_of_the_whole_system_programs_are_found(elsewhere: Any) -> None:
+    elsewhere.needs_the_whole_system()
     assert "hi\n" == await Sh(Path("/"), allow_wide_root=True).out(["echo", "hi"])
 
 
@@ -296,18 +286,21 @@ async def test_the_timeout_is_what_was_asked_for_within_bounds(
 
 @LINUX
 @pytest.mark.spec("reliability:SH01", "generator-contract:T15")
-async def test_a_child_that_keeps_the_pipe_open_is_not_waited_for_and_killed(root: Path) -> None:
+async def test_a_child_that_keeps_the_pipe_open_is_not_waited_for_and_killed(root: Path, elsewhere: Any) -> None:
     out = await Sh(root, allow_shell=True).out("echo a; sleep 100 & echo $!; env -i sleep 100 & echo $!")
 
     first, *pids = out.split()
     assert first == "a"
-    assert [] == [pid for pid in pids if alive(int(pid))]
+    assert len(pids) == 2
+    assert [] == elsewhere.running(map(int, pids))
 
 
 @LINUX
 @pytest.mark.spec("reliability:SH02")
 @pytest.mark.usefixtures("soon")
-async def test_two_hundred_children_that_ignore_the_signal_are_killed(root: Path, belongings: Belongings) -> None:
+async def test_two_hundred_children_that_ignore_the_signal_are_killed(
+    root: Path, belongings: Belongings, elsewhere: Any
+) -> None:
     sh = Sh(root, {"belongings": lambda: belongings}, allow_shell=True)
     started = await sh(
         "trap '' TERM; i=0; while [ $i -lt 200 ]; do sleep 100 & echo $!; i=$((i+1)); done; echo ready; wait",
@@ -316,15 +309,15 @@ async def test_two_hundred_children_that_ignore_the_signal_are_killed(root: Path
     ready = await sh.do("check_job", job_id=started.data["job_id"], wait_for="ready", timeout_seconds=20)
     assert ready.data["found"], ready.text
     pids = [int(line) for line in ready.data["stdout"].split()[:-1]]
-    assert len(pids) == 200
+    assert len(pids) == 200 == len(elsewhere.running(pids))
     await sh.do("kill_job", job_id=started.data["job_id"])
 
-    assert [] == [pid for pid in [*pids, started.data["pid"]] if alive(pid)]
+    assert [] == elsewhere.running([*pids, started.data["pid"]])
 
 
 @LINUX
 @pytest.mark.spec("reliability:SH03")
-async def test_what_left_the_process_group_is_found_and_killed(root: Path) -> None:
+async def test_what_left_the_process_group_is_found_and_killed(root: Path, elsewhere: Any) -> None:
     result = await Sh(root).out(
         python("""
             import os, time
@@ -344,23 +337,23 @@ async def test_what_left_the_process_group_is_found_and_killed(root: Path) -> No
     )
 
     assert result == ""
-    assert not alive(int((root / "pid").read_text()))
+    assert not elsewhere.running([int((root / "pid").read_text())])
 
 
 @LINUX
 @pytest.mark.spec("reliability:SH04", "generator-contract:T15")
 @pytest.mark.usefixtures("soon")
-async def test_cancelling_the_call_kills_the_whole_tree(root: Path) -> None:
+async def test_cancelling_the_call_kills_the_whole_tree(root: Path, elsewhere: Any) -> None:
     task = asyncio.create_task(Sh(root, allow_shell=True)("trap '' TERM; sleep 100 & echo $! > new; mv new pid; wait"))
     pid = int(await until(lambda: (root / "pid").exists() and (root / "pid").read_text()))
-    assert alive(pid)
+    assert elsewhere.running([pid])
     task.cancel()
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 
-    assert not alive(pid)
+    assert not elsewhere.running([pid])
 
 
 ESCAPING = """
@@ -396,7 +389,7 @@ def escaping(name: str, then: str = "") -> list[str]:
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("way", ["it ends", "timeout", "cancelled", "killed with its job"])
 async def test_what_left_session_and_environment_ends_with_its_command(
-    root: Path, belongings: Belongings, up_at: Any, way: str
+    root: Path, belongings: Belongings, up_at: Any, way: str, elsewhere: Any
 ) -> None:
     if way == "timeout":
         up_at(root / "seen")
@@ -406,7 +399,7 @@ async def test_what_left_session_and_environment_ends_with_its_command(
     options: dict[str, Any] = {"process_type": "BACKGROUND"} if job else {}
     task = asyncio.create_task(sh(command, **options, **({"timeout_seconds": 3} if way == "timeout" else {})))
     pid = int(await until(lambda: (root / "pid").exists() and (root / "pid").read_text()))
-    assert way == "it ends" or alive(pid)
+    assert way == "it ends" or elsewhere.running([pid])
     (root / "seen").touch()
     if way == "cancelled":
         task.cancel()
@@ -415,7 +408,7 @@ async def test_what_left_session_and_environment_ends_with_its_command(
         if job:
             await sh.do("kill_job", job_id=result.data["job_id"])
 
-    assert not alive(pid)
+    assert not elsewhere.running([pid])
 
 
 @LINUX
@@ -434,7 +427,7 @@ async def test_the_process_that_embeds_the_engine_is_not_changed(root: Path) -> 
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("how", ["KILL", "STOP"])
 async def test_a_command_that_turns_against_its_supervisor_ends_with_it(
-    root: Path, monkeypatch: pytest.MonkeyPatch, up_at: Any, how: str
+    root: Path, monkeypatch: pytest.MonkeyPatch, up_at: Any, how: str, elsewhere: Any
 ) -> None:
     monkeypatch.setattr(process, "DEATH_SECONDS", 0.5)
     up_at(root / "turned")
@@ -442,13 +435,13 @@ async def test_a_command_that_turns_against_its_supervisor_ends_with_it(
     script = f"setsid sleep 100 & echo $! > new; mv new pid; echo said; sleep 0.3; {turns}"
     result = await Sh(root, allow_shell=True)(script, timeout_seconds=2)
 
-    assert not alive(int((root / "pid").read_text()))
+    assert not elsewhere.running([int((root / "pid").read_text())])
     assert ("SIGKILL", "said\n") == (result.data["signal"], result.data["stdout"])
 
 
 @LINUX
 @pytest.mark.spec("reliability:SH04")
-def test_a_command_and_what_left_it_end_with_a_process_that_is_killed(root: Path) -> None:
+def test_a_command_and_what_left_it_end_with_a_process_that_is_killed(root: Path, elsewhere: Any) -> None:
     code = """
         import asyncio, json, sys
         from stepengine.tools import ToolRegistry, shell_tools
@@ -466,10 +459,10 @@ def test_a_command_and_what_left_it_end_with_a_process_that_is_killed(root: Path
         finally:
             parent.kill()
     pids = [int((root / name).read_text()) for name in ("left", "here")]
-    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+    while elsewhere.running(pids, here=True) and time.monotonic() < deadline:
         time.sleep(0.01)
 
-    assert [] == [pid for pid in pids if alive(pid)]
+    assert [] == elsewhere.running(pids, here=True)
 
 
 async def test_private_folders_are_removed_with_the_command(root: Path) -> None:
@@ -799,11 +792,11 @@ async def test_the_configuration_of_a_repository_runs_nothing(root: Path) -> Non
     assert not (root / "canary").exists()
 
 
-async def test_the_home_folder_is_private_unless_the_real_one_is_wanted(root: Path) -> None:
+async def test_the_home_folder_is_private_unless_the_real_one_is_wanted(root: Path, elsewhere: Any) -> None:
     sh, real = Sh(root, allow_shell=True), Sh(root, allow_shell=True, home="real")
 
     assert await sh.out("ls -A $HOME; ls -A $TMPDIR; stat -c %a $HOME/..") == "700\n"
-    assert await real.out("echo $HOME") == f"{Path.home()}\n"
+    assert await real.out("echo $HOME") == f"{elsewhere.home}\n"
 
 
 # --- many -----------------------------------------------------------------------------------------------------------
@@ -888,7 +881,7 @@ async def test_a_background_job_is_looked_after_by_its_id(root: Path, belongings
     last = await sh.do("check_job", job_id=job, timeout_seconds=20)
     found = await sh.do("check_job", job_id=job, wait_for="one")
     killed = await sh.do("kill_job", job_id=job)
-    file = Path(started.data["output_file"])
+    file = started.data["output_file"]
 
     assert effects == [("job_started", job)]
     assert (first.data["status"], first.data["found"], first.data["stdout"]) == ("running", True, "one\n")
@@ -899,14 +892,16 @@ async def test_a_background_job_is_looked_after_by_its_id(root: Path, belongings
     assert found.data["found"] is True
     assert killed.data["exit_code"] == 3
     assert "ended already" in killed.data["message"]
-    assert file.read_text() == "one\ntwo\nerr\n"
+    assert await sh.out(["cat", file]) == "one\ntwo\nerr\n"
     assert await belongings.aclose() == []
-    assert not file.exists()
+    assert (await sh(["test", "-e", file])).data["exit_code"] == 1
 
 
 @LINUX
 @pytest.mark.spec("requirements:F9", "reliability:SH14", "reliability:HP5")
-async def test_jobs_are_stopped_counted_and_end_with_their_run(root: Path, belongings: Belongings) -> None:
+async def test_jobs_are_stopped_counted_and_end_with_their_run(
+    root: Path, belongings: Belongings, elsewhere: Any
+) -> None:
     other = Belongings()
     ids = iter([f"c{n}" for n in range(100)])
 
@@ -932,7 +927,7 @@ async def test_jobs_are_stopped_counted_and_end_with_their_run(root: Path, belon
     assert "no job 'job-c0'" in theirs.text
     assert stopped.data["signal"] == "SIGINT"
     assert not sixth.is_error
-    assert [] == [j["pid"] for j in [*jobs, sixth.data] if alive(j["pid"])]
+    assert [] == elsewhere.running([j["pid"] for j in [*jobs, sixth.data]])
     expected = [f"background job {j['job_id']} (sleep 100) was ended with its run" for j in [*jobs[1:], sixth.data]]
     assert mentioned == expected
 
@@ -1061,7 +1056,7 @@ def test_options_that_make_no_sense_are_refused(root: Path, made: Any, said: str
         shell_tools(root, **made)
 
 
-def test_a_root_that_is_too_wide_is_refused() -> None:
-    with pytest.raises(DefinitionError, match="allow_wide_root"):
+def test_a_root_that_is_too_wide_is_refused(elsewhere: Any) -> None:
+    with pytest.raises(DefinitionError, match=elsewhere.of_the_whole_system):
         shell_tools("/")
     assert signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL
