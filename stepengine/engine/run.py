@@ -218,8 +218,9 @@ async def stream_run(live: EngineRun) -> AsyncGenerator[Event, None]:
     try:
         # As `Subscription.events`, whose generator inside of this one would cost every token.
         while True:
-            for event in subscription.waiting():
-                yield event
+            while events := subscription.waiting():
+                for event in events:
+                    yield event
             if not await subscription.more():
                 return
     finally:

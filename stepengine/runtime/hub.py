@@ -12,7 +12,7 @@ import asyncio
 import os
 from array import array
 from bisect import bisect_right
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
@@ -59,6 +59,8 @@ MAX_SUBSCRIBERS = 100
 MAX_OBSERVER_ERRORS = 10
 MAX_JOINED = 4_096
 """Characters that deltas are joined to at most, so that joining many stays cheap."""
+BATCH = 100
+"""How many events a reader takes at once, at most."""
 BEHIND = 100
 """A reader has fallen behind when a hundredth of what may wait does: a stuck one costs kilobytes, and loses no text."""
 # Enough to tell the few processes apart that ever drive one run. It stands in the id of each event that goes over the
@@ -74,6 +76,8 @@ DELTAS = frozenset({TextDelta, ThinkingDelta, ToolInputDelta})
 SET_RUN_ID, SET_EPOCH, SET_INDEX = (vars(Event)[name].__set__ for name in ("run_id", "epoch", "index"))
 NOTED = frozenset({LogLine, PhaseChanged, RunStarted})
 """The kinds that the hub itself takes note of."""
+LOOKED_AT = (NOTED | DELTAS) - {PhaseChanged}
+"""The kinds that are not just put to what waits for an only reader; only handles ask for the phase, and they keep events."""
 Delta: TypeAlias = TextDelta | ThinkingDelta | ToolInputDelta
 
 
@@ -406,12 +410,14 @@ class Hub:
         shows: Says which events are news; the others are neither shown nor logged. By default all are.
 
     Attributes:
-        shows: As given.
         run_id: The root run's id.
         resumed: Whether the root run goes on from its journal.
         goes_on: Whether another run follows in this stream when one has ended: that of a kept-open handle.
         watched: Whether anybody is shown events, or will be; while nobody is, they need not be made.
-        phase: What the root run is doing.
+        phase: What the root run is doing, as far as events are kept or somebody beside one reader is shown them.
+        only: What waits for a reader who is the only one that is shown anything; ``None`` while there is no such reader.
+        line: The same, while that reader does not wait for an event.
+        placed: How many of the events in it, from the first one on, have their place in the stream.
         history: Gives the history of the root run at this moment, while it runs.
         warnings: Observers that were dropped.
         crash: What an observer or the logger raised for the caller of the run, the first of it.
@@ -425,7 +431,7 @@ class Hub:
         self._receivers: list[Receiver] = [*watchers]
         self._subscriptions: list[Subscription] = []
         self._logger = logger
-        self.shows = shows
+        self._shows = shows
         self.run_id = ""
         self.resumed = False
         self.goes_on = False
@@ -439,6 +445,9 @@ class Hub:
         self._is_over = False
         self._event_redactor = EventRedactor()
         self.watched = bool(self._receivers)
+        self.only: list[Event | _Joined] | None = None
+        self.line: list[Event | _Joined] | None = None
+        self.placed = 0
         self.phase = RunPhase.IDLE
         self.history: Callable[[], Transcript] | None = None
         self.warnings: list[str] = []
@@ -455,6 +464,16 @@ class Hub:
             self._epoch = os.urandom(EPOCH_BYTES).hex()
         return self._epoch
 
+    @property
+    def shows(self) -> Callable[[Event], bool] | None:
+        """Says which events are news; all are when it is ``None``."""
+        return self._shows
+
+    @shows.setter
+    def shows(self, shows: Callable[[Event], bool] | None) -> None:
+        self._shows = shows
+        self._find_only_reader()
+
     def keep(self) -> None:
         """Keep the newest events from now on, for whoever subscribes later."""
         if self._ring is None:
@@ -467,6 +486,27 @@ class Hub:
         # steps (performance:Q2).
         self._epoch, self.watched = self.epoch, True
         self._receivers.insert(at, receiver)
+        self._find_only_reader()
+
+    def _find_only_reader(self) -> None:
+        """Take note of whether all that is shown waits for one reader."""
+        self.give_places()
+        reader = self._receivers[0] if len(self._receivers) == 1 and self._shows is None else None
+        self.only = reader.queue if isinstance(reader, Subscription) else None
+        self.line = reader.queue if isinstance(reader, Subscription) and not reader.is_waiting else None
+        self.placed = 0 if self.only is None else len(self.only)
+
+    def give_places(self) -> None:
+        """Give the events their places in the stream that wait for the only reader and have none yet."""
+        line, placed = self.only, self.placed
+        if line is None or placed == len(line):
+            return
+        run_id, epoch, index = self.run_id, self._epoch, self._index
+        for index, event in enumerate(line[placed:] if placed else line, index):  # noqa: B020
+            SET_RUN_ID(event, run_id)
+            SET_EPOCH(event, epoch)
+            SET_INDEX(event, index)
+        self._index, self.placed = index + 1, len(line)
 
     def opened(self, history: Callable[[], Transcript]) -> None:
         """Learn where the history of the root run can be looked up; called by its machine."""
@@ -492,15 +532,22 @@ class Hub:
     def emit(self, event: Event, *, is_clean: bool = False) -> None:
         """Give *event* its index and show it, if it is news; one that *is_clean* is shown as it is."""
         # Every event of a watched run and every token passes here, so what is done for each stands in this one
-        # function. The two usual cases cost one look each: a run that is not resumed has only news, and a process that
-        # knows no secrets has nothing to look for.
-        if not is_clean and (GIVEN.names or self.shows is not None):
+        # function. What only waits for one reader gets its place when that reader takes it: nobody sees it before.
+        line = self.line
+        if line is not None and type(event) not in LOOKED_AT and not GIVEN.names and len(line) < MAX_QUEUE:
+            line.append(event)
+            return
+        # The two usual cases cost one look each: a run that is not resumed has only news, and a process that knows no
+        # secrets has nothing to look for.
+        if not is_clean and (GIVEN.names or self._shows is not None):
             for clean in self._clean(event):
                 self.emit(clean, is_clean=True)
             return
         if type(event) in NOTED:
             self._note(event)
         if self.watched:
+            if line is not None:
+                self.give_places()
             index = self._index
             SET_RUN_ID(event, self.run_id)
             SET_EPOCH(event, self._epoch)
@@ -513,10 +560,12 @@ class Hub:
                     receiver.put(event)
                 except BaseException as error:  # noqa: BLE001 - only what is the caller's comes out of `_note_failure`
                     self._note_failure(receiver, event, error)
+            if self.line is not None:
+                self.placed = len(self.line)
 
     def _clean(self, event: Event) -> Iterator[Event]:
         """Give what is shown in place of *event*: the news in it, without secrets."""
-        for news in (event,) if self.shows is None else self._news(event, self.shows):
+        for news in (event,) if self._shows is None else self._news(event, self._shows):
             # One event may become several: what deltas of that run had held back goes out in front of it.
             yield from self._event_redactor.through(news) if GIVEN.names else (news,)
 
@@ -582,6 +631,7 @@ class Hub:
         if len(self._subscriptions) >= MAX_SUBSCRIBERS:
             msg = f"this run has {MAX_SUBSCRIBERS} subscribers already; close one, or pass events on from one of them"
             raise LimitExceeded(msg, kind="readers", limit=MAX_SUBSCRIBERS)
+        self.give_places()
         index = -1 if after is None else self._place(after)
         subscription = Subscription(self)
         if self._ring is not None:
@@ -624,6 +674,7 @@ class Hub:
             self._subscriptions.remove(subscription)
             self._receivers.remove(subscription)
             self.watched = bool(self._receivers)
+            self._find_only_reader()
 
     def _note(self, event: Event) -> None:
         kind = type(event)
@@ -703,18 +754,23 @@ class Subscription:
 
     At most 10,000 events wait. A reader that falls behind gets deltas that belong together as one; when that is not enough,
     deltas go first, after that the newest, and the reader is told with ``EventsDropped``. The last event always fits.
+
+    Attributes:
+        queue: What waits.
     """
 
     def __init__(self, hub: Hub, limit: int = MAX_QUEUE) -> None:
         self._hub = hub
         self._limit = limit
         self._behind = limit // BEHIND
-        # A deque and a future of our own in place of `asyncio.Queue`: what waits is changed from both ends (deltas are
+        # A list and a future of our own in place of `asyncio.Queue`: what waits is changed from both ends (deltas are
         # joined to the last one, or thrown out from the middle), and whoever puts something must neither wait nor fail.
-        self._queue: deque[Event | _Joined] = deque()
+        self.queue: list[Event | _Joined] = []
+        self._held: list[Event] = []
         self._dropped = 0
         self._reason = "buffer"
         self._has_lost = False
+        self._has_joined = False
         # Whether it was seen that no deltas wait, and none came since the reader fell behind.
         self._is_bare = False
         self._ended = False
@@ -722,7 +778,7 @@ class Subscription:
 
     def put(self, event: Event) -> None:
         """Keep *event* for the reader, or count it as dropped."""
-        queue = self._queue
+        queue = self.queue
         count = len(queue)
         # Not joined for a reader that keeps up: a page shows text as it comes, and would get it in jumps.
         if count <= self._behind or (count < self._limit and type(event) not in DELTAS) or self._has_place(event):
@@ -735,7 +791,7 @@ class Subscription:
         is_delta = type(event) in DELTAS
         if is_delta and self._join_to_last(event):
             return False
-        if len(self._queue) >= self._limit and not self._make_room(event):
+        if len(self.queue) >= self._limit and not self._make_room(event):
             return False
         self._is_bare = self._is_bare and not is_delta
         return True
@@ -752,7 +808,8 @@ class Subscription:
 
     def close(self) -> None:
         """Stop reading and forget what waits."""
-        self._queue.clear()
+        self.queue.clear()
+        self._held.clear()  # whoever iterates it gets nothing more
         self.end()
 
     async def events(self) -> AsyncGenerator[Event, None]:
@@ -760,23 +817,31 @@ class Subscription:
         # Reading ends by `aclose`, too, when the page is closed: the place among the subscribers has to become free.
         try:
             while True:
-                for event in self.waiting():
-                    yield event
+                while events := self.waiting():
+                    for event in events:
+                        yield event
                 if not await self.more():
                     return
         finally:
             self.close()
 
-    def waiting(self) -> Iterator[Event]:
-        """Give what waits until nothing does."""
-        queue, take = self._queue, self._queue.popleft
-        while True:
-            if self._has_lost:
-                yield self._told_of_loss()
-            if not queue:
-                return
-            event = take()
-            yield event if type(event) is not _Joined else event.whole()  # type: ignore[misc]
+    def waiting(self) -> list[Event]:
+        """Return what waits, a hundred events at most; it is empty when nothing does, and when the reader has stopped."""
+        # In one list, whose events need nobody's turn one after the other; not all at once, since what a reader holds is
+        # neither joined nor counted when it falls behind.
+        queue, hub = self.queue, self._hub
+        if hub.only is queue:
+            hub.give_places()
+            hub.placed = max(0, len(queue) - BATCH)
+        taken = queue[:BATCH]
+        del queue[:BATCH]
+        if self._has_joined:
+            taken = [event if type(event) is not _Joined else event.whole() for event in taken]
+            self._has_joined = bool(queue)
+        if self._has_lost:
+            taken.insert(0, self._told_of_loss())
+        self._held = taken  # type: ignore[assignment]
+        return self._held
 
     async def more(self) -> bool:
         """Wait when no event does, and return whether another one may come."""
@@ -785,11 +850,23 @@ class Subscription:
         # Made for one wait and thrown away: a wait that is cancelled cancels its future, and one that is used again would be
         # done already. An `asyncio.Event` would do the same with a set of waiters, for the one that there is.
         self._waiter = asyncio.get_running_loop().create_future()
+        if self._hub.only is self.queue:
+            self._hub.line = None
         try:
             await self._waiter
         finally:
-            self._waiter = None
+            self._stop_waiting()
         return True
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the reader waits for an event."""
+        return self._waiter is not None
+
+    def _stop_waiting(self) -> None:
+        self._waiter = None
+        if self._hub.only is self.queue:
+            self._hub.line = self.queue
 
     def _told_of_loss(self) -> EventsDropped:
         event = EventsDropped(count=self._dropped, reason=self._reason, run_id=self._hub.run_id, epoch=self._hub.epoch)
@@ -798,13 +875,14 @@ class Subscription:
         return event
 
     def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
+        waiter = self._waiter
+        self._stop_waiting()
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     def _join_to_last(self, event: Event) -> bool:
         """Append a delta to the last one that waits, if it goes on where that stops."""
-        last = self._queue[-1]
+        last = self.queue[-1]
         # Only to the one that waits last: joined to an earlier one, text would come before what was shown between the two.
         if type(last) is _Joined:
             return last.take(event)
@@ -813,7 +891,8 @@ class Subscription:
         one = _Joined(last)  # type: ignore[arg-type]
         if not one.take(event):
             return False
-        self._queue[-1] = one
+        self.queue[-1] = one
+        self._has_joined = True
         return True
 
     def _make_room(self, event: Event) -> bool:
@@ -825,11 +904,11 @@ class Subscription:
         # ends the reply holds it whole.
         self._has_lost = True
         if type(event) not in DELTAS and not self._is_bare:
-            kept = [e for e in self._queue if type(e) is not _Joined and type(e) not in DELTAS]
-            dropped = len(self._queue) - len(kept)
+            kept = [e for e in self.queue if type(e) is not _Joined and type(e) not in DELTAS]
+            dropped = len(self.queue) - len(kept)
             self._dropped += dropped
-            self._queue.clear()
-            self._queue += kept
+            self.queue.clear()
+            self.queue += kept
             # Looked for once and not again at each event of a reader that is stuck.
             self._is_bare = True
             if dropped:

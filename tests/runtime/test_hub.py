@@ -124,7 +124,7 @@ async def test_who_never_reads_holds_a_bounded_queue_for_the_whole_tree_and_gets
         slow.put(ToolInputDelta(path=path, seq=3, tool_name="a", text="{"))
         slow.put(ToolInputDelta(path=path, seq=3, tool_name="b", text="{"))
 
-    assert len(slow._queue) <= 100
+    assert len(slow.queue) <= 100
 
     slow.put(the_end())
     slow.end()
@@ -155,7 +155,7 @@ async def test_a_run_goes_on_while_nobody_reads_its_stream(world):
     finished = await tree.run()
 
     assert "done" == finished.output
-    assert len(subscription._queue) <= 10_000
+    assert len(subscription.queue) <= 10_000
     assert {"": 20_004, "0": 20_000, "1": 20_000} == paths  # the root's own and both starts and ends of children
 
     tree.hub.finish(the_end())
