@@ -337,19 +337,21 @@ class CallIds:
 
     def coming(self, number: int) -> str:
         """Return the id that ``new`` will give to a call of the reply under way; *number* counts from 0."""
-        at = self.next
-        record, view = self._history.record, self._history.view
-        # Who watches is told of the first call twice: with its arguments, and with the reply that asks for it.
-        for_at, of_record, of_view, known = self._known
-        if not number and for_at == at and of_record is record and of_view is view:
-            return known
-        first = not number
+        at, history = self.next, self._history
+        record, view = history.record, history.view
+        if not number:
+            # Who watches is told of the first call twice: with its arguments, and with the reply that asks for it.
+            for_at, of_record, of_view, call_id = self._known
+            if for_at == at and of_record is record and of_view is view:
+                return call_id
+            call_id = f"{self._prefix}{at}"
+            if not (record.has_call(call_id) or (view is not record and view.has_call(call_id))):
+                self._known = at, record, view, call_id
+                return call_id
         while True:
             call_id = f"{self._prefix}{at}"
             if not (record.has_call(call_id) or (view is not record and view.has_call(call_id))):
                 if not number:
-                    if first:
-                        self._known = self.next, record, view, call_id
                     return call_id
                 number -= 1
             at += 1

@@ -47,6 +47,7 @@ from stepengine.data.waiting import Awaited, ChildRef, Received
 __all__ = (
     "ANYWHERE",
     "BODY",
+    "CALLING",
     "CALLS",
     "EFFECTS",
     "FIRST",

@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from stepengine.data import events as ev
-from stepengine.data.effects import Effect, Gather
+from stepengine.data.effects import CallModel, Effect, Gather
 from stepengine.data.estimate import transcript_tokens
 from stepengine.data.json import JsonValue, freeze
-from stepengine.data.makers import maker_of
+from stepengine.data.makers import maker_in_order
 from stepengine.data.models import ModelReply
 from stepengine.data.state import RunPhase
 from stepengine.data.transcript import Transcript
 from stepengine.errors import AgentError, DataError
 from stepengine.machine.plan import RunPlan
-from stepengine.machine.protocol import PHASES
+from stepengine.machine.protocol import CALLING, PHASES
 
 __all__ = ("SideEvents",)
 
 
-_phase_changed = maker_of(ev.PhaseChanged)
+_phase_changed = maker_in_order(ev.PhaseChanged, "path", "seq", "phase", "detail")
 
 
 class Speaker(Protocol):
@@ -63,22 +63,25 @@ class SideEvents:
     def before(self, effect: Effect) -> Sequence[ev.Event]:
         """Return what is shown before *effect*: what was said on the side, and the phase that the run enters with it."""
         first = effect.effects[0] if type(effect) is Gather else effect
-        phase = PHASES[type(first)](first)
+        phase = CALLING if type(first) is CallModel else PHASES[type(first)](first)
+        waiting = self.waiting
         # As `enter`, which most effects of a watched run would call.
         if phase is not None and phase != self._phase and self._plan.watched():
             self._phase = phase
-            entered = _phase_changed(path=self._plan.path, seq=first.seq, phase=phase[0], detail=phase[1])  # type: ignore[union-attr]
-            if not self.waiting:
+            entered = _phase_changed(self._plan.path, first.seq, *phase)  # type: ignore[union-attr]
+            if not waiting:
                 return (entered,)
-            self.waiting.append(entered)
-        return self.take() if self.waiting else ()
+            waiting.append(entered)
+        if waiting:
+            self.waiting = []
+        return waiting
 
     def enter(self, phase: RunPhase, detail: str, seq: int) -> Sequence[ev.Event]:
         """Return the event for a new phase of the run, if there is one and anybody watches."""
         if self._phase == (phase, detail) or not self._plan.watched():
             return ()
         self._phase = (phase, detail)
-        return (_phase_changed(path=self._plan.path, seq=seq, phase=phase, detail=detail),)
+        return (_phase_changed(self._plan.path, seq, phase, detail),)
 
     def warn(self, *texts: str) -> None:
         """Note what went wrong and was dropped."""

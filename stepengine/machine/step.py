@@ -16,7 +16,7 @@ from stepengine.data import events as ev
 from stepengine.data.effects import quick_call_model, quick_notify
 from stepengine.data.frozen import frozen
 from stepengine.data.json import compact
-from stepengine.data.makers import changer_of, maker_of, quick
+from stepengine.data.makers import changer_of, maker_in_order, maker_of, quick
 from stepengine.data.messages import (
     AssistantMessage,
     AssistantPart,
@@ -87,7 +87,8 @@ class StepReply:
 
 # One is made at each step; the constructor takes several times as long (see `data/makers.py`).
 _quick_reply = maker_of(StepReply)
-_step_started, _step_finished = maker_of(ev.StepStarted), maker_of(ev.StepFinished)
+_step_started = maker_in_order(ev.StepStarted, "path", "seq", "step", "steps_remaining")
+_step_finished = maker_in_order(ev.StepFinished, "path", "seq", "step", "ended_turn", "usage", "cost", "status")
 
 
 def run_turn(run: RunState) -> Flow[None]:
@@ -226,7 +227,7 @@ def _over(run: RunState, calls: Sequence[ToolMember], spent: LimitReached | None
 
 
 def _started_event(run: RunState) -> ev.Event:
-    return _step_started(path=run.plan.path, seq=run.seq, step=run.step, steps_remaining=run.budget.steps_left)
+    return _step_started(run.plan.path, run.seq, run.step, run.budget.steps_left)
 
 
 def _notify_abandoned_step(run: RunState, error: BaseException) -> Flow[None]:
@@ -239,9 +240,7 @@ def _finished_event(run: RunState, *, ended: bool = False, status: RunStatus = R
     # Sums are made when they are asked for, and only where somebody watches: kept up to date with each reply they would
     # be made for nobody.
     usage, cost = run.spent.usage(), run.spent.cost
-    return _step_finished(
-        path=run.plan.path, seq=run.seq, step=run.step, ended_turn=ended, usage=usage, cost=cost, status=status
-    )
+    return _step_finished(run.plan.path, run.seq, run.step, ended, usage, cost, status)
 
 
 def reopened_step(run: RunState, message: AssistantMessage, stored: Sequence[ToolMessage]) -> Flow[bool]:

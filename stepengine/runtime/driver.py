@@ -37,11 +37,18 @@ from stepengine.data.outcomes import Gathered, Outcome, Single, Stop, Value, fir
 from stepengine.errors import ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished
 from stepengine.machine.signals import is_callers
-from stepengine.runtime.effect_events import finished, started
+from stepengine.runtime.effect_events import (
+    finished,
+    model_finished,
+    model_started,
+    started,
+    tool_finished,
+    tool_started,
+)
 from stepengine.runtime.failfast import Group
 from stepengine.runtime.mail import message_in
 from stepengine.runtime.performer import Item, Performer, child_path, computed, is_repeatable, quick_item
-from stepengine.runtime.performing import NOTHING, is_deferred
+from stepengine.runtime.performing import NOTHING, defers
 
 if TYPE_CHECKING:
     from stepengine.data.state import AgentState
@@ -429,7 +436,7 @@ async def _alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single:  # noqa:
     elif kind is AwaitMessage:
         _take_message(tree, item, outcome)
     if began is not None:
-        _show_end(tree, item, outcome, began, is_direct=performer is run.direct)
+        _show_end(tree, item, outcome, began, performer is direct)
     return outcome
 
 
@@ -452,7 +459,7 @@ async def _perform_member(run: RunTask, item: Item) -> Single:
     elif type(item.effect) is AwaitMessage:
         _take_message(tree, item, outcome)
     if began is not None:
-        _show_end(tree, item, outcome, began)
+        _show_end(tree, item, outcome, began, is_direct=False)
     return outcome
 
 
@@ -485,28 +492,39 @@ def _is_known(tree: RunTree, item: Item) -> bool:
 
 def _show_start(tree: RunTree, item: Item) -> int:
     """Show that an effect begins; return when that was, by the tree's clock."""
-    kind = type(item.effect)
-    if kind is CallTool and is_deferred(item):
-        # Whoever sees that it began may have its result at once, before the call has come to its body.
-        tree.deferred.expect(item)
-    for event in started(item, tree.desk.shown(item) if kind is AskPerson else ()):
-        tree.emit(event)
-    return tree.services.clock.now_ms()
+    _, effect, plan, _, _ = item
+    kind = type(effect)
+    if kind is CallModel:
+        tree.emit(model_started(item))
+    elif kind is CallTool or kind is CallBody:
+        binding = plan.tools.get(effect.tool_name)  # type: ignore[union-attr]
+        if kind is CallTool and defers(binding):
+            # Whoever sees that it began may have its result at once, before the call has come to its body.
+            tree.deferred.expect(item)
+        tree.emit(tool_started(item, binding))
+    else:
+        for event in started(item, tree.desk.shown(item) if kind is AskPerson else ()):
+            tree.emit(event)
+    return tree.now_ms()
 
 
-def _show_end(tree: RunTree, item: Item, outcome: Single, began: int, *, is_direct: bool = False) -> None:
-    kind = type(item.effect)
-    if kind is CallTool:
-        if tree.deferred.expected:
+def _show_end(tree: RunTree, item: Item, outcome: Single, began: int, is_direct: bool) -> None:
+    kind, duration_ms = type(item[1]), tree.now_ms() - began
+    if kind is CallModel:
+        tree.emit(model_finished(item, outcome, duration_ms))
+    elif kind is CallTool or kind is CallBody:
+        if kind is CallTool and tree.deferred.expected:
             tree.deferred.forget(item)
-        if is_direct:
+        if kind is CallTool and is_direct:
             # Three equal calls in a row are an event of their own (reliability:MP65). Who counts them stands outside of
             # the direct way; the rest of what stands there has nothing to do for who only watches.
             tree.repeats.compare(item, outcome, tree)
-    elif kind is AskPerson:
-        tree.desk.forget_shown(item)
-    for event in finished(item, outcome, tree.services.clock.now_ms() - began):
-        tree.emit(event)
+        tree.emit(tool_finished(item, outcome, duration_ms))
+    else:
+        if kind is AskPerson:
+            tree.desk.forget_shown(item)
+        for event in finished(item, outcome, duration_ms):
+            tree.emit(event)
 
 
 def _instead(run: RunTask, item: Item, error: BaseException, *, alone: bool) -> Single:

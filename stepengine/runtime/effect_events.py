@@ -34,63 +34,72 @@ from stepengine.data.events import (
     WaitFinished,
     WaitStarted,
 )
-from stepengine.data.makers import maker_of
+from stepengine.data.makers import maker_in_order
 from stepengine.data.messages import ToolCallPart, ToolResult
-from stepengine.data.models import ModelReply, StopReason
+from stepengine.data.models import ModelReply, ModelRequest, StopReason
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, RunStatus
+from stepengine.data.tools import ToolBinding
 from stepengine.data.waiting import WaitsFor
 from stepengine.runtime.performer import Item, child_path
 
-__all__ = ("ended", "finished", "started")
+__all__ = ("ended", "finished", "model_finished", "model_started", "started", "tool_finished", "tool_started")
 
 At: TypeAlias = dict[str, Any]
 """Where an event stands, and what else all of its kind have."""
 
-_model_started, _model_finished = maker_of(ModelStarted), maker_of(ModelFinished)
-_tool_started, _tool_finished = maker_of(ToolStarted), maker_of(ToolFinished)
+# Calls of models and tools, which a run makes at every step, get theirs from quick makers, with nothing in between.
+_model_started = maker_in_order(ModelStarted, "path", "seq", "model", "purpose", "request")
+_model_finished = maker_in_order(
+    ModelFinished, "path", "seq", "model", "reply", "error", "duration_ms", "kind", "call_ids"
+)
+_tool_started = maker_in_order(
+    ToolStarted, "path", "seq", "tool_name", "tool_call_id", "input", "source", "category", "child_path"
+)
+_tool_finished = maker_in_order(
+    ToolFinished, "path", "seq", "tool_name", "tool_call_id", "result", "duration_ms", "child_path"
+)
 
 STOPPED = "the run ended before this gave a result"
 
 
+def model_started(item: Item) -> ModelStarted:
+    """Return what is shown before a model is called."""
+    path, effect, _, _, _ = item
+    request: ModelRequest = effect.request  # type: ignore[union-attr]
+    return _model_started(path, effect.seq, request.model, effect.purpose, request)  # type: ignore[union-attr]
+
+
+def tool_started(item: Item, binding: ToolBinding | None) -> ToolStarted:
+    """Return what is shown before a tool is called, *binding*, if the run knows it."""
+    path, call, _, _, _ = item
+    effect: CallTool | CallBody = call  # type: ignore[assignment]
+    return _tool_started(
+        path,
+        effect.seq,
+        effect.tool_name,
+        effect.tool_call_id,
+        effect.input,
+        effect.source,
+        "" if binding is None else binding.spec.category,
+        child_path(path, effect.seq) if type(effect) is CallBody else "",
+    )
+
+
 def started(item: Item, questions: Sequence[Question] = ()) -> Sequence[Event]:
     """Return what is shown before an effect is performed; *questions* are those of a permission as people are shown them."""
-    # Calls of models and tools, which a run makes at every step, get theirs from quick makers, with nothing in between.
     effect = item.effect
-    kind = type(effect)
-    if kind is CallModel:
-        request = effect.request  # type: ignore[union-attr]
-        return (
-            _model_started(
-                path=item.path,
-                seq=effect.seq,
-                model=request.model,
-                purpose=effect.purpose,  # type: ignore[union-attr]
-                request=request,
-            ),
-        )
-    if kind is CallTool or kind is CallBody:
-        name: str = effect.tool_name  # type: ignore[union-attr]
-        binding = item.plan.tools.get(name)
-        return (
-            _tool_started(
-                path=item.path,
-                seq=effect.seq,
-                tool_name=name,
-                tool_call_id=effect.tool_call_id,  # type: ignore[union-attr]
-                input=effect.input,  # type: ignore[union-attr]
-                source=effect.source,  # type: ignore[union-attr]
-                category="" if binding is None else binding.spec.category,
-                child_path=child_path(item.path, effect.seq) if kind is CallBody else "",
-            ),
-        )
+    if isinstance(effect, CallModel):
+        return (model_started(item),)
+    if isinstance(effect, CallTool | CallBody):
+        return (tool_started(item, item.plan.tools.get(effect.tool_name)),)
     at: At = {"path": item.path, "seq": effect.seq}
     if isinstance(effect, AskPerson):
         if effect.purpose == "permission":
             return [_permission_request(at, item, effect, question) for question in questions]
         return [QuestionAsked(**at, question=q) for q in effect.questions]
-    make = STARTED.get(kind)
+    make = STARTED.get(type(effect))
     return () if make is None else (make(item, effect, at),)
 
 
@@ -152,38 +161,42 @@ def _permission_request(at: dict[str, Any], item: Item, effect: AskPerson, quest
     )
 
 
+def model_finished(item: Item, outcome: Single, duration_ms: int) -> ModelFinished:
+    """Return what is shown after a model was called."""
+    path, call, _, _, _ = item
+    effect: CallModel = call  # type: ignore[assignment]
+    if type(outcome) is Value:
+        reply: ModelReply = outcome.value
+        return _model_finished(
+            path, effect.seq, effect.request.model, reply, "", duration_ms, "", _call_ids(effect, reply)
+        )
+    error, kind = _error(outcome), _kind(outcome)
+    return _model_finished(path, effect.seq, effect.request.model, None, error, duration_ms, kind, ())
+
+
+def tool_finished(item: Item, outcome: Single, duration_ms: int) -> ToolFinished:
+    """Return what is shown after a tool was called."""
+    path, call, _, _, _ = item
+    effect: CallTool | CallBody = call  # type: ignore[assignment]
+    return _tool_finished(
+        path,
+        effect.seq,
+        effect.tool_name,
+        effect.tool_call_id,
+        outcome.value if type(outcome) is Value else _instead_of_result(outcome),
+        duration_ms,
+        child_path(path, effect.seq) if type(effect) is CallBody else "",
+    )
+
+
 def finished(item: Item, outcome: Single, duration_ms: int) -> Sequence[Event]:
     """Return what is shown after an effect was performed."""
     effect = item.effect
-    kind = type(effect)
-    is_value = type(outcome) is Value
-    if kind is CallModel:
-        reply = outcome.value if is_value else None  # type: ignore[union-attr]
-        return (
-            _model_finished(
-                path=item.path,
-                seq=effect.seq,
-                model=effect.request.model,  # type: ignore[union-attr]
-                reply=reply,
-                error="" if is_value else _error(outcome),
-                duration_ms=duration_ms,
-                kind="" if is_value else _kind(outcome),
-                call_ids=_call_ids(effect, reply) if is_value else (),  # type: ignore[arg-type]
-            ),
-        )
-    if kind is CallTool or kind is CallBody:
-        return (
-            _tool_finished(
-                path=item.path,
-                seq=effect.seq,
-                tool_name=effect.tool_name,  # type: ignore[union-attr]
-                tool_call_id=effect.tool_call_id,  # type: ignore[union-attr]
-                result=outcome.value if is_value else _instead_of_result(outcome),  # type: ignore[union-attr]
-                duration_ms=duration_ms,
-                child_path=child_path(item.path, effect.seq) if kind is CallBody else "",
-            ),
-        )
-    make = FINISHED.get(kind)
+    if isinstance(effect, CallModel):
+        return (model_finished(item, outcome, duration_ms),)
+    if isinstance(effect, CallTool | CallBody):
+        return (tool_finished(item, outcome, duration_ms),)
+    make = FINISHED.get(type(effect))
     at: At = {"path": item.path, "seq": effect.seq, "duration_ms": duration_ms}
     return () if make is None else make(item, outcome, at)
 
@@ -266,8 +279,12 @@ def _call_ids(effect: CallModel, reply: ModelReply) -> tuple[str, ...]:
     """Return the ids that the machine is about to give to the calls of a reply."""
     if effect.call_id is None:
         return ()
-    number = [*map(type, reply.content)].count(ToolCallPart)
-    if number and reply.stop_reason is StopReason.MAX_TOKENS and type(reply.content[-1]) is ToolCallPart:
+    content = reply.content
+    # One call and nothing else, as most replies of an agent at work are.
+    if len(content) == 1 and type(content[0]) is ToolCallPart and reply.stop_reason is not StopReason.MAX_TOKENS:
+        return (effect.call_id(0),)
+    number = [*map(type, content)].count(ToolCallPart)
+    if number and reply.stop_reason is StopReason.MAX_TOKENS and type(content[-1]) is ToolCallPart:
         number -= 1  # A call that was cut off is not run.
     return tuple(map(effect.call_id, range(number)))
 

@@ -12,9 +12,10 @@ import asyncio
 import os
 from array import array
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
+from itertools import count, repeat
 from operator import attrgetter
 from typing import Any, Protocol, TypeAlias
 
@@ -74,6 +75,7 @@ DELTAS = frozenset({TextDelta, ThinkingDelta, ToolInputDelta})
 # An event was made for the moment in which it is shown and nobody has seen it yet, so it gets its place in the stream as it is,
 # without a copy. By the fields themselves, which are found once: by name it takes half as long again.
 SET_RUN_ID, SET_EPOCH, SET_INDEX = (vars(Event)[name].__set__ for name in ("run_id", "epoch", "index"))
+run_out = partial(deque, maxlen=0)
 NOTED = frozenset({LogLine, PhaseChanged, RunStarted})
 """The kinds that the hub itself takes note of."""
 LOOKED_AT = (NOTED | DELTAS) - {PhaseChanged}
@@ -501,12 +503,19 @@ class Hub:
         line, placed = self.only, self.placed
         if line is None or placed == len(line):
             return
-        run_id, epoch, index = self.run_id, self._epoch, self._index
-        for index, event in enumerate(line[placed:] if placed else line, index):  # noqa: B020
-            SET_RUN_ID(event, run_id)
-            SET_EPOCH(event, epoch)
-            SET_INDEX(event, index)
-        self._index, self.placed = index + 1, len(line)
+        new = line[placed:] if placed else line
+        if len(new) == 1:
+            (event,) = new
+            SET_RUN_ID(event, self.run_id)
+            SET_EPOCH(event, self._epoch)
+            SET_INDEX(event, self._index)
+        else:
+            # Not one after the other: what is called so is called without a turn of the interpreter.
+            run_out(map(SET_RUN_ID, new, repeat(self.run_id)))
+            run_out(map(SET_EPOCH, new, repeat(self._epoch)))
+            run_out(map(SET_INDEX, new, count(self._index)))
+        self._index += len(new)
+        self.placed = len(line)
 
     def opened(self, history: Callable[[], Transcript]) -> None:
         """Learn where the history of the root run can be looked up; called by its machine."""
@@ -534,7 +543,12 @@ class Hub:
         # Every event of a watched run and every token passes here, so what is done for each stands in this one
         # function. What only waits for one reader gets its place when that reader takes it: nobody sees it before.
         line = self.line
-        if line is not None and type(event) not in LOOKED_AT and not GIVEN.names and len(line) < MAX_QUEUE:
+        if (
+            line is not None
+            and not GIVEN.names
+            and len(line) < MAX_QUEUE
+            and (type(event) not in LOOKED_AT or self._is_of_its_own(event, line))
+        ):
             line.append(event)
             return
         # The two usual cases cost one look each: a run that is not resumed has only news, and a process that knows no
@@ -562,6 +576,14 @@ class Hub:
                     self._note_failure(receiver, event, error)
             if self.line is not None:
                 self.placed = len(self.line)
+
+    def _is_of_its_own(self, event: Event, line: list[Event | _Joined]) -> bool:
+        """Return whether *event* waits for the only reader as it is; take note of it if so."""
+        if type(event) not in DELTAS:
+            self._note(event)
+            return True
+        # It may be joined to the last one, for a reader that has fallen behind.
+        return len(line) <= MAX_QUEUE // BEHIND or type(line[-1]) not in JOINED_TO
 
     def _clean(self, event: Event) -> Iterator[Event]:
         """Give what is shown in place of *event*: the news in it, without secrets."""
@@ -746,6 +768,10 @@ class _Joined:
     def whole(self) -> Delta:
         """Return them as one."""
         return attrs.evolve(self.last, text="".join(self._texts))
+
+
+JOINED_TO = DELTAS | {_Joined}
+"""What a delta may be joined to."""
 
 
 class Subscription:

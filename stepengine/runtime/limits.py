@@ -554,22 +554,22 @@ class Repeats:
 
     def compare(self, item: Item, outcome: Single, io: IO) -> None:
         """Count a call that has ended, if it is a model's, and tell of it when it is the third of its kind in a row."""
-        path, effect = item.path, cast("CallTool", item.effect)
+        path, call, _, _, _ = item
+        effect = cast("CallTool", call)
         result = outcome.value if type(outcome) is Value else None
         if effect.source != "model" or not isinstance(result, ToolResult):
             return
         calls = self._last.get(path)
         if calls is None:
             calls = self._last[path] = {}
-        last = calls.get(effect.tool_name)
-        count = last.times + 1 if last is not None and _is_like(last, effect, result) else 1
-        calls[effect.tool_name] = _quick_last((effect.input, result, count))
+        name, given, count = effect.tool_name, effect.input, 1
+        last = calls.get(name)
+        if last is not None:
+            was_given, was, times = last
+            # Input and result: a model that polls gets new results and is at work, one that gets the same again is stuck.
+            if was_given == given and was.status == result.status and was.content == result.content:
+                count = times + 1
+        calls[name] = _quick_last((given, result, count))
         if count == TOLD_AT and io.watched:
-            name, call_id = effect.tool_name, effect.tool_call_id
+            call_id = effect.tool_call_id
             io.emit(Repeat(path=path, seq=effect.seq, tool_name=name, tool_call_id=call_id, count=count))
-
-
-def _is_like(last: _Last, effect: CallTool, result: ToolResult) -> bool:
-    # Input and result: a model that polls gets new results and is at work, one that gets the same again is stuck.
-    was = last.result
-    return last.input == effect.input and was.status == result.status and was.content == result.content

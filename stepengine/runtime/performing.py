@@ -45,7 +45,7 @@ from stepengine.data.events import (
 )
 from stepengine.data.frozen import frozen
 from stepengine.data.json import freeze
-from stepengine.data.makers import maker_of, quick
+from stepengine.data.makers import maker_in_order, quick
 from stepengine.data.messages import ToolCallPart, ToolResult, UserMessage
 from stepengine.data.models import (
     ModelDelta,
@@ -60,7 +60,7 @@ from stepengine.data.models import (
 )
 from stepengine.data.outcomes import Begun, Failure, Single, Stop, Value, quick_value
 from stepengine.data.state import AgentState, ChildResult, RunStatus, no_longer_waiting, prompt_tokens
-from stepengine.data.tools import Asking, Ordinary, ToolSpec, Yielding
+from stepengine.data.tools import Asking, Ordinary, ToolBinding, ToolSpec, Yielding
 from stepengine.data.usage import Usage, add_cost
 from stepengine.data.waiting import Awaited, ChildRef, Received
 from stepengine.errors import (
@@ -104,7 +104,7 @@ __all__ = (
 )
 
 
-_tool_input_delta = maker_of(ToolInputDelta)
+_tool_input_delta = maker_in_order(ToolInputDelta, "path", "seq", "tool_name", "tool_call_id", "text")
 
 
 class _Nothing:
@@ -798,14 +798,14 @@ def _shown_whole(reply: ModelReply, item: Item, io: IO) -> ModelReply:
 
 
 def _show_input(item: Item, io: IO, name: str, call_id: str, text: str) -> None:
-    path, seq = item.path, item.effect.seq
-    io.emit(_tool_input_delta(path=path, seq=seq, tool_name=name, tool_call_id=call_id, text=text))
+    path, effect, _, _, _ = item
+    io.emit(_tool_input_delta(path, effect.seq, name, call_id, text))
 
 
 def _coming_id(item: Item, number: int) -> str:
     """Return the id that a call of the reply will have when that is whole, so that who watches can put pieces, start and end together."""
     # It is ours, so it can be told before the provider's comes.
-    call_id = cast("CallModel", item.effect).call_id
+    call_id = item[1].call_id  # type: ignore[union-attr]
     return "" if call_id is None else call_id(number)
 
 
@@ -960,9 +960,11 @@ async def _await_guarded(
 def is_deferred(item: Item) -> bool:
     """Return whether an effect is a call of a tool whose result comes from outside."""
     effect = item.effect
-    if type(effect) is not CallTool:
-        return False
-    binding = item.plan.tools.get(effect.tool_name)
+    return type(effect) is CallTool and defers(item.plan.tools.get(effect.tool_name))
+
+
+def defers(binding: ToolBinding | None) -> bool:
+    """Return whether the results of a tool come from outside."""
     runs = None if binding is None else binding.runs
     return type(runs) is Ordinary and getattr(runs.tool, "deferred", False)
 

@@ -193,7 +193,6 @@ class RunTree:
         "_created",
         "_ledgers",
         "_loop",
-        "_now_ms",
         "_patience",
         "_start",
         "_thread",
@@ -212,6 +211,7 @@ class RunTree:
         "is_replaying",
         "leaked",
         "mail",
+        "now_ms",
         "orphans",
         "reraise",
         "root",
@@ -287,10 +287,11 @@ class RunTree:
 
     def _lend(self, services: Services, plan: RunPlan) -> None:
         self.services = services
+        self.hub.give_places()
         self.hub.run_id = plan.run_id
         self._created: datetime = plan.created
-        self._now_ms = services.clock.now_ms
-        self._start = self._now_ms()
+        self.now_ms = services.clock.now_ms
+        self._start = self.now_ms()
         self.innermost = Innermost(self, Retries(services.retry, services.seed or plan.run_id))
         self.mail = Mail(services.mail, self.steer, self.hub.warnings.append)
         self.is_replaying = services.record is not None
@@ -511,7 +512,7 @@ class RunTree:
 
     def elapsed(self) -> int:
         """Return milliseconds since the root run was created."""
-        now_ms = self._now_ms
+        now_ms = self.now_ms
         return now_ms() - self._start
 
     def now(self) -> datetime:
