@@ -404,7 +404,7 @@ async def _alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single:  # noqa:
     shows = tree.hub.watched and not (kind is AskPerson and _is_known(tree, item))
     # Before its intent is durable for everything but questions: who watches a call has nothing to do yet, and must not
     # wait for the disk to see it begin.
-    began = _show_start(tree, item) if shows and kind is not AskPerson else None
+    began = _show_start(tree, item, kind) if shows and kind is not AskPerson else None
     direct = run.direct
     performer = tree.performer if direct is None or kind not in BARE else direct
     outcome: Single
@@ -420,7 +420,7 @@ async def _alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single:  # noqa:
             await tree.hold_new(item, begins=False)
         if shows and began is None:
             # Who is shown a question can answer it: it is durable by now, and open before anybody gets to see it.
-            began = _show_start(tree, item)
+            began = _show_start(tree, item, kind)
         outcome = await performer.perform(item, tree)
         if run.task.cancelling():  # type: ignore[union-attr]  # it is driven
             run.notice_cancel()
@@ -436,7 +436,7 @@ async def _alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single:  # noqa:
     elif kind is AwaitMessage:
         _take_message(tree, item, outcome)
     if began is not None:
-        _show_end(tree, item, outcome, began, performer is direct)
+        _show_end(tree, item, kind, outcome, tree.now_ms() - began, performer is direct)
     return outcome
 
 
@@ -444,7 +444,7 @@ async def _perform_member(run: RunTask, item: Item) -> Single:
     """Perform a member of a ``Gather`` that has begun, and show it; whatever happens is an outcome."""
     tree = run.tree
     shows = tree.hub.watched and not (type(item.effect) is AskPerson and _is_known(tree, item))
-    began = _show_start(tree, item) if shows else None
+    began = _show_start(tree, item, type(item.effect)) if shows else None
     outcome: Single
     try:
         if tree.is_replaying:
@@ -459,7 +459,7 @@ async def _perform_member(run: RunTask, item: Item) -> Single:
     elif type(item.effect) is AwaitMessage:
         _take_message(tree, item, outcome)
     if began is not None:
-        _show_end(tree, item, outcome, began, is_direct=False)
+        _show_end(tree, item, type(item.effect), outcome, tree.now_ms() - began, False)
     return outcome
 
 
@@ -490,13 +490,12 @@ def _is_known(tree: RunTree, item: Item) -> bool:
     return all(map(tree.desk.knows, item.effect.questions))  # type: ignore[union-attr]
 
 
-def _show_start(tree: RunTree, item: Item) -> int:
-    """Show that an effect begins; return when that was, by the tree's clock."""
-    _, effect, plan, _, _ = item
-    kind = type(effect)
+def _show_start(tree: RunTree, item: Item, kind: type[Leaf]) -> int:
+    """Show that an effect of this kind begins; return when that was, by the tree's clock."""
     if kind is CallModel:
         tree.emit(model_started(item))
     elif kind is CallTool or kind is CallBody:
+        _, effect, plan, _, _ = item
         binding = plan.tools.get(effect.tool_name)  # type: ignore[union-attr]
         if kind is CallTool and defers(binding):
             # Whoever sees that it began may have its result at once, before the call has come to its body.
@@ -508,14 +507,15 @@ def _show_start(tree: RunTree, item: Item) -> int:
     return tree.now_ms()
 
 
-def _show_end(tree: RunTree, item: Item, outcome: Single, began: int, is_direct: bool) -> None:
-    kind, duration_ms = type(item[1]), tree.now_ms() - began
+def _show_end(
+    tree: RunTree, item: Item, kind: type[Leaf], outcome: Single, duration_ms: int, is_direct: bool, /
+) -> None:
     if kind is CallModel:
         tree.emit(model_finished(item, outcome, duration_ms))
-    elif kind is CallTool or kind is CallBody:
-        if kind is CallTool and tree.deferred.expected:
+    elif kind is CallTool:
+        if tree.deferred.expected:
             tree.deferred.forget(item)
-        if kind is CallTool and is_direct:
+        if is_direct:
             # Three equal calls in a row are an event of their own (reliability:MP65). Who counts them stands outside of
             # the direct way; the rest of what stands there has nothing to do for who only watches.
             tree.repeats.compare(item, outcome, tree)
