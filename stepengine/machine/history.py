@@ -339,22 +339,21 @@ class CallIds:
         """Return the id that ``new`` will give to a call of the reply under way; *number* counts from 0."""
         at, history = self.next, self._history
         record, view = history.record, history.view
-        if not number:
-            # Who watches is told of the first call twice: with its arguments, and with the reply that asks for it.
-            for_at, of_record, of_view, call_id = self._known
-            if for_at == at and of_record is record and of_view is view:
-                return call_id
-            call_id = f"{self._prefix}{at}"
-            if not (record.has_call(call_id) or (view is not record and view.has_call(call_id))):
-                self._known = at, record, view, call_id
-                return call_id
+        # Who watches is told of the first call twice: with its arguments, and with the reply that asks for it.
+        for_at, of_record, of_view, call_id = self._known
+        if not number and for_at == at and of_record is record and of_view is view:
+            return call_id
+        left = number
         while True:
             call_id = f"{self._prefix}{at}"
             if not (record.has_call(call_id) or (view is not record and view.has_call(call_id))):
-                if not number:
-                    return call_id
-                number -= 1
+                if not left:
+                    break
+                left -= 1
             at += 1
+        if not number:
+            self._known = self.next, record, view, call_id
+        return call_id
 
 
 def left_by(state: AgentState, opening: Sequence[Message]) -> AgentState:

@@ -62,15 +62,14 @@ class SideEvents:
 
     def before(self, effect: Effect) -> Sequence[ev.Event]:
         """Return what is shown before *effect*: what was said on the side, and the phase that the run enters with it."""
-        kind = type(effect)
+        kind, waiting = type(effect), self.waiting
         first = effect.effects[0] if kind is Gather else effect  # type: ignore[union-attr]
-        # Of the calls of models, which most effects are, without asking the table.
+        # Of the calls of models, which half of all effects are, without asking the table.
         phase = CALLING if kind is CallModel else PHASES[type(first)](first)
-        waiting = self.waiting
         # As `enter`, which most effects of a watched run would call.
         if phase is not None and phase != self._phase and self._plan.watched():
             self._phase = phase
-            entered = _phase_changed(self._plan.path, first.seq, phase[0], phase[1])  # type: ignore[union-attr]
+            entered = _phase_changed(self._plan.path, first.seq, *phase)  # type: ignore[union-attr]
             if not waiting:
                 return (entered,)
             waiting.append(entered)

@@ -436,7 +436,11 @@ async def _alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single:  # noqa:
     elif kind is AwaitMessage:
         _take_message(tree, item, outcome)
     if began is not None:
-        _show_end(tree, item, kind, outcome, tree.now_ms() - began, performer is direct)
+        if kind is CallTool and performer is direct:
+            # Three equal calls in a row are an event of their own (reliability:MP65). Who counts them stands outside of
+            # the direct way; the rest of what stands there has nothing to do for who only watches.
+            tree.repeats.compare(item, outcome, tree)
+        _show_end(tree, item, kind, outcome, tree.now_ms() - began)
     return outcome
 
 
@@ -459,7 +463,7 @@ async def _perform_member(run: RunTask, item: Item) -> Single:
     elif type(item.effect) is AwaitMessage:
         _take_message(tree, item, outcome)
     if began is not None:
-        _show_end(tree, item, type(item.effect), outcome, tree.now_ms() - began, False)
+        _show_end(tree, item, type(item.effect), outcome, tree.now_ms() - began)
     return outcome
 
 
@@ -507,18 +511,12 @@ def _show_start(tree: RunTree, item: Item, kind: type[Leaf]) -> int:
     return tree.now_ms()
 
 
-def _show_end(
-    tree: RunTree, item: Item, kind: type[Leaf], outcome: Single, duration_ms: int, is_direct: bool, /
-) -> None:
+def _show_end(tree: RunTree, item: Item, kind: type[Leaf], outcome: Single, duration_ms: int) -> None:
     if kind is CallModel:
         tree.emit(model_finished(item, outcome, duration_ms))
     elif kind is CallTool:
         if tree.deferred.expected:
             tree.deferred.forget(item)
-        if is_direct:
-            # Three equal calls in a row are an event of their own (reliability:MP65). Who counts them stands outside of
-            # the direct way; the rest of what stands there has nothing to do for who only watches.
-            tree.repeats.compare(item, outcome, tree)
         tree.emit(tool_finished(item, outcome, duration_ms))
     else:
         if kind is AskPerson:

@@ -75,7 +75,8 @@ DELTAS = frozenset({TextDelta, ThinkingDelta, ToolInputDelta})
 # An event was made for the moment in which it is shown and nobody has seen it yet, so it gets its place in the stream as it is,
 # without a copy. By the fields themselves, which are found once: by name it takes half as long again.
 SET_RUN_ID, SET_EPOCH, SET_INDEX = (vars(Event)[name].__set__ for name in ("run_id", "epoch", "index"))
-run_out = partial(deque, maxlen=0)
+run_out: Callable[[Iterable[object]], object] = partial(deque, maxlen=0)
+"""Takes what there is from an iterator, and keeps nothing of it."""
 NOTED = frozenset({LogLine, PhaseChanged, RunStarted})
 """The kinds that the hub itself takes note of."""
 LOOKED_AT = (NOTED | DELTAS) - {PhaseChanged}
@@ -538,7 +539,7 @@ class Hub:
         """Forget the run at *path*, which has ended."""
         self._seats.pop(path, None)
 
-    def emit(self, event: Event, *, is_clean: bool = False) -> None:
+    def emit(self, event: Event, *, is_clean: bool = False) -> None:  # noqa: C901 - a call less for each event of a run
         """Give *event* its index and show it, if it is news; one that *is_clean* is shown as it is."""
         # Every event of a watched run and every token passes here, so what is done for each stands in this one
         # function. What only waits for one reader gets its place when that reader takes it: nobody sees it before.

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from decimal import ROUND_CEILING, Context, Decimal
-from functools import partial
-from typing import NamedTuple, TypeAlias, cast
+from typing import TypeAlias, cast
 
 from stepengine.data.ceilings import Ceiling
 from stepengine.data.effects import CallBody, CallModel, CallTool, Leaf, Spawn
@@ -489,15 +488,8 @@ def _too_many(effect: Spawn, limits: Limits, spawned: dict[str, int]) -> LimitEx
 CALLS = (CallTool, CallBody)
 
 
-class _Last(NamedTuple):
-    """The last call of one tool in one run, and how many in a row were like it."""
-
-    input: JsonDict
-    result: ToolResult
-    times: int
-
-
-_quick_last = partial(tuple.__new__, _Last)
+_Last: TypeAlias = tuple[JsonDict, ToolResult, int]
+"""The input and the result of the last call of one tool in one run, and how many in a row were like it."""
 
 
 class Repeats:
@@ -540,9 +532,10 @@ class Repeats:
 
     def _judge(self, path: str, effect: CallTool, most: int) -> None:
         last = self._last.get(path, {}).get(effect.tool_name)
-        if last is not None and last.times >= most and last.input == effect.input:
+        given, _, times = last or (None, None, 0)
+        if times >= most and given == effect.input:
             msg = (
-                f"the model called {effect.tool_name!r} {last.times} times in a row with the same input and got the same "
+                f"the model called {effect.tool_name!r} {times} times in a row with the same input and got the same "
                 f"result, and max_identical_calls is {most}"
             )
             self._refusals.refuse(path, (effect,), LimitExceeded(msg, kind="repetition", limit=most))
@@ -569,7 +562,7 @@ class Repeats:
             # Input and result: a model that polls gets new results and is at work, one that gets the same again is stuck.
             if was_given == given and was.status == result.status and was.content == result.content:
                 count = times + 1
-        calls[name] = _quick_last((given, result, count))
+        calls[name] = given, result, count
         if count == TOLD_AT and io.watched:
             call_id = effect.tool_call_id
             io.emit(Repeat(path=path, seq=effect.seq, tool_name=name, tool_call_id=call_id, count=count))
