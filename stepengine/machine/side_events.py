@@ -69,7 +69,7 @@ class SideEvents:
         # As `enter`, which most effects of a watched run would call.
         if phase is not None and phase != self._phase and self._plan.watched():
             self._phase = phase
-            entered = _phase_changed(self._plan.path, first.seq, *phase)  # type: ignore[union-attr]
+            entered = _phase_changed(self._plan.path, first.seq, phase[0], phase[1])  # type: ignore[union-attr]
             if not waiting:
                 return (entered,)
             waiting.append(entered)
