@@ -779,7 +779,7 @@ class Subscription:
     """
     One reader of a stream; ``events()`` iterates it once, in the run's own event loop.
 
-    At most 10,000 events wait. A reader that falls behind gets deltas that belong together as one; when that is not enough,
+    At most 10,000 events wait, beside a hundred that the reader has taken. A reader that falls behind gets deltas that belong together as one; when that is not enough,
     deltas go first, after that the newest, and the reader is told with ``EventsDropped``. The last event always fits.
 
     Attributes:
@@ -835,6 +835,9 @@ class Subscription:
 
     def close(self) -> None:
         """Stop reading and forget what waits."""
+        # What is forgotten had a place in the stream, and nobody else's event gets it.
+        if self._hub.only is self.queue:
+            self._hub.give_places()
         self.queue.clear()
         self._held.clear()  # whoever iterates it gets nothing more
         self.end()

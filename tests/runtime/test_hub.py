@@ -347,3 +347,144 @@ async def test_who_subscribes_inside_of_an_observer_gets_the_event_of_that_momen
     hub.finish(the_end())
 
     assert ["a", "b"] == [event.message for event in (await read(subscriptions[0]))[:-1]]
+
+
+def said(events):
+    return [event.message if isinstance(event, Notification) else event.type for event in events]
+
+
+async def test_what_waits_for_an_only_reader_has_its_places_in_the_stream_when_others_come_and_go():
+    hub = Hub()
+    hub.run_id = "r1"
+    first = hub.subscribe()
+    hub.emit(note("a"))
+    hub.emit(note("b"))
+    taken = list(first.waiting())
+    hub.emit(note("c"))
+    second = hub.subscribe(after=taken[-1].id)
+    hub.emit(note("d"))
+    first.close()
+    hub.emit(note("e"))
+    hub.emit(note("f"))
+    third = hub.subscribe()
+    second.close()
+    hub.emit(note("g"))
+    hub.finish(the_end())
+    events = await read(third)
+
+    assert [("a", 0), ("b", 1)] == [(e.message, e.index) for e in taken]
+    assert [(["g", "run_finished"], [6, 7])] == [(said(events), [e.index for e in events])]
+    assert {("r1", hub.epoch)} == {(e.run_id, e.epoch) for e in [*taken, *events]}
+
+
+async def test_what_an_only_reader_leaves_unread_keeps_its_places():
+    hub = Hub()
+    reader = hub.subscribe()
+    for name in "abc":
+        hub.emit(note(name))
+    reader.close()
+    late = hub.subscribe()
+    hub.emit(note("d"))
+
+    assert [3] == [event.index for event in late.waiting()]
+
+
+async def test_news_are_asked_for_from_the_moment_at_which_somebody_says_what_they_are():
+    hub = Hub()
+    reader = hub.subscribe()
+    hub.emit(note("a"))
+    hub.shows = lambda event: event.message != "old"
+    hub.emit(note("old"))
+    hub.emit(note("b"))
+    events = reader.waiting()
+
+    assert [("a", 0), ("b", 1)] == [(e.message, e.index) for e in events]
+
+
+async def test_a_key_that_is_told_while_an_only_reader_reads_is_in_no_event_that_comes_after():
+    hub = Hub()
+    reader = hub.subscribe()
+    hub.emit(note("a"))
+    GIVEN.tell("hush-hush-5678", "OUR_KEY")
+    hub.emit(note("hush-hush-5678"))
+    hub.emit(note("b"))
+
+    assert [("a", 0), ("<redacted:OUR_KEY>", 1), ("b", 2)] == [(e.message, e.index) for e in reader.waiting()]
+
+
+async def test_an_only_reader_who_falls_behind_gets_deltas_that_belong_together_as_one():
+    hub = Hub()
+    reader = hub.subscribe()
+    for name in range(200):
+        hub.emit(note(str(name)))
+        hub.emit(TextDelta(seq=name, text="."))
+    for _ in range(50):
+        hub.emit(TextDelta(seq=999, text="x"))
+    hub.emit(note("end"))
+    hub.finish(the_end())
+    events = await read(reader)
+    texts = [e for e in events if isinstance(e, TextDelta)]
+
+    assert [".", "x" * 50] == [texts[-2].text, texts[-1].text]
+    assert [*range(401)] == [e.index for e in events[:400]] + [texts[-1].index - 49]
+    assert 403 == len(events)
+    assert [450, 451] == [e.index for e in events[-2:]]
+
+
+async def test_an_only_reader_has_a_bounded_queue_and_is_told_what_it_lost():
+    hub = Hub()
+    reader = hub.subscribe()
+    for number in range(10_005):
+        hub.emit(note(str(number)))
+    hub.finish(the_end())
+    events = await read(reader)
+
+    assert 10_000 == len(said(events)) - 2
+    assert ("events_dropped", 5) == (events[0].type, events[0].count)
+    assert ("run_finished", 10_005) == (events[-1].type, events[-1].index)
+
+
+async def test_a_reader_who_is_closed_in_the_middle_of_what_it_has_taken_gets_nothing_more():
+    hub = Hub()
+    subscription = hub.subscribe()
+    for name in "abc":
+        hub.emit(note(name))
+    seen = []
+    async for event in subscription.events():
+        seen.append(event.message)
+        subscription.close()
+
+    assert ["a"] == seen
+
+
+async def test_an_only_reader_that_waits_gets_each_event_at_once_and_those_that_come_before_its_turn():
+    hub = Hub()
+    subscription = hub.subscribe()
+    seen = []
+
+    async def reading():
+        async for event in subscription.events():
+            seen.append((event.type, event.index))
+
+    task = asyncio.create_task(reading())
+    await asyncio.sleep(0)
+    hub.emit(TextDelta(text="a"))
+    hub.emit(note("b"))
+    await asyncio.sleep(0)
+    assert [("text_delta", 0), ("notification", 1)] == seen
+    hub.emit(note("c"))
+    hub.finish(the_end())
+    await task
+
+    assert [("notification", 2), ("run_finished", 3)] == seen[2:]
+
+
+@pytest.mark.spec("requirements:O1")
+async def test_a_log_line_is_written_at_once_where_only_a_reader_is_shown_it(caplog):
+    hub = Hub()
+    reader = hub.subscribe()
+    with caplog.at_level(logging.DEBUG, "stepengine"):
+        hub.emit(LogLine(level="warning", message="now"))
+
+    assert ["now"] == [record.getMessage() for record in caplog.records]
+    assert ["log_line"] == said(reader.waiting())
