@@ -654,7 +654,6 @@ class Hub:
         if len(self._subscriptions) >= MAX_SUBSCRIBERS:
             msg = f"this run has {MAX_SUBSCRIBERS} subscribers already; close one, or pass events on from one of them"
             raise LimitExceeded(msg, kind="readers", limit=MAX_SUBSCRIBERS)
-        self.give_places()
         index = -1 if after is None else self._place(after)
         subscription = Subscription(self)
         if self._ring is not None:

@@ -464,7 +464,7 @@ async def test_an_only_reader_that_waits_gets_each_event_at_once_and_those_that_
 
     async def reading():
         async for event in subscription.events():
-            seen.append((event.type, event.index))
+            seen.append((event.type, event.index))  # noqa: PERF401 - one after the other, as they come
 
     task = asyncio.create_task(reading())
     await asyncio.sleep(0)
