@@ -50,6 +50,7 @@ __all__ = (
     "CALLING",
     "CALLS",
     "EFFECTS",
+    "EXECUTING",
     "FIRST",
     "LAST",
     "ORDER",

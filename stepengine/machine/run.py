@@ -184,7 +184,9 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls
                 continue
             # What a handler or tool said before this effect is shown before it, in the order in which it happened.
             if sides.waiting or (not is_shown and watched()):
-                yield from map(quick_notify, sides.before(effect))
+                # Not `yield from map(...)`: a function that C calls takes twice as long.
+                for event in sides.before(effect):
+                    yield quick_notify(event)
             outcome = yield effect
             if is_shown:
                 effect = send(None)

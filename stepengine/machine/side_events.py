@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from stepengine.data import events as ev
-from stepengine.data.effects import CallModel, Effect, Gather
+from stepengine.data.effects import CallModel, CallTool, Effect, Gather
 from stepengine.data.estimate import transcript_tokens
 from stepengine.data.json import JsonValue, freeze
 from stepengine.data.makers import maker_in_order
@@ -15,7 +15,7 @@ from stepengine.data.state import RunPhase
 from stepengine.data.transcript import Transcript
 from stepengine.errors import AgentError, DataError
 from stepengine.machine.plan import RunPlan
-from stepengine.machine.protocol import CALLING, PHASES
+from stepengine.machine.protocol import CALLING, EXECUTING, PHASES
 
 __all__ = ("SideEvents",)
 
@@ -64,8 +64,14 @@ class SideEvents:
         """Return what is shown before *effect*: what was said on the side, and the phase that the run enters with it."""
         kind, waiting = type(effect), self.waiting
         first = effect.effects[0] if kind is Gather else effect  # type: ignore[union-attr]
-        # Of the calls of models, which half of all effects are, without asking the table.
-        phase = CALLING if kind is CallModel else PHASES[type(first)](first)
+        # Of calls of models and tools, which most effects are, without asking the table.
+        phase = (
+            CALLING
+            if kind is CallModel
+            else (EXECUTING, first.tool_name)  # type: ignore[union-attr]
+            if kind is CallTool
+            else PHASES[type(first)](first)
+        )
         # As `enter`, which most effects of a watched run would call.
         if phase is not None and phase != self._phase and self._plan.watched():
             self._phase = phase

@@ -202,7 +202,7 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
         # After the `post_step` hooks: they may have done I/O while somebody sent a message, which keeps the turn open.
         ended = _ends(run, calls) and (not points.on_stop or (yield from _may_end(run)))
         if watched():
-            yield quick_notify(_finished_event(run, ended=ended))
+            yield quick_notify(_finished_event(run, ended, RunStatus.COMPLETED))
     except BaseException as error:
         # Yielding in an `except` is allowed here since whoever closes the machine is told nothing more: to a
         # `GeneratorExit` no value may be yielded.
@@ -233,10 +233,10 @@ def _started_event(run: RunState) -> ev.Event:
 def _notify_abandoned_step(run: RunState, error: BaseException) -> Flow[None]:
     """Report the end of a step that *error* leaves; when the machine is being closed, nothing is reported any more."""
     if run.plan.watched() and not isinstance(error, GeneratorExit):
-        yield quick_notify(_finished_event(run, status=status_after(error)))
+        yield quick_notify(_finished_event(run, False, status_after(error)))
 
 
-def _finished_event(run: RunState, *, ended: bool = False, status: RunStatus = RunStatus.COMPLETED) -> ev.Event:
+def _finished_event(run: RunState, ended: bool, status: RunStatus) -> ev.Event:  # noqa: FBT001 - by keyword it takes longer
     # Sums are made when they are asked for, and only where somebody watches: kept up to date with each reply they would
     # be made for nobody.
     usage, cost = run.spent.usage(), run.spent.cost

@@ -439,7 +439,7 @@ async def _alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single:  # noqa:
         if kind is CallTool and performer is direct:
             # Three equal calls in a row are an event of their own (reliability:MP65). Who counts them stands outside of
             # the direct way; the rest of what stands there has nothing to do for who only watches.
-            tree.repeats.compare(item, outcome, tree)
+            tree.compare(item, outcome)
         _show_end(tree, item, kind, outcome, tree.now_ms() - began)
     return outcome
 

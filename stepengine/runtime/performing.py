@@ -805,7 +805,8 @@ def _show_input(item: Item, io: IO, name: str, call_id: str, text: str) -> None:
 def _coming_id(item: Item, number: int) -> str:
     """Return the id that a call of the reply will have when that is whole, so that who watches can put pieces, start and end together."""
     # It is ours, so it can be told before the provider's comes.
-    call_id = item[1].call_id  # type: ignore[union-attr]
+    _, effect, _, _, _ = item
+    call_id = effect.call_id  # type: ignore[union-attr]
     return "" if call_id is None else call_id(number)
 
 

@@ -22,7 +22,7 @@ from stepengine.data.frozen import frozen
 from stepengine.data.json import thaw
 from stepengine.data.makers import changer_of
 from stepengine.data.messages import UserMessage
-from stepengine.data.outcomes import Begun, Failure, Outcome, Stop
+from stepengine.data.outcomes import Begun, Failure, Outcome, Single, Stop
 from stepengine.data.questions import Answer, AnswerLike, Interactor, Question
 from stepengine.data.state import AgentState, RunPhase, RunStatus, no_longer_waiting
 from stepengine.data.usage import Usage
@@ -305,10 +305,9 @@ class RunTree:
         """The outermost performer; what stands around the innermost is put up when it is first needed."""
         return (self._wrapping or self._wrap()).outermost
 
-    @property
-    def repeats(self) -> Repeats:
-        """What counts equal calls in a row."""
-        return (self._wrapping or self._wrap()).repeats
+    def compare(self, item: Item, outcome: Single) -> None:
+        """Count a call that has ended, if it is like the one before."""
+        (self._wrapping or self._wrap()).repeats.compare(item, outcome, self)
 
     @property
     def brake(self) -> StopOnFailure:
