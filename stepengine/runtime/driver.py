@@ -440,7 +440,7 @@ async def _alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single:  # noqa:
             # Three equal calls in a row are an event of their own (reliability:MP65). Who counts them stands outside of
             # the direct way; the rest of what stands there has nothing to do for who only watches.
             tree.compare(item, outcome)
-        _show_end(tree, item, kind, outcome, tree.now_ms() - began)
+        _show_end(tree, item, kind, outcome, began)
     return outcome
 
 
@@ -463,7 +463,7 @@ async def _perform_member(run: RunTask, item: Item) -> Single:
     elif type(item.effect) is AwaitMessage:
         _take_message(tree, item, outcome)
     if began is not None:
-        _show_end(tree, item, type(item.effect), outcome, tree.now_ms() - began)
+        _show_end(tree, item, type(item.effect), outcome, began)
     return outcome
 
 
@@ -496,33 +496,35 @@ def _is_known(tree: RunTree, item: Item) -> bool:
 
 def _show_start(tree: RunTree, item: Item, kind: type[Leaf]) -> int:
     """Show that an effect of this kind begins; return when that was, by the tree's clock."""
+    emit, now_ms = tree.emit, tree.now_ms
     if kind is CallModel:
-        tree.emit(model_started(item))
+        emit(model_started(item))
     elif kind is CallTool or kind is CallBody:
-        _, effect, plan, _, _ = item
-        binding = plan.tools.get(effect.tool_name)  # type: ignore[union-attr]
+        binding = item.plan.tools.get(item.effect.tool_name)  # type: ignore[union-attr]
         if kind is CallTool and defers(binding):
             # Whoever sees that it began may have its result at once, before the call has come to its body.
             tree.deferred.expect(item)
-        tree.emit(tool_started(item, binding))
+        emit(tool_started(item, binding))
     else:
         for event in started(item, tree.desk.shown(item) if kind is AskPerson else ()):
-            tree.emit(event)
-    return tree.now_ms()
+            emit(event)
+    return now_ms()
 
 
-def _show_end(tree: RunTree, item: Item, kind: type[Leaf], outcome: Single, duration_ms: int) -> None:
+def _show_end(tree: RunTree, item: Item, kind: type[Leaf], outcome: Single, began: int) -> None:
+    emit, now_ms = tree.emit, tree.now_ms
+    duration_ms = now_ms() - began
     if kind is CallModel:
-        tree.emit(model_finished(item, outcome, duration_ms))
+        emit(model_finished(item, outcome, duration_ms))
     elif kind is CallTool:
         if tree.deferred.expected:
             tree.deferred.forget(item)
-        tree.emit(tool_finished(item, outcome, duration_ms))
+        emit(tool_finished(item, outcome, duration_ms))
     else:
         if kind is AskPerson:
             tree.desk.forget_shown(item)
         for event in finished(item, outcome, duration_ms):
-            tree.emit(event)
+            emit(event)
 
 
 def _instead(run: RunTask, item: Item, error: BaseException, *, alone: bool) -> Single:

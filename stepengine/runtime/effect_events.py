@@ -36,7 +36,7 @@ from stepengine.data.events import (
 )
 from stepengine.data.makers import maker_in_order
 from stepengine.data.messages import ToolCallPart, ToolResult
-from stepengine.data.models import ModelReply, ModelRequest, StopReason
+from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, RunStatus
@@ -66,15 +66,15 @@ STOPPED = "the run ended before this gave a result"
 
 def model_started(item: Item) -> ModelStarted:
     """Return what is shown before a model is called."""
-    path, effect, _, _, _ = item
-    request: ModelRequest = effect.request  # type: ignore[union-attr]
-    return _model_started(path, effect.seq, request.model, effect.purpose, request)  # type: ignore[union-attr]
+    effect: CallModel = item.effect  # type: ignore[assignment]
+    request = effect.request
+    return _model_started(item.path, effect.seq, request.model, effect.purpose, request)
 
 
 def tool_started(item: Item, binding: ToolBinding | None) -> ToolStarted:
     """Return what is shown before a tool is called, *binding*, if the run knows it."""
-    path, call, _, _, _ = item
-    effect: CallTool | CallBody = call  # type: ignore[assignment]
+    path = item.path
+    effect: CallTool | CallBody = item.effect  # type: ignore[assignment]
     return _tool_started(
         path,
         effect.seq,
@@ -163,8 +163,8 @@ def _permission_request(at: dict[str, Any], item: Item, effect: AskPerson, quest
 
 def model_finished(item: Item, outcome: Single, duration_ms: int) -> ModelFinished:
     """Return what is shown after a model was called."""
-    path, call, _, _, _ = item
-    effect: CallModel = call  # type: ignore[assignment]
+    path = item.path
+    effect: CallModel = item.effect  # type: ignore[assignment]
     if type(outcome) is Value:
         reply: ModelReply = outcome.value
         return _model_finished(
@@ -176,8 +176,8 @@ def model_finished(item: Item, outcome: Single, duration_ms: int) -> ModelFinish
 
 def tool_finished(item: Item, outcome: Single, duration_ms: int) -> ToolFinished:
     """Return what is shown after a tool was called."""
-    path, call, _, _, _ = item
-    effect: CallTool | CallBody = call  # type: ignore[assignment]
+    path = item.path
+    effect: CallTool | CallBody = item.effect  # type: ignore[assignment]
     return _tool_finished(
         path,
         effect.seq,

@@ -547,8 +547,8 @@ class Repeats:
 
     def compare(self, item: Item, outcome: Single, io: IO) -> None:
         """Count a call that has ended, if it is a model's, and tell of it when it is the third of its kind in a row."""
-        path, call, _, _, _ = item
-        effect = cast("CallTool", call)
+        path = item.path
+        effect: CallTool = item.effect  # type: ignore[assignment]
         result = outcome.value if type(outcome) is Value else None
         if effect.source != "model" or not isinstance(result, ToolResult):
             return

@@ -798,15 +798,13 @@ def _shown_whole(reply: ModelReply, item: Item, io: IO) -> ModelReply:
 
 
 def _show_input(item: Item, io: IO, name: str, call_id: str, text: str) -> None:
-    path, effect, _, _, _ = item
-    io.emit(_tool_input_delta(path, effect.seq, name, call_id, text))
+    io.emit(_tool_input_delta(item.path, item.effect.seq, name, call_id, text))
 
 
 def _coming_id(item: Item, number: int) -> str:
     """Return the id that a call of the reply will have when that is whole, so that who watches can put pieces, start and end together."""
     # It is ours, so it can be told before the provider's comes.
-    _, effect, _, _, _ = item
-    call_id = effect.call_id  # type: ignore[union-attr]
+    call_id = item.effect.call_id  # type: ignore[union-attr]
     return "" if call_id is None else call_id(number)
 
 
