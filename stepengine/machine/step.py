@@ -58,6 +58,7 @@ MAX_CONTINUES = 5
 MAX_THOUGHTS = 3
 PLAIN = StepWith()
 PAUSE, ERROR, MAX_TOKENS = StopReason.PAUSE, StopReason.ERROR, StopReason.MAX_TOKENS
+COMPLETED = RunStatus.COMPLETED
 UNFINISHED = frozenset({PAUSE, ERROR, MAX_TOKENS})
 # Each continuation may be as long as the output limit again; a model that repeats itself would be paid for its whole
 # budget.
@@ -202,7 +203,7 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
         # After the `post_step` hooks: they may have done I/O while somebody sent a message, which keeps the turn open.
         ended = _ends(run, calls) and (not points.on_stop or (yield from _may_end(run)))
         if watched():
-            yield quick_notify(_finished_event(run, ended, RunStatus.COMPLETED))
+            yield quick_notify(_finished_event(run, ended, COMPLETED))
     except BaseException as error:
         # Yielding in an `except` is allowed here since whoever closes the machine is told nothing more: to a
         # `GeneratorExit` no value may be yielded.

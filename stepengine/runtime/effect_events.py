@@ -61,6 +61,8 @@ _tool_finished = maker_in_order(
     ToolFinished, "path", "seq", "tool_name", "tool_call_id", "result", "duration_ms", "child_path"
 )
 
+# A member of an enumeration is looked up by a function of its metaclass, and this one is asked for at each step.
+MAX_TOKENS = StopReason.MAX_TOKENS
 STOPPED = "the run ended before this gave a result"
 
 
@@ -281,10 +283,10 @@ def _call_ids(effect: CallModel, reply: ModelReply) -> tuple[str, ...]:
         return ()
     content = reply.content
     # One call and nothing else, as most replies of an agent at work are.
-    if len(content) == 1 and type(content[0]) is ToolCallPart and reply.stop_reason is not StopReason.MAX_TOKENS:
+    if len(content) == 1 and type(content[0]) is ToolCallPart and reply.stop_reason is not MAX_TOKENS:
         return (effect.call_id(0),)
     number = [*map(type, content)].count(ToolCallPart)
-    if number and reply.stop_reason is StopReason.MAX_TOKENS and type(content[-1]) is ToolCallPart:
+    if number and reply.stop_reason is MAX_TOKENS and type(content[-1]) is ToolCallPart:
         number -= 1  # A call that was cut off is not run.
     return tuple(map(effect.call_id, range(number)))
 
