@@ -539,10 +539,11 @@ class Hub:
         """Forget the run at *path*, which has ended."""
         self._seats.pop(path, None)
 
-    def emit(self, event: Event) -> None:
-        """Give *event* its index and show it, if it is news."""
-        # Every event of a watched run and every token passes here. What only waits for one reader gets its place when
-        # that reader takes it: nobody sees it before.
+    def emit(self, event: Event, is_clean: bool = False) -> None:  # noqa: C901, FBT001, FBT002 - each event of a run
+        """Give *event* its index and show it, if it is news; one that *is_clean* is shown as it is."""
+        # Every event of a watched run and every token passes here, so what is done for each stands in this one
+        # function, which takes nothing by name. What only waits for one reader gets its place when that reader takes it:
+        # nobody sees it before.
         line = self.line
         if (
             line is not None
@@ -551,20 +552,17 @@ class Hub:
             and (type(event) not in LOOKED_AT or self._is_of_its_own(event, line))
         ):
             line.append(event)
+            return
         # The two usual cases cost one look each: a run that is not resumed has only news, and a process that knows no
         # secrets has nothing to look for.
-        elif GIVEN.names or self._shows is not None:
+        if not is_clean and (GIVEN.names or self._shows is not None):
             for clean in self._clean(event):
-                self._show(clean)
-        else:
-            self._show(event)
-
-    def _show(self, event: Event) -> None:
-        """Give *event*, which is news and clean, its index and show it."""
+                self.emit(clean, True)
+            return
         if type(event) in NOTED:
             self._note(event)
         if self.watched:
-            if self.line is not None:
+            if line is not None:
                 self.give_places()
             index = self._index
             SET_RUN_ID(event, self.run_id)
@@ -625,12 +623,12 @@ class Hub:
         if self._last is not None:
             return
         for clean in self._event_redactor.rest():
-            self._show(clean)
+            self.emit(clean, True)
         # The result is the caller's and passes as it is, secrets and all; who makes JSON of the event gets it clean.
         event = attrs.evolve(event, clean=KNOWN.value)
         if not self.goes_on:
             self._last = event
-        self._show(event)
+        self.emit(event, True)
         self.end()
 
     def end(self) -> None:
