@@ -62,8 +62,8 @@ MAX_JOINED = 4_096
 """Characters that deltas are joined to at most, so that joining many stays cheap."""
 BATCH = 100
 """How many events a reader takes at once, at most."""
-BEHIND = 100
-"""A reader has fallen behind when a hundredth of what may wait does: a stuck one costs kilobytes, and loses no text."""
+NEAR = MAX_QUEUE // 100
+"""A reader has fallen behind when more than a hundredth of what may wait does: a stuck one costs kilobytes, and loses no text."""
 # Enough to tell the few processes apart that ever drive one run. It stands in the id of each event that goes over the
 # wire, so it is no longer than that.
 EPOCH_BYTES = 4
@@ -549,7 +549,11 @@ class Hub:
             line is not None
             and not GIVEN.names
             and len(line) < MAX_QUEUE
-            and (type(event) not in LOOKED_AT or self._is_of_its_own(event, line))
+            and (
+                type(event) not in LOOKED_AT
+                or (len(line) <= NEAR and type(event) in DELTAS)
+                or self._is_of_its_own(event, line)
+            )
         ):
             line.append(event)
             return
@@ -585,7 +589,7 @@ class Hub:
             self._note(event)
             return True
         # It may be joined to the last one, for a reader that has fallen behind.
-        return len(line) <= MAX_QUEUE // BEHIND or type(line[-1]) not in JOINED_TO
+        return type(line[-1]) not in JOINED_TO
 
     def _clean(self, event: Event) -> Iterator[Event]:
         """Give what is shown in place of *event*: the news in it, without secrets."""
@@ -789,7 +793,7 @@ class Subscription:
     def __init__(self, hub: Hub, limit: int = MAX_QUEUE) -> None:
         self._hub = hub
         self._limit = limit
-        self._behind = limit // BEHIND
+        self._behind = limit * NEAR // MAX_QUEUE
         # A list and a future of our own in place of `asyncio.Queue`: what waits is changed from both ends (deltas are
         # joined to the last one, or thrown out from the middle), and whoever puts something must neither wait nor fail.
         self.queue: list[Event | _Joined] = []
@@ -861,10 +865,15 @@ class Subscription:
         # neither joined nor counted when it falls behind.
         queue, hub = self.queue, self._hub
         if hub.only is queue:
-            hub.give_places()
+            if hub.placed != len(queue):
+                hub.give_places()
             hub.placed = max(0, len(queue) - BATCH)
-        taken = queue[:BATCH]
-        del queue[:BATCH]
+        if len(queue) <= BATCH:
+            taken = queue.copy()
+            queue.clear()
+        else:
+            taken = queue[:BATCH]
+            del queue[:BATCH]
         if self._has_joined:
             taken = [event if type(event) is not _Joined else event.whole() for event in taken]
             self._has_joined = bool(queue)
@@ -885,7 +894,9 @@ class Subscription:
         try:
             await self._waiter
         finally:
-            self._stop_waiting()
+            # Who woke it has done so already.
+            if self._waiter is not None:
+                self._stop_waiting()
         return True
 
     @property
