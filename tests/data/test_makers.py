@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import attrs
 import pytest
 
-from stepengine.data.makers import changer_of, is_twin, maker_of, quick
+from stepengine.data.makers import changer_of, is_twin, maker_in_order, maker_of, quick
 
 
 @attrs.frozen(weakref_slot=False)
@@ -48,7 +48,20 @@ def test_a_maker_gives_what_the_constructor_gives():
     assert Value(1, [2], "x", private=3) == maker_of(Value)(1, [2], "x", 3)
 
 
-@pytest.mark.parametrize("make", [maker_of, changer_of])
+def test_a_maker_in_order_takes_what_it_names_by_position_and_the_rest_has_its_defaults():
+    make = maker_in_order(Value, "three", "private", "one")
+
+    assert Value(1, three="x", private=3) == make("x", 3, 1)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'one'"):
+        make("x", 3)
+
+
+def test_a_maker_in_order_names_each_parameter_that_has_no_default():
+    with pytest.raises(TypeError, match="needs 'one'"):
+        maker_in_order(Value, "three")("x")
+
+
+@pytest.mark.parametrize("make", [maker_of, maker_in_order, changer_of])
 def test_a_class_whose_twin_would_have_another_layout_has_no_maker(make):
     @attrs.frozen
     class Other:
