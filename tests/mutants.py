@@ -576,7 +576,7 @@ MUTANTS = (
     Mutant(
         "deltas that wait are never joined",
         "stepengine/runtime/hub.py",
-        "        self._queue[-1] = one\n        return True\n",
+        "        self.queue[-1] = one\n        self._has_joined = True\n        return True\n",
         "        return False\n",
         HUB,
     ),
