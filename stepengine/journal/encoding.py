@@ -8,7 +8,6 @@ name of its type; secrets are taken out on the way.
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
@@ -34,6 +33,7 @@ from stepengine.data.effects import (
     RunInBackground,
     Spawn,
     TellRun,
+    quick_call_tool,
 )
 from stepengine.data.fields import PLAIN, within
 from stepengine.data.json import JsonDict, freeze, frozen_texts, quoted, thaw
@@ -72,13 +72,16 @@ __all__ = (
     "describe",
     "describe_call",
     "differ_in_messages",
+    "is_plain_call",
     "is_short",
+    "is_short_json",
     "may_be_long",
     "must_last",
     "name_of",
     "outcome_members",
     "outcome_of",
     "pack_texts",
+    "plain_form",
     "questions_of",
     "request_members",
     "restored",
@@ -108,13 +111,7 @@ def describe(item: Item) -> CallModel | Form:
 def describe_call(effect: CallTool, plan: RunPlan) -> tuple[Form, bool]:
     """Return the stored form of a call of a tool, and whether its beginning has to outlive a crash, as ``must_last`` says."""
     tool = effect.tool_name
-    form: dict[str, object] = {
-        "type": "CallTool",
-        "tool_name": tool,
-        "input": effect.input,
-        "tool_call_id": effect.tool_call_id,
-        "source": effect.source,
-    }
+    form = plain_form(tool, effect.input, effect.tool_call_id, effect.source)
     binding, lasts = plan.tools.get(tool), True
     if binding is not None:
         spec = binding.spec
@@ -130,6 +127,28 @@ def describe_call(effect: CallTool, plan: RunPlan) -> tuple[Form, bool]:
     if name:
         form["sandbox"] = name
     return form, False
+
+
+def plain_form(tool_name: str, given: JsonDict, tool_call_id: str, source: str) -> dict[str, Any]:
+    """Return the stored form of a call that must not happen twice."""
+    return {
+        "type": "CallTool",
+        "tool_name": tool_name,
+        "input": given,
+        "tool_call_id": tool_call_id,
+        "source": source,
+    }
+
+
+def is_plain_call(effect: CallTool, plan: RunPlan) -> bool:
+    """Return whether the stored form of a call says what is asked for and nothing else, as that of each call does that must not happen twice."""
+    if type(effect) is not CallTool:
+        return False
+    binding = plan.tools.get(effect.tool_name)
+    if binding is None:
+        return True
+    notes = binding.spec.annotations
+    return not (notes.idempotent or notes.read_only)
 
 
 # Recorded, since another version of a sandbox may work a program out to something else; a divergence below the call
@@ -455,7 +474,7 @@ class Encoder:
     # The short way may be taken only by a text that is sure to need no change, so it is looked through for all that
     # could need one: non-ASCII separators, `$`, length, shapes of secrets. Each look is one search of a C function over
     # the text; a look that finds something by mistake costs time and no correctness.
-    def lines(self, record: Record) -> list[bytes]:  # noqa: C901 - a call for each question would cost as much as its answer
+    def lines(self, record: Record) -> list[bytes]:
         """
         Return the lines of a record: those of its blobs, then its own.
 
@@ -465,51 +484,95 @@ class Encoder:
         """
         made: Any = record
         kind = type(made)
-        # Of these a journal is full: most are one short text, which is a line as soon as it has its checksum.
-        if kind is Result:
-            path, value = made.path, made.given
-            write = self._writers.get(type(value))
-            if write is None or made._attempts or made._writes:  # noqa: SLF001 - as ``is_plain``, without a call
-                if made.read_from is not None:
-                    return self._others(record)
-                text = self._outcome(made)
-            else:
-                try:
-                    text = f'{{"kind":"result","path":"{path}","seq":{made.seq},"at":{made.at},"value":{write(value)}'
-                except (DataError, RecursionError):
-                    text = self._outcome(made)  # it says where
-        elif kind is not Intent or made.read_from is not None:
+        if (kind is not Result and kind is not Intent) or made.read_from is not None:
             return self._others(record)
-        elif type(made.given) is CallModel:
-            return self._lines_of_request(made, made.given)
+        path, seq, effect = made.path, made.seq, made.given
+        lines: list[bytes] = []
+        if kind is Result:
+            if made._attempts or made._writes:  # noqa: SLF001 - as ``is_plain``, without a call
+                self._end(lines, self._outcome(made), "result", path, seq)
+            else:
+                self.add_value(lines, path, seq, made.at, effect)
+        elif type(effect) is CallModel:
+            made.fp = self.add_request(lines, path, seq, made.gather, effect, fp=made.fp)
+        elif effect["type"] == "CallTool" and len(effect) == PLAIN_CALL:
+            # By name: of a form that was read the members stand in any order.
+            said = effect["tool_name"], effect["input"], effect["tool_call_id"], effect["source"]
+            call = quick_call_tool(seq, *said, program_line=made.program_line)
+            made.fp = self.add_call(lines, path, seq, made.gather, call, fp=made.fp)
         else:
-            text = self._intent(made, made.given)
+            self._end(lines, self._intent(made, effect), "intent", path, seq)
+        return lines
+
+    # What a journal is full of needs no record: who has what is in it hands that over, and a step makes four records less.
+    def add_value(self, lines: list[bytes], path: str, seq: int, at: int, value: object) -> None:
+        """Add the lines of a plain result that holds a value; errors as ``lines``."""
+        write = self._writers.get(type(value))
+        try:
+            if write is None:
+                text = self._outcome(Result(path, seq, at, value))
+            else:
+                text = f'{{"kind":"result","path":"{path}","seq":{seq},"at":{at},"value":{write(value)}'
+        except (DataError, RecursionError):
+            text = self._outcome(Result(path, seq, at, value))  # it says where
+        self._end(lines, text, "result", path, seq)
+
+    def add_call(
+        self, lines: list[bytes], path: str, seq: int, gather: int | None, call: CallTool, *, fp: str = ""
+    ) -> str:
+        """
+        Add the lines of a call of a tool that is plain, see ``is_plain_call``; errors as ``lines``.
+
+        *fp* is its fingerprint, where that is known; it is returned.
+        """
+        name = call.tool_name
+        tool, (plain, canonical) = quoted(name), frozen_texts(call.input)
+        if not fp:
+            fp = self.prints.of_call(name, call.input, tool, canonical)
+        more = "" if gather is None else f',"gather":{gather}'
+        if call.program_line:
+            more += f',"program_line":{call.program_line}'
+        text = (
+            f'{{"kind":"intent","path":"{path}","seq":{seq},"fp":"{fp}","effect":{{"type":"CallTool","tool_name":{tool},'
+            f'"input":{plain},"tool_call_id":{quoted(call.tool_call_id)},"source":{quoted(call.source)}}}{more}'
+        )
+        self._end(lines, text, "intent", path, seq)
+        return fp
+
+    def _end(self, lines: list[bytes], text: str, what: str, path: str, seq: int) -> None:
+        """Add the lines of a record, no request, of its *text* up to the brace that closes it."""
         if not text.isascii():
             text = text.translate(SEPARATORS)
         redactor = self._redactor
         # One character is found much faster than two, and mostly there is none.
         is_special = "$" in text and '"$' in text
         if is_special or len(text) > self._inline or (not redactor.quiet.holds and redactor.suspicious(text)):
-            return self._packed(record, text, NO_FRAME)
+            lines += self._packed(text, NO_FRAME, what, path, seq)
+            return
         body = text.encode()
         self._previous = crc = crc32(body, self._previous)
         if not self._link:
             self._previous = 0
-        return [body + b',"crc":"%08x"}\n' % crc]
+        lines.append(body + b',"crc":"%08x"}\n' % crc)
 
-    def _lines_of_request(self, record: Intent, effect: CallModel) -> list[bytes]:
-        """Return the lines of a model call: in a run the first one brings the blobs, and nothing else has any."""
-        request, path, seq, told = effect.request, record.path, record.seq, self._told
+    def add_request(
+        self, lines: list[bytes], path: str, seq: int, gather: int | None, effect: CallModel, *, fp: str = ""
+    ) -> str:
+        """
+        Add the lines of a model call: in a run the first one brings the blobs, and nothing else has any; errors as ``lines``.
+
+        *fp* is its fingerprint, where that is known; it is returned.
+        """
+        request, told = effect.request, self._told
         frame = self._last_frame
         if frame.request is None or not differ_in_messages(frame.request, request):
             frame = self._last_frame = self._new_frame(request)
-        fp = record.fp
         if not fp:
-            fp = record.fp = self.prints.of_request(request, frame.rest)
-        messages = self._bases.difference((path, seq), request.messages, told)
+            fp = self.prints.of_request(request, frame.rest)
+        messages = self._bases.difference(path, seq, request.messages, told)
         if told:
             told.clear()
-        more = "" if record.gather is None else f',"gather":{record.gather}'
+        more = "" if gather is None else f',"gather":{gather}'
         text = (
             f'{{"kind":"intent","path":"{path}","seq":{seq},"fp":"{fp}","effect":{{"type":"CallModel",'
             f'"purpose":{quoted(effect.purpose)},"request":{frame.before}[{messages}]{frame.after}}}{more}'
@@ -519,18 +582,20 @@ class Encoder:
         redactor = self._redactor
         is_special = frame.is_special or ("$" in messages and '"$' in messages)
         if is_special or len(text) > self._inline or (not redactor.quiet.holds and redactor.suspicious(text)):
-            return self._packed(record, text, frame)
-        blobs = () if frame.is_shared else self._shared_lines(record, frame)
+            lines += self._packed(text, frame, "intent", path, seq)
+            return fp
+        if not frame.is_shared:
+            lines += [self._line(members, "intent", path, seq) for members in self._share(frame)]
         body = text.encode()
         self._previous = crc = crc32(body, self._previous)
         if not self._link:
             self._previous = 0
-        return [*blobs, body + b',"crc":"%08x"}\n' % crc]
+        lines.append(body + b',"crc":"%08x"}\n' % crc)
+        return fp
 
-    # Apart from the short way, whose variables would be cells of these loops.
-    def _packed(self, record: Record, text: str, frame: _Frame) -> list[bytes]:
+    def _packed(self, text: str, frame: _Frame, what: str, path: str, seq: int) -> list[bytes]:
         """Return the lines of a record whose *text*, up to the brace that closes it, holds anything unusual."""
-        return [self._line(members, record) for members in self._pack(record, f"{text}}}", frame)]
+        return [self._line(members, what, path, seq) for members in self._pack(f"{text}}}", frame, what)]
 
     # A record that was read is written with the members that it had, those that nobody here knows included: an older
     # version must not strip what a newer one wrote (replay:J34).
@@ -538,10 +603,12 @@ class Encoder:
         """Return the lines of a record that was read from a line, or of which a journal has few."""
         if type(record) is Blob:
             self._blobs.add(record.fp)
-        line = record.line
+        line, kind = record.line, record.kind
+        path, seq = getattr(record, "path", ""), getattr(record, "seq", -1)
         if line is not None:
-            return [self._line({name: value for name, value in line.items() if name != "crc"}, record)]
-        return [self._line(m, record) for m in self._pack(record, to_text(self._members(record)), NO_FRAME)]
+            return [self._line({name: value for name, value in line.items() if name != "crc"}, kind, path, seq)]
+        text = to_text(self._members(record))
+        return [self._line(members, kind, path, seq) for members in self._pack(text, NO_FRAME, kind)]
 
     def line(self, text: str) -> bytes:
         """Return the line of a record whose text is ready: what is signed stands there as it was signed."""
@@ -549,28 +616,28 @@ class Encoder:
         self._previous = crc if self._link else 0
         return line
 
-    def _line(self, members: Mapping[str, object] | str, record: Record) -> bytes:
+    def _line(self, members: Mapping[str, object] | str, what: str, path: str, seq: int) -> bytes:
         line, crc = to_line(members, self._previous)
         if len(line) > MAX_LINE:
-            where = shown_address(getattr(record, "path", ""), getattr(record, "seq", -1))
-            msg = f"the {record.kind} of {where} has {len(line)} bytes; a record has at most {MAX_LINE}"
+            where = shown_address(path, seq)
+            msg = f"the {what} of {where} has {len(line)} bytes; a record has at most {MAX_LINE}"
             raise JournalWriteFailed(msg)
         self._previous = crc if self._link else 0
         return line
 
     # Secrets go first, long texts second: a blob is found by the fingerprint of what is in it, and one of a text with a
     # secret would tell whoever guesses the secret that the guess is right.
-    def _pack(self, record: Record, text: str, frame: _Frame) -> Iterator[Mapping[str, object]]:
+    def _pack(self, text: str, frame: _Frame, what: str) -> Iterator[Mapping[str, object]]:
         """Give what stands in lines without secrets and long texts."""
         members: dict[str, Any] = json.loads(text)
         for name, _, _ in frame.shared:
             members["effect"]["request"][name] = None
         text = to_text(members)
         if self._redactor.suspicious(text):
-            members = self._redact(members, record.kind)
+            members = self._redact(members, what)
             text = to_text(members)
         # The head names no blob: it stands before all of them.
-        if type(record) is not Head and (len(text) > self._inline or '"$' in text):
+        if what != Head.kind and (len(text) > self._inline or '"$' in text):
             blobs: dict[str, object] = {}
             members = pack_texts(members, blobs, self._inline)
             for fp, data in blobs.items():
@@ -604,9 +671,6 @@ class Encoder:
                 clean = self._redactor.value(data) if self._redactor.suspicious(to_text(data)) else data
                 yield from self._new_blob(fp, clean)
 
-    def _shared_lines(self, record: Record, frame: _Frame) -> list[bytes]:
-        return [self._line(members, record) for members in self._share(frame)]
-
     def _new_blob(self, fp: str, data: object) -> Iterator[Mapping[str, object]]:
         if fp not in self._blobs:
             self._blobs.add(fp)
@@ -627,22 +691,12 @@ class Encoder:
 
     def _intent(self, record: Intent, stored: Mapping[str, Any]) -> str:
         fp = record.fp
-        if stored["type"] == "CallTool" and len(stored) == PLAIN_CALL:
-            # By name: of a form that was read the members stand in any order.
-            tool, (given, canonical) = quoted(stored["tool_name"]), frozen_texts(stored["input"])
-            if not fp:
-                fp = record.fp = self.prints.of_call(stored, tool, canonical)
-            form = (
-                f'{{"type":"CallTool","tool_name":{tool},"input":{given},'
-                f'"tool_call_id":{quoted(stored["tool_call_id"])},"source":{quoted(stored["source"])}}}'
-            )
-        else:
-            if not fp:
-                fp = record.fp = self.prints.of(stored)
-            form = PLAIN.json(stored)
-            if (record.path, record.seq) == ROOT and stored.get("previous"):
-                # Known by its messages, not by its buffer: the run goes on from a copy of this state.
-                self._bases.remember(*ROOT, restored(stored["previous"]).view)
+        if not fp:
+            fp = record.fp = self.prints.of(stored)
+        form = PLAIN.json(stored)
+        if (record.path, record.seq) == ROOT and stored.get("previous"):
+            # Known by its messages, not by its buffer: the run goes on from a copy of this state.
+            self._bases.remember(*ROOT, restored(stored["previous"]).view)
         more = "" if record.gather is None else f',"gather":{record.gather}'
         if record.program_line:
             more += f',"program_line":{record.program_line}'
@@ -805,7 +859,7 @@ def is_short(value: Any) -> bool:
     kind = type(value)
     if kind is dict:
         # The stored form of a call: but for its input it is a few words.
-        return len(value) == PLAIN_CALL and value["type"] == "CallTool" and _is_short_json(value["input"])
+        return len(value) == PLAIN_CALL and value["type"] == "CallTool" and is_short_json(value["input"])
     if kind is ToolResult:
         is_more = value.structured is not None or value.change is not None or value.side_effects
     elif kind is ModelReply:
@@ -823,17 +877,18 @@ def is_short(value: Any) -> bool:
 def _is_short_part(part: Any) -> bool:
     kind = type(part)
     if kind is ToolCallPart:
-        return part.raw_input is None and not part.provider_data and _is_short_json(part.input)
+        return part.raw_input is None and not part.provider_data and is_short_json(part.input)
     if kind is TextPart:
         return len(part.text) < SHORT and not part.provider_data
-    return kind is JsonPart and _is_short_json(part.value)
+    return kind is JsonPart and is_short_json(part.value)
 
 
 # What a model asks a tool for stands in its reply and in the call, one after the other, so the last one is kept.
 _last_short: JsonDict | None = None
 
 
-def _is_short_json(value: Any) -> bool:
+def is_short_json(value: Any) -> bool:
+    """Return whether JSON is a short text, a number, or a few of these."""
     global _last_short  # noqa: PLW0603 - see there
     kind = type(value)
     if kind is not JsonDict:
@@ -917,49 +972,86 @@ def without_secret(write: FileWrite, redactor: Redactor) -> FileWrite:
 # --- differences ----------------------------------------------------------------------------------------------------
 
 
+@attrs.define(eq=False)
+class _Base:
+    """
+    The last of some requests of one path that go on from each other, which later ones are stored as differences to.
+
+    Attributes:
+        seq: Its number.
+        shared: What its transcript shares with all that grow from it, see ``Transcript.parts``.
+        length: How long its transcript is.
+        longest: How long the longest is of those that are kept.
+        count: How many they are.
+    """
+
+    seq: int
+    shared: Any
+    length: int
+    longest: int
+    count: int = 1
+
+
 # Four requests of each path are kept, and not one: a handler may ask something beside the conversation in between, and
 # the next step is a difference to the step before it, not to that. Not all of them either: a run of n steps would hold
-# n transcripts.
+# n transcripts. Of those that go on from each other the last one is as good as all, as none of them shares more with anything; so
+# they are counted.
 class _Bases:
     """The last requests of each path, which later ones are stored as differences to."""
 
     def __init__(self, prints: Fingerprints) -> None:
         self._prints = prints
-        # With each request how long it was, and at most how long any that is kept.
-        self._known: dict[str, deque[tuple[Address, Transcript, int, int]]] = {}
+        self._last: dict[str, _Base] = {}
+        self._known: dict[str, list[_Base]] = {}
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
         """Keep a request; handlers that ask beside the conversation must not push the conversation out of memory."""
-        kept = self._known.get(path)
-        if kept is None:
-            kept = self._known[path] = deque(maxlen=KEPT_BASES)
-        length = len(transcript)
-        kept.append(((path, seq), transcript, length, max(length, *[n for _, _, n, _ in kept], 0)))
+        kept = self._kept(path)
+        shared, length = transcript.parts
+        last = self._last[path] = _Base(seq, shared, length, length)
+        self._known[path] = [*kept, last]
+        last.longest = max([base.length for base in self._kept(path)])
+
+    def _kept(self, path: str) -> list[_Base]:
+        """Return what is kept of the last four requests of a path, the newest last."""
+        kept, room = list[_Base](), KEPT_BASES
+        for base in reversed(self._known.get(path, ())):
+            if room > 0:
+                kept.insert(0, base)
+            room -= base.count
+        return kept
 
     # Nearly every request is the one before with something behind it. That is told by identity of the shared beginning,
     # without a look at messages, so a step costs the same at 10 messages and at 10,000 (replay:J39).
-    def difference(self, address: Address, transcript: Transcript, told: list[str]) -> str:
+    def difference(self, path: str, seq: int, transcript: Transcript, told: list[str]) -> str:
         """
         Return *transcript* as JSON texts of messages and of slices of earlier requests, and keep it.
 
         Args:
-            address: Of the request.
+            path: Of the run that asks.
+            seq: The number of the request.
             transcript: Its messages.
-            told: The text of messages that were written already, in order; it is used up.
+            told: The text of messages that were written already, in order.
         """
-        kept, length = self._known.get(address[0]), len(transcript)
-        if kept is not None:
-            (_, seq), known, before, longest = kept[-1]
-            if 0 < longest == before == known.shared_prefix(transcript):
+        last = self._last.get(path)
+        if last is not None:
+            shared, length = transcript.parts
+            before = last.length
+            if 0 < last.longest == before and (
+                length >= before if shared is last.shared else before == _transcript(last).shared_prefix(transcript)
+            ):
                 # It goes on from the last one, as it nearly always does.
-                kept.append((address, transcript, length, length))
-                said = f'{{"type":"Slice","seq":{seq},"start":0,"stop":{before}}}'
+                said = f'{{"type":"Slice","seq":{last.seq},"start":0,"stop":{before}}}'
+                last.seq, last.shared = seq, shared
+                last.length = last.longest = length
+                last.count += 1
+                if last.count == KEPT_BASES:
+                    self._known[path] = [last]  # nothing else is kept, nor what that was
                 if len(told) == length - before:  # what its fingerprint took, which ends with the last message, too
-                    told.insert(0, said)
-                    return ",".join(told)
+                    return ",".join((said, *told))
                 return ",".join([said, *[written(message, PLAIN) for message in transcript.since(before)]])
-        items = self._items(address, transcript)
-        self.remember(*address, transcript)
+        items = self._items((path, seq), transcript)
+        self.remember(path, seq, transcript)
         return ",".join([PLAIN.json(i) if type(i) is dict else written(i, PLAIN) for i in items])
 
     def _items(self, address: Address, transcript: Transcript) -> list[Any]:
@@ -978,22 +1070,23 @@ class _Bases:
     # history begins with thousands of messages that stand in the journal already.
     def _best(self, path: str, transcript: Transcript) -> tuple[Address, Transcript, int] | None:
         """Return the request that most of *transcript* is known to come from; a child may have begun with its parent's."""
-        candidates: list[tuple[Address, Transcript, int, int]] = []
+        candidates: list[_Base] = []
         while True:
-            candidates += reversed(self._known.get(path, ()))
+            candidates += reversed(self._kept(path))
             if candidates or not path:
                 break
             path = path.rpartition(".")[0]
         if not candidates or not transcript:
             return None
-        address, known, length, _ = candidates[0]
-        shared = known.shared_prefix(transcript)
-        for _, _, other, _ in candidates:
-            if shared < length or other > length:
+        last = candidates[0]
+        shared = _transcript(last).shared_prefix(transcript)
+        for base in candidates:
+            if shared < last.length or base.length > last.length:
                 break
         else:
-            return address, known, shared  # none of the others can share more
-        found = [(address, known, known.shared_prefix(transcript)) for address, known, _, _ in candidates]
+            return (path, last.seq), _transcript(last), shared  # none of the others can share more
+        bases = [((path, base.seq), _transcript(base)) for base in candidates]
+        found = [(address, known, known.shared_prefix(transcript)) for address, known in bases]
         return max(found, key=lambda base: (base[2], len(base[1])))
 
     # After a cut of the history nothing is shared from the beginning, and still most messages are known: so they are
@@ -1018,6 +1111,10 @@ class _Bases:
             else:
                 yield transcript[index]
             index += count or 1
+
+
+def _transcript(base: _Base) -> Transcript:
+    return Transcript.of_parts(base.shared, base.length)
 
 
 def _equal_at(a: Transcript, i: int, b: Transcript, j: int) -> bool:

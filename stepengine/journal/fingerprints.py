@@ -116,16 +116,17 @@ class Fingerprints:
         # Written out, as every second effect of a run is one; the text is what `fingerprinted_part` and the canonical encoder would
         # make of it.
         if form["type"] == "CallTool":
-            return self.of_call(form, quoted(form["tool_name"]), frozen_text(form["input"]))
+            name, given = form["tool_name"], form["input"]
+            return self.of_call(name, given, quoted(name), frozen_text(given))
         return self.value(fingerprinted_part(form))
 
-    def of_call(self, form: Mapping[str, Any], name: str, given: str) -> str:
-        """Return the fingerprint of a call of a tool in its stored form; *name* and *given* are the canonical texts of tool and input."""
-        text = f'{{"input":{given},"tool_name":{name},"type":"CallTool"}}'
+    def of_call(self, name: str, given: object, name_text: str, given_text: str) -> str:
+        """Return the fingerprint of a call of a tool by its name and input, with the canonical texts of both."""
+        text = f'{{"input":{given_text},"tool_name":{name_text},"type":"CallTool"}}'
         redactor = self.redactor
         if redactor.quiet.holds or not redactor.suspicious(text):
             return sha256(text.encode()).hexdigest()[:DIGITS]
-        return self.value(fingerprinted_part(form))
+        return self.value({"type": "CallTool", "tool_name": name, "input": given})
 
     def of_request(self, request: ModelRequest, rest: str = "") -> str:
         """Return the fingerprint of a model call; *rest* is what ``rest`` said of it, where it was asked already."""
@@ -210,6 +211,7 @@ class Fingerprints:
     def _links(self, value: bytes, messages: Sequence[Message]) -> list[bytes]:
         """Return the chain after each of *messages*, going on from *value*; step-scoped ones stand at its end."""
         told, redactor = self.told, self.redactor
+        looks = not redactor.quiet.holds
         chain: list[bytes] = []
         for message in messages:
             if told is None:
@@ -217,7 +219,7 @@ class Fingerprints:
             else:
                 plain, text = PLAIN_AND_SEEN[type(message)](message)
                 told.append(plain)
-            if not redactor.quiet.holds and redactor.suspicious(text):
+            if looks and redactor.suspicious(text):
                 text = self._redacted_text(message)
             value = sha256(value + sha256(text.encode()).digest()).digest()
             chain.append(value)

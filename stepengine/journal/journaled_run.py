@@ -95,6 +95,7 @@ class JournaledRun:
         durable: See ``Commits``; calls of one tick share one commit. Where a commit never waits long, it is
             that commit.
         writes: What was written to files by calls whose results are not recorded yet.
+        writer_of_new: What a new run is written with while nothing has to be written first; ``None`` of any other run.
         kept: What of the record serves although something else is asked for now.
         wakes_now: Whether recorded sleeps are over at once.
     """
@@ -123,16 +124,16 @@ class JournaledRun:
         self.decoders: dict[str, Callable[[Any], Any]] = {}
         self.kept: list[Input] = []
         self._unwritten: list[Input] = []
+        self.writer_of_new: Writer | None = None
         self._writer: Writer | None = None
         self._write: Callable[[Record], None] = _leave_out
         self._commits: Commits | None = None
-        self._is_over = False
         self._give_back: Callable[[], Any] | None = None
         self._models: ModelRegistry | None = None
         self._around: Around | None = None
         self._seed = ""
         self.writes: dict[Address, list[FileWrite]] = {}
-        self.waits = self.wakes_now = False
+        self._is_over = self.waits = self.wakes_now = False
         self._box: Mailbox | None = None
         self._place = 0
         self._looking = asyncio.Lock()
@@ -407,6 +408,7 @@ class JournaledRun:
         where = "" if self.source.stable else workspace
         head = new_head(plan, self._seed, link=self.journal.link, signed=self.journal.signed_by, workspace=where)
         self.append(head)
+        self.writer_of_new = writer
         # Recorded only where the engine chose it: a model that the agent names comes from its code, and a change of it
         # is to be seen.
         model = plan.model if plan.definition.model is None else None
@@ -626,6 +628,7 @@ class JournaledRun:
 
     def _leave_out(self, letter: Letter, why: str) -> None:
         self._unwritten.append(Input("", -1, self.timing.last, {"type": "Refused", "id": letter.id, "why": why}))
+        self.writer_of_new = None  # every record goes through `append` from here on, which writes that first
         self._known.add(letter.id)
         self.warnings.append(f"an answer that was sent was left out: {why}")
 
@@ -770,6 +773,14 @@ class JournaledRun:
             self._write_kept(self._writer)
         write = self._write
         write(record)
+
+    def add_value(self, path: str, seq: int, at: int, value: object) -> None:
+        """Write what came of an effect, as ``append`` does with a ``Result`` of these."""
+        writer = self._writer
+        if writer is not None and self.mode.writes:
+            if self._unwritten:
+                self._write_kept(writer)
+            writer.add_value(path, seq, at, value)
 
     def _keep_write(self, path: str, seq: int, write: FileWrite) -> None:
         self.writes.setdefault((path, seq), []).append(write)

@@ -37,7 +37,16 @@ from stepengine.data.questions import Answer, answered
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.usage import Usage, add_cost
 from stepengine.errors import JournalError, StepEngineError, UnknownOutcome
-from stepengine.journal.encoding import bare, describe, describe_call, must_last, outcome_members, outcome_of, storable
+from stepengine.journal.encoding import (
+    bare,
+    describe,
+    describe_call,
+    is_plain_call,
+    must_last,
+    outcome_members,
+    outcome_of,
+    storable,
+)
 from stepengine.journal.history import History
 from stepengine.journal.questions import DOUBT, decision_about
 from stepengine.journal.records import Address, Input, Intent, Result, computed_record, shown_address, to_text
@@ -188,10 +197,11 @@ class Recorder:
     def __init__(self, inner: Performer, run: JournaledRun) -> None:
         self._inner = inner
         self._run = run
-        # Looked up once: a run has more attributes than the interpreter finds quickly.
-        self._write, self._begin = run.append, inner.begin
+        self._begin, self._timing = inner.begin, run.timing
         self._replayer = run.replayer
         self._cleans = run.source.redactor.shapes
+        # Whether an outcome is another one once it is recorded: it has a made-up time, or has no secrets any more.
+        self._changes = self._cleans or run.source.stable
         self._next: dict[str, int] = {}
         self._has_begun = False
         # Replies that the machine has, and that are durable before anything else is begun or anybody is told.
@@ -205,7 +215,7 @@ class Recorder:
     #
     # It returns an awaitable and is no coroutine: for a run in memory nothing is waited for, and a coroutine that has
     # nothing to wait for costs as much as the record. The same holds of `perform`.
-    def begin(self, batch: Sequence[Item]) -> Awaitable[None]:  # noqa: C901 - a call for each would be longer than what it does
+    def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
         """
         Compare effects with the record, or write down that they are about to happen.
 
@@ -213,9 +223,38 @@ class Recorder:
             ReplayDivergence: when one is not what was recorded at its address.
             JournalWriteFailed: when an intent cannot be written; then nothing of the batch happens.
         """
-        run, replayer = self._run, self._replayer
+        run = self._run
         if run.fatal is not None:
             raise run.fatal
+        writer = run.writer_of_new
+        if writer is None or len(batch) != 1:
+            return self._begin_all(batch)
+        effect: Any
+        ((path, effect, plan, gather, _),) = batch
+        kind, seq = type(effect), effect.seq
+        if (kind is not CallModel and not is_plain_call(effect, plan)) or seq != self._next.get(path, 0):
+            return self._begin_all(batch)
+        together = None if gather is None else gather.effects[0].seq
+        # The first of a run lasts, whatever it is.
+        lasts = True
+        try:
+            if kind is CallModel:
+                writer.add_request(path, seq, together, effect)
+                lasts = not self._has_begun
+            else:
+                writer.add_call(path, seq, together, effect)
+        except StepEngineError as error:
+            raise run.fail(error) from error.__cause__
+        self._next[path], self._has_begun = seq + 1, True
+        begin = self._begin
+        if not (self._owed or (lasts and run.waits)):
+            return begin(batch)
+        owed, waiting = self._owed, self._lasting()
+        return begin(batch) if waiting is None else self._begin_after(waiting, owed, batch)
+
+    def _begin_all(self, batch: Sequence[Item]) -> Awaitable[None]:  # noqa: C901 - a call for each would be longer than what it does
+        """Begin whatever there may be; errors as ``begin``."""
+        run, replayer = self._run, self._replayer
         # The first of a run lasts, whatever it is.
         lasts = not self._has_begun
         fresh: list[Item] = []
@@ -233,9 +272,8 @@ class Recorder:
                 if seq != self._next.get(path, 0):
                     # Numbers that the machine gave to effects which it then did not ask for are told.
                     self._append(Input(path, seq, run.timing.last, {"type": "Gap"}))
-                write = self._write
                 try:
-                    write(intent)
+                    run.append(intent)
                 except StepEngineError as error:
                     raise run.fail(error) from error.__cause__
                 lasts = lasts or must
@@ -313,8 +351,10 @@ class Recorder:
         return self._perform(self._inner, item, io)
 
     def around(self, inner: Performer) -> Performer:
-        """Return who records in one and the same record what *inner* performs."""
-        return _Around(self.begin, partial(self._perform, inner))
+        """Return who records in one and the same record what *inner* performs, which starts no run."""
+        # Nothing of a new run is answered from a record, so there is nothing to ask first.
+        perform = self._live if self._replayer is None else self._perform
+        return _Around(self.begin, partial(perform, inner))
 
     def _perform(self, inner: Performer, item: Item, io: IO) -> Awaitable[Single]:
         run, replayer = self._run, self._replayer
@@ -322,7 +362,7 @@ class Recorder:
             return self._stop_diverged(run.fatal)
         starts = type(item.effect) in STARTS
         if starts or replayer is None:
-            return self._start(item, io) if starts else self._live(item, io, [], inner)
+            return self._start(item, io) if starts else self._live(inner, item, io)
         address = (item.path, item.effect.seq)
         known = replayer.result(address)
         if known is not None:
@@ -332,7 +372,7 @@ class Recorder:
             return self._halt(item, io)
         if item.gather is not None and replayer.has_lost(item):
             return self._commit(item, given_up(item, 0), [])
-        return self._doubtful(item, io) if replayer.was_begun(address) else self._live(item, io, [])
+        return self._doubtful(item, io) if replayer.was_begun(address) else self._live(self._inner, item, io)
 
     # --- from the record ----------------------------------------------------------------------------------------------
 
@@ -350,7 +390,7 @@ class Recorder:
             cut, children = waits
             ended = await io.ends(item, children, cut)
             if cut.done():  # one of them left its record: what is recorded of the wait holds no longer
-                return await self._live(item, io, [])
+                return await self._live(self._inner, item, io)
             if ended is None:
                 return Stop("suspended" if run.fatal is None else "diverged", run.timing.last, run.fatal)
         outcome = self._replayer.answer(known, item)
@@ -466,11 +506,6 @@ class Recorder:
         stop = self._replayer.halt(item.path, child.questions if child is not None else (), waits=waits)
         return _halted_with(stop, child)
 
-    def _noting(self, item: Item, io: IO) -> IO:
-        """Return the ``IO`` of an effect but a model call that is performed live, which notes what else is recorded of it."""
-        # Whether a result comes before its body has returned is a matter of time, and a stable recording tells of none.
-        return DeferredIO(io, self._keep_waiting) if is_deferred(item) and not self._run.source.stable else io
-
     async def _keep_waiting(self, item: Item) -> None:
         """Keep, durably, that the body of a call has returned: its result may come to another process."""
         self._append_waits(item)
@@ -508,16 +543,15 @@ class Recorder:
         # Whoever sent its result knows that it happened.
         is_waiting = is_deferred(item) and (address in run.past.history.waiting or address in run.results_sent)
         if is_waiting and f"{DOUBT}{shown_address(*address)}" not in run.decisions:
-            return await self._live(item._replace(has_begun=True), io, [], again=True)
+            return await self._live(self._inner, item._replace(has_begun=True), io, again=True)
         if type(item.effect) in WAITS:
-            return await self._live(item._replace(has_begun=True), io, [], again=True)
+            return await self._live(self._inner, item._replace(has_begun=True), io, again=True)
         if is_repeatable(item):
-            return await self._live(
-                item, io, self._lost_attempt(item) if type(item.effect) is CallModel else [], again=True
-            )
+            lost = self._lost_attempt(item) if type(item.effect) is CallModel else ()
+            return await self._live(self._inner, item, io, lost, again=True)
         decided = decision_about(item, run.in_doubt, run.decisions, run.past.history)
         if decided is None:
-            return await self._live(item, io, [], again=True)
+            return await self._live(self._inner, item, io, again=True)
         self._keep_taken(item, decided)
         return await self._commit(item, decided, [])
 
@@ -539,21 +573,48 @@ class Recorder:
 
     # What was used is written down also where the call is stopped: the exception takes nothing along, and nobody who
     # comes later could know.
-    async def _live(
-        self, item: Item, io: IO, attempts: list[object], inner: Performer | None = None, *, again: bool = False
+    async def _live(  # noqa: C901 - a call for each question would cost as much as its answer
+        self, inner: Performer, item: Item, io: IO, attempts: Sequence[object] = (), *, again: bool = False
     ) -> Single:
-        noting = Attempts(io, attempts) if type(item.effect) is CallModel else self._noting(item, io)
+        run, (path, effect, plan, _, _) = self._run, item
+        if run.fatal is not None and self._replayer is None:
+            return Stop("diverged", run.timing.last, run.fatal)
+        is_asked, noted = type(effect) is CallModel, [*attempts]
+        if is_asked:
+            noting: IO = Attempts(io, noted)
+        else:
+            # Whether a result comes before its body has returned is a matter of time, and a stable recording tells of none.
+            noting = DeferredIO(io, self._keep_waiting) if is_deferred(item) and not run.source.stable else io
         try:
-            outcome = await (inner or self._inner).perform(item, noting)
+            outcome: Any = await inner.perform(item, noting)
         except BaseException:
             self._note_stopped(item, io)
             raise
-        if again and self._replayer is not None:
-            outcome = _with_earlier(outcome, self._replayer.begun(item))
-        kept, owed, waiting = self._keep(item, outcome, attempts, io, again=again)
-        if waiting is not None:
-            await self._until(waiting, owed)
-        return kept
+        writer = run.writer_of_new
+        is_plain = writer is not None and type(outcome) is Value and not (noted or outcome.inputs or run.writes)
+        if not is_plain or outcome.value is None or self._changes:
+            if again and self._replayer is not None:
+                outcome = _with_earlier(outcome, self._replayer.begun(item))
+            kept, owed, waiting = self._keep(item, outcome, noted, io, again=again)
+            if waiting is not None:
+                await self._until(waiting, owed)
+            return kept
+        # What comes of nearly every effect of a new run: `_keep` without what has nothing to do then.
+        at, timing = outcome.at, self._timing
+        if at > timing.last:  # noqa: PLR1730 - a call less, for every outcome
+            timing.last = at
+        try:
+            writer.add_value(path, effect.seq, at, outcome.value)  # type: ignore[union-attr]
+        except StepEngineError as error:
+            raise self._note_unwritten(error, [(item, outcome)]) from error.__cause__
+        if run.waits:
+            owed = self._owed
+            owed.append((item, outcome))
+            if not (is_asked and _asks_for_more(outcome) and not io.watched and self._is_unseen(plan)):
+                waiting = self._lasting()
+                if waiting is not None:
+                    await self._until(waiting, owed)
+        return outcome  # type: ignore[no-any-return]
 
     async def _commit(self, item: Item, outcome: Single, attempts: Sequence[object]) -> Single:
         """Return an outcome that is durable; several that finish together share one commit."""
@@ -587,9 +648,11 @@ class Recorder:
         given: Any = settled
         if type(settled) is Value and not settled.inputs and settled.value is not None:
             given = settled.value
-        write = self._write
         try:
-            write(Result(path, seq, at, given, tuple(attempts), None, writes))
+            if attempts or writes:
+                run.append(Result(path, seq, at, given, tuple(attempts), None, writes))
+            else:
+                run.add_value(path, seq, at, given)
         except StepEngineError as error:
             raise self._note_unwritten(error, [(item, settled)]) from error.__cause__
         if not run.waits:

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import attrs
 
-from stepengine.data.effects import CallModel
+from stepengine.data.effects import CallModel, CallTool
 from stepengine.data.frozen import frozen
 from stepengine.data.makers import changer_of
 from stepengine.data.models import ModelRequest
@@ -36,7 +36,16 @@ from stepengine.errors import (
     StepEngineError,
 )
 from stepengine.journal.altered import chain_of
-from stepengine.journal.encoding import MAX_INLINE, PLAIN_CALL, Encoder, differ_in_messages, is_short, may_be_long
+from stepengine.journal.encoding import (
+    MAX_INLINE,
+    PLAIN_CALL,
+    Encoder,
+    differ_in_messages,
+    is_short,
+    is_short_json,
+    may_be_long,
+    plain_form,
+)
 from stepengine.journal.following import Again, ContentTail, NewRecords, Tail
 from stepengine.journal.history import History
 from stepengine.journal.mailbox import Mailbox, MemoryMailbox
@@ -98,6 +107,21 @@ class Writer(abc.ABC):
     @abc.abstractmethod
     def append(self, record: Record) -> None:
         """Add a record after those before it; it is durable with the next ``commit``."""
+
+    # The records of a step are handed over as what is in them: where lines are made at once, or what is kept is taken apart
+    # anyway, a record would only be made to be thrown away.
+    def add_request(self, path: str, seq: int, gather: int | None, effect: CallModel) -> None:
+        """Add that a model is called, as ``append`` does with an ``Intent`` of these."""
+        self.append(Intent(path, seq, effect, "", gather))
+
+    def add_call(self, path: str, seq: int, gather: int | None, effect: CallTool) -> None:
+        """Add that a tool is called, as ``append`` does with an ``Intent`` of these; only for what ``is_plain_call``."""
+        form = plain_form(effect.tool_name, effect.input, effect.tool_call_id, effect.source)
+        self.append(Intent(path, seq, form, "", gather, program_line=effect.program_line))
+
+    def add_value(self, path: str, seq: int, at: int, value: object) -> None:
+        """Add what came of an effect, as ``append`` does with a ``Result`` of these."""
+        self.append(Result(path, seq, at, value))
 
     @abc.abstractmethod
     def commit(self) -> None:
@@ -439,28 +463,41 @@ class _Kept:
 
     def append(self, record: Record) -> None:
         """Add a record."""
-        kind = type(record)
-        # As ``is_plain``, without a call.
-        if kind is Result and not record._attempts and not record._writes and record.read_from is None:  # type: ignore[union-attr]  # noqa: SLF001
-            self._loose += (_result, record.path, record.seq, record.at, record.given)  # type: ignore[union-attr]
-        elif kind is Intent and not record.fp and record.read_from is None and not record.program_line:  # type: ignore[union-attr]
-            self._take_intent(record)  # type: ignore[arg-type]
+        made: Any = record
+        kind = type(made)
+        if kind is Result and made.is_plain and made.read_from is None:
+            self.add_value(made.path, made.seq, made.at, made.given)
+        elif kind is Intent and not made.fp and made.read_from is None:
+            self._append_intent(made, made.given)
         else:
             self._loose += (_whole, record)
 
-    def _take_intent(self, record: Intent) -> None:
-        form: Any = record.given
+    def _append_intent(self, record: Intent, form: Any) -> None:
         if type(form) is CallModel:
-            request = form.request
-            frame = self._frame
-            if frame is None or not differ_in_messages(frame, request):
-                frame = self._frame = request
-            shared, length = request.messages.parts
-            self._loose += (_request, record.path, record.seq, record.gather, form.purpose, frame, shared, length)
+            self.add_request(record.path, record.seq, record.gather, form)
         elif form["type"] == "CallTool" and len(form) == PLAIN_CALL:
-            self._loose += (_call, record.path, record.seq, record.gather, *form.values())
+            _, *call = form.values()
+            self._loose += (_call, record.path, record.seq, record.gather, record.program_line, *call)
         else:
             self._loose += (_whole, record)
+
+    def add_request(self, path: str, seq: int, gather: int | None, effect: CallModel) -> None:
+        """Add that a model is called."""
+        request = effect.request
+        frame = self._frame
+        if frame is None or not differ_in_messages(frame, request):
+            frame = self._frame = request
+        shared, length = request.messages.parts
+        self._loose += (_request, path, seq, gather, effect.purpose, frame, shared, length)
+
+    def add_call(self, path: str, seq: int, gather: int | None, effect: CallTool) -> None:
+        """Add that a tool is called."""
+        call = effect.tool_name, effect.input, effect.tool_call_id, effect.source
+        self._loose += (_call, path, seq, gather, effect.program_line, *call)
+
+    def add_value(self, path: str, seq: int, at: int, value: object) -> None:
+        """Add what came of an effect."""
+        self._loose += (_result, path, seq, at, value)
 
     def records(self) -> list[Record]:
         """Return all records; the list grows, and no record that is in it is made anew."""
@@ -486,8 +523,8 @@ def _result(path: str, seq: int, at: int, given: object) -> Record:
     return Result(path, seq, at, given)
 
 
-def _call(path: str, seq: int, gather: int | None, *form: Any) -> Record:
-    return Intent(path, seq, dict(zip(CALL, form, strict=True)), "", gather)
+def _call(path: str, seq: int, gather: int | None, program_line: int, *call: Any) -> Record:
+    return Intent(path, seq, plain_form(*call), "", gather, program_line=program_line)
 
 
 def _request(  # noqa: PLR0917 - what a record was taken apart into, in order
@@ -497,9 +534,7 @@ def _request(  # noqa: PLR0917 - what a record was taken apart into, in order
     return Intent(path, seq, CallModel(seq, request, purpose), "", gather)
 
 
-CALL = ("type", "tool_name", "input", "tool_call_id", "source")
-"""The members of the stored form of a call that must not happen twice, in order."""
-WIDTHS: Mapping[Callable[..., Record], int] = {_whole: 2, _result: 5, _call: 4 + len(CALL), _request: 8}
+WIDTHS: Mapping[Callable[..., Record], int] = {_whole: 2, _result: 5, _call: 9, _request: 8}
 """How many things in a row make a record, with what makes it of the others."""
 
 
@@ -542,7 +577,8 @@ class _MemoryTail(Tail):
 class _MemoryWriter(Writer):
     def __init__(self, journal: MemoryJournal) -> None:
         self._journal = journal
-        self._add = journal._kept.append  # noqa: SLF001 - one of its two halves
+        self._kept = journal._kept  # noqa: SLF001 - one of its two halves
+        self._add = self._kept.append
         self.history = History(journal._kept.records(), journal.name, journal.missing)  # noqa: SLF001
 
     def append(self, record: Record) -> None:
@@ -561,6 +597,24 @@ class _MemoryWriter(Writer):
             Encoder(journal.redactor, link=False, inline=journal.inline).lines(record)
         add = self._add
         add(record)
+
+    def add_request(self, path: str, seq: int, gather: int | None, effect: CallModel) -> None:
+        """Add that a model is called."""
+        self._kept.add_request(path, seq, gather, effect)
+
+    def add_call(self, path: str, seq: int, gather: int | None, effect: CallTool) -> None:
+        """Add that a tool is called; errors as ``append``."""
+        if is_short_json(effect.input):
+            self._kept.add_call(path, seq, gather, effect)
+        else:
+            super().add_call(path, seq, gather, effect)
+
+    def add_value(self, path: str, seq: int, at: int, value: object) -> None:
+        """Add what came of an effect; errors as ``append``."""
+        if is_short(value):
+            self._kept.add_value(path, seq, at, value)
+        else:
+            super().add_value(path, seq, at, value)
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
         """Do nothing: lines are made on demand, from the first record on."""
@@ -610,6 +664,8 @@ class LineWriter(Writer):
             inline=journal.inline,
         )
         self._encode = self._encoder.lines
+        encoder = self._encoder
+        self._add_request, self._add_call, self._add_value = encoder.add_request, encoder.add_call, encoder.add_value
         self._lines: list[bytes] = []
         self._chain = _chain_of(journal, self.history)
         # One commit after the other: lines are chained, and a file has one end. While it is held the file stays open.
@@ -646,6 +702,46 @@ class LineWriter(Writer):
         encode = self._encode
         try:
             self._lines += encode(record)
+        except (JournalError, DataError) as error:
+            self._break(error)
+            raise
+
+    def add_request(self, path: str, seq: int, gather: int | None, effect: CallModel) -> None:
+        """Add that a model is called; errors as ``append``."""
+        reserve = self._reserve
+        is_short = reserve is not None and reserve.is_short
+        if is_short or self._chain is not None or self._broken is not None or self._pid != _this_process:
+            super().add_request(path, seq, gather, effect)
+            return
+        add = self._add_request
+        try:
+            add(self._lines, path, seq, gather, effect)
+        except (JournalError, DataError) as error:
+            self._break(error)
+            raise
+
+    def add_call(self, path: str, seq: int, gather: int | None, effect: CallTool) -> None:
+        """Add that a tool is called; errors as ``append``."""
+        reserve = self._reserve
+        is_short = reserve is not None and reserve.is_short
+        if is_short or self._chain is not None or self._broken is not None or self._pid != _this_process:
+            super().add_call(path, seq, gather, effect)
+            return
+        add = self._add_call
+        try:
+            add(self._lines, path, seq, gather, effect)
+        except (JournalError, DataError) as error:
+            self._break(error)
+            raise
+
+    def add_value(self, path: str, seq: int, at: int, value: object) -> None:
+        """Add what came of an effect; errors as ``append``."""
+        if self._chain is not None or self._broken is not None or self._pid != _this_process:
+            super().add_value(path, seq, at, value)
+            return
+        add = self._add_value
+        try:
+            add(self._lines, path, seq, at, value)
         except (JournalError, DataError) as error:
             self._break(error)
             raise
