@@ -400,8 +400,8 @@ MUTANTS = (
     Mutant(
         "truncate counts a note for every exchange",
         "stepengine/context/truncating.py",
-        "(0 if index - 1 in dropped else GAP_TOKENS)",
-        "GAP_TOKENS",
+        "(0 if index - 1 in dropped else _gap_tokens())",
+        "_gap_tokens()",
         TRUNCATING,
     ),
     Mutant(

@@ -13,15 +13,16 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import attrs
 
-from stepengine.cli.screen.render import visible
+
 from stepengine.data.alike import did_you_mean
 from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, freeze_object, thaw
 from stepengine.data.limits import Limits
+from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError
 
 if TYPE_CHECKING:
@@ -47,8 +48,7 @@ class UsageProblem(Exception):
     """What the user asked for cannot be done; the message says what would have been fine."""
 
 
-@frozen(kw_only=True)
-class SettingKey:
+class SettingKey(NamedTuple):
     """
     One thing that can be set.
 
@@ -64,10 +64,10 @@ class SettingKey:
 
     name: str
     kind: str
-    default: Any = None
     help: str
-    project: Trust = "no"
     read: Callable[[Any], Any]
+    default: Any = None
+    project: Trust = "no"
     parse: Callable[[str], Any] = str
 
     def matches(self, name: str) -> bool:
@@ -188,8 +188,7 @@ FOREIGN = ("permissions", "mcp", "agents", "sandboxed", "hooks", "tools", "web",
 """What a project's file is refused by name, whether we know the key or not."""
 
 
-@frozen
-class Origin:
+class Origin(NamedTuple):
     """
     Where a value came from.
 
@@ -205,8 +204,7 @@ class Origin:
         return self.place or self.source
 
 
-@frozen
-class _GivenValue:
+class _GivenValue(NamedTuple):
     """A value as a file or variable gives it."""
 
     name: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from functools import cache
 
 import attrs
 from typing_extensions import override
@@ -24,7 +25,9 @@ def _gap() -> UserMessage:
     return UserMessage(GAP, (GAP_TAG,))
 
 
-GAP_TOKENS = message_tokens(_gap())
+@cache
+def _gap_tokens() -> int:
+    return message_tokens(_gap())
 
 
 def _is_gap(message: Message) -> bool:
@@ -79,7 +82,7 @@ class truncate(ContextPolicy):  # noqa: N801 - a policy is called by its name, a
                 break
             if group.start not in kept:
                 # The note costs something, once for each row of groups that go.
-                total -= weights[index] - (0 if index - 1 in dropped else GAP_TOKENS)
+                total -= weights[index] - (0 if index - 1 in dropped else _gap_tokens())
                 dropped.add(index)
         return frozenset(dropped)
 

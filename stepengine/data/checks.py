@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from decimal import Decimal
 from functools import wraps
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import attrs
 
 from stepengine.data.fields import shown
-from stepengine.data.frozen import frozen
 from stepengine.errors import DefinitionError, StepEngineError
 
 __all__ = (
@@ -39,8 +38,7 @@ SHOWN = 100
 Validator: TypeAlias = Callable[[Any, Any, Any], None]
 
 
-@frozen
-class Fine:
+class Fine(NamedTuple):
     """
     What a value has to be.
 

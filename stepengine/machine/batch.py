@@ -38,7 +38,6 @@ from stepengine.machine.state import RunState
 
 __all__ = ("RUN_FREELY", "called_by_model", "calls_among", "run_batch")
 
-UNSAID = Answer()
 RUN_FREELY = ("ordinary", "yields")
 """Calls that may run beside others of one reply: what they need is none of the run's own."""
 SPENT = "a limit of the run was spent"
@@ -493,9 +492,10 @@ def _take_edited_input(call: ToolMember, answer: Answer) -> Flow[Sequence[_Asked
     return ()
 
 
-def _notify_decision(call: ToolMember, decision: str, rule_id: str | None, answer: Answer = UNSAID) -> Flow[None]:
+def _notify_decision(call: ToolMember, decision: str, rule_id: str | None, answer: Answer | None = None) -> Flow[None]:
     if not call.run.plan.watched():
         return
+    answer = answer or Answer()
     event = ev.PermissionDecided(
         path=call.run.plan.path,
         seq=call.run.seq,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     # The class of what comes in as a value; nothing is drawn here.
     from random import Random
 
-__all__ = ("Finished", "RunPlan", "ToolBody", "quick_finished", "quick_plan")
+__all__ = ("Finished", "RunPlan", "ToolBody", "cut_body", "quick_finished", "quick_plan")
 
 
 def _complete(plan: RunPlan) -> Limits:
@@ -169,8 +170,11 @@ class RunPlan:
 quick_plan = maker_of(RunPlan)
 
 
-ENDED = tuple([field.name for field in attrs.fields(Ended)])
-ENDED_OF = attrgetter(*ENDED)
+@cache
+def _ended() -> tuple[tuple[str, ...], Callable[[Ended[Any]], tuple[Any, ...]]]:
+    """Return the names of what is known of an ended run, and what reads all of it; a run that has not ended needs neither."""
+    names = tuple([field.name for field in attrs.fields(Ended)])
+    return names, attrgetter(*names)
 
 
 @frozen(kw_only=True, weakref_slot=False)
@@ -198,7 +202,8 @@ class Finished(Ended[Any]):
 
     def as_result(self, **more: object) -> RunResult:
         """Return what the caller gets from this run; *more* is what its machine does not know."""
-        known = zip(ENDED, ENDED_OF(self), strict=True)
+        names, values_of = _ended()
+        known = zip(names, values_of(self), strict=True)
         return RunResult(**{**dict(known), "pending_questions": self.pending, **more})
 
     def as_tool_result(self, runs: Yielding) -> ToolResult:
@@ -206,7 +211,7 @@ class Finished(Ended[Any]):
         if self.status is RunStatus.COMPLETED:
             return runs.shown(self.output, None)
         if self.status is RunStatus.CANCELLED:
-            return CUT_BODY
+            return cut_body()
         error = self.error
         if isinstance(error, HandlerError) and error.__cause__ is not None:
             error = error.__cause__
@@ -240,7 +245,11 @@ class Finished(Ended[Any]):
 
 
 quick_finished = maker_of(Finished)
-CUT_BODY = ToolResult.error(
-    "Cancelled before it gave a result; what it had begun may have had effects.", status="cancelled"
-)
-"""The result of a call of a tool that yields whose body was stopped, whatever stopped it: a replay does not know that any more."""
+
+
+@cache
+def cut_body() -> ToolResult:
+    """Return the result of a call of a tool that yields whose body was stopped; by what, a replay does not know any more."""
+    return ToolResult.error(
+        "Cancelled before it gave a result; what it had begun may have had effects.", status="cancelled"
+    )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from types import MappingProxyType, NoneType
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from stepengine.data import yields as y
 from stepengine.data.effects import (
@@ -36,7 +36,6 @@ from stepengine.data.effects import (
     TellRun,
 )
 from stepengine.data.events import PhaseChanged
-from stepengine.data.frozen import frozen
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Gathered, Outcome
@@ -83,8 +82,7 @@ REFUSALS = ("depth", "children", "questions")
 # --- what may be yielded ----------------------------------------------------------------------------------------------
 
 
-@frozen(kw_only=True)
-class YieldRow:
+class YieldRow(NamedTuple):
     """
     What one yieldable means.
 
@@ -106,9 +104,9 @@ class YieldRow:
     name: str
     kind: type
     asks: str
-    effects: tuple[str, ...] = ()
     sent: str
     gives: str
+    effects: tuple[str, ...] = ()
     state: str = "handler"
     actions: int | None = 1
     is_member: bool = False
@@ -324,8 +322,7 @@ def names_of_yieldables(by: By = "handler") -> str:
 # --- how a called tool runs -------------------------------------------------------------------------------------------
 
 
-@frozen(kw_only=True)
-class CallRow:
+class CallRow(NamedTuple):
     """
     What a call of a tool becomes.
 
@@ -367,8 +364,7 @@ def _asking(effect: AskPerson) -> Phase:
     return phase, effect.questions[0].tool_name or ""
 
 
-@frozen(kw_only=True)
-class EffectRow:
+class EffectRow(NamedTuple):
     """
     One effect.
 

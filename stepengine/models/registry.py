@@ -39,6 +39,29 @@ def _adapter(place: str, *arguments: str, **options: str) -> Callable[[], Provid
     return make
 
 
+def _standard_sources() -> dict[str, ProviderSource]:
+    """Return the package's own adapters; when a model is first asked for, since making all presets takes 2 ms."""
+    from stepengine.models.presets import PRESETS
+
+    found = {"anthropic": _adapter("anthropic:AnthropicProvider"), "google": _adapter("google:GoogleProvider")}
+    for name, preset in PRESETS.items():
+        if preset.adapter == "openai":
+            found[name] = _adapter("openai:OpenAIProvider", name=name)
+        else:
+            found[name] = _adapter("openai_chat:OpenAIChatProvider", name)
+    return {
+        **found,
+        "google_interactions": _adapter("google.interactions:GoogleInteractionsProvider"),
+        "bedrock": _adapter("clouds:BedrockProvider"),
+        "bedrock_mantle": _adapter("clouds:BedrockProvider", name="bedrock_mantle", endpoint="mantle"),
+        "bedrock_converse": _adapter("clouds:BedrockProvider", name="bedrock_converse", endpoint="converse"),
+        "vertex": _adapter("clouds:VertexProvider"),
+        "foundry": _adapter("clouds:FoundryProvider"),
+        "anthropic_aws": _adapter("clouds:AnthropicAwsProvider"),
+        "anthropic_google": _adapter("clouds:AnthropicGoogleProvider"),
+    }
+
+
 class Models:
     """
     The registered providers, and the way from a model string to one of them.
@@ -75,7 +98,8 @@ class Models:
     ) -> None:
         self._discover = discover
         self.aliases: dict[str, str] = dict(aliases or {})
-        self._sources: dict[str, ProviderSource] = {}
+        self._known: dict[str, ProviderSource] = {}
+        self._late: Callable[[], dict[str, ProviderSource]] | None = None
         self._providers: dict[str, Provider] = {}
         self._only: Provider | None = None
         self.is_for_run = False
@@ -83,6 +107,16 @@ class Models:
         self._info = dict(info or {})
         for prefix, provider in (providers or {}).items():
             self.register(prefix, provider)
+
+    @property
+    def _sources(self) -> dict[str, ProviderSource]:
+        """What makes each provider, by prefix; what was registered goes before the package's own, and keeps its place."""
+        late = self._late
+        if late is not None:
+            # In this order: another thread may ask meanwhile, and would otherwise miss the package's own.
+            self._known = {**late(), **self._known}
+            self._late = None
+        return self._known
 
     def __repr__(self) -> str:
         return f"<Models of {', '.join(self.providers) or 'no providers'}>"
@@ -113,29 +147,8 @@ class Models:
         ``stepengine.models.PRESETS``, and the clouds ``bedrock``, ``bedrock_mantle``, ``bedrock_converse``, ``vertex``, ``foundry``,
         ``anthropic_aws`` and ``anthropic_google``. Nothing is read or imported before a provider is first used.
         """
-        from stepengine.models.presets import PRESETS
-
-        models = cls(
-            {"anthropic": _adapter("anthropic:AnthropicProvider"), "google": _adapter("google:GoogleProvider")},
-            aliases=aliases,
-            info=info,
-            discover=True,
-        )
-        for name, preset in PRESETS.items():
-            if preset.adapter == "openai":
-                models.register(name, _adapter("openai:OpenAIProvider", name=name))
-            else:
-                models.register(name, _adapter("openai_chat:OpenAIChatProvider", name))
-        models.register("google_interactions", _adapter("google.interactions:GoogleInteractionsProvider"))
-        models.register("bedrock", _adapter("clouds:BedrockProvider"))
-        models.register("bedrock_mantle", _adapter("clouds:BedrockProvider", name="bedrock_mantle", endpoint="mantle"))
-        models.register(
-            "bedrock_converse", _adapter("clouds:BedrockProvider", name="bedrock_converse", endpoint="converse")
-        )
-        models.register("vertex", _adapter("clouds:VertexProvider"))
-        models.register("foundry", _adapter("clouds:FoundryProvider"))
-        models.register("anthropic_aws", _adapter("clouds:AnthropicAwsProvider"))
-        models.register("anthropic_google", _adapter("clouds:AnthropicGoogleProvider"))
+        models = cls(aliases=aliases, info=info, discover=True)
+        models._late = _standard_sources
         return models
 
     @classmethod
@@ -184,7 +197,7 @@ class Models:
         if not isinstance(provider, Provider) and not callable(provider):
             msg = f"the provider of {prefix!r} is a Provider, or a function that makes one, not {provider!r}"
             raise UnknownModel(msg)
-        self._sources[prefix] = provider
+        self._known[prefix] = provider
         self._providers.pop(prefix, None)
 
     def serve(self, model: str, provider: Provider) -> None:

@@ -19,7 +19,7 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.state import ChildResult, RunStatus, no_longer_waiting
 from stepengine.errors import AgentError, RaceLost
-from stepengine.machine.plan import CUT_BODY
+from stepengine.machine.plan import cut_body
 from stepengine.runtime.performer import IO, Item, Performer, child_path
 from stepengine.runtime.standstill import waits_of
 
@@ -257,7 +257,7 @@ def given_up(item: Item, now: int, outcome: Stop | None = None) -> Single:
         body = None if outcome is None else outcome.body
         if body is not None:
             body = attrs.evolve(body, children=tuple(map(no_longer_waiting, body.children)), questions=())
-        return Value(CUT_BODY, now, body=body)
+        return Value(cut_body(), now, body=body)
     if isinstance(effect, CallTool):
         text = "Cancelled: something else came first; it may have had effects."
         return Value(ToolResult.error(text, status="cancelled"), now)

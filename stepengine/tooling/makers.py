@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import get_args
+from typing import NamedTuple, get_args
 
-from stepengine.data.frozen import frozen
 from stepengine.data.tools import FIND_TOOLS, Action
 
 __all__ = ("CATEGORIES", "MAKERS", "Maker", "line_for")
 
 
-@frozen
-class Maker:
+class Maker(NamedTuple):
     """
     The function that makes a tool.
 

@@ -23,8 +23,8 @@ from datetime import UTC, datetime
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
-from stepengine.cli.screen.progress import Progress, diff_lines
-from stepengine.cli.screen.render import COLORS, ColorScheme, as_text, cut, one_line, visible, wrapped
+from stepengine.cli.screen.progress import COLORS, Progress, diff_lines
+from stepengine.cli.screen.render import ColorScheme, as_text, cut, one_line, visible, wrapped
 from stepengine.data import events as ev
 from stepengine.data.codec import plain
 from stepengine.data.json import JsonDict, thaw

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepengine.cli.screen.render import COLORS, ColorScheme, counted, money, one_line, tokens, visible, wrapped
+from stepengine.cli.screen.render import ColorScheme, counted, money, one_line, tokens, visible, wrapped
 from stepengine.data import events as ev
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.data.usage import Usage, add_cost
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-__all__ = ("LEVELS", "Progress", "diff_lines")
+__all__ = ("COLORS", "LEVELS", "Progress", "diff_lines")
 
 MAX_DIFF_LINES = 40
 HANG = 2
@@ -44,6 +44,7 @@ OF_MANY = (
     ev.Warned,
 )
 """What is shown or counted of one run among many."""
+COLORS = ColorScheme()
 TODOS = "write_todos"
 LEVELS = ("debug", "info", "warning", "error", "off")
 

@@ -25,7 +25,6 @@ from stepengine.data.waiting import Waits
 from stepengine.errors import ChildError
 
 __all__ = (
-    "COLORS",
     "ColorScheme",
     "as_text",
     "counted",
@@ -83,9 +82,6 @@ class ColorScheme:
     place: str = "cyan"
     added: str = "green"
     removed: str = "red"
-
-
-COLORS = ColorScheme()
 
 
 def cut(text: str, width: int) -> str:
