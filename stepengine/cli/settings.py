@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import attrs
 
-
 from stepengine.data.alike import did_you_mean
 from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, freeze_object, thaw

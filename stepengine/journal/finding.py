@@ -7,7 +7,6 @@ from typing import TypeAlias
 
 from stepengine.errors import JournalError
 from stepengine.journal.files import FileJournal
-from stepengine.journal.sqlite import SqliteJournal
 from stepengine.journal.store import Journal
 
 __all__ = ("JournalLike", "as_journal", "database_of")
@@ -29,7 +28,11 @@ def as_journal(journal: JournalLike) -> Journal:
         return journal
     if isinstance(journal, str | Path):
         database = database_of(str(journal))
-        return FileJournal(journal) if database is None else SqliteJournal(database[0], database[1] or None)
+        if database is None:
+            return FileJournal(journal)
+        from stepengine.journal.sqlite import SqliteJournal
+
+        return SqliteJournal(database[0], database[1] or None)
     msg = f"a journal is a MemoryJournal, FileJournal or SqliteJournal, or the path of a file, not a {type(journal).__name__}"
     raise JournalError(msg)
 

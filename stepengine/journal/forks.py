@@ -17,9 +17,8 @@ from stepengine.errors import JournalError
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.history import History, parent_of
 from stepengine.journal.questions import outcome_for
-from stepengine.journal.records import ROOT, Address, Blob, Head, Input, Intent, Record, Result, shown_address
+from stepengine.journal.records import ROOT, SIGNED, Address, Blob, Head, Input, Intent, Record, Result, shown_address
 from stepengine.journal.replayer import Cut, check_repeats, place_of
-from stepengine.journal.signing import KIND
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.journal.undoing import Roots, Undoing, undo_writes
 
@@ -104,7 +103,7 @@ def _keep_before(history: History, cut: Cut, address: Address, run: str) -> list
 
 
 def _keeps_input(cut: Cut, record: Input) -> bool:
-    if record.input.get("type") in ("Stop", KIND):
+    if record.input.get("type") in ("Stop", SIGNED):
         return False
     place = parent_of(record.path) if record.seq < 0 else (record.path, record.seq)
     return cut.keeps_intent(place)

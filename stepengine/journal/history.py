@@ -21,14 +21,22 @@ from stepengine.data.json import JsonDict, JsonValue
 from stepengine.data.limits import Limits
 from stepengine.data.messages import Message
 from stepengine.data.models import ModelRequest
-from stepengine.data.outcomes import Begun, Failure, Value
+from stepengine.data.outcomes import Begun, Failure, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, ChildResult, RunInfo, RunStatus
 from stepengine.data.tools import Control, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import add_cost
 from stepengine.data.waiting import Awaited, ChildRef, Received, Waits, WaitsFor
-from stepengine.errors import DataError, JournalCorrupt, JournalError, JournalMissing, StepEngineError
+from stepengine.errors import (
+    AgentError,
+    DataError,
+    JournalCorrupt,
+    JournalError,
+    JournalMissing,
+    LimitExceeded,
+    StepEngineError,
+)
 from stepengine.journal.encoding import (
     bare,
     name_of,
@@ -43,6 +51,7 @@ from stepengine.journal.fingerprints import definition_fingerprint
 from stepengine.journal.records import (
     EFFECTS,
     ROOT,
+    SIGNED,
     UNREADABLE,
     Address,
     Blob,
@@ -57,7 +66,6 @@ from stepengine.journal.records import (
     check_outcome,
     shown_address,
 )
-from stepengine.journal.signing import KIND
 from stepengine.machine.plan import RunPlan
 from stepengine.redaction import Redactor
 from stepengine.runtime.performer import child_path
@@ -77,6 +85,7 @@ __all__ = (
     "other_packages",
     "parent_of",
     "root_form",
+    "stop_of",
 )
 
 WAITING: Mapping[str, WaitsFor] = {"Sleep": "time", "Receive": "message", "Await": "child"}
@@ -204,7 +213,7 @@ class History:
     @property
     def stop(self) -> Input | None:
         """What stopped the run from outside, if that is the last thing recorded: whatever follows a stop went on after it."""
-        last = next((r for r in reversed(self.records) if type(r) is not Input or r.input.get("type") != KIND), None)
+        last = next((r for r in reversed(self.records) if type(r) is not Input or r.input.get("type") != SIGNED), None)
         return last if type(last) is Input and last.input.get("type") == "Stop" else None
 
     @property
@@ -879,3 +888,16 @@ def opening_of(history: History) -> Opening:
         limits=None if limits is None else restored(limits),
         run_id=form["run_id"],
     )
+
+
+def stop_of(status: RunStatus, error: BaseException | None) -> Stop | None:
+    """Return what stopped a run from outside, or ``None`` for one that ended by itself."""
+    if status is RunStatus.SUSPENDED:
+        return Stop("suspended")
+    if status is RunStatus.CANCELLED or (error is not None and not isinstance(error, Exception)):
+        return Stop("cancelled", error=error if isinstance(error, AgentError) else None)
+    # Time is the one limit that comes from outside and at no recorded place; all the others are spent by effects, and a
+    # replay comes to them by itself.
+    if isinstance(error, LimitExceeded) and error.kind == "seconds":
+        return Stop("limit", error=error)
+    return None

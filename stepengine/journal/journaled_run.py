@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from random import Random
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import attrs
 
@@ -40,6 +40,7 @@ from stepengine.journal.history import (
     opening_of,
     parent_of,
     root_form,
+    stop_of,
 )
 from stepengine.journal.mailbox import Letter, Mailbox
 from stepengine.journal.modes import Adding, Extending, Mode, Recording, Replaying, Rerunning, Resuming, Walking
@@ -47,8 +48,6 @@ from stepengine.journal.ordering import in_address_order
 from stepengine.journal.questions import InDoubt, check_answers, kept_answers, sorted_answers
 from stepengine.journal.recorder import Pace, Recorder, Timing, lookups, recall_lookups
 from stepengine.journal.records import ROOT, Address, Input, Intent, Record, Result, shown_address, to_text
-from stepengine.journal.replayer import NO_LEEWAY, Leeway, RecordedPart, Replayer, stop_of
-from stepengine.journal.sleeping import Bed, bed_of, first_unread, sleeping
 from stepengine.journal.store import Commits, Extension, Journal, MemoryJournal, Writer
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.redaction import left_out
@@ -58,6 +57,10 @@ from stepengine.runtime.performer import Item, Middleware, Performer, is_repeata
 from stepengine.runtime.performing import ModelRegistry
 from stepengine.runtime.tree import ChildPlanner, Level, MachineMaker, Services
 from stepengine.system.writes import FileWrite
+
+if TYPE_CHECKING:
+    from stepengine.journal.replayer import Leeway, RecordedPart, Replayer
+    from stepengine.journal.sleeping import Bed
 
 __all__ = ("JournaledRun",)
 
@@ -178,6 +181,8 @@ class JournaledRun:
             JournalError: when the journal cannot be used; see ``Journal.writer``.
             AnswerRejected: when an answer fits no open question; nothing is changed.
         """
+        from stepengine.journal.replayer import Leeway
+
         run = cls(Resuming(), journal, answers)
         run.in_doubt = in_doubt
         # Asked before the writer is taken, since taking it makes the file: a misspelt name would leave an empty journal
@@ -207,14 +212,14 @@ class JournaledRun:
         return run
 
     @classmethod
-    def replay(cls, journal: Journal, *, leeway: Leeway = NO_LEEWAY, pace: Pace | None = None) -> JournaledRun:
+    def replay(cls, journal: Journal, *, leeway: Leeway | None = None, pace: Pace | None = None) -> JournaledRun:
         """Return a recorded run that is repeated without performing anything; the journal is only read."""
         run = cls._again(Replaying(), journal, None, leeway)
         run.pace = pace
         return run
 
     @classmethod
-    def walk(cls, journal: Journal, history: History, *, leeway: Leeway = NO_LEEWAY) -> JournaledRun:
+    def walk(cls, journal: Journal, history: History, *, leeway: Leeway | None = None) -> JournaledRun:
         """Return a recorded run whose machines the caller drives; any number of them share one *history* of the journal."""
         # No writer and no lock: a debugger makes a walk for each place that somebody looks at, and all of them read one
         # history.
@@ -224,7 +229,7 @@ class JournaledRun:
 
     @classmethod
     def extend(
-        cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None, *, leeway: Leeway = NO_LEEWAY
+        cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None, *, leeway: Leeway | None = None
     ) -> JournaledRun:
         """
         Return a recorded run that is repeated as far as it still holds, then goes live.
@@ -236,7 +241,7 @@ class JournaledRun:
 
     @classmethod
     def new(
-        cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None, *, leeway: Leeway = NO_LEEWAY
+        cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None, *, leeway: Leeway | None = None
     ) -> JournaledRun:
         """
         Return a recorded run that is repeated, and performs what is not recorded; what differs is an error.
@@ -261,7 +266,7 @@ class JournaledRun:
             replayer: Makes what says where that place is, and what answers after it.
             around: Wraps the performer of what is live, given the prices of models.
         """
-        run = cls._again(Rerunning(), journal, None, NO_LEEWAY, around)
+        run = cls._again(Rerunning(), journal, None, None, around)
         assert run.past is not None  # noqa: S101 - it was read from the journal
         run.replayer = replayer(run, run.past)
         return run
@@ -272,7 +277,7 @@ class JournaledRun:
         mode: Mode,
         journal: Journal,
         answers: Mapping[str, AnswerLike] | None,
-        leeway: Leeway,
+        leeway: Leeway | None,
         around: Around | None = None,
     ) -> JournaledRun:
         run = cls(mode, journal, answers)
@@ -302,8 +307,11 @@ class JournaledRun:
             )
         return writer
 
-    def _remember(self, history: History, leeway: Leeway) -> None:
-        self.past = RecordedPart(history, Fingerprints(self.source.redactor), leeway)
+    def _remember(self, history: History, leeway: Leeway | None) -> None:
+        # Loaded for a run that has a past: a new one starts 4 ms earlier.
+        from stepengine.journal.replayer import NO_LEEWAY, RecordedPart, Replayer
+
+        self.past = RecordedPart(history, Fingerprints(self.source.redactor), leeway or NO_LEEWAY)
         self.replayer = Replayer(self, self.past)
         self.opening = opening_of(history)
         if self.mode.goes_on(history):
@@ -873,10 +881,14 @@ class JournaledRun:
         slept = self.past is not None and self.mode.goes_on(self.past.history) and bool(self.past.history.waits())
         if not self.mode.takes_letters or self.source.stable or not (is_asleep or slept):
             return None
+        from stepengine.journal.sleeping import bed_of
+
         return bed_of(self.journal)
 
     def _lie_down(self, bed: Bed, waits: Sequence[Waits], agent_id: str) -> None:
         """Note when the run wakes, before its suspension is durable; what is not noted is found in the journal."""
+        from stepengine.journal.sleeping import sleeping
+
         # Noted before the suspension is durable: a run that is noted and does not sleep is looked at once in vain; one
         # that sleeps and is not noted would never wake.
         found = sleeping(bed.run, waits, agent_id)
@@ -886,6 +898,8 @@ class JournaledRun:
 
     def _look_again(self, bed: Bed) -> None:
         """Let the run be due at once when something came that this process did not take in any more."""
+        from stepengine.journal.sleeping import first_unread
+
         with self._told_of(bed):
             box = self._mailbox()
             # By the record, and not by what was read: what this process read while the run lay down, nobody may have taken in.

@@ -37,6 +37,7 @@ __all__ = (
     "FORMAT",
     "ROOT",
     "SEPARATORS",
+    "SIGNED",
     "TAIL",
     "TAIL_FORM",
     "UNREADABLE",
@@ -64,6 +65,8 @@ __all__ = (
     "to_text",
 )
 
+SIGNED = "Signed"
+"""The type of the input that a signature is recorded as."""
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What reading foreign data raises when they are not what they should be; ``DataError`` is said apart."""
 

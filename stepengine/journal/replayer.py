@@ -21,9 +21,9 @@ from stepengine.data.json import JsonDict
 from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Begun, Failure, Single, Stop, Value, was_given_up
 from stepengine.data.questions import Answer, Question
-from stepengine.data.state import ChildResult, RunStatus
+from stepengine.data.state import ChildResult
 from stepengine.data.tools import Control, ToolBinding, ToolSpec, Validated
-from stepengine.errors import AgentError, JournalCorrupt, JournalError, LimitExceeded, ReplayDivergence
+from stepengine.errors import AgentError, JournalCorrupt, JournalError, ReplayDivergence
 from stepengine.journal.divergence import (
     DivergenceKind,
     Field,
@@ -45,7 +45,7 @@ from stepengine.journal.encoding import (
     touched_world,
 )
 from stepengine.journal.fingerprints import Fingerprints
-from stepengine.journal.history import History, changes_since, parent_of
+from stepengine.journal.history import History, changes_since, parent_of, stop_of
 from stepengine.journal.records import ROOT, Address, Intent, Result, computed_record, shown_address
 from stepengine.machine.plan import RunPlan
 from stepengine.runtime.failfast import LOST
@@ -66,7 +66,6 @@ __all__ = (
     "is_refused",
     "live_kinds",
     "place_of",
-    "stop_of",
 )
 
 LISTED = 10
@@ -593,19 +592,6 @@ class RecordedPart:
         form = {} if call is None or body is None else self.history.form(call)
         then, now = form.get("sandbox", ""), "" if body is None else sandbox_of(item.plan, body.tool_name)
         return "" if not then or then == now else f"the program ran in {then}, and runs in {now or 'none'} now"
-
-
-def stop_of(status: RunStatus, error: BaseException | None) -> Stop | None:
-    """Return what stopped a run from outside, or ``None`` for one that ended by itself."""
-    if status is RunStatus.SUSPENDED:
-        return Stop("suspended")
-    if status is RunStatus.CANCELLED or (error is not None and not isinstance(error, Exception)):
-        return Stop("cancelled", error=error if isinstance(error, AgentError) else None)
-    # Time is the one limit that comes from outside and at no recorded place; all the others are spent by effects, and a
-    # replay comes to them by itself.
-    if isinstance(error, LimitExceeded) and error.kind == "seconds":
-        return Stop("limit", error=error)
-    return None
 
 
 def is_refused(value: object) -> bool:

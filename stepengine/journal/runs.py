@@ -20,8 +20,6 @@ from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.questions import InDoubt, sorted_answers
 from stepengine.journal.recorder import Pace
-from stepengine.journal.reopening import take_back
-from stepengine.journal.replayer import Leeway, live_kinds
 from stepengine.journal.store import Journal
 
 if TYPE_CHECKING:
@@ -100,6 +98,8 @@ async def resume(
     _check_choice("on_divergence", on_divergence, get_args(OnDivergence))
     taken = as_journal(journal)
     if ask_again and taken.is_there():
+        from stepengine.journal.reopening import take_back
+
         take_back(taken)
     keep = on_divergence == "keep"
     run = JournaledRun.resume(taken, answers, in_doubt, keep=keep, now=now, asks_again=ask_again)
@@ -137,6 +137,8 @@ async def replay(
         JournalError: when the journal is damaged or of a newer version, or its own permission would let a tool run that may not.
         ReplayDivergence: when the handler does something else than is recorded, or less.
     """
+    from stepengine.journal.replayer import Leeway, live_kinds
+
     if not callable(on_divergence):
         _check_choice("on_divergence", on_divergence, get_args(OnDivergence))
     kinds, pace = live_kinds(live), None if speed is None else Pace(speed)
@@ -173,6 +175,8 @@ async def extend(
     Raises:
         JournalError: when the journal is damaged, of a newer version, or cannot be written, or something would be repeated.
     """
+    from stepengine.journal.replayer import Leeway
+
     leeway = Leeway(may_repeat=allow_repeat, doubts_yes=ask_again)
     run = JournaledRun.extend(as_journal(journal), answers, leeway=leeway)
     result = await _run(run, launch, "stop")

@@ -22,12 +22,11 @@ from typing import Any, Final
 
 from stepengine.data.frozen import frozen
 from stepengine.errors import JournalError
-from stepengine.journal.records import TAIL, Input, Intent, Record, Result, to_text
+from stepengine.journal.records import SIGNED, TAIL, Input, Intent, Record, Result, to_text
 from stepengine.redaction import GIVEN
 from stepengine.system.open_files import said
 
 __all__ = (
-    "KIND",
     "Chain",
     "JournalSignature",
     "SigningKey",
@@ -38,8 +37,6 @@ __all__ = (
     "without_signatures",
 )
 
-KIND = "Signed"
-"""The type of the input that a signature is recorded as."""
 PURPOSE = b"stepengine signed journal 1\n"
 """Stands before what is signed, so that a signature for something else is none of a journal."""
 BLOB_BEGIN = b"\0\0\0\x0bssh-ed25519\0\0\0\x20"
@@ -308,7 +305,7 @@ class Chain:
     def sign(self, *, closes: bool = False) -> str:
         """Return the next signature, as the text of a record; its line has to be given to ``signed``."""
         members = {
-            "type": KIND,
+            "type": SIGNED,
             "key": self._key.public,
             "records": self._records,
             "digest": self._digest.hexdigest(),
@@ -331,4 +328,4 @@ class Chain:
 
 def without_signatures(records: Iterable[Record]) -> list[Record]:
     """Return *records* without signatures: in another journal they vouch for nothing."""
-    return [record for record in records if type(record) is not Input or record.input.get("type") != KIND]
+    return [record for record in records if type(record) is not Input or record.input.get("type") != SIGNED]

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import attrs
 
@@ -35,7 +35,6 @@ from stepengine.errors import (
     JournalWriteFailed,
     StepEngineError,
 )
-from stepengine.journal.altered import chain_of
 from stepengine.journal.encoding import (
     MAX_INLINE,
     PLAIN_CALL,
@@ -52,10 +51,12 @@ from stepengine.journal.mailbox import Mailbox, MemoryMailbox
 from stepengine.journal.places import ROOM, TO_RECORD, Reserve
 from stepengine.journal.reading import Reading, read_lines
 from stepengine.journal.records import Head, Input, Intent, Record, Result, to_text
-from stepengine.journal.signing import Chain, SigningKey, fingerprint_of, mark_of, without_signatures
 from stepengine.redaction import Redact, Redactor, RedactRule, redactor_for
 from stepengine.system.after_fork import Lock, renews
 from stepengine.system.threads import ThreadPool
+
+if TYPE_CHECKING:
+    from stepengine.journal.signing import Chain, SigningKey
 
 __all__ = (
     "Commits",
@@ -196,7 +197,7 @@ class Journal(abc.ABC):
         self.link = link
         self.stable = stable
         self.inline = inline
-        self.signing = SigningKey(sign) if isinstance(sign, str | Path) else sign
+        self.signing = _key_in(sign) if isinstance(sign, str | Path) else sign
         if self.signing is not None and stable:
             msg = "a stable recording is put in order when it has ended, and says nothing of when: sign no such journal"
             raise JournalError(msg)
@@ -224,6 +225,8 @@ class Journal(abc.ABC):
         # forged.
         head = history.head
         if head is not None and head.signed and self.signing is None and not history.is_complete:
+            from stepengine.journal.signing import fingerprint_of
+
             msg = (
                 f"{self.name} is signed, by {fingerprint_of(head.signed)}; go on with that key, as in FileJournal(path, sign=KEY) or "
                 "`stepengine resume --sign KEY`, or fork it, which makes a journal of its own"
@@ -333,7 +336,7 @@ class Journal(abc.ABC):
         kept = History(records, self.name).anew(self.redactor) if any(map(self._must_change, records)) else records
         if self.signing is None:
             return [line for record in kept for line in encoder.lines(record)]
-        return _signed_lines(self.signing, without_signatures(kept), encoder)
+        return _signed_lines(self.signing, kept, encoder)
 
     def _must_change(self, record: Record) -> bool:
         line = record.line
@@ -353,10 +356,21 @@ class Journal(abc.ABC):
         other.replace(self.records())
 
 
-def _signed_lines(key: SigningKey, records: Iterable[Record], encoder: Encoder) -> list[bytes]:
+# What signs is loaded for journals that are signed: few are, and it takes 2 ms of each start.
+
+
+def _key_in(file: str | Path) -> SigningKey:
+    from stepengine.journal.signing import SigningKey
+
+    return SigningKey(file)
+
+
+def _signed_lines(key: SigningKey, records: Sequence[Record], encoder: Encoder) -> list[bytes]:
     """Return the lines of a journal that is made in one go: its one signature says that it was found as it is."""
+    from stepengine.journal.signing import Chain, mark_of, without_signatures
+
     lines: list[bytes] = []
-    for record in records:
+    for record in without_signatures(records):
         made = record
         if type(record) is Head:
             line = None if record.line is None else {**record.line, "signed": key.public}
@@ -874,6 +888,8 @@ class LineWriter(Writer):
 def _chain_of(journal: Journal, history: History) -> Chain | None:
     if journal.signing is None:
         return None
+    from stepengine.journal.altered import chain_of
+
     return chain_of(journal.signing, journal.content(), history)
 
 
