@@ -398,7 +398,6 @@ Shared: TypeAlias = "tuple[str, str, Any]"
 VOLATILE = frozenset({"created", "id", "service_tier", "system_fingerprint"})
 
 
-@attrs.define(eq=False)
 class _Frame:
     """
     What stands around the messages of a request.
@@ -413,13 +412,25 @@ class _Frame:
         is_special: Whether more of it than what is shared begins with a dollar sign.
     """
 
-    request: ModelRequest | None
-    shared: tuple[Shared, ...] = ()
-    before: str = ""
-    after: str = ""
-    rest: str = ""
-    is_shared: bool = False
-    is_special: bool = False
+    __slots__ = ("after", "before", "is_shared", "is_special", "request", "rest", "shared")
+
+    def __init__(
+        self,
+        request: ModelRequest | None,
+        shared: tuple[Shared, ...] = (),
+        before: str = "",
+        after: str = "",
+        rest: str = "",
+        *,
+        is_shared: bool = False,
+    ) -> None:
+        self.request = request
+        self.shared = shared
+        self.before = before
+        self.after = after
+        self.rest = rest
+        self.is_shared = is_shared
+        self.is_special = False
 
 
 NO_FRAME = _Frame(None, is_shared=True)

@@ -747,12 +747,13 @@ class ModelRegistry(Protocol):
         """Return the provider of a model string or raise ``UnknownModel``."""
 
 
-@attrs.define
 class _StreamedChars:
     """How many characters of one reply were streamed."""
 
-    said: int = 0
-    thought: int = 0
+    __slots__ = ("said", "thought")
+
+    def __init__(self) -> None:
+        self.said = self.thought = 0
 
     def take(self, delta: ModelDelta) -> None:
         """Count what a piece of the stream holds."""

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
 
 from stepengine.cli.bench import bench_for, limits_of
 from stepengine.cli.exits import Exit
-from stepengine.cli.journals import name_of, new_journal
 from stepengine.cli.options import AskForMore, CodeMode, Model, NoJournal, Options, Sign, with_options
 from stepengine.cli.perform import perform, print_result
 from stepengine.cli.recording import RunRecording
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.toolset import in_code_mode
+
+if TYPE_CHECKING:
+    from stepengine.journal import Journal
 
 __all__ = ("read_params", "run")
 
@@ -137,7 +139,7 @@ def _run(options: Options, sign: str) -> Exit:
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     bench = bench_for(options, agent, is_new=True)
     limits = limits_of(options, agent)
-    given = new_journal(options.journal, sign=sign) if options.journal else None
+    given = _new_journal(options.journal, sign) if options.journal else None
     with RunRecording.begun(options, given, command="run", agent_id=id_of(agent), prompt=prompt) as recording:
         journal = recording.journal
         run = perform(
@@ -152,8 +154,17 @@ def _run(options: Options, sign: str) -> Exit:
         )
         recording.ended(run.result)
     if journal is not None:
+        from stepengine.cli.journals import name_of
+
         options = attrs.evolve(options, journal=name_of(journal), stem="" if given else recording.stem)
     return print_result(run, options, bench)
+
+
+def _new_journal(path: str, sign: str) -> Journal:
+    # What is typed about journals is loaded for who names one, and otherwise when the run has ended.
+    from stepengine.cli.journals import new_journal
+
+    return new_journal(path, sign=sign)
 
 
 def read_params(text: str, option: str = "--params") -> dict[str, Any] | None:
