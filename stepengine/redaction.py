@@ -20,12 +20,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from operator import is_
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import attrs
 
 from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, JsonList, compact, freeze
+from stepengine.data.named import NamedTuple
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError
 

@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 
@@ -21,6 +21,7 @@ from stepengine.data.alike import did_you_mean
 from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, freeze_object, thaw
 from stepengine.data.limits import Limits
+from stepengine.data.named import NamedTuple
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import NamedTuple
 
 import attrs
 from typing_extensions import override
@@ -14,6 +13,7 @@ from stepengine.data.estimate import message_tokens, transcript_tokens
 from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import DocumentPart, ImagePart, Message, TextPart, ToolMessage, ToolResult, strings
+from stepengine.data.named import NamedTuple
 from stepengine.data.transcript import Transcript
 
 __all__ = (

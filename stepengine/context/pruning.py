@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import attrs
 from typing_extensions import override
@@ -35,6 +35,7 @@ from stepengine.data.messages import (
     UserPart,
     system_reminder,
 )
+from stepengine.data.named import NamedTuple
 from stepengine.data.thoughts import parted
 from stepengine.data.transcript import Transcript
 

@@ -13,7 +13,7 @@ import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import attrs
 
@@ -49,6 +49,7 @@ from stepengine.data.fields import (
 from stepengine.data.frozen import is_declared
 from stepengine.data.generated import generated
 from stepengine.data.json import JsonDict, frozen_texts, mended, quoted
+from stepengine.data.named import NamedTuple
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, StepEngineError
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import NamedTuple
+
+from stepengine.data.named import NamedTuple
 
 __all__ = ("TAGS", "Parted", "parted")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -20,6 +20,7 @@ from stepengine.data.hooks import HOOK_POINTS, Change, HookContext, Hooks
 from stepengine.data.json import JsonDict, compact, freeze
 from stepengine.data.limits import Limits
 from stepengine.data.messages import ToolCallPart, system_reminder
+from stepengine.data.named import NamedTuple
 from stepengine.data.questions import Decision
 from stepengine.data.server_tools import Programs
 from stepengine.data.sources import ToolSource

@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from functools import lru_cache, partial
 from random import Random
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
@@ -26,6 +26,7 @@ from stepengine.data.frozen import frozen
 from stepengine.data.hooks import HookContext
 from stepengine.data.json import JsonDict, JsonValue, freeze, text_of
 from stepengine.data.limits import Limits
+from stepengine.data.named import NamedTuple
 from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem
 from stepengine.data.state import AgentState, RunInfo, quick_state, suspended_at
 from stepengine.data.tools import Driving, Spawning, ToolSpec, Yielding, made_bindings

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, assert_never, cast
+from typing import Any, Literal, assert_never, cast
 
 import attrs
 
@@ -20,6 +20,7 @@ from stepengine.data.frozen import frozen
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import MAX_DEPTH, SCALARS, differences, freeze, mended
 from stepengine.data.messages import JsonPart, ToolMessage, ToolResult
+from stepengine.data.named import NamedTuple
 from stepengine.data.programs import KeepsVariables, RunsProgram
 from stepengine.data.state import ChildResult
 from stepengine.data.tools import ToolSpec, has_timed_out

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import attrs
 
@@ -37,6 +37,7 @@ from stepengine.data.json import MAX_INT, MIN_INT, JsonDict, freeze, mended, tha
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
 from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, ModelSettings, Thinking
+from stepengine.data.named import NamedTuple
 from stepengine.data.programs import RunsProgram, set_in_sandbox
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.waiting import ChildRef, Waited

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
@@ -22,6 +22,7 @@ from stepengine.data.frozen import frozen
 from stepengine.data.json import thaw
 from stepengine.data.makers import changer_of
 from stepengine.data.messages import UserMessage
+from stepengine.data.named import NamedTuple
 from stepengine.data.outcomes import Begun, Failure, Outcome, Single, Stop
 from stepengine.data.questions import Answer, AnswerLike, Interactor, Question
 from stepengine.data.state import AgentState, RunPhase, RunStatus, no_longer_waiting

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Never, cast
+from typing import TYPE_CHECKING, Annotated, Any, Never, cast
 
 import attrs
 import typer
@@ -35,6 +35,7 @@ from stepengine.cli.screen.render import counted, cut, money, say
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.alike import did_you_mean
 from stepengine.data.frozen import frozen
+from stepengine.data.named import NamedTuple
 from stepengine.data.outcomes import Failure
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 
