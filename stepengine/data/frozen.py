@@ -8,7 +8,9 @@ class itself.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
@@ -138,30 +140,35 @@ class _Completion:
         cls = self._declared
         annotations: dict[str, object] = vars(cls).get("__annotations__", {})
         fields = [name for name, kind in annotations.items() if not str(kind).startswith(OF_THE_CLASS)]
-        body = {name: value for name, value in vars(cls).items() if name not in (*fields, "__dict__", "__weakref__")}
-        own: list[str] = []
-        for name in fields:
-            # A field that a base has, too, lies where it lies there.
-            base = next((each for each in cls.__mro__[1:-1] if name in vars(each).get("__slots__", ())), None)
-            if base is None:
-                own.append(name)
-            else:
-                body[name] = getattr(base, name)
-        refers = any(vars(each).get("__weakref__") is not None for each in cls.__mro__[1:-1])
+        left = {*fields, "__dict__", "__weakref__"}
+        body = {name: value for name, value in vars(cls).items() if name not in left}
+        bases = cls.__mro__[1:-1]
+        # A field that a base has, too, lies where it lies there.
+        held = {name: getattr(base, name) for base in reversed(bases) for name in vars(base).get("__slots__", ())}
+        body |= {name: held[name] for name in fields if name in held}
+        own = [name for name in fields if name not in held] if held else fields
+        refers = any(vars(base).get("__weakref__") is not None for base in bases)
         if self._options.get("weakref_slot", True) and not refers:
-            own.append("__weakref__")
+            own = [*own, "__weakref__"]
         has_init = self._options.get("init", True) and "__init__" not in body
         waiting = {name: _Waiting(self, name) for name in (*GIVEN, "__init__" if has_init else "__attrs_init__")}
+        functions = [*body.values()]
         body |= {**REFUSING, **waiting, "__slots__": tuple(own), "__qualname__": cls.__qualname__}
         metaclass: Any = type(cls)
         self._shell = metaclass(cls.__name__, cls.__bases__, body)
-        self._repoint(body.values())
+        self._repoint(functions)
         return self._shell
 
-    def _repoint(self, members: Any) -> None:
+    def _repoint(self, members: Iterable[Any]) -> None:
         """Let ``super()`` in methods mean the class that is used, as attrs does for its own."""
         for member in members:
-            function = getattr(member, "__func__", getattr(member, "fget", member))
+            kind = type(member)
+            if kind is FunctionType:
+                function = member
+            elif kind is property:
+                function = member.fget
+            else:
+                function = getattr(member, "__func__", None)
             for cell in getattr(function, "__closure__", None) or ():
                 with suppress(ValueError):  # one of a name that is not known yet
                     if cell.cell_contents is self._declared:
