@@ -17,7 +17,7 @@ from stepengine.data.functions import is_async, is_generator_function, location_
 from stepengine.data.hooks import HookContext, Hooks, StepContext
 from stepengine.data.json import freeze_object, text_of
 from stepengine.data.limits import Limits
-from stepengine.data.models import ModelSettings
+from stepengine.data.models import DEFAULT_SETTINGS, ModelSettings
 from stepengine.data.sources import ToolSource
 from stepengine.data.tools import ToolLike
 from stepengine.errors import DataError, DefinitionError
@@ -259,7 +259,7 @@ class AgentDefinition(Generic[Out]):
             output_mode=output_mode or ("structured_output" if output_schema is not None else "last_message"),
             output_schema=_schema(output_schema),
             handle_steps=handle_steps,
-            settings=ModelSettings() if settings is None else settings,
+            settings=DEFAULT_SETTINGS if settings is None else settings,
             hooks=Hooks() if hooks is None else hooks,
             limits=Limits() if limits is None else limits,
             output_retries=output_retries,

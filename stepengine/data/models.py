@@ -42,6 +42,7 @@ from stepengine.data.usage import Usage
 from stepengine.errors import DefinitionError
 
 __all__ = (
+    "DEFAULT_SETTINGS",
     "Effort",
     "ModelDelta",
     "ModelReply",
@@ -288,9 +289,13 @@ class ModelSettings:
         """Return these settings with those that *over* sets put on top."""
         if over is None:
             return self
-        default = ModelSettings()
+        default = DEFAULT_SETTINGS
         values = {a.name: getattr(over, a.name) for a in attrs.fields(ModelSettings)}
         return attrs.evolve(self, **{k: v for k, v in values.items() if v != getattr(default, k)})
+
+
+DEFAULT_SETTINGS = ModelSettings()
+"""Those of whoever sets none: one value, so that it can be told by what it is."""
 
 
 @frozen(weakref_slot=False)

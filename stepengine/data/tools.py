@@ -370,7 +370,7 @@ class ToolBinding:
     validate: Callable[[JsonDict], Validated]
     repair: Callable[[JsonDict], JsonDict] | None = None
     rename: Callable[[JsonDict], JsonDict] | None = None
-    runs: Runs = attrs.field(default=Ordinary(), kw_only=True)
+    runs: Runs = attrs.field(factory=Ordinary, kw_only=True)
 
 
 class LateBindings(dict[str, ToolBinding]):

@@ -38,14 +38,14 @@ from stepengine.data.effects import (
 from stepengine.data.fields import PLAIN, within
 from stepengine.data.json import JsonDict, freeze, frozen_texts, quoted, thaw
 from stepengine.data.messages import JsonPart, TextPart, ToolCallPart, ToolResult
-from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.data.models import DEFAULT_SETTINGS, ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Value, quick_value
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.tools import Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, DefinitionError, JournalWriteFailed, StepEngineError
-from stepengine.journal.fingerprints import DEFAULT_SETTINGS, Fingerprints, fingerprint, offered_tool
+from stepengine.journal.fingerprints import Fingerprints, fingerprint, offered_tool
 from stepengine.journal.records import (
     ROOT,
     SEPARATORS,

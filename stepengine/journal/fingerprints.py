@@ -20,13 +20,12 @@ from stepengine.data.effects import CallModel
 from stepengine.data.fields import CANONICAL
 from stepengine.data.json import frozen_text, quoted
 from stepengine.data.messages import Message
-from stepengine.data.models import ModelRequest, ModelSettings
+from stepengine.data.models import DEFAULT_SETTINGS, ModelRequest
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.redaction import Redactor
 
 __all__ = (
-    "DEFAULT_SETTINGS",
     "Fingerprints",
     "definition_fingerprint",
     "fingerprint",
@@ -53,7 +52,8 @@ SEEN = {
 SEEN_IF_THERE = ("background", "seconds", "until", "timeout", "topic")
 """What a form lacks where nobody asked for it."""
 SEEN_OF_QUESTION = ("text", "options", "multi_select", "tool_name", "details")
-DEFAULT_SETTINGS = ModelSettings()
+UNSET = {"type": "ModelSettings"}
+"""The stored form of settings of which none is set: what makes that of others takes a start a millisecond."""
 UNSEEN = ("tags", "ttl")
 """What of a message no model sees."""
 SEEN_OF_MESSAGE = CANONICAL._replace(writers={}, without=UNSEEN, inside=CANONICAL)
@@ -82,7 +82,7 @@ def definition_fingerprint(definition: AgentDefinition, tools: Sequence[ToolSpec
             "id": definition.id,
             "model": definition.model,
             "prompts": [p if isinstance(p, str) else type(p).__qualname__ for p in prompts],
-            "settings": bare(definition.settings),
+            "settings": UNSET if definition.settings is DEFAULT_SETTINGS else bare(definition.settings),
             "tools": [offered_tool(t) for t in tools],
         }
     )
