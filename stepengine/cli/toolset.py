@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+import os
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +40,13 @@ def uncalled_tools(root: Path) -> list[ToolLike]:
     return [*files, *searches, *shell, *_harmless_tools(), *_web_tools("http://localhost")]
 
 
-def _harmless_tools() -> list[ToolLike]:
-    """Return the tools that no option has to allow: what they start is judged by itself."""
+CHILDREN = ("start_agents", "wait_agents", "message_agent", "cancel_agent", "list_agents")
+LOCAL = ("file_tools", "search_tools")
+HARMLESS = ("suggest_followups", *CHILDREN, "sleep", "recall_history")
+"""The tools that no option has to allow: what they start is judged by itself."""
+
+
+def _harmless_tools() -> list[Tool]:
     from stepengine.tools import child_tools, followup_tools, recall_history_tool, sleep_tool
 
     return [*followup_tools(), *child_tools(), sleep_tool(), recall_history_tool()]
@@ -90,19 +96,15 @@ def allowed_tools(options: Options, agents: list[AgentDefinition], journals: Seq
     Raises:
         UsageProblem: when a tool that an agent names cannot work, or needs an option that was not given.
     """
-    from stepengine.tooling.definition import name_of
-    from stepengine.tools import file_tools, search_tools, shell_tools
+    from stepengine.tooling.definition import late_tools, name_of
 
-    root = options.cwd.resolve()
-    where = root if options.place is None else options.place
-    hidden = [*_kept_below(root), *[pattern for journal in journals for pattern in _files_of(journal, root)]]
     named = [name for agent in agents for name in (*agent.tool_names, *_used_names(agent))]
+    root = options.cwd.resolve()
+    hidden = [*_kept_below(root), *[pattern for journal in journals for pattern in _files_of(journal, root)]]
+    make = partial(_local_tools, options, root, hidden)
+    tools: list[ToolLike] = []
     try:
-        tools: list[ToolLike] = [
-            *file_tools(where, write=options.write, propose=True, withhold=hidden, buffers=options.buffers),
-            *search_tools(where, withhold=hidden),
-        ]
-        tools += shell_tools(where, terminals=options.terminals, watch=True) if options.shell else []
+        tools += make() if named or _is_special(options, root) else _late_tools(options, root, make)
     except WorkspaceLost as error:
         msg = f"--workspace {options.workspace}: {error.message}"
         raise UsageProblem(msg) from None
@@ -111,8 +113,7 @@ def allowed_tools(options: Options, agents: list[AgentDefinition], journals: Seq
             why = error.message.partition(";")[0]
             msg = f"{', '.join(local)} cannot work there: {why}; name a project folder with --cwd"
             raise UsageProblem(msg) from None
-        tools = []
-    tools += _harmless_tools()
+    tools += late_tools(HARMLESS, _harmless_tools)
     if options.web:
         try:
             tools += _web_tools(options.web)
@@ -126,6 +127,44 @@ def allowed_tools(options: Options, agents: list[AgentDefinition], journals: Seq
         if names := sorted([name for name, spec in unmet.items() if spec.category == category]):
             msg = f"agent {agents[0].id!r} {does} with {', '.join(names)}; allow that with {flag}"
             raise UsageProblem(msg)
+    return tools
+
+
+def _local_tools(options: Options, root: Path, hidden: Sequence[str]) -> list[Tool]:
+    """Return the tools that work in the folder, or in the place that ``--workspace`` names."""
+    from stepengine.tools import file_tools, search_tools, shell_tools
+
+    where = root if options.place is None else options.place
+    tools = [
+        *file_tools(where, write=options.write, propose=True, withhold=hidden, buffers=options.buffers),
+        *search_tools(where, withhold=hidden),
+    ]
+    return tools + shell_tools(where, terminals=options.terminals, watch=True) if options.shell else tools
+
+
+def _is_special(options: Options, root: Path) -> bool:
+    """Return whether making the tools of the folder may fail, or there are others than in every run."""
+    from stepengine.system.path_policy import is_wide
+
+    is_plain = not options.shell and options.place is None and options.buffers is None
+    return not is_plain or not os.access(root, os.R_OK | os.X_OK) or is_wide(root.stat())
+
+
+def _late_tools(options: Options, root: Path, make: Callable[[], list[Tool]]) -> list[Tool]:
+    """
+    Return the tools that *make* makes below *root*, made when a handler first calls one of them.
+
+    No agent names any, so most runs call none, and what makes them takes 6 ms of a start.
+    """
+    from stepengine.tooling.definition import late_tools
+    from stepengine.tooling.makers import MAKERS
+
+    given = {'"."', "propose=True", *(["write=True"] if options.write else [])}
+    names = [name for name, by in MAKERS.items() if by and by.function in LOCAL and given >= {*by.arguments}]
+    tools = late_tools(names, make)
+    folder = tuple([part for part in os.path.realpath(root).split("/") if part])
+    for tool in tools:
+        tool.folder = folder
     return tools
 
 

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import attrs
 
 from stepengine.data.frozen import frozen
 
-__all__ = ("PathPolicy",)
+__all__ = ("PathPolicy", "is_wide")
+
+
+def is_wide(folder: os.stat_result) -> bool:
+    """Return whether a folder is ``/``, the home folder, or one that contains it."""
+    try:
+        home = Path.home()
+    except RuntimeError:
+        home = Path("/")
+    # By inode and not by name: `/home/../home/me` and a link to it are the home folder, too. A model that may write
+    # there may write what the shell runs at its next start.
+    for wide in (home, *home.parents, Path("/")):
+        try:
+            if os.path.samestat(folder, os.stat(wide)):  # noqa: PTH116  (samestat takes this)
+                return True
+        except OSError:
+            continue
+    return False
 
 
 def _patterns(given: Sequence[str]) -> tuple[str, ...]:

@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import cached_property
-from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from stepengine.data.frozen import frozen
@@ -25,7 +24,7 @@ from stepengine.errors import DefinitionError, ToolError
 from stepengine.system import calls
 from stepengine.system.calls import FILE, FOLDER, WALK, Fd
 from stepengine.system.guard import file_guard
-from stepengine.system.path_policy import PathPolicy
+from stepengine.system.path_policy import PathPolicy, is_wide
 from stepengine.system.path_rules import PROTECTED, SECRETS, UNPROTECTED, PathRules
 from stepengine.system.paths import parts_of, target_parts
 from stepengine.system.walk import WalkBudget, walk
@@ -123,24 +122,15 @@ class Root:
 
     def _refuse_wide(self, folder: str | os.PathLike[str], here: str | os.PathLike[str]) -> None:
         try:
-            home = Path.home()
-        except RuntimeError:
-            home = Path("/")
-        try:
             info = self.info if self.system is None else os.stat(here)  # noqa: PTH116  (samestat takes this)
         except OSError:  # a container of another machine
             return
-        # By inode and not by name: `/home/../home/me` and a link to it are the home folder, too. A model that may write
-        # there may write what the shell runs at its next start.
-        for wide in (home, *home.parents, Path("/")):
-            try:
-                same = os.path.samestat(info, os.stat(wide))  # noqa: PTH116  (samestat takes this)
-            except OSError:
-                continue
-            if same:
-                self.close()
-                msg = f"the root {os.fspath(folder)!r} is / or contains the home folder; pass allow_wide_root=True to mean it"
-                raise DefinitionError(msg)
+        if is_wide(info):
+            self.close()
+            msg = (
+                f"the root {os.fspath(folder)!r} is / or contains the home folder; pass allow_wide_root=True to mean it"
+            )
+            raise DefinitionError(msg)
 
     def close(self) -> None:
         """Let go of the folder; it also happens when nobody uses the root any more."""

@@ -466,7 +466,7 @@ class LateTool(Tool[P, R]):
 def _made(tool: Tool[P, R]) -> Tool[P, R]:
     """Return *tool*, made: also for who asks a method of a late one, and another thread has had it made meanwhile."""
     if isinstance(tool, LateTool):
-        made, folder = tool._make(), tool.folder
+        made, folder = _made(tool._make()), tool.folder
         vars(tool).update(vars(made), folder=folder)
         tool.__class__ = Tool  # type: ignore[assignment]
     return tool
