@@ -1022,7 +1022,7 @@ MUTANTS = (
     ),
     Mutant(
         "searches of X cost nothing",
-        "stepengine/models/pricing.py",
+        "stepengine/models/_price_book.py",
         '    "x_search_calls": Decimal("0.005"),',
         '    "x_search_calls": Decimal("0"),',
         ("tests/models/test_pricing.py",),
@@ -1057,7 +1057,7 @@ MUTANTS = (
     ),
     Mutant(
         "images that were made beside a reply cost nothing",
-        "stepengine/models/pricing.py",
+        "stepengine/models/_price_book.py",
         "        images = self._images(model, data, at) or Decimal(0)\n",
         "        images = Decimal(0)\n",
         ("tests/models/test_pricing.py",),
@@ -1071,14 +1071,14 @@ MUTANTS = (
     ),
     Mutant(
         "a dearer tier without a price costs as the ordinary one",
-        "stepengine/models/pricing.py",
+        "stepengine/models/_price_book.py",
         "        elif tier in DEARER:\n            unpriced.append(tier)\n",
         "        elif tier in DEARER:\n            pass\n",
         ("tests/models/test_pricing.py",),
     ),
     Mutant(
         "flex is a tier that nobody knows",
-        "stepengine/models/pricing.py",
+        "stepengine/models/_price_book.py",
         '        elif tier in {"flex", "batch"} and',
         '        elif tier in {"batch"} and',
         ("tests/models/test_pricing.py",),

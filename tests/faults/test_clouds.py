@@ -1112,7 +1112,7 @@ async def test_the_platform_is_where_the_sdk_looks_for_it_and_has_the_whole_api(
 
 
 def provider_list(name: str) -> str:
-    from stepengine.models.pricing import PRICE_LISTS
+    from stepengine.models._price_book import PRICE_LISTS
 
     return PRICE_LISTS[name]
 

@@ -19,9 +19,9 @@ import attrs
 from stepengine.data.json import thaw
 from stepengine.data.models import ModelReply
 from stepengine.models._iterations import ran_beside
+from stepengine.models._price_book import DEFAULT_FLAVORS, FLAVORS, PRICE_LISTS, searches_of
 from stepengine.models._unpriced import tier_of
-from stepengine.models.pricing import DEFAULT_FLAVORS, FLAVORS, PRICE_LISTS, cost_of
-from stepengine.models.pricing import _searches_of as searches_of
+from stepengine.models.pricing import cost_of
 from tests.models.recorded import Recording
 
 TICKS = 10**10

@@ -23,7 +23,8 @@ from stepengine.data.models import (
 )
 from stepengine.errors import ModelError, TruncatedReply
 from stepengine.models._failures import body_failure
-from stepengine.models.pricing import PRICE_LISTS, cost_of
+from stepengine.models._price_book import PRICE_LISTS
+from stepengine.models.pricing import cost_of
 from tests.models.recorded import Recording, needs_recordings, of, recordings
 
 pytestmark = needs_recordings
