@@ -21,6 +21,7 @@ from stepengine.data.definition import AgentDefinition, name_of_published, norma
 from stepengine.data.frozen import frozen
 from stepengine.data.limits import Limits
 from stepengine.data.models import ModelReply
+from stepengine.data.named import NamedTuple
 from stepengine.data.usage import Usage
 from stepengine.errors import (
     DefinitionError,
@@ -69,8 +70,7 @@ agent {agent!r} needs a model, and none is set. Any of these helps:
 `stepengine demo` shows an agent at work without any of them"""
 
 
-@frozen
-class Bench:
+class Bench(NamedTuple):
     """
     What a run is performed with.
 
@@ -501,8 +501,7 @@ def family(agent: AgentDefinition, file: str = "", folders: Iterable[Path] = ())
     return list(found.values())
 
 
-@frozen
-class _Named:
+class _Named(NamedTuple):
     """
     Where agents are looked for that others name by id.
 

@@ -26,7 +26,7 @@ import attrs
 from stepengine.cli.options import Options
 from stepengine.cli.screen.render import one_line, visible, waiting_for
 from stepengine.cli.settings import UsageProblem
-from stepengine.data.frozen import frozen
+from stepengine.data.named import NamedTuple
 from stepengine.data.state import RunStatus
 from stepengine.errors import DefinitionError, JournalError
 from stepengine.redaction import ANY
@@ -132,8 +132,7 @@ def _check_owner(runs: Path) -> None:
 # --- what is recorded -------------------------------------------------------------------------------------------------
 
 
-@frozen
-class RecordedRun:
+class RecordedRun(NamedTuple):
     """
     A recorded run.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import attrs
 
-from stepengine.data.frozen import frozen
+from stepengine.data.named import NamedTuple
 from stepengine.engine.options import ModelsLike, Overrides
 from stepengine.models.base import Provider
 from stepengine.models.registry import Models
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
 __all__ = ("Override", "overrides")
 
 
-@frozen
-class Override:
+class Override(NamedTuple):
     """
     What ``Engine.override`` replaces in one context.
 
@@ -32,7 +32,7 @@ class Override:
 
     models: Models | None = None
     keep_names: bool = False
-    dependencies: Overrides = attrs.field(factory=dict)
+    dependencies: Overrides = MappingProxyType({})
 
     def over(self, tools: ToolSetting) -> ToolSetting:
         """Return what tools are run with, with the dependencies replaced."""

@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from functools import lru_cache, partial
 from random import Random
 from threading import get_ident
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
@@ -163,8 +164,7 @@ def not_from_state(agent: AgentDefinition, state: AgentState) -> str | None:
     return None
 
 
-@frozen
-class RecordedModels:
+class RecordedModels(NamedTuple):
     """
     What the record of a run tells of models, so that it can be repeated without any.
 
@@ -178,8 +178,8 @@ class RecordedModels:
 
     models: frozenset[str] = frozenset()
     default: str | None = None
-    chosen: Mapping[str, str] = attrs.field(factory=dict)
-    own: Mapping[str, str] = attrs.field(factory=dict)
+    chosen: Mapping[str, str] = MappingProxyType({})
+    own: Mapping[str, str] = MappingProxyType({})
     is_whole: bool = False
 
 

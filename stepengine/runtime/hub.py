@@ -43,6 +43,7 @@ from stepengine.data.events import (
 from stepengine.data.frozen import frozen
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
+from stepengine.data.named import NamedTuple
 from stepengine.data.state import RunPhase
 from stepengine.data.transcript import Transcript
 from stepengine.errors import LimitExceeded, StepEngineError
@@ -141,8 +142,7 @@ def _look_away(_: Event) -> None:
     """Stand in place of an observer that was dropped."""
 
 
-@frozen
-class RunLabel:
+class RunLabel(NamedTuple):
     """A run under way: what its log lines carry."""
 
     run_id: str
