@@ -514,7 +514,7 @@ class RunRecording:
         if self._entry is None:
             return
         info = _read(self._entry.folder, self._entry.stem) or self._entry.info
-        self._entry = attrs.evolve(self._entry, info={**info, **changes, "updated": _now()})
+        self._entry = self._entry._replace(info={**info, **changes, "updated": _now()})
         try:
             _write(self._entry)
         except OSError as error:
