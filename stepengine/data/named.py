@@ -23,7 +23,11 @@ else:
 
         def __new__(cls, name: str, _: tuple[type, ...], body: dict[str, Any]) -> type:
             fields = body.get("__annotations__", {})
-            defaults = [body[field] for field in fields if field in body]
+            usual = [field for field in fields if field in body]
+            if usual != [*fields][len(fields) - len(usual) :]:
+                msg = f"{name}: each field behind {usual[0]!r}, which has a default, needs one, too"
+                raise TypeError(msg)
+            defaults = [body[field] for field in usual]
             made = namedtuple(name, fields, defaults=defaults, module=body["__module__"])  # noqa: PYI024 - what is declared by us
             made.__annotations__ = made.__new__.__annotations__ = fields
             for key, value in body.items():

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepengine import AgentDefinition
 from stepengine.data.effects import CallModel
 from stepengine.data.messages import AssistantMessage, UserMessage
 from stepengine.data.models import ModelRequest, ModelSettings
@@ -20,7 +21,7 @@ from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.journal import MemoryJournal, Redactor
 from stepengine.journal.encoding import Encoder
-from stepengine.journal.fingerprints import Fingerprints
+from stepengine.journal.fingerprints import Fingerprints, definition_fingerprint
 from stepengine.journal.history import History
 from stepengine.journal.records import Head, Input, Intent, Result
 
@@ -145,3 +146,15 @@ def test_numbers_that_the_machine_left_out_are_told_and_others_are_damage():
     assert history(Intent("", 0, tool), done, Input("", 3, 0, {"type": "Gap"}), Intent("", 3, tool)).intents
     with pytest.raises(Exception, match="the next effect of path '' is #1, not #3"):
         history(Intent("", 0, tool), done, Intent("", 3, tool))
+
+
+def test_an_agent_has_one_fingerprint_whether_its_settings_are_left_out_or_written_as_they_are() -> None:
+    """
+    What stands for settings that nobody set is not made by the codec; it has to be what that would make.
+    """
+    left_out, written, warmer = (
+        definition_fingerprint(AgentDefinition("a", settings=settings), [])
+        for settings in (None, ModelSettings(), ModelSettings(temperature=0.5))
+    )
+
+    assert left_out == written != warmer

@@ -67,6 +67,19 @@ def test_a_model_string_is_split_at_the_first_slash_or_matched(model, provider, 
     assert models.provider_for(model).bare(str(ref)) == name
 
 
+def test_what_is_registered_before_anybody_asks_takes_the_place_of_the_packages_own_and_its_order():
+    early, late = Models.standard(), Models.standard()
+    assert late.providers
+    mine = ScriptedModel([])
+    for models in (early, late):
+        models.register("mistral", mine)
+        models.register("mine", mine)
+
+    assert late.providers == early.providers
+    assert ["mine"] == [name for name in early.providers if name not in Models.standard().providers]
+    assert mine is early.provider_for("mistral/m")
+
+
 @pytest.mark.spec("requirements:G13")
 @pytest.mark.parametrize(
     ("model", "words"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 
 from stepengine import AgentDefinition, Engine, StepContext, Steps, Tool, call
 from stepengine.data.tools import Ordinary, ToolSpec
 from stepengine.errors import ToolError
 from stepengine.testing import ScriptedModel, text, tool_call
+from stepengine.tooling.signatures import body_of
 from stepengine.tooling.spawning import BUILT_IN
 from stepengine.tools import agent_tool, ask_user_tool, control_tools, spawn_tools, task_tool
 
@@ -71,3 +73,9 @@ async def test_a_tool_of_the_authors_stands_in_the_place_of_the_built_in_one_of_
 
     assert [c.result.text for c in result.tool_calls] == ["mine"]
     assert [spec.description for spec in model.calls[0].tools] == ["Mine."]
+
+
+def test_what_a_run_carries_out_has_the_body_that_looking_at_its_function_would_give() -> None:
+    body = BUILT_IN["end_turn"].body
+
+    assert attrs.astuple(body_of(body.fn), recurse=False) == attrs.astuple(body, recurse=False)

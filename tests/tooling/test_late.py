@@ -69,6 +69,14 @@ def test_what_no_tool_has_makes_none(tmp_path: Path) -> None:
     assert type(late) is LateTool
 
 
+def test_what_makes_a_tool_may_give_one_that_is_late_itself() -> None:
+    (late,) = late_tools(["suggest_followups"], followup_tools)
+
+    assert "suggest_followups" == late.spec.name
+    assert type(late) is Tool
+    assert "control" == late.binding().spec.category
+
+
 def test_threads_may_need_a_tool_first_at_the_same_time() -> None:
     def make() -> list[Tool]:
         @tool

@@ -1,0 +1,64 @@
+"""The tools of a run on the command line that are made when a handler first calls one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+import pytest
+
+from stepengine import AgentDefinition, Engine, StepContext, Steps, ToolCall
+from stepengine.cli.options import Options
+from stepengine.cli.toolset import HARMLESS, allowed_tools
+from stepengine.data.tools import ToolLike
+from stepengine.tooling.definition import LateTool, Tool, name_of
+
+NAMING = AgentDefinition("naming", tools=["read_files"])
+NOBODY = AgentDefinition("nobody")
+
+
+def allowed(agent: AgentDefinition, folder: Path, **options: object) -> list[ToolLike]:
+    return allowed_tools(attrs.evolve(Options(), cwd=folder, **options), [agent])
+
+
+@pytest.mark.spec("performance:Q13")
+@pytest.mark.parametrize("write", [False, True])
+def test_tools_that_wait_are_those_that_would_be_made_now(tmp_path: Path, write: bool) -> None:
+    waiting, made = (allowed(agent, tmp_path, write=write) for agent in (NOBODY, NAMING))
+    names = [name_of(tool) for tool in waiting]
+    folders = {name_of(tool): tool.folder for tool in made if isinstance(tool, Tool)}
+    assert all(type(tool) is LateTool for tool in waiting)
+
+    assert sorted(names) == sorted([name_of(tool) for tool in made])
+    assert names == [tool.spec.name for tool in waiting]
+    assert folders == {name_of(tool): tool.folder for tool in waiting if isinstance(tool, Tool)}
+    assert {*HARMLESS} < {*names}
+    assert write == ("write_file" in names)
+    assert "str_replace" not in {*names} or write
+
+
+def listing(_: StepContext) -> Steps:
+    found = yield ToolCall("list_directory", {"path": "."}, include_tool_call=False)
+    return found.tool_results[0].data["files"]
+
+
+def test_a_tool_that_waits_works_where_the_run_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "here.txt").write_text("here")
+    monkeypatch.chdir(tmp_path / "work")
+    tools = allowed(NOBODY, Path())
+    monkeypatch.chdir(tmp_path)
+
+    with Engine(tools=tools) as engine:
+        assert ["here.txt"] == engine.run_sync(AgentDefinition("lists", handle_steps=listing)).output
+
+
+@pytest.mark.parametrize("folder", ["home", "above"])
+def test_below_the_home_folder_and_what_holds_it_there_are_none_of_the_folder(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "above").symlink_to(tmp_path)
+
+    assert [*HARMLESS] == [name_of(tool) for tool in allowed(NOBODY, tmp_path / folder)]
