@@ -620,8 +620,8 @@ MUTANTS = (
     Mutant(
         "a built-in tool stands in the place of the author's of its name",
         "stepengine/engine/catalog.py",
-        "{**BUILT_IN, **self._tools}",
-        "{**self._tools, **BUILT_IN}",
+        "{**_built_in(self._tools.values()), **self._tools}",
+        "{**self._tools, **_built_in(self._tools.values())}",
         ("tests/tooling/test_built_in.py",),
     ),
     Mutant(

@@ -24,7 +24,7 @@ from stepengine.data.state import AgentState, suspended_at
 from stepengine.data.tools import Asking, ToolSpec
 from stepengine.errors import DefinitionError, InputError
 from stepengine.sessions import Session
-from stepengine.tooling.control import CONTROL_TOOLS, checked
+from stepengine.tooling.control import checked, control_tools_by_name
 from stepengine.tooling.definition import Tool, check_name
 from stepengine.tooling.schemas import SchemaInputs
 
@@ -319,7 +319,7 @@ def _waited_for(state: AgentState | None) -> list[dict[str, Any]]:
 
 def _check_offered(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     names = [tool["name"] for tool in tools]
-    if len(tools) > MAX_TOOLS or len(set(names)) < len(names) or set(names) & CONTROL_TOOLS.keys():
+    if len(tools) > MAX_TOOLS or len(set(names)) < len(names) or set(names) & control_tools_by_name().keys():
         msg = f"a page offers {len(tools)} tools; up to {MAX_TOOLS} are taken, with names of their own"
         raise InputError(msg, issues=("tools: too many, or a name that is taken",))
     for tool in tools:

@@ -33,7 +33,7 @@ from stepengine.machine.finding import with_finder
 from stepengine.machine.spawning import matching_id, stands_for
 from stepengine.runtime.logs import log_once
 from stepengine.tooling.control import set_output_binding
-from stepengine.tooling.definition import Tool, bindings_of, name_of
+from stepengine.tooling.definition import LateTool, Tool, bindings_of, late_tools, name_of
 from stepengine.tooling.makers import MAKERS, line_for
 from stepengine.tooling.spawning import BUILT_IN, carried_by, direct_tool, params_schema, with_carried
 
@@ -158,6 +158,17 @@ class Agent:
         return instructions_note(self, None)
 
 
+def _built_in(given: Iterable[ToolLike]) -> Mapping[str, Tool]:
+    """
+    Return the tools that every run knows by name: late ones beside such.
+
+    Bindings of which some are late take a call more to be looked up, and where all are made they are a dictionary.
+    """
+    if any(isinstance(tool, LateTool) for tool in given):
+        return dict(zip(BUILT_IN, late_tools(BUILT_IN, BUILT_IN.values), strict=True))
+    return BUILT_IN
+
+
 class Catalog:
     """
     The agents and tools of one engine.
@@ -192,7 +203,7 @@ class Catalog:
         self._check_folders("the engine", self._tools.values())
         # Bound once for all agents, each of which has every tool of the engine: its handler may use it, also when its
         # model is not offered it.
-        self._bound = bindings_of({**BUILT_IN, **self._tools})
+        self._bound = bindings_of({**_built_in(self._tools.values()), **self._tools})
         # Empty while the family is checked, which looks into it for ids that are known already.
         self._agents: dict[str, Agent] = {}
         self._spaces: dict[tuple[str, str], dict[str, Agent]] = {}

@@ -39,8 +39,10 @@ def with_finder(offered: Mapping[str, ToolSpec], bindings: Mapping[str, ToolBind
         DefinitionError: when another tool has that name.
     """
     hidden = tuple([name for name, spec in offered.items() if spec.defer_loading])
+    if not hidden:
+        return offered
     binding = bindings.get(FIND_TOOLS)
-    if not hidden or binding is None:
+    if binding is None:
         return offered
     if binding.runs != Control("find_tools"):
         msg = (

@@ -8,6 +8,7 @@ machine, which is given these as bindings.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -26,12 +27,12 @@ from stepengine.tooling.schemas import STRING, described, object_schema, validat
 
 __all__ = (
     "ALIASES",
-    "CONTROL_TOOLS",
-    "FINDER",
-    "LOOKUP",
     "ask_user_tool",
     "checked",
     "control_tools",
+    "control_tools_by_name",
+    "finder_tool",
+    "lookup_tool",
     "set_output_binding",
 )
 
@@ -176,62 +177,64 @@ def _control(
     return checked(ToolSpec(name, description, schema, **flags), Control(name), also)
 
 
-CONTROL_TOOLS: Mapping[str, Tool] = MappingProxyType(
-    {
-        tool.name: tool
-        for tool in (
-            _control("set_output", SET_OUTPUT, FREE_OUTPUT),
-            _control(
-                "set_messages", SET_MESSAGES, object_schema(("messages",), messages={"type": "array"}), _message_issues
+@cache
+def control_tools_by_name() -> Mapping[str, Tool]:
+    """Return the control tools; made when the first of them is asked for, which most commands never do."""
+    made = (
+        _control("set_output", SET_OUTPUT, FREE_OUTPUT),
+        _control(
+            "set_messages", SET_MESSAGES, object_schema(("messages",), messages={"type": "array"}), _message_issues
+        ),
+        _control(
+            "add_message",
+            ADD_MESSAGE,
+            object_schema(
+                ("role", "content"),
+                role={"enum": ["user", "assistant"]},
+                content=STRING,
+                tags={"type": "array", "items": STRING},
+                ttl={"enum": ["agent_step", "user_prompt"]},
             ),
-            _control(
-                "add_message",
-                ADD_MESSAGE,
-                object_schema(
-                    ("role", "content"),
-                    role={"enum": ["user", "assistant"]},
-                    content=STRING,
-                    tags={"type": "array", "items": STRING},
-                    ttl={"enum": ["agent_step", "user_prompt"]},
-                ),
-            ),
-            _control(
-                "end_turn",
-                END_TURN,
-                object_schema(message=described(STRING, "A last word.")),
-                ends_turn=True,
-                forces_next_step=True,
-            ),
-            _control("task_completed", TASK_COMPLETED, object_schema(), ends_turn=True),
-            _control(
-                "write_todos",
-                WRITE_TODOS,
-                object_schema(("todos",), todos={"type": "array", "items": _TODO, "description": "The whole list."}),
-                forces_next_step=True,
-            ),
-            _control(
-                "think_deeply", THINK_DEEPLY, object_schema(("thought",), thought=described(STRING, "The thought."))
-            ),
-        )
-    }
-)
-"""The control tools by name."""
+        ),
+        _control(
+            "end_turn",
+            END_TURN,
+            object_schema(message=described(STRING, "A last word.")),
+            ends_turn=True,
+            forces_next_step=True,
+        ),
+        _control("task_completed", TASK_COMPLETED, object_schema(), ends_turn=True),
+        _control(
+            "write_todos",
+            WRITE_TODOS,
+            object_schema(("todos",), todos={"type": "array", "items": _TODO, "description": "The whole list."}),
+            forces_next_step=True,
+        ),
+        _control("think_deeply", THINK_DEEPLY, object_schema(("thought",), thought=described(STRING, "The thought."))),
+    )
+    return MappingProxyType({tool.name: tool for tool in made})
 
-LOOKUP = _control(
-    "lookup_agent_info",
-    LOOKUP_AGENT_INFO,
-    object_schema(("agent_id",), agent_id=described(STRING, "The agent's id.")),
-    category="read",
-    forces_next_step=True,
-)
 
-FINDER = _control(
-    "find_tools",
-    FIND,
-    object_schema(("query",), query=described(STRING, "Words of names and descriptions.")),
-    category="read",
-    forces_next_step=True,
-)
+def lookup_tool() -> Tool:
+    """Return ``lookup_agent_info``."""
+    return _control(
+        "lookup_agent_info",
+        LOOKUP_AGENT_INFO,
+        object_schema(("agent_id",), agent_id=described(STRING, "The agent's id.")),
+        category="read",
+        forces_next_step=True,
+    )
+
+
+def finder_tool() -> Tool:
+    """Return ``find_tools``."""
+    return _control(
+        "find_tools",
+        FIND,
+        object_schema(("query",), query=described(STRING, "Words of names and descriptions.")),
+        category="read",
+        forces_next_step=True,
+    )
 
 
 def set_output_binding(schema: JsonDict) -> ToolBinding:
@@ -240,7 +243,7 @@ def set_output_binding(schema: JsonDict) -> ToolBinding:
 
     The machine checks the input by the agent's own ``validate_output``.
     """
-    free = CONTROL_TOOLS["set_output"].binding()
+    free = control_tools_by_name()["set_output"].binding()
     is_object = schema.get("type") == "object"
     shown = schema if is_object else object_schema(("data",), data=schema)
     spec = attrs.evolve(free.spec, input_schema=shown)
@@ -254,7 +257,7 @@ def control_tools() -> list[Tool]:
     Handlers may always use these; passing them to an agent offers them to its model. ``set_messages`` and
     ``add_message`` are for handlers alone and not among them.
     """
-    return [tool for name, tool in CONTROL_TOOLS.items() if name not in HANDLER_ONLY]
+    return [tool for name, tool in control_tools_by_name().items() if name not in HANDLER_ONLY]
 
 
 def _questions(value: JsonDict) -> list[Question]:

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 from stepengine.data.definition import AgentDefinition, parts_of_id
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze, freeze_object, thaw
 from stepengine.data.messages import ToolResult
 from stepengine.data.state import ChildResult, RunStatus
-from stepengine.data.tools import ChildRequest, Spawning, ToolBinding, ToolLike, ToolSpec, Validated, Yielding
+from stepengine.data.tools import Action, ChildRequest, Spawning, ToolBinding, ToolLike, ToolSpec, Validated, Yielding
 from stepengine.errors import DataError, DefinitionError, LimitExceeded, ToolInputError
 from stepengine.tooling.arguments import without_titles
-from stepengine.tooling.control import ALIASES, CONTROL_TOOLS, FINDER, LOOKUP, ask_user_tool, checked
+from stepengine.tooling.control import ALIASES, ask_user_tool, checked, control_tools_by_name, finder_tool, lookup_tool
 from stepengine.tooling.definition import LateTool, Tool, check_name
 from stepengine.tooling.repair import renamer, repairer
 from stepengine.tooling.schemas import STRING, JsonSchema, described, object_schema, validator
@@ -432,6 +431,29 @@ def _spawn_agent_inline() -> Tool:
     return checked(spec, Spawning(lambda value: [_child_entry(value)], _inline_result, is_inline=True))
 
 
-_OTHERS = (LOOKUP, FINDER, ask_user_tool(), _spawn_agents(), _spawn_agent_inline())
-BUILT_IN: Mapping[str, Tool] = MappingProxyType({**CONTROL_TOOLS, **{tool.name: tool for tool in _OTHERS}})
+@functools.cache
+def _built_in() -> Mapping[str, Tool]:
+    others = (lookup_tool(), finder_tool(), ask_user_tool(), _spawn_agents(), _spawn_agent_inline())
+    return {**control_tools_by_name(), **{tool.name: tool for tool in others}}
+
+
+class _BuiltIn(Mapping[str, Tool]):
+    """Knows the names of tools, and makes all of them when one is asked for: that takes 2 ms, and few processes use any."""
+
+    NAMES = (*get_args(Action), "ask_user", "spawn_agents", "spawn_agent_inline")
+
+    def __getitem__(self, name: str) -> Tool:
+        return _built_in()[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.NAMES
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.NAMES)
+
+    def __len__(self) -> int:
+        return len(self.NAMES)
+
+
+BUILT_IN: Mapping[str, Tool] = _BuiltIn()
 """The tools that every run knows by name, whether its agent was given them or not: handlers may always use them."""
