@@ -9,6 +9,7 @@ Results are always in the order in which they were asked for, and every call has
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cache
 
 from stepengine.data import events as ev
 from stepengine.data.effects import AskPerson, Leaf, quick_notify
@@ -492,10 +493,16 @@ def _take_edited_input(call: ToolMember, answer: Answer) -> Flow[Sequence[_Asked
     return ()
 
 
+@cache
+def _unsaid() -> Answer:
+    """Return what nobody answered: made once, and not when the module is loaded, since few runs decide about calls."""
+    return Answer()
+
+
 def _notify_decision(call: ToolMember, decision: str, rule_id: str | None, answer: Answer | None = None) -> Flow[None]:
     if not call.run.plan.watched():
         return
-    answer = answer or Answer()
+    answer = answer or _unsaid()
     event = ev.PermissionDecided(
         path=call.run.plan.path,
         seq=call.run.seq,
