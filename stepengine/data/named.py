@@ -1,18 +1,18 @@
 """
-``NamedTuple``: what rows of values are declared with, where their names say enough.
+``NamedTuple`` and ``TypedDict``: what rows of values, and the keywords of functions, are declared with.
 
-It is ``typing.NamedTuple``, but nothing compiles the annotations: for each field that takes 15 us, and most are never
-asked for as types. A class whose fields need more than names and defaults, such as a generic one, is left to ``typing``.
+They are those of ``typing``, but nothing compiles the annotations: for each field that takes 15 us, and most are never
+asked for as types. What needs more is left to ``typing``: generic rows, and dictionaries that pydantic or a schema reads.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__all__ = ("NamedTuple",)
+__all__ = ("NamedTuple", "TypedDict")
 
 if TYPE_CHECKING:
-    from typing import NamedTuple
+    from typing import NamedTuple, TypedDict
 else:
     from collections import namedtuple
 
@@ -36,3 +36,15 @@ else:
             return made
 
     NamedTuple = type.__new__(_Declaring, "NamedTuple", (), {})
+
+    class _Keys(type):
+        """Makes a class of dictionaries of a declaration, which knows its keys and those of its bases."""
+
+        def __new__(cls, name: str, bases: tuple[Any, ...], body: dict[str, Any], *, total: bool = True) -> type:
+            keys = {key: kind for base in bases for key, kind in base.__annotations__.items()}
+            keys |= body.get("__annotations__", {})
+            return type.__new__(cls, name, (dict,), {**body, "__annotations__": keys, "__total__": total})
+
+        __call__ = dict  # what is made of one is a plain dictionary, as with those of `typing`
+
+    TypedDict = type.__new__(_Keys, "TypedDict", (), {"__annotations__": {}})

@@ -1,4 +1,4 @@
-"""Named tuples whose annotations nobody compiles: otherwise they are those of ``typing``."""
+"""Named tuples, and dictionaries with known keys, whose annotations nobody compiles: otherwise they are those of ``typing``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from stepengine.data import named
-from stepengine.data.named import NamedTuple
+from stepengine.data.named import NamedTuple, TypedDict
 
 
 class Row(NamedTuple):
@@ -94,3 +94,26 @@ def test_no_annotation_of_a_row_is_looked_up_before_somebody_asks() -> None:
 
     assert "a" == names["Later"]("a").name
     assert {"name": "Missing[str]"} == names["Later"].__annotations__
+
+
+class Options(TypedDict, total=False):
+    """Options."""
+
+    name: str
+    limit: int | None
+
+
+class MoreOptions(Options, total=False):
+    """More of them."""
+
+    keep: bool
+
+
+def test_keywords_are_known_with_those_of_the_bases_and_what_is_made_is_a_dictionary() -> None:
+    made = MoreOptions(name="a", keep=True)
+
+    assert ["name", "limit", "keep"] == [*MoreOptions.__annotations__]
+    assert get_type_hints(Options) | {"keep": bool} == get_type_hints(MoreOptions)
+    assert ("More of them.", False) == (MoreOptions.__doc__, MoreOptions.__total__)
+    assert {"name": "a", "keep": True} == made
+    assert type(made) is dict
