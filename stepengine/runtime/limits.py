@@ -21,7 +21,6 @@ from stepengine.data.json import JsonDict
 from stepengine.data.limits import Limits
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
-from stepengine.data.named import NamedTuple
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import SMALLEST
 from stepengine.data.state import ChildResult, RunStatus
