@@ -50,7 +50,9 @@ def test_a_folder_is_loaded_in_the_order_of_its_names(folder):
     assert ["code-reviewer", "named-differently"] == [a.id for a in load_agents(folder)]
 
 
-def test_loading_takes_no_import_name(folder):
+def test_loading_takes_no_import_name(folder, monkeypatch):
+    for name in ("agents", "code_reviewer"):
+        monkeypatch.delitem(sys.modules, name, raising=False)  # what another test of this process imported
     load_agents(folder)
 
     assert "agents" not in sys.modules
