@@ -18,6 +18,7 @@ from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.recorder import Recorder
 from stepengine.journal.records import Result
 from stepengine.journal.replayer import Replayer
+from stepengine.journal.store import Writer
 from stepengine.testing import Fault, SimulationFailed, simulate, text
 from stepengine.tools import Tool
 
@@ -112,28 +113,39 @@ def wrong_result_recorded(monkeypatch):
     """
     The journal is given another result than the run.
     """
-    append = JournaledRun.append
+    for writer in writers():
+        monkeypatch.setattr(writer, "add_value", another_for_a_result(writer.add_value))
 
-    def mutant(run, record):
-        if isinstance(record, Result) and isinstance(getattr(record.outcome, "value", None), ToolResult):
-            outcome = attrs.evolve(record.outcome, value=ToolResult.text("another"))
-            record = Result(record.path, record.seq, record.at, outcome)
-        append(run, record)
 
-    monkeypatch.setattr(JournaledRun, "append", mutant)
+def writers():
+    """
+    Every kind of writer that takes the outcome of a new effect in a way of its own.
+    """
+    known = [Writer]
+    for writer in known:
+        known += writer.__subclasses__()
+    return [writer for writer in known if "add_value" in vars(writer)]
+
+
+def another_for_a_result(add_value):
+    def mutant(writer, path, seq, at, value):
+        add_value(writer, path, seq, at, ToolResult.text("another") if isinstance(value, ToolResult) else value)
+
+    return mutant
 
 
 def wrong_result_sent(monkeypatch):
     """
     The run is sent another result than what it did gave.
     """
-    settled = Recorder._as_read_back
+    live = Recorder._live
 
-    def mutant(recorder, item, outcome, at):
-        outcome = settled(recorder, item, outcome, at)
-        return Value(ToolResult.text("another"), at) if isinstance(outcome.value, ToolResult) else outcome
+    async def mutant(recorder, *args, **options):
+        outcome = await live(recorder, *args, **options)
+        is_result = isinstance(getattr(outcome, "value", None), ToolResult)
+        return Value(ToolResult.text("another"), outcome.at) if is_result else outcome
 
-    monkeypatch.setattr(Recorder, "_as_read_back", mutant)
+    monkeypatch.setattr(Recorder, "_live", mutant)
 
 
 def nothing_recorded(monkeypatch):
@@ -147,6 +159,8 @@ def nothing_recorded(monkeypatch):
             append(run, record)
 
     monkeypatch.setattr(JournaledRun, "append", mutant)
+    for writer in writers():
+        monkeypatch.setattr(writer, "add_value", lambda *_: None)
 
 
 def done_twice(monkeypatch):
