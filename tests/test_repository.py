@@ -83,6 +83,15 @@ def test_the_repository_has_files_to_check() -> None:
     assert python_files("agents")
 
 
+def test_no_file_is_empty_but_markers_of_packages() -> None:
+    """
+    An empty one is what a shell left that was told to write somewhere.
+    """
+    empty = {file.name for file in tracked() if not file.stat().st_size}
+
+    assert empty <= {"__init__.py", "py.typed"}
+
+
 def test_every_module_says_what_lives_in_it() -> None:
     """
     Each module opens with a docstring, so each package does.
