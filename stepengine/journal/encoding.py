@@ -412,6 +412,7 @@ class _Frame:
         is_special: Whether more of it than what is shared begins with a dollar sign.
     """
 
+    # By hand: one is made when this module is loaded, and what attrs writes for a class takes each start 0.3 ms.
     __slots__ = ("after", "before", "is_shared", "is_special", "request", "rest", "shared")
 
     def __init__(
@@ -597,6 +598,7 @@ class Encoder:
             return fp
         if not frame.is_shared:
             lines += [self._line(members, "intent", path, seq) for members in self._share(frame)]
+        # As at the end of `_end`, without a call for each step.
         body = text.encode()
         self._previous = crc = crc32(body, self._previous)
         if not self._link:

@@ -235,7 +235,7 @@ class Recorder:
         if (kind is not CallModel and not is_plain_call(effect, plan)) or seq != self._next.get(path, 0):
             return self._begin_all(batch)
         together = None if gather is None else gather.effects[0].seq
-        # The first of a run lasts, whatever it is.
+        # A call that must not happen twice lasts before it begins, and so does the first effect of a run, whatever it is.
         lasts = True
         try:
             if kind is CallModel:

@@ -720,6 +720,7 @@ class LineWriter(Writer):
             self._break(error)
             raise
 
+    # Three that are alike: one that took what is to be added, and how, would cost each record of a step a call more.
     def add_request(self, path: str, seq: int, gather: int | None, effect: CallModel) -> None:
         """Add that a model is called; errors as ``append``."""
         reserve = self._reserve

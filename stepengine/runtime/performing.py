@@ -750,6 +750,7 @@ class ModelRegistry(Protocol):
 class _StreamedChars:
     """How many characters of one reply were streamed."""
 
+    # By hand: what attrs writes for a class takes each start 0.3 ms.
     __slots__ = ("said", "thought")
 
     def __init__(self) -> None:

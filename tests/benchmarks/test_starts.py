@@ -10,6 +10,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,15 +140,14 @@ agent = AgentDefinition("starting", handle_steps=handle_steps)
 """
 
 
-@pytest.mark.spec("performance:Q13")
-def test_at_its_first_effect_a_run_has_loaded_nothing_that_it_may_never_need(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "state"))
-    project = tmp_path / "project"
+def output_in_project(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """
+    Return the output of an agent that is run as a command in a folder of its own.
+    """
+    monkeypatch.setenv("STEPENGINE_STATE_DIR", str(folder / "state"))
+    project = folder / "project"
     project.mkdir()
-    (project / "mine.py").write_text(SAYS)
-
+    (project / "mine.py").write_text(code)
     done = subprocess.run(
         [sys.executable, "-m", "stepengine", "run", "mine.py", "--quiet"],
         capture_output=True,
@@ -156,8 +156,14 @@ def test_at_its_first_effect_a_run_has_loaded_nothing_that_it_may_never_need(
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=True,
     )
+    return json.loads(done.stdout)
 
-    assert [] == json.loads(done.stdout)
+
+@pytest.mark.spec("performance:Q13")
+def test_at_its_first_effect_a_run_has_loaded_nothing_that_it_may_never_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [] == output_in_project(SAYS, tmp_path, monkeypatch)
 
 
 TELLS = """
@@ -177,20 +183,7 @@ agent = AgentDefinition("telling", handle_steps=handle_steps)
 def test_a_handler_may_call_a_tool_that_was_not_made_before_it_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "state"))
-    project = tmp_path / "project"
-    project.mkdir()
-    (project / "mine.py").write_text(TELLS)
-
-    done = subprocess.run(
-        [sys.executable, "-m", "stepengine", "run", "mine.py", "--quiet"],
-        capture_output=True,
-        text=True,
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=True,
-    )
-    before, listed = json.loads(done.stdout)
+    before, listed = output_in_project(TELLS, tmp_path, monkeypatch)
 
     assert not before
     assert "mine.py" in listed

@@ -413,12 +413,32 @@ def test_going_far_does_each_step_once_and_as_little_for_a_late_one_as_for_an_ea
     assert 2_600 < len(compared) < 2_600 + 50 + 2 * 375
 
 
-WOKEN_TWICE = """
-import os, signal
+WALK = """
 from types import SimpleNamespace
 from stepengine.judging.debugger import ForkedWalk
 
 walk = ForkedWalk(SimpleNamespace(position=0, last=0, close=lambda: None))
+{}
+code = walk.begin()
+if code is None:
+    walk.finish(3)
+print("went on with", code)
+"""
+
+
+def walked_by(code: str) -> tuple[str, int]:
+    """
+    Return what a process says that walks with something done to its walk, and its exit code.
+    """
+    words = [sys.executable, "-c", WALK.format(code)]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    print(ran.stderr)
+    return ran.stdout, ran.returncode
+
+
+WOKEN_TWICE = """
+import os, signal
+
 over = walk._over
 
 def twice(code):
@@ -428,29 +448,20 @@ def twice(code):
     return code
 
 walk._over = twice
-code = walk.begin()
-if code is None:
-    walk.finish(3)
-print("went on with", code)
 """
 
 
 def test_a_process_that_is_woken_once_more_at_the_end_lives_on() -> None:
-    ran = subprocess.run([sys.executable, "-c", WOKEN_TWICE], capture_output=True, text=True, timeout=60, check=False)
-
-    assert (ran.stdout, ran.returncode) == ("went on with 3\n", 0), ran.stderr
+    assert ("went on with 3\n", 0) == walked_by(WOKEN_TWICE)
 
 
 BESIDE_NATIVE_THREADS = """
 import ctypes, time
-from types import SimpleNamespace
-from stepengine.judging.debugger import ForkedWalk
 
 libc = ctypes.CDLL(None)  # threads of the kind that a library for numbers has, and that Python knows nothing of
 for _ in range(3):
     libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.pause, None)
 
-walk = ForkedWalk(SimpleNamespace(position=0, last=0, close=lambda: None))
 fork = walk._fork
 
 def slowly():
@@ -460,16 +471,8 @@ def slowly():
     return is_new
 
 walk._fork = slowly
-code = walk.begin()
-if code is None:
-    walk.finish(3)
-print("went on with", code)
 """
 
 
 def test_a_signal_that_a_thread_of_a_library_gets_ends_nothing_and_is_not_missed() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", BESIDE_NATIVE_THREADS], capture_output=True, text=True, timeout=60, check=False
-    )
-
-    assert (ran.stdout, ran.returncode) == ("went on with 3\n", 0), ran.stderr
+    assert ("went on with 3\n", 0) == walked_by(BESIDE_NATIVE_THREADS)
