@@ -527,7 +527,14 @@ class Encoder:
                 text = f'{{"kind":"result","path":"{path}","seq":{seq},"at":{at},"value":{write(value)}'
         except (DataError, RecursionError):
             text = self._outcome(Result(path, seq, at, value))  # it says where
-        self._end(lines, text, "result", path, seq)
+        if "$" in text or len(text) > self._inline or not (text.isascii() and self._redactor.quiet.holds):
+            self._end(lines, text, "result", path, seq)
+            return
+        body = text.encode()
+        self._previous = crc = crc32(body, self._previous)
+        if not self._link:
+            self._previous = 0
+        lines.append(body + b',"crc":"%08x"}\n' % crc)
 
     def add_call(
         self, lines: list[bytes], path: str, seq: int, gather: int | None, call: CallTool, *, fp: str = ""
@@ -548,7 +555,14 @@ class Encoder:
             f'{{"kind":"intent","path":"{path}","seq":{seq},"fp":"{fp}","effect":{{"type":"CallTool","tool_name":{tool},'
             f'"input":{plain},"tool_call_id":{quoted(call.tool_call_id)},"source":{quoted(call.source)}}}{more}'
         )
-        self._end(lines, text, "intent", path, seq)
+        if "$" in text or len(text) > self._inline or not (text.isascii() and self._redactor.quiet.holds):
+            self._end(lines, text, "intent", path, seq)
+            return fp
+        body = text.encode()
+        self._previous = crc = crc32(body, self._previous)
+        if not self._link:
+            self._previous = 0
+        lines.append(body + b',"crc":"%08x"}\n' % crc)
         return fp
 
     def _end(self, lines: list[bytes], text: str, what: str, path: str, seq: int) -> None:

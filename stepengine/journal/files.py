@@ -267,6 +267,8 @@ class FileWriter(LineWriter):
         self._held = HeldFile(journal.path, self._fd, self._storing)
         self._file, self._identity = str(journal.path), status[1:3]
         self._is_new = not self._size
+        # Whether a write is not all that there is to do.
+        self._settles = self._is_new or self.blocks
 
     def _repair_tail(self, journal: FileJournal) -> Reading:
         """Return what the file holds, after a torn tail was cut off and a missing newline was added."""
@@ -295,27 +297,34 @@ class FileWriter(LineWriter):
         try:
             status = os.stat(self._file)  # noqa: PTH116 - a path object takes its time
         except OSError:
-            status = None
+            raise self._changed(None) from None
         # By their numbers, as the names of a status are looked up anew each time: inode and device, and the size.
-        if status is None or status[1:3] != self._identity or status[6] != self._size:
+        if status[1:3] != self._identity or status[6] != self._size:
             raise self._changed(status)
         data = b"".join(lines)
-        try:
-            descriptor = self._fd = self._held.take()
-        except OSError as error:
-            raise self._write_error(said(error)) from error
+        length = len(data)
+        if HeldFile.last is not self._held:
+            try:
+                self._fd = self._held.take()
+            except OSError as error:
+                raise self._write_error(said(error)) from error
         write = self._write
         try:
-            written = write(descriptor, data)
-            if written < len(data):
+            written = write(self._fd, data)
+            if written < length:
                 self._write_all(data[written:])
         except OSError as error:
             self._write_into_reserve(data, error)
+        self._size += length
+        if self._settles:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Make durable what was written, as far as that is asked for, and the name of a new file."""
         if self._sync is not None:
             self._sync_data(self._sync)
-        self._size += len(data)
-        if self._is_new:
-            self._sync_name()
+        self._sync_name()
+        self._settles = self._sync is not None
 
     def _changed(self, status: os.stat_result | None) -> JournalWriteFailed:
         """Return the error for a file that is not as this writer left it."""

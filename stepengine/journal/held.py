@@ -45,18 +45,20 @@ class HeldFile:
     Args:
         path: Where it is.
         descriptor: The file, open and locked; it belongs to this object from now on.
-        using: Held by whoever needs the file to stay open; a lock of the system itself, not one that a forked child renews, as a
-            writer refuses there before it takes it.
+        using: Held by whoever needs the file to stay open; a lock of the system itself, as a child never uses its parent's files.
 
     Attributes:
         descriptor: The open file; ``None`` while it is closed.
         using: As given, or a new one.
+        last: The one that was taken last, while it is open. Whoever has taken it and holds ``using`` need not take it again: the
+            order in which files were used stays as it is, and nobody closes one in use. The lock of all files, which every
+            commit took, cost a third of what was left of it beside the system's own work.
     """
 
     # Those that are open and may be closed, the least recently used first.
     _open: ClassVar[OrderedDict[HeldFile, None]] = OrderedDict()
     _all: ClassVar[dict[HeldFile, None]] = {}
-    _last: ClassVar[HeldFile | None] = None
+    last: ClassVar[HeldFile | None] = None
     _lock: ClassVar[Lock] = Lock()
     _keeping: ClassVar[dict[int, bool]] = {}
 
@@ -81,10 +83,6 @@ class HeldFile:
         Raises:
             OSError: when it cannot be opened again.
         """
-        if self is HeldFile._last and self.descriptor is not None:
-            # The order in which files were used stays as it is, and nobody closes one in use: the lock of all files, which every
-            # commit took, cost a third of what was left of it beside the system's own work.
-            return self.descriptor
         with self._lock:
             if self.descriptor is None:
                 self.descriptor = self._opened_again()
@@ -92,7 +90,7 @@ class HeldFile:
                 self._make_room(bound())
             elif self in self._open:
                 self._open.move_to_end(self)
-            HeldFile._last = self
+            HeldFile.last = self
             return self.descriptor
 
     def release(self) -> None:
@@ -100,8 +98,7 @@ class HeldFile:
         with self._lock:
             self._open.pop(self, None)
             self._all.pop(self, None)
-            if HeldFile._last is self:
-                HeldFile._last = None
+            self._forget_last()
             descriptor, self.descriptor = self.descriptor, None
             mapping, self._mapping = self._mapping, None
             if descriptor is not None:
@@ -139,8 +136,13 @@ class HeldFile:
             self._mapping = _map_page(descriptor) if keeps else None
         del self._open[self]
         if descriptor is not None and self._mapping is not None:
+            self._forget_last()
             self.descriptor = None
             os.close(descriptor)
+
+    def _forget_last(self) -> None:
+        if HeldFile.last is self:
+            HeldFile.last = None
 
     def _keeps(self) -> bool | None:
         """Return whether locks of closed files last on this disk; ``None`` where that could not be tried for lack of descriptors."""
@@ -189,7 +191,7 @@ class HeldFile:
                 with contextlib.suppress(OSError):
                     os.close(one.descriptor)
                 one.descriptor = None
-        cls._open, cls._all, cls._last, cls._is_held = OrderedDict(), {}, None, False
+        cls._open, cls._all, cls.last, cls._is_held = OrderedDict(), {}, None, False
 
 
 rests(HeldFile.before_fork, HeldFile.after_fork)

@@ -332,7 +332,7 @@ class SqliteWriter(LineWriter):
 
     def close(self) -> None:
         """Commit, and give the journal back; may be called twice. A forked process has nothing to give back."""
-        if self._is_forked():
+        if self._is_forked:
             return
         with self._storing:
             if self._closed:

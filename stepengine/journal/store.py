@@ -52,7 +52,7 @@ from stepengine.journal.places import ROOM, TO_RECORD, Reserve
 from stepengine.journal.reading import Reading, read_lines
 from stepengine.journal.records import Head, Input, Intent, Record, Result, to_text
 from stepengine.redaction import Redact, Redactor, RedactRule, redactor_for
-from stepengine.system.after_fork import Lock, renews
+from stepengine.system.after_fork import Lock, renewed, renews
 from stepengine.system.threads import ThreadPool
 
 if TYPE_CHECKING:
@@ -642,17 +642,6 @@ class _MemoryWriter(Writer):
             self._journal._writer = None  # noqa: SLF001
 
 
-# Asked of the system at every record, who we are would cost as much as the record's checksum.
-_this_process = os.getpid()
-
-
-@renews
-def _renew_in_child() -> None:
-    global _this_process  # noqa: PLW0603 - it is a fact of the process
-    _this_process = os.getpid()
-    Commits.renew()
-
-
 class LineWriter(Writer):
     """
     A writer that keeps lines until they are committed.
@@ -689,7 +678,15 @@ class LineWriter(Writer):
         self._folder = Path()
         self._is_lost = False
         self._closed = False
-        self._pid = _this_process
+        self._pid, self._is_forked = os.getpid(), False
+        renewed(self)
+
+    # Told once in the child, in place of a question at every record and commit.
+    def renew(self) -> None:
+        """Refuse everything in a forked child: the run belongs to the parent, as do the open file and its lock."""
+        self._is_forked, self._storing = True, threading.Lock()
+        why = f"the run belongs to process {self._pid}, and this one ({os.getpid()}) was forked from it"
+        self._broken = self._write_error(why)
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
         """Let later requests be stored as differences to one that is in the journal already."""
@@ -703,8 +700,8 @@ class LineWriter(Writer):
             JournalWriteFailed: when it cannot be stored, or an earlier write failed.
             SecretFound: when shapes are looked for and one is left.
         """
-        if self._broken is not None or self._pid != _this_process:
-            self._check()
+        if self._broken is not None:
+            raise self._broken
         # Only an intent can still be refused. A result has happened, and a mebibyte is kept for it on the disk
         # (reliability:JR08, JR09).
         reserve = self._reserve
@@ -725,7 +722,7 @@ class LineWriter(Writer):
         """Add that a model is called; errors as ``append``."""
         reserve = self._reserve
         is_short = reserve is not None and reserve.is_short
-        if is_short or self._chain is not None or self._broken is not None or self._pid != _this_process:
+        if is_short or self._chain is not None or self._broken is not None:
             super().add_request(path, seq, gather, effect)
             return
         add = self._add_request
@@ -739,7 +736,7 @@ class LineWriter(Writer):
         """Add that a tool is called; errors as ``append``."""
         reserve = self._reserve
         is_short = reserve is not None and reserve.is_short
-        if is_short or self._chain is not None or self._broken is not None or self._pid != _this_process:
+        if is_short or self._chain is not None or self._broken is not None:
             super().add_call(path, seq, gather, effect)
             return
         add = self._add_call
@@ -751,7 +748,7 @@ class LineWriter(Writer):
 
     def add_value(self, path: str, seq: int, at: int, value: object) -> None:
         """Add what came of an effect; errors as ``append``."""
-        if self._chain is not None or self._broken is not None or self._pid != _this_process:
+        if self._chain is not None or self._broken is not None:
             super().add_value(path, seq, at, value)
             return
         add = self._add_value
@@ -805,8 +802,6 @@ class LineWriter(Writer):
         Raises:
             JournalWriteFailed: when that is impossible; the journal still opens, without what was not committed.
         """
-        if self._broken is not None or self._pid != _this_process:
-            self._check()  # before the lock: a thread that a fork left behind may hold it for ever
         with self._storing:
             if self._broken is not None:
                 raise self._broken
@@ -824,7 +819,7 @@ class LineWriter(Writer):
 
     def close(self) -> None:
         """Commit, and give the journal back; may be called twice. A forked process has nothing to give back."""
-        if self._is_forked():
+        if self._is_forked:
             return
         with self._storing:
             if self._closed:
@@ -862,14 +857,7 @@ class LineWriter(Writer):
         """Give up for good: lines were lost."""
         self._broken, self._is_lost = error, True
 
-    def _is_forked(self) -> bool:
-        """Tell whether this is a copy in a child process, which shares the open file, and its lock, with the owner."""
-        return self._pid != _this_process
-
     def _check(self) -> None:
-        if self._pid != _this_process:
-            why = f"the run belongs to process {self._pid}, and this one ({_this_process}) was forked from it"
-            raise self._write_error(why)
         if self._broken is not None:
             raise self._broken
 
@@ -995,3 +983,6 @@ class Commits:
             self._begin()
         else:
             self._loop = None
+
+
+renews(Commits.renew)
