@@ -325,7 +325,7 @@ def frozen_texts(value: Any) -> tuple[str, str]:
     kept = _last
     if value is kept[0] and kept[2] is not None:
         return kept[1], kept[2]
-    plain = frozen_compact(value)
+    plain = kept[1] if value is kept[0] else frozen_compact(value)
     is_flat = type(value) is JsonDict and getattr(value, "_levels", 0) == 1
     text = plain if is_flat and [*value] == sorted(value) else _sorted(value)
     if "-0.0" in text:

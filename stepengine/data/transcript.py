@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import CO_GENERATOR
 from itertools import islice
+from operator import attrgetter
 from typing import Any, NoReturn, TypeVar, overload
 
 from stepengine.data.functions import is_thrown_away
@@ -292,10 +293,11 @@ class Transcript(Sequence[Message]):
         buffer.free.append(len(items))
         return Transcript._version(buffer, len(items))
 
-    @property
-    def parts(self) -> tuple[object, int]:
-        """What ``of_parts`` makes this transcript of again: what it shares with all that grew from it, and its length."""
-        return self._buffer, self._length
+    # Asked for at each step of a run with a journal; a property that is a function of Python would take three times as long.
+    parts = property(
+        attrgetter("_buffer", "_length"),
+        doc="What ``of_parts`` makes this transcript of again: what it shares with all that grew from it, and its length.",
+    )
 
     @classmethod
     def of_parts(cls, shared: Any, length: int) -> Transcript:

@@ -1009,7 +1009,7 @@ class _Base:
         shared: What its transcript shares with all that grow from it, see ``Transcript.parts``.
         length: How long its transcript is.
         longest: How long the longest is of those that are kept.
-        count: How many they are.
+        count: How many they are, as far as that matters.
     """
 
     seq: int
@@ -1071,9 +1071,10 @@ class _Bases:
                 said = f'{{"type":"Slice","seq":{last.seq},"start":0,"stop":{before}}}'
                 last.seq, last.shared = seq, shared
                 last.length = last.longest = length
-                last.count += 1
-                if last.count == KEPT_BASES:
-                    self._known[path] = [last]  # nothing else is kept, nor what that was
+                if last.count < KEPT_BASES:
+                    last.count += 1
+                    if last.count == KEPT_BASES:
+                        self._known[path] = [last]  # nothing else is kept, nor what that was
                 if len(told) == length - before:  # what its fingerprint took, which ends with the last message, too
                     return ",".join((said, *told))
                 return ",".join([said, *[written(message, PLAIN) for message in transcript.since(before)]])

@@ -303,9 +303,10 @@ class FileWriter(LineWriter):
             raise self._changed(status)
         data = b"".join(lines)
         length = len(data)
-        if HeldFile.last is not self._held:
+        held = self._held
+        if not held.is_last:
             try:
-                self._fd = self._held.take()
+                self._fd = held.take()
             except OSError as error:
                 raise self._write_error(said(error)) from error
         write = self._write

@@ -50,15 +50,15 @@ class HeldFile:
     Attributes:
         descriptor: The open file; ``None`` while it is closed.
         using: As given, or a new one.
-        last: The one that was taken last, while it is open. Whoever has taken it and holds ``using`` need not take it again: the
-            order in which files were used stays as it is, and nobody closes one in use. The lock of all files, which every
-            commit took, cost a third of what was left of it beside the system's own work.
+        is_last: Whether it is open, and the one of all that was taken last. Whoever holds ``using`` need not take it again then:
+            the order in which files were used stays as it is, and nobody closes one in use. The lock of all files, which
+            every commit took, cost a third of what was left of it beside the system's own work.
     """
 
     # Those that are open and may be closed, the least recently used first.
     _open: ClassVar[OrderedDict[HeldFile, None]] = OrderedDict()
     _all: ClassVar[dict[HeldFile, None]] = {}
-    last: ClassVar[HeldFile | None] = None
+    _last: ClassVar[HeldFile | None] = None
     _lock: ClassVar[Lock] = Lock()
     _keeping: ClassVar[dict[int, bool]] = {}
 
@@ -69,6 +69,7 @@ class HeldFile:
         self._mapping: int | None = None
         self.using = using or threading.Lock()
         self.descriptor: int | None = descriptor
+        self.is_last = False
         with self._lock:
             self._all[self] = self._open[self] = None
             if len(self._open) > 1:
@@ -90,7 +91,9 @@ class HeldFile:
                 self._make_room(bound())
             elif self in self._open:
                 self._open.move_to_end(self)
-            HeldFile.last = self
+            if HeldFile._last is not None:
+                HeldFile._last.is_last = False
+            HeldFile._last, self.is_last = self, True
             return self.descriptor
 
     def release(self) -> None:
@@ -141,8 +144,8 @@ class HeldFile:
             os.close(descriptor)
 
     def _forget_last(self) -> None:
-        if HeldFile.last is self:
-            HeldFile.last = None
+        if self.is_last:
+            HeldFile._last, self.is_last = None, False
 
     def _keeps(self) -> bool | None:
         """Return whether locks of closed files last on this disk; ``None`` where that could not be tried for lack of descriptors."""
@@ -191,7 +194,8 @@ class HeldFile:
                 with contextlib.suppress(OSError):
                     os.close(one.descriptor)
                 one.descriptor = None
-        cls._open, cls._all, cls.last, cls._is_held = OrderedDict(), {}, None, False
+            one.is_last = False
+        cls._open, cls._all, cls._last, cls._is_held = OrderedDict(), {}, None, False
 
 
 rests(HeldFile.before_fork, HeldFile.after_fork)

@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import attrs
@@ -54,7 +55,7 @@ from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.failfast import given_up
 from stepengine.runtime.performer import IO, Item, Performer, child_path, is_repeatable
-from stepengine.runtime.performing import is_deferred
+from stepengine.runtime.performing import defers, is_deferred
 
 if TYPE_CHECKING:
     from stepengine.journal.journaled_run import JournaledRun
@@ -579,20 +580,27 @@ class Recorder:
         run, (path, effect, plan, _, _) = self._run, item
         if run.fatal is not None and self._replayer is None:
             return Stop("diverged", run.timing.last, run.fatal)
-        is_asked, noted = type(effect) is CallModel, [*attempts]
-        if is_asked:
-            noting: IO = Attempts(io, noted)
-        else:
+        kind, noted, noting = type(effect), [*attempts], io
+        if kind is CallModel:
+            noting = Attempts(io, noted)
+        elif kind is CallTool and defers(plan.tools.get(effect.tool_name)) and not run.source.stable:  # type: ignore[union-attr]
             # Whether a result comes before its body has returned is a matter of time, and a stable recording tells of none.
-            noting = DeferredIO(io, self._keep_waiting) if is_deferred(item) and not run.source.stable else io
+            noting = DeferredIO(io, self._keep_waiting)
         try:
             outcome: Any = await inner.perform(item, noting)
         except BaseException:
             self._note_stopped(item, io)
             raise
         writer = run.writer_of_new
-        is_plain = writer is not None and type(outcome) is Value and not (noted or outcome.inputs or run.writes)
-        if not is_plain or outcome.value is None or self._changes:
+        if (
+            writer is None
+            or type(outcome) is not Value
+            or outcome.value is None
+            or outcome.inputs
+            or noted
+            or run.writes
+            or self._changes
+        ):
             if again and self._replayer is not None:
                 outcome = _with_earlier(outcome, self._replayer.begun(item))
             kept, owed, waiting = self._keep(item, outcome, noted, io, again=again)
@@ -604,17 +612,17 @@ class Recorder:
         if at > timing.last:  # noqa: PLR1730 - a call less, for every outcome
             timing.last = at
         try:
-            writer.add_value(path, effect.seq, at, outcome.value)  # type: ignore[union-attr]
+            writer.add_value(path, effect.seq, at, outcome.value)
         except StepEngineError as error:
             raise self._note_unwritten(error, [(item, outcome)]) from error.__cause__
         if run.waits:
             owed = self._owed
             owed.append((item, outcome))
-            if not (is_asked and _asks_for_more(outcome) and not io.watched and self._is_unseen(plan)):
+            if not (kind is CallModel and _asks_for_more(outcome) and not io.watched and self._is_unseen(plan)):
                 waiting = self._lasting()
                 if waiting is not None:
                     await self._until(waiting, owed)
-        return outcome  # type: ignore[no-any-return]
+        return outcome
 
     async def _commit(self, item: Item, outcome: Single, attempts: Sequence[object]) -> Single:
         """Return an outcome that is durable; several that finish together share one commit."""
@@ -820,15 +828,13 @@ class Attempts:
 
     __slots__ = ("_io", "_noted", "emit")
 
+    # As in ``RunTree``, in which the question ends.
+    watched = property(attrgetter("_io.watched"), doc="Whether anybody is shown events.")
+
     def __init__(self, io: IO, noted: list[object]) -> None:
         self._io = io
         self._noted = noted
         self.emit = io.emit
-
-    @property
-    def watched(self) -> bool:
-        """Whether anybody is shown events."""
-        return self._io.watched
 
     def attempt(self, failure: Failure, usage: Usage | None) -> None:
         """Note a failed attempt."""

@@ -674,6 +674,8 @@ class LineWriter(Writer):
         # One commit after the other: lines are chained, and a file has one end. While it is held the file stays open.
         self._storing = threading.Lock()
         self._broken: JournalError | None = None
+        # Whether the records of a step need no look: what is signed is signed record by record.
+        self._is_usual = self._chain is None
         self._reserve: Reserve | None = None
         self._folder = Path()
         self._is_lost = False
@@ -686,7 +688,7 @@ class LineWriter(Writer):
         """Refuse everything in a forked child: the run belongs to the parent, as do the open file and its lock."""
         self._is_forked, self._storing = True, threading.Lock()
         why = f"the run belongs to process {self._pid}, and this one ({os.getpid()}) was forked from it"
-        self._broken = self._write_error(why)
+        self._give_up(self._write_error(why))
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
         """Let later requests be stored as differences to one that is in the journal already."""
@@ -721,8 +723,7 @@ class LineWriter(Writer):
     def add_request(self, path: str, seq: int, gather: int | None, effect: CallModel) -> None:
         """Add that a model is called; errors as ``append``."""
         reserve = self._reserve
-        is_short = reserve is not None and reserve.is_short
-        if is_short or self._chain is not None or self._broken is not None:
+        if not self._is_usual or (reserve is not None and reserve.is_short):
             super().add_request(path, seq, gather, effect)
             return
         add = self._add_request
@@ -735,8 +736,7 @@ class LineWriter(Writer):
     def add_call(self, path: str, seq: int, gather: int | None, effect: CallTool) -> None:
         """Add that a tool is called; errors as ``append``."""
         reserve = self._reserve
-        is_short = reserve is not None and reserve.is_short
-        if is_short or self._chain is not None or self._broken is not None:
+        if not self._is_usual or (reserve is not None and reserve.is_short):
             super().add_call(path, seq, gather, effect)
             return
         add = self._add_call
@@ -748,7 +748,7 @@ class LineWriter(Writer):
 
     def add_value(self, path: str, seq: int, at: int, value: object) -> None:
         """Add what came of an effect; errors as ``append``."""
-        if self._chain is not None or self._broken is not None:
+        if not self._is_usual:
             super().add_value(path, seq, at, value)
             return
         add = self._add_value
@@ -774,7 +774,10 @@ class LineWriter(Writer):
 
     def _break(self, error: StepEngineError) -> None:
         """Give up: what comes next would be chained to a line that does not exist."""
-        self._broken = self._write_error(str(error))
+        self._give_up(self._write_error(str(error)))
+
+    def _give_up(self, error: JournalError) -> None:
+        self._broken, self._is_usual = error, False
 
     def _sign(self, chain: Chain, *, closes: bool = False) -> None:
         """Add a signature, which vouches for everything before it."""
@@ -855,7 +858,8 @@ class LineWriter(Writer):
 
     def lose(self, error: JournalError) -> None:
         """Give up for good: lines were lost."""
-        self._broken, self._is_lost = error, True
+        self._give_up(error)
+        self._is_lost = True
 
     def _check(self) -> None:
         if self._broken is not None:

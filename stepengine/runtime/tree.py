@@ -11,6 +11,7 @@ import threading
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -369,10 +370,8 @@ class RunTree:
         if ceiling is not None:
             self._ledgers.allow(ceiling)
 
-    @property
-    def watched(self) -> bool:
-        """Whether anybody is shown events."""
-        return self.hub.watched
+    # Each effect of a run asks it; a property that is a function of Python costs as much as the whole rest of the question.
+    watched = property(attrgetter("hub.watched"), doc="Whether anybody is shown events.")
 
     def attempt(self, failure: Failure, usage: Usage | None) -> None:
         """Take note of a failed attempt; whoever records wraps this."""
