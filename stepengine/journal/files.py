@@ -265,7 +265,8 @@ class FileWriter(LineWriter):
             close_locked(self._fd)
             raise
         self._held = HeldFile(journal.path, self._fd, self._storing)
-        self._file, self._identity = str(journal.path), status[1:3]
+        # As bytes, which is what the system takes.
+        self._file, self._inode, self._device = os.fsencode(journal.path), status.st_ino, status.st_dev
         self._is_new = not self._size
         # Whether a write is not all that there is to do.
         self._settles = self._is_new or self.blocks
@@ -298,8 +299,8 @@ class FileWriter(LineWriter):
             status = os.stat(self._file)  # noqa: PTH116 - a path object takes its time
         except OSError:
             raise self._changed(None) from None
-        # By their numbers, as the names of a status are looked up anew each time: inode and device, and the size.
-        if status[1:3] != self._identity or status[6] != self._size:
+        # By their numbers, as the names of a status are looked up anew each time: inode, device and size.
+        if status[1] != self._inode or status[2] != self._device or status[6] != self._size:
             raise self._changed(status)
         data = b"".join(lines)
         length = len(data)
@@ -329,7 +330,7 @@ class FileWriter(LineWriter):
 
     def _changed(self, status: os.stat_result | None) -> JournalWriteFailed:
         """Return the error for a file that is not as this writer left it."""
-        if status is None or status[1:3] != self._identity:
+        if status is None or (status.st_ino, status.st_dev) != (self._inode, self._device):
             why = "the file was moved, deleted or replaced during the run"
         else:
             why = f"somebody else wrote to it: it has {status.st_size} bytes, this run left {self._size}"

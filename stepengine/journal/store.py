@@ -805,20 +805,24 @@ class LineWriter(Writer):
         Raises:
             JournalWriteFailed: when that is impossible; the journal still opens, without what was not committed.
         """
-        with self._storing:
+        # `with` takes twice as long, and every step of a run commits twice.
+        storing = self._storing
+        storing.acquire()
+        try:
             if self._broken is not None:
                 raise self._broken
             lines = self._lines
-            taken = lines[:]
-            if not taken:
-                return
-            # Another thread may add behind the end meanwhile.
-            del lines[: len(taken)]
-            try:
-                self._store(taken)
-            except JournalError as error:
-                self.lose(error)
-                raise
+            taken = lines.copy()
+            if taken:
+                # Another thread may add behind the end meanwhile.
+                del lines[: len(taken)]
+                try:
+                    self._store(taken)
+                except JournalError as error:
+                    self.lose(error)
+                    raise
+        finally:
+            storing.release()
 
     def close(self) -> None:
         """Commit, and give the journal back; may be called twice. A forked process has nothing to give back."""
