@@ -44,7 +44,7 @@ from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.tools import Yielding
 from stepengine.data.transcript import Transcript
-from stepengine.errors import DataError, DefinitionError, JournalWriteFailed, StepEngineError
+from stepengine.errors import DataError, DefinitionError, JournalError, JournalWriteFailed, StepEngineError
 from stepengine.journal.fingerprints import Fingerprints, fingerprint, offered_tool
 from stepengine.journal.records import (
     ROOT,
@@ -454,6 +454,10 @@ class Encoder:
         blobs: Fingerprints of blobs that are there already.
         stable: Whether what differs between two recordings of the same thing is left out.
         inline: The longest text that stands where it is used, in characters; longer ones are blobs.
+        fails: Returns what is told that a record of a step could not be made, if there is anything.
+
+    Attributes:
+        made: The lines of the records of steps that were added, until somebody takes them.
     """
 
     def __init__(
@@ -465,12 +469,15 @@ class Encoder:
         blobs: Sequence[str] = (),
         stable: bool = False,
         inline: int = MAX_INLINE,
+        fails: Callable[[], Callable[[StepEngineError], None] | None] = lambda: None,
     ) -> None:
         self.prints = Fingerprints(redactor)
+        self._fails = fails
         self._told = self.prints.told = list[str]()
         self._redactor = redactor
         self._link = link
         self._previous = previous
+        self.made: list[bytes] = []
         self._blobs = set(blobs)
         self._stable = stable
         self._inline = inline
@@ -494,78 +501,99 @@ class Encoder:
             JournalWriteFailed: when the line would be longer than 16 MiB.
             SecretFound: when shapes are looked for and one is left.
         """
+        # Into a list of their own: another thread may take what waits meanwhile.
+        waiting, self.made = self.made, []
+        try:
+            self._add(record)
+            return self.made
+        finally:
+            self.made = waiting
+
+    def _add(self, record: Record) -> None:
         made: Any = record
         kind = type(made)
         if (kind is not Result and kind is not Intent) or made.read_from is not None:
-            return self._others(record)
+            self.made += self._others(record)
+            return
         path, seq, effect = made.path, made.seq, made.given
-        lines: list[bytes] = []
         if kind is Result:
             if made._attempts or made._writes:  # noqa: SLF001 - as ``is_plain``, without a call
-                self._end(lines, self._outcome(made), "result", path, seq)
+                self._end(self._outcome(made), "result", path, seq)
             else:
-                self.add_value(lines, path, seq, made.at, effect)
+                self.add_value(path, seq, made.at, effect)
         elif type(effect) is CallModel:
-            made.fp = self.add_request(lines, path, seq, made.gather, effect, fp=made.fp)
+            made.fp = self.add_request(path, seq, made.gather, effect, fp=made.fp)
         elif effect["type"] == "CallTool" and len(effect) == PLAIN_CALL:
             # By name: of a form that was read the members stand in any order.
             said = effect["tool_name"], effect["input"], effect["tool_call_id"], effect["source"]
             call = quick_call_tool(seq, *said, program_line=made.program_line)
-            made.fp = self.add_call(lines, path, seq, made.gather, call, fp=made.fp)
+            made.fp = self.add_call(path, seq, made.gather, call, fp=made.fp)
         else:
-            self._end(lines, self._intent(made, effect), "intent", path, seq)
-        return lines
+            self._end(self._intent(made, effect), "intent", path, seq)
 
-    # What a journal is full of needs no record: who has what is in it hands that over, and a step makes four records less.
-    def add_value(self, lines: list[bytes], path: str, seq: int, at: int, value: object) -> None:
+    # What a journal is full of needs no record: who has what is in it hands that over, and a step makes four records less. These
+    # three are called by whoever records, with nobody in between, so each says itself that it failed; and each ends as `_end`
+    # does, since a call of that would take as long as what it does.
+    def add_value(self, path: str, seq: int, at: int, value: object) -> None:
         """Add the lines of a plain result that holds a value; errors as ``lines``."""
-        write = self._writers.get(type(value))
         try:
-            if write is None:
-                text = self._outcome(Result(path, seq, at, value))
-            else:
-                text = f'{{"kind":"result","path":"{path}","seq":{seq},"at":{at},"value":{write(value)}'
-        except (DataError, RecursionError):
-            text = self._outcome(Result(path, seq, at, value))  # it says where
-        if "$" in text or len(text) > self._inline or not (text.isascii() and self._redactor.quiet.holds):
-            self._end(lines, text, "result", path, seq)
-            return
-        body = text.encode()
-        self._previous = crc = crc32(body, self._previous)
-        if not self._link:
-            self._previous = 0
-        lines.append(body + b',"crc":"%08x"}\n' % crc)
+            write = self._writers.get(type(value))
+            try:
+                if write is None:
+                    text = self._outcome(Result(path, seq, at, value))
+                else:
+                    text = f'{{"kind":"result","path":"{path}","seq":{seq},"at":{at},"value":{write(value)}'
+            except (DataError, RecursionError):
+                text = self._outcome(Result(path, seq, at, value))  # it says where
+            if "$" in text or len(text) > self._inline or not (text.isascii() and self._redactor.quiet.holds):
+                self._end(text, "result", path, seq)
+                return
+            body = text.encode()
+            self._previous = crc = crc32(body, self._previous)
+            if not self._link:
+                self._previous = 0
+            self.made.append(body + b',"crc":"%08x"}\n' % crc)
+        except (JournalError, DataError) as error:
+            self._fail(error)
+            raise
 
-    def add_call(
-        self, lines: list[bytes], path: str, seq: int, gather: int | None, call: CallTool, *, fp: str = ""
-    ) -> str:
+    def add_call(self, path: str, seq: int, gather: int | None, call: CallTool, *, fp: str = "") -> str:
         """
         Add the lines of a call of a tool that is plain, see ``is_plain_call``; errors as ``lines``.
 
         *fp* is its fingerprint, where that is known; it is returned.
         """
-        name = call.tool_name
-        tool, (plain, canonical) = quoted(name), frozen_texts(call.input)
-        if not fp:
-            fp = self.prints.of_call(name, call.input, tool, canonical)
-        more = "" if gather is None else f',"gather":{gather}'
-        if call.program_line:
-            more += f',"program_line":{call.program_line}'
-        text = (
-            f'{{"kind":"intent","path":"{path}","seq":{seq},"fp":"{fp}","effect":{{"type":"CallTool","tool_name":{tool},'
-            f'"input":{plain},"tool_call_id":{quoted(call.tool_call_id)},"source":{quoted(call.source)}}}{more}'
-        )
-        if "$" in text or len(text) > self._inline or not (text.isascii() and self._redactor.quiet.holds):
-            self._end(lines, text, "intent", path, seq)
+        try:
+            name = call.tool_name
+            tool, (plain, canonical) = quoted(name), frozen_texts(call.input)
+            if not fp:
+                fp = self.prints.of_call(name, call.input, tool, canonical)
+            more = "" if gather is None else f',"gather":{gather}'
+            if call.program_line:
+                more += f',"program_line":{call.program_line}'
+            text = (
+                f'{{"kind":"intent","path":"{path}","seq":{seq},"fp":"{fp}","effect":{{"type":"CallTool","tool_name":{tool},'
+                f'"input":{plain},"tool_call_id":{quoted(call.tool_call_id)},"source":{quoted(call.source)}}}{more}'
+            )
+            if "$" in text or len(text) > self._inline or not (text.isascii() and self._redactor.quiet.holds):
+                self._end(text, "intent", path, seq)
+                return fp
+            body = text.encode()
+            self._previous = crc = crc32(body, self._previous)
+            if not self._link:
+                self._previous = 0
+            self.made.append(body + b',"crc":"%08x"}\n' % crc)
             return fp
-        body = text.encode()
-        self._previous = crc = crc32(body, self._previous)
-        if not self._link:
-            self._previous = 0
-        lines.append(body + b',"crc":"%08x"}\n' % crc)
-        return fp
+        except (JournalError, DataError) as error:
+            self._fail(error)
+            raise
 
-    def _end(self, lines: list[bytes], text: str, what: str, path: str, seq: int) -> None:
+    def _fail(self, error: StepEngineError) -> None:
+        tell = self._fails()
+        if tell is not None:
+            tell(error)
+
+    def _end(self, text: str, what: str, path: str, seq: int) -> None:
         """Add the lines of a record, no request, of its *text* up to the brace that closes it."""
         if not text.isascii():
             text = text.translate(SEPARATORS)
@@ -573,52 +601,52 @@ class Encoder:
         # One character is found much faster than two, and mostly there is none.
         is_special = "$" in text and '"$' in text
         if is_special or len(text) > self._inline or (not redactor.quiet.holds and redactor.suspicious(text)):
-            lines += self._packed(text, NO_FRAME, what, path, seq)
+            self.made += self._packed(text, NO_FRAME, what, path, seq)
             return
         body = text.encode()
         self._previous = crc = crc32(body, self._previous)
         if not self._link:
             self._previous = 0
-        lines.append(body + b',"crc":"%08x"}\n' % crc)
+        self.made.append(body + b',"crc":"%08x"}\n' % crc)
 
-    def add_request(
-        self, lines: list[bytes], path: str, seq: int, gather: int | None, effect: CallModel, *, fp: str = ""
-    ) -> str:
+    def add_request(self, path: str, seq: int, gather: int | None, effect: CallModel, *, fp: str = "") -> str:
         """
         Add the lines of a model call: in a run the first one brings the blobs, and nothing else has any; errors as ``lines``.
 
         *fp* is its fingerprint, where that is known; it is returned.
         """
-        request, told = effect.request, self._told
-        frame = self._last_frame
-        if frame.request is None or not differ_in_messages(frame.request, request):
-            frame = self._last_frame = self._new_frame(request)
-        if not fp:
-            fp = self.prints.of_request(request, frame.rest)
-        messages = self._bases.difference(path, seq, request.messages, told)
-        if told:
+        try:
+            request, told = effect.request, self._told
+            frame = self._last_frame
+            if frame.request is None or not differ_in_messages(frame.request, request):
+                frame = self._last_frame = self._new_frame(request)
+            if not fp:
+                fp = self.prints.of_request(request, frame.rest)
+            messages = self._bases.difference(path, seq, request.messages, told)
             told.clear()
-        more = "" if gather is None else f',"gather":{gather}'
-        text = (
-            f'{{"kind":"intent","path":"{path}","seq":{seq},"fp":"{fp}","effect":{{"type":"CallModel",'
-            f'"purpose":{quoted(effect.purpose)},"request":{frame.before}[{messages}]{frame.after}}}{more}'
-        )
-        if not text.isascii():
-            text = text.translate(SEPARATORS)
-        redactor = self._redactor
-        is_special = frame.is_special or ("$" in messages and '"$' in messages)
-        if is_special or len(text) > self._inline or (not redactor.quiet.holds and redactor.suspicious(text)):
-            lines += self._packed(text, frame, "intent", path, seq)
+            more = "" if gather is None else f',"gather":{gather}'
+            text = (
+                f'{{"kind":"intent","path":"{path}","seq":{seq},"fp":"{fp}","effect":{{"type":"CallModel",'
+                f'"purpose":{quoted(effect.purpose)},"request":{frame.before}[{messages}]{frame.after}}}{more}'
+            )
+            if not text.isascii():
+                text = text.translate(SEPARATORS)
+            redactor = self._redactor
+            is_special = frame.is_special or ("$" in messages and '"$' in messages)
+            if is_special or len(text) > self._inline or (not redactor.quiet.holds and redactor.suspicious(text)):
+                self.made += self._packed(text, frame, "intent", path, seq)
+                return fp
+            if not frame.is_shared:
+                self.made += [self._line(members, "intent", path, seq) for members in self._share(frame)]
+            body = text.encode()
+            self._previous = crc = crc32(body, self._previous)
+            if not self._link:
+                self._previous = 0
+            self.made.append(body + b',"crc":"%08x"}\n' % crc)
             return fp
-        if not frame.is_shared:
-            lines += [self._line(members, "intent", path, seq) for members in self._share(frame)]
-        # As at the end of `_end`, without a call for each step.
-        body = text.encode()
-        self._previous = crc = crc32(body, self._previous)
-        if not self._link:
-            self._previous = 0
-        lines.append(body + b',"crc":"%08x"}\n' % crc)
-        return fp
+        except (JournalError, DataError) as error:
+            self._fail(error)
+            raise
 
     def _packed(self, text: str, frame: _Frame, what: str, path: str, seq: int) -> list[bytes]:
         """Return the lines of a record whose *text*, up to the brace that closes it, holds anything unusual."""

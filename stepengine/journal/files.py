@@ -22,7 +22,6 @@ from stepengine.journal.mailbox import MAIL, FileMailbox, Mailbox, mailbox_of
 from stepengine.journal.places import (
     FULL,
     OWNER_ONLY,
-    Reserve,
     check_place,
     close_locked,
     is_locked,
@@ -259,7 +258,7 @@ class FileWriter(LineWriter):
             make_private(journal.path, self._fd)
             reading = self._repair_tail(journal)
             super().__init__(journal, reading)
-            self._reserve, self._folder = Reserve.near(journal.path), journal.path.parent
+            self._keep_room(journal.path)
             status = os.fstat(self._fd)
         except BaseException:
             close_locked(self._fd)

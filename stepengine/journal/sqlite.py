@@ -302,7 +302,7 @@ class SqliteWriter(LineWriter):
         try:
             content, self._count = _read_stored(self._database, run)
             super().__init__(journal, read_lines(content, journal.name))
-            self._reserve, self._folder = Reserve.near(journal.path), journal.path.parent
+            self._keep_room(journal.path)
         except (OSError, sqlite3.Error) as error:
             self._release()
             raise _unusable(journal.path, error) from error

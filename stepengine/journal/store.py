@@ -15,6 +15,7 @@ import asyncio
 import hashlib
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -642,6 +643,10 @@ class _MemoryWriter(Writer):
             self._journal._writer = None  # noqa: SLF001
 
 
+STRAIGHT = ("add_request", "add_call", "add_value")
+"""What of a writer an encoder does, too."""
+
+
 class LineWriter(Writer):
     """
     A writer that keeps lines until they are committed.
@@ -665,23 +670,34 @@ class LineWriter(Writer):
             blobs=tuple(self.history.blobs),
             stable=journal.stable,
             inline=journal.inline,
+            # Weakly, or each would keep the other alive until garbage is looked for.
+            fails=weakref.WeakMethod(self._break),
         )
         self._encode = self._encoder.lines
-        encoder = self._encoder
-        self._add_request, self._add_call, self._add_value = encoder.add_request, encoder.add_call, encoder.add_value
-        self._lines: list[bytes] = []
+        self._lines = self._encoder.made
         self._chain = _chain_of(journal, self.history)
         # One commit after the other: lines are chained, and a file has one end. While it is held the file stays open.
         self._storing = threading.Lock()
         self._broken: JournalError | None = None
-        # Whether the records of a step need no look: what is signed is signed record by record.
-        self._is_usual = self._chain is None
         self._reserve: Reserve | None = None
         self._folder = Path()
         self._is_lost = False
         self._closed = False
         self._pid, self._is_forked = os.getpid(), False
         renewed(self)
+        self.choose_way()
+
+    # What nearly every record passes would otherwise be asked each time, and take a call more: whether it has to be signed,
+    # whether there is room for what comes of it, whether an earlier one could not be stored. Each of these leads to `append`.
+    def choose_way(self) -> None:
+        """Let what makes lines take the records of steps itself, as long as nothing has to be asked of each."""
+        is_short = self._reserve is not None and self._reserve.is_short
+        straight = self._chain is None and self._broken is None and not is_short
+        for name in STRAIGHT:
+            if straight:
+                vars(self)[name] = getattr(self._encoder, name)
+            else:
+                vars(self).pop(name, None)
 
     # Told once in the child, in place of a question at every record and commit.
     def renew(self) -> None:
@@ -719,45 +735,6 @@ class LineWriter(Writer):
             self._break(error)
             raise
 
-    # Three that are alike: one that took what is to be added, and how, would cost each record of a step a call more.
-    def add_request(self, path: str, seq: int, gather: int | None, effect: CallModel) -> None:
-        """Add that a model is called; errors as ``append``."""
-        reserve = self._reserve
-        if not self._is_usual or (reserve is not None and reserve.is_short):
-            super().add_request(path, seq, gather, effect)
-            return
-        add = self._add_request
-        try:
-            add(self._lines, path, seq, gather, effect)
-        except (JournalError, DataError) as error:
-            self._break(error)
-            raise
-
-    def add_call(self, path: str, seq: int, gather: int | None, effect: CallTool) -> None:
-        """Add that a tool is called; errors as ``append``."""
-        reserve = self._reserve
-        if not self._is_usual or (reserve is not None and reserve.is_short):
-            super().add_call(path, seq, gather, effect)
-            return
-        add = self._add_call
-        try:
-            add(self._lines, path, seq, gather, effect)
-        except (JournalError, DataError) as error:
-            self._break(error)
-            raise
-
-    def add_value(self, path: str, seq: int, at: int, value: object) -> None:
-        """Add what came of an effect; errors as ``append``."""
-        if not self._is_usual:
-            super().add_value(path, seq, at, value)
-            return
-        add = self._add_value
-        try:
-            add(self._lines, path, seq, at, value)
-        except (JournalError, DataError) as error:
-            self._break(error)
-            raise
-
     def _append_signed(self, record: Record, chain: Chain) -> None:
         """Add a record to a journal that is signed, with the signatures that are due around it."""
         if chain.has_found:
@@ -777,7 +754,8 @@ class LineWriter(Writer):
         self._give_up(self._write_error(str(error)))
 
     def _give_up(self, error: JournalError) -> None:
-        self._broken, self._is_usual = error, False
+        self._broken = error
+        self.choose_way()
 
     def _sign(self, chain: Chain, *, closes: bool = False) -> None:
         """Add a signature, which vouches for everything before it."""
@@ -790,6 +768,13 @@ class LineWriter(Writer):
         chain = self._chain
         if chain is not None and chain.is_unclosed and self._broken is None and not self._is_lost:
             self._sign(chain, closes=True)
+
+    def _keep_room(self, path: Path) -> None:
+        """Count on room for results on the disk of the file at *path*."""
+        self._reserve, self._folder = Reserve.near(path), path.parent
+        if self._reserve is not None:
+            self._reserve.hearers.add(self)
+            self.choose_way()
 
     def _need_room(self, reserve: Reserve) -> None:
         """Raise unless there is room again for the outcome of an effect: one that does not begin is never in doubt."""

@@ -4,6 +4,7 @@ What a step records is handed over without a record; here it is held to what the
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections import deque
@@ -22,7 +23,7 @@ from stepengine.data.messages import AssistantMessage, TextPart, ToolCallPart, T
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.transcript import Transcript
 from stepengine.errors import JournalWriteFailed
-from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal
+from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal, places
 from stepengine.journal.encoding import KEPT_BASES, Encoder
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.mailbox import Letter
@@ -131,27 +132,27 @@ def test_a_journal_that_gave_up_takes_nothing_that_is_handed_over(tmp_path: Path
 
 @pytest.mark.spec("reliability:JR08")
 @pytest.mark.parametrize("what", HANDED)
-def test_where_no_room_is_kept_only_results_are_taken(tmp_path: Path, what: str) -> None:
+def test_where_no_room_is_kept_only_results_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     writer: Any = FileJournal(tmp_path / "run.jsonl", sync="write").writer()
 
-    class Short:
-        is_short = True
+    def full(folder: Path, size: int) -> int:
+        raise OSError(errno.ENOSPC, f"{folder} has no {size} bytes left")
 
-        @staticmethod
-        def renew(folder: Path) -> bool:
-            return False
-
-        @staticmethod
-        def close() -> None: ...
-
-    reserve, writer._reserve = writer._reserve, Short()
+    monkeypatch.setattr(places, "_room", full)
+    if writer._reserve is None:
+        pytest.skip("this system keeps no room")
+    assert writer._reserve.spend()
     if what == "value":
         HANDED[what](writer)
     else:
         with pytest.raises(JournalWriteFailed, match="an effect begins only where"):
             HANDED[what](writer)
     assert (what == "value") is bool(writer._lines)
-    writer._reserve = reserve
+    monkeypatch.undo()
+    HANDED[what](writer)
+    assert writer._lines, "there is room again"
     writer.close()
 
 
