@@ -51,7 +51,7 @@ MOST_ISSUES = 100
 MOST_WORK = 2_000_000
 """Keywords to be looked at for one value, half a microsecond each: once to decide whether it fits, once to say what is wrong."""
 SHOWN_CHARS, SHORT_CHARS = 1_000, 100
-CLASS, STEPS, CHARS = 10, 250, 100
+CLASS, STEPS, CHARS = 10, 100, 100
 """The size of a class in a pattern; what else is as much work as a keyword: states times characters of a search, characters shown."""
 ESCAPED_CLASSES = {
     "d": "0-9",
@@ -131,7 +131,7 @@ class JsonSchema:
 
 # --- keywords: of jsonschema, and those that it would decide without a bound, or of which journals say something else ----
 
-Keyword: TypeAlias = "Callable[[Any, Any, Any, Any], Iterable[Any] | None]"
+Keyword: TypeAlias = "Callable[[Any, Any, Any, Any], Iterable[Any]]"
 """Takes a walk, its own value, the instance and the schema around it; gives something when the instance does not fit."""
 Form: TypeAlias = "dict[str, Any] | bool"
 MISFIT = (None,)
@@ -158,10 +158,10 @@ def _is_type_of_draft_4(value: object, name: str) -> bool:
 def _type(walk: _Walk, types: str | list[str], instance: object, _: object) -> Sequence[None]:
     if isinstance(types, str):
         return () if walk.is_type(instance, types) else MISFIT
-    return () if any([walk.is_type(instance, one) for one in types]) else MISFIT
+    return () if any(walk.is_type(instance, one) for one in types) else MISFIT
 
 
-def _nothing(_: _Walk, __: None, ___: object, ____: object) -> Sequence[None]:
+def _false(_: _Walk, __: None, ___: object, ____: object) -> Sequence[None]:
     return MISFIT
 
 
@@ -169,7 +169,7 @@ def _leaf(decide: Keyword) -> Keyword:
     """Return one of jsonschema's keywords that look at nothing below; its message, which repeats the instance, is counted."""
 
     def decide_once(walk: _Walk, value: object, instance: object, schema: object) -> Sequence[None]:
-        for _ in decide(walk, value, instance, schema) or ():
+        for _ in decide(walk, value, instance, schema):
             walk.judge.spend(_weight(instance))
             return MISFIT
         return ()
@@ -188,16 +188,17 @@ def _multiple_of(walk: _Walk, of: float, instance: float, _: object) -> Sequence
     return MISFIT if Fraction(str(instance)) % Fraction(str(of)) else ()  # by its digits, 0.3 is a multiple of 0.1
 
 
-def _unique_items(walk: _Walk, unique: bool, instance: object, _: object) -> Sequence[None]:
+def _unique_items(walk: _Walk, unique: object, instance: object, _: object) -> Sequence[None]:
     if not unique or not isinstance(instance, list):
         return ()
     walk.judge.spend(4 * _weight(instance))
-    return MISFIT if len({canonical(_with_whole_numbers(one)) for one in instance}) < len(instance) else ()
+    texts = {one if isinstance(one, str) else (canonical(_with_whole_numbers(one)),) for one in instance}
+    return MISFIT if len(texts) < len(instance) else ()
 
 
 def _properties(walk: _Walk, properties: dict[str, Form], instance: object, _: object) -> Iterator[Any]:
     if isinstance(instance, dict):
-        for name in instance if len(instance) <= len(properties) else properties:
+        for name in walk.in_order(instance) if len(instance) <= len(properties) else properties:
             if name in properties and name in instance:
                 yield from walk.descend(instance[name], properties[name], name)
 
@@ -205,9 +206,9 @@ def _properties(walk: _Walk, properties: dict[str, Form], instance: object, _: o
 def _pattern_properties(walk: _Walk, patterns: dict[str, Form], instance: object, _: object) -> Iterator[Any]:
     if isinstance(instance, dict):
         for pattern, form in patterns.items():
-            for name, value in instance.items():
+            for name in walk.in_order(instance):
                 if walk.judge.matches(pattern, name):
-                    yield from walk.descend(value, form, name)
+                    yield from walk.descend(instance[name], form, name)
 
 
 def _additional_properties(walk: _Walk, other: Form, instance: object, schema: dict[str, Any]) -> Iterator[Any]:
@@ -216,11 +217,11 @@ def _additional_properties(walk: _Walk, other: Form, instance: object, schema: d
         return
     walk.judge.spend(len(instance))
     has_others = False
-    for name, value in instance.items():
+    for name in walk.in_order(instance):
         forms = list(_forms_of_member(walk, name, schema))
         has_others = has_others or not forms
         for form in forms or ([] if other is False else [other]):
-            yield from walk.descend(value, form, name)
+            yield from walk.descend(instance[name], form, name)
     if has_others and other is False:
         yield None
 
@@ -254,7 +255,7 @@ def _additional_items(walk: _Walk, other: Form, instance: object, schema: dict[s
 def _property_names(walk: _Walk, names: Form, instance: object, _: object) -> Sequence[None]:
     if not isinstance(instance, dict):
         return ()
-    return MISFIT if any([walk.judge.descend(name, names) for name in instance]) else ()
+    return MISFIT if any(walk.judge.descend(name, names) for name in instance) else ()
 
 
 def _any_of(walk: _Walk, forms: list[Form], instance: object, _: object) -> Sequence[None]:
@@ -407,7 +408,7 @@ class _Draft:
         issues = self._rules.find_issues(value, shape, word)
         if issues:
             given = _start(repr(value), SHORT_CHARS)
-            problem = f"{given} does not fit the keyword: {issues[0].removeprefix(': ')}"
+            problem = f"{given} does not fit the keyword: {issues[0].removeprefix(f'{word}: ')}"
             if word == "type":
                 problem = f"{given} is no type; the types are: {', '.join(sorted(TYPES))}"
             elif shape is self._a_schema:
@@ -418,7 +419,7 @@ class _Draft:
 # --- walks ----------------------------------------------------------------------------------------------------------
 
 
-class _TooLong(Exception):  # noqa: N818 - never leaves this module
+class _TooLong(Exception):
     """The work is spent."""
 
 
@@ -450,7 +451,7 @@ class _Rules:
         self, keywords: Mapping[str, Keyword], is_type: Callable[[Any, str], bool], targets: Mapping[str, _Target]
     ) -> None:
         self.is_type = is_type
-        self.steps = {id(True): _Steps((), None, 1), id(False): _Steps((("false", _nothing, None),), None, 1)}
+        self.steps = {id(True): _Steps((), None, 1), id(False): _Steps((("false", _false, None),), None, 1)}
         self._keywords = keywords
         self._targets = targets
         self._patterns: dict[str, tuple[int, SchemaValidator]] = {}
@@ -484,6 +485,7 @@ class _Rules:
     def find_issues(self, value: object, schema: Form, path: str) -> list[str]:
         """Return what is wrong with the value at *path*, and nothing when it fits the schema."""
         judge = _Judge(self)
+        judge.known[id(schema), id(value)] = False
         try:
             if not judge.descend(value, schema):
                 return []
@@ -512,7 +514,7 @@ class _Judge:
         self.rules = rules
         self.is_type = rules.is_type
         self.known: dict[tuple[int, int], bool] = {}
-        self._evaluated: dict[tuple[int, int], set[Any]] = {}
+        self._evaluated: dict[tuple[int, int, bool], set[Any]] = {}
 
     def spend(self, work: int) -> None:
         """Count what is about to be done."""
@@ -545,6 +547,10 @@ class _Judge:
             self.known[key] = True
         return ()
 
+    def in_order(self, instance: dict[str, Any]) -> Iterable[str]:
+        """Return the names of an object's members."""
+        return instance
+
     def evolve(self, *, schema: Form) -> _Question:
         """Return what says whether something fits that schema."""
         return _Question(self, schema)
@@ -558,15 +564,15 @@ class _Judge:
     def find_strange(self, instance: Any, other: Form, schema: dict[str, Any]) -> list[str | int]:
         """Return the members or items to which nothing of a schema applies, and which do not fit what is for these."""
         evaluated = self._find_evaluated(instance, schema, is_inner=False)
-        members = instance.items() if isinstance(instance, dict) else enumerate(instance)
-        return [name for name, value in members if name not in evaluated and self.descend(value, other)]
+        names = instance if isinstance(instance, dict) else range(len(instance))
+        return [name for name in names if name not in evaluated and self.descend(instance[name], other)]
 
     def _find_evaluated(self, instance: Any, schema: Form, *, is_inner: bool = True) -> set[Any]:
         """Return the names or indexes to which something applies of a schema that fits, or that says what is for the others."""
         if isinstance(schema, bool):
             return set()
-        key = (id(schema), id(instance))
-        if is_inner and key in self._evaluated:
+        key = (id(schema), id(instance), is_inner)
+        if key in self._evaluated:
             return self._evaluated[key]
         self.spend(1 + len(instance))
         named = self._find_named if isinstance(instance, dict) else self._find_listed
@@ -621,9 +627,12 @@ class _Teller:
     To keywords it is a validator like the other; what they give is either a sentence or a sign that one is needed.
     """
 
-    def __init__(self, judge: _Judge, path: str, told: dict[tuple[int, int, str], Sequence[str]]) -> None:
+    def __init__(
+        self, judge: _Judge, path: str, told: dict[tuple[int, int, str], Sequence[str]], *, is_referred: bool = False
+    ) -> None:
         self.judge = judge
         self.path = path
+        self.is_referred = is_referred
         self.is_type = judge.is_type
         self.evolve = judge.evolve
         self._told = told
@@ -632,7 +641,11 @@ class _Teller:
         self, instance: object, schema: Form, path: str | int | None = None, schema_path: object = None
     ) -> Iterator[str]:
         """Give a sentence for each thing that is wrong."""
-        at = self if path is None else _Teller(self.judge, below(self.path, path), self._told)
+        at = (
+            self
+            if path is None
+            else _Teller(self.judge, below(self.path, path), self._told, is_referred=self.is_referred)
+        )
         steps = self.judge.rules.steps.get(id(schema)) or self.judge.rules.make_steps(schema)
         self.judge.spend(steps.work)
         for word, decide, value in steps.keywords:
@@ -644,7 +657,11 @@ class _Teller:
                     is_said = True
                     yield from at._say(word, value, instance, schema)  # noqa: SLF001 - of this class
         if steps.target is not None:
-            yield from at.follow(instance, steps.target)
+            yield from _Teller(self.judge, at.path, self._told, is_referred=True).follow(instance, steps.target)
+
+    def in_order(self, instance: dict[str, Any]) -> Iterable[str]:
+        """Return the names of an object's members: as they come, and sorted below a reference, as journals have them."""
+        return sorted(instance) if self.is_referred else instance
 
     def follow(self, instance: object, target: _Target) -> Sequence[str]:
         """Return the sentences for a reference: once for each value and place."""
@@ -833,8 +850,8 @@ def _rust_pattern(pattern: str) -> str:
         made = part
         if part[0] == "\\":
             made = _rust_escape(part)
-        elif part[0] == "-" and len(part) > 2:
-            made = f"\\-{_rust_escape(part[1:])}" if is_class else f"-{_rust_escape(part[1:])}"
+        elif part.startswith("-\\"):  # a range that has no end
+            made = ("\\-" if is_class else "-") + _rust_escape(part[1:])
         elif part[0] == "[":
             made = f"\\{part}" if is_class else part
             is_class = not (is_class and part.endswith("]"))
@@ -852,7 +869,7 @@ def _rust_escape(escape: str) -> str:
     letter = escape[1]
     if letter.lower() in ESCAPED_CLASSES:
         return f"[{'^' if letter.isupper() else ''}{ESCAPED_CLASSES[letter.lower()]}]"
-    if letter == "c" and len(escape) > 2:
+    if letter == "c" and escape != "\\c":
         return f"\\x{ord(escape[2]) % 32:02X}"
     return "\\c" if letter == "a" else escape  # a bell to Rust, and nothing to ECMAScript
 
@@ -939,13 +956,15 @@ def _say_strange(at: _Teller, names: Iterable[str | int], schema: dict[str, Any]
 
 
 def _say_additional(at: _Teller, _: object, instance: dict[str, object], schema: dict[str, Any]) -> Iterator[str]:
-    return _say_strange(at, [name for name in instance if not [*_forms_of_member(at, name, schema)]], schema)
+    return _say_strange(
+        at, [name for name in at.in_order(instance) if not [*_forms_of_member(at, name, schema)]], schema
+    )
 
 
 def _say_unevaluated(at: _Teller, other: Form, instance: object, schema: dict[str, Any]) -> Iterator[str]:
     strange = at.judge.find_strange(instance, other, schema)
     if isinstance(instance, dict):
-        return _say_strange(at, strange, schema)
+        return _say_strange(at, [name for name in at.in_order(instance) if name in strange], schema)
     return _say_too_many(at, "Unevaluated", len(strange))
 
 
@@ -958,7 +977,7 @@ def _say_too_many(at: _Teller, what: str, count: int) -> Iterator[str]:
 
 
 def _say_names(at: _Teller, names: Form, instance: dict[str, object], _: object) -> Iterator[str]:
-    for name in instance:
+    for name in at.in_order(instance):
         for said in at.descend(name, names):
             place = at.path if names is False else below(at.path, name)
             yield f"{place}: {said.removeprefix(f'{at.path}: ')}"

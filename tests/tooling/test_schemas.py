@@ -52,6 +52,8 @@ CASES: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
         [{"x1": 1}],
         [{"x1": "a"}, {"y": 1}],
     ),
+    ({"additionalProperties": False}, [{}, 1], [{"a": {"b": 1}}]),
+    ({"additionalProperties": {"additionalProperties": False}}, [{"a": {}}], [{"a": {"b": 1}}]),
     ({"propertyNames": {"maxLength": 1}}, [{"a": 1}], [{"ab": 1}]),
     ({"$ref": "#/$defs/tree"}, [{"kids": [{"kids": []}]}], [{"kids": [{"x": 1}]}]),
     ({"if": {"required": ["a"]}, "then": {"required": ["b"]}}, [{}, {"a": 1, "b": 1}], [{"a": 1}]),
@@ -63,6 +65,11 @@ CASES: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
         [{"y": 1}],
     ),
     ({"$ref": "#twig"}, ["a"], [1]),
+    ({"$ref": "#/$defs/never"}, [], [1, {}]),
+    ({"multipleOf": 0.01}, [4.35, 19.99, 1], [0.005]),
+    ({"dependentSchemas": {"a": {"required": ["b"]}}}, [{"b": 1}, {"a": 1, "b": 1}], [{"a": 1}]),
+    ({"dependencies": {"a": ["b"], "c": {"required": ["d"]}}}, [{"a": 1, "b": 1}], [{"a": 1}, {"c": 1}]),
+    ({"prefixItems": [{}], "contains": {"const": 1}, "unevaluatedItems": {"const": 2}}, [[0, 1, 2]], [[1, 3]]),
     ({"const": {"$ref": "https://example.com/x"}}, [{"$ref": "https://example.com/x"}], [{}]),
     ({"type": "string", "nullable": True, "example": "a"}, ["a"], [None]),
     (False, [], [1]),  # type: ignore[list-item]
@@ -82,7 +89,10 @@ def tool_for(schema: Any) -> Tool[..., Any]:
     return Tool(
         "t",
         "",
-        {"properties": {"v": schema}, "$defs": {"tree": TREE, "twig": {"$anchor": "twig", "type": "string"}}},
+        {
+            "properties": {"v": schema},
+            "$defs": {"tree": TREE, "twig": {"$anchor": "twig", "type": "string"}, "never": False},
+        },
         lambda value: value,
     )
 
@@ -132,9 +142,9 @@ def test_the_validator_is_imported_for_the_first_raw_schema_and_not_before() -> 
         "import sys, stepengine, stepengine.tools\n"
         "stepengine.Engine()\n"
         "@stepengine.tool\ndef add(a: int) -> int:\n    '''Add.'''\n    return a\n"
-        "before = 'jsonschema_rs' in sys.modules\n"
+        "before = 'jsonschema' in sys.modules\n"
         "stepengine.Tool('t', '', {}, lambda value: value)\n"
-        "print(before, 'jsonschema_rs' in sys.modules)"
+        "print(before, 'jsonschema' in sys.modules)"
     )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
@@ -229,6 +239,20 @@ def test_a_schema_that_leads_to_a_value_on_very_many_ways_is_checked_once_for_ea
 
 
 @pytest.mark.spec("reliability:R23")
+@pytest.mark.parametrize(
+    ("word", "some", "more"),
+    [("unevaluatedProperties", {"a": 1}, {"a": 1, "b": 1}), ("unevaluatedItems", [1], [1, 1])],
+)
+def test_what_nothing_applies_to_is_found_once_on_very_many_ways(word: str, some: Any, more: Any) -> None:
+    row = {f"A{n}": {"anyOf": [{"$ref": f"#/$defs/A{n + 1}"}] * 5} for n in range(40)}
+    last = {"properties": {"a": {}}, "prefixItems": [{}]}
+    schema = {"properties": {"v": {"$ref": "#/$defs/A0", word: False}}, "$defs": {**row, "A40": last}}
+    made = Tool("t", "", schema, lambda value: value)
+
+    assert (True, False) == (fits(made, some), fits(made, more))
+
+
+@pytest.mark.spec("reliability:R23")
 def test_forms_that_share_a_member_take_no_longer_the_deeper_the_value_is() -> None:
     kinds = [
         {"type": "object", "required": ["kind"], "properties": {"kind": {"const": k}, "of": {"$ref": "#/$defs/tree"}}}
@@ -267,7 +291,11 @@ def test_a_reference_that_leads_back_without_an_end_fits_nothing() -> None:
 @pytest.mark.parametrize(
     ("schema", "value"),
     [
-        ({"items": {"enum": [*range(2_000)]}}, [-1] * 100_000),
+        ({"items": {"enum": [*range(2_000)]}}, [1_999] * 100_000),
+        ({"items": {"const": [*range(2_000)]}}, [[*range(2_000)]] * 10_000),
+        ({"allOf": [{"uniqueItems": True}] * 2_000}, [*range(10_000)]),
+        ({"allOf": [{"propertyNames": {"maxLength": 9}}] * 500}, {f"k{n}": n for n in range(20_000)}),
+        ({"anyOf": [*[{"minItems": 9}] * 2_000, {}]}, ["a" * 1_000_000]),
         ({"items": {"allOf": [{"minimum": n} for n in range(2_000)]}}, [9_999] * 100_000),
         ({"items": {"pattern": "^(a{200}){50}$"}}, ["a" * 10_000] * 100),
         ({"patternProperties": {"^(a{200}){50}$": {}}}, {"a" * 100_000: 1}),
@@ -296,13 +324,12 @@ def test_what_is_wrong_deep_inside_of_forms_that_refer_to_themselves_is_told_at_
 
 
 @pytest.mark.spec("reliability:R23")
-def test_a_long_way_through_references_is_refused_and_not_a_crash() -> None:
+def test_a_long_way_through_references_is_followed() -> None:
     row = {f"A{n}": {"$ref": f"#/$defs/A{n + 1}"} for n in range(2_000)}
-    schema = {"properties": {"v": {"$ref": "#/$defs/A0"}}, "$defs": {**row, "A2000": {}}}
+    schema = {"properties": {"v": {"$ref": "#/$defs/A0"}}, "$defs": {**row, "A2000": {"type": "string"}}}
     made = Tool("t", "", schema, lambda value: value)
 
-    with pytest.raises(ToolInputError, match="takes too long"):
-        made.binding().validate(freeze_object({"v": 1}))
+    assert (True, False) == (fits(made, "a"), fits(made, 1))
 
 
 def test_of_very_many_problems_a_hundred_are_told() -> None:
@@ -319,17 +346,6 @@ def test_of_very_many_problems_a_hundred_are_told() -> None:
         ({"pattern": "(a{1000}){100}"}, "too large"),
         ({"properties": {f"a{n}": {"pattern": r"\w{90}"} for n in range(60)}}, "too large"),
         ({"allOf": [True] * 20_000}, "more than 10,000 schemas"),
-        (
-            {
-                "unevaluatedProperties": False,
-                "$ref": "#/properties/v/$defs/A0",
-                "$defs": {
-                    **{f"A{n}": {"anyOf": [{"$ref": f"#/properties/v/$defs/A{n + 1}"}] * 2} for n in range(20)},
-                    "A20": {},
-                },
-            },
-            "on more than 1,000 ways",
-        ),
     ],
 )
 def test_a_schema_that_would_take_too_long_is_refused_at_construction(schema: Any, said: str) -> None:
