@@ -1950,6 +1950,7 @@ APART: dict[str, str] = {
     "system/writes.py:_content_form": "UTF-8 of at most 4 MiB",
     "tooling/repair.py:_camel": "names in a tool's schema; two characters",
     "tooling/schemas.py:OLD_DRAFTS": "matches a whole text of fixed length",
+    "tooling/schemas.py:PART_OF_PATTERN": "of each two or three characters, one by one",
     "tooling/schemas.py:PROPERTY_NAME": "at most 64 characters",
     "tools/search/ripgrep.py:Ripgrep._events": "lines of ripgrep's, about files of at most 4 MiB; ended with the search",
     "tools/search/ripgrep.py:Ripgrep.problems": "at most 16,000 bytes",
