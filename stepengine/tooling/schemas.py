@@ -463,10 +463,13 @@ class _Rules:
             words.discard("additionalProperties")
         else:
             words -= {"properties", "patternProperties"}
-        steps = tuple([(word, decide, schema[word]) for word, decide in self._keywords.items() if word in words])
+        steps = [(word, decide, schema[word]) for word, decide in self._keywords.items() if word in words]
+        if schema.get("additionalProperties") is False and _has_one_required_name(schema):
+            places = [word for word, _, _ in steps]  # journals have it so
+            steps.insert(places.index("additionalProperties"), steps.pop(places.index("required")))
         target = self._targets[schema["$ref"]] if isinstance(schema.get("$ref"), str) else None
         made = self.steps[id(schema)] = _Steps(
-            steps, target, 1 + sum([_work_of(word, value) for word, _, value in steps])
+            tuple(steps), target, 1 + sum([_work_of(word, value) for word, _, value in steps])
         )
         return made
 
@@ -833,6 +836,12 @@ def _weight(value: object) -> int:
         elif isinstance(one, list):
             left.extend(one)
     return values + chars // CHARS
+
+
+def _has_one_required_name(schema: dict[str, Any]) -> bool:
+    """Return whether ``required`` is told after the members that are not allowed, as it is told where it is alone."""
+    has_names = "properties" in schema and "patternProperties" not in schema
+    return has_names and len(schema.get("required", ())) == 1
 
 
 def _work_of(word: str, value: object) -> int:

@@ -370,6 +370,8 @@ PERSON = {
         (PERSON, {"nick": 1, "born": "x", "name": "a"},
          ["v.id: is required", "v.born: should be integer, not string", "v.name: should have at least 2 characters",
           "v.nick: is not a parameter; the parameters are: born, name"]),
+        ({**PERSON, "required": ["id"]}, {"nick": 1, "name": "a"},
+         ["v.name: should have at least 2 characters", "v.nick: is not a parameter; the parameters are: born, name", "v.id: is required"]),
         ({"$ref": "#/$defs/person"}, {"nick": 1, "name": "a", "born": "x"},
          ["v.id: is required", "v.born: should be integer, not string", "v.name: should have at least 2 characters",
           "v.nick: is not a parameter; the parameters are: born, name"]),
