@@ -464,8 +464,8 @@ class _Rules:
         else:
             words -= {"properties", "patternProperties"}
         steps = [(word, decide, schema[word]) for word, decide in self._keywords.items() if word in words]
-        if schema.get("additionalProperties") is False and _has_one_required_name(schema):
-            places = [word for word, _, _ in steps]  # journals have it so
+        if _tells_required_late(schema):
+            places = [word for word, _, _ in steps]
             steps.insert(places.index("additionalProperties"), steps.pop(places.index("required")))
         target = self._targets[schema["$ref"]] if isinstance(schema.get("$ref"), str) else None
         made = self.steps[id(schema)] = _Steps(
@@ -644,11 +644,8 @@ class _Teller:
         self, instance: object, schema: Form, path: str | int | None = None, schema_path: object = None
     ) -> Iterator[str]:
         """Give a sentence for each thing that is wrong."""
-        at = (
-            self
-            if path is None
-            else _Teller(self.judge, below(self.path, path), self._told, is_referred=self.is_referred)
-        )
+        place = self.path if path is None else below(self.path, path)
+        at = _Teller(self.judge, place, self._told, is_referred=self.is_referred)
         steps = self.judge.rules.steps.get(id(schema)) or self.judge.rules.make_steps(schema)
         self.judge.spend(steps.work)
         for word, decide, value in steps.keywords:
@@ -660,7 +657,7 @@ class _Teller:
                     is_said = True
                     yield from at._say(word, value, instance, schema)  # noqa: SLF001 - of this class
         if steps.target is not None:
-            yield from _Teller(self.judge, at.path, self._told, is_referred=True).follow(instance, steps.target)
+            yield from _Teller(self.judge, place, self._told, is_referred=True).follow(instance, steps.target)
 
     def in_order(self, instance: dict[str, Any]) -> Iterable[str]:
         """Return the names of an object's members: as they come, and sorted below a reference, as journals have them."""
@@ -838,10 +835,10 @@ def _weight(value: object) -> int:
     return values + chars // CHARS
 
 
-def _has_one_required_name(schema: dict[str, Any]) -> bool:
-    """Return whether ``required`` is told after the members that are not allowed, as it is told where it is alone."""
-    has_names = "properties" in schema and "patternProperties" not in schema
-    return has_names and len(schema.get("required", ())) == 1
+def _tells_required_late(schema: dict[str, Any]) -> bool:
+    """Return whether journals have what ``required`` says after what ``additionalProperties`` says: where it has one name."""
+    is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
+    return is_closed and "properties" in schema and len(schema.get("required", ())) == 1
 
 
 def _work_of(word: str, value: object) -> int:
