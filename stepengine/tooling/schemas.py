@@ -655,7 +655,7 @@ class _Teller:
                     yield one
                 elif not is_said:
                     is_said = True
-                    yield from at._say(word, value, instance, schema)  # noqa: SLF001 - of this class
+                    yield from at._say(word, value, instance, schema)
         if steps.target is not None:
             yield from _Teller(self.judge, place, self._told, is_referred=True).follow(instance, steps.target)
 
