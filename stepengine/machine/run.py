@@ -381,7 +381,8 @@ def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
             kept = ending.output if stop.kind == "limit" and ending.was_returned else None
             ending = _end_stopped(stop)._replace(output=kept)
             yield from _tell(run, ending)
-    yield from map(quick_notify, run.side_events.take())
+    if run.side_events.waiting:
+        yield from map(quick_notify, run.side_events.take())
     return _make_finished(run, ending)
 
 
