@@ -42,6 +42,9 @@ ADDED = (
 )
 """What records, its floor, how many times as much it may add, and the number of steps; short runs in memory meet no collector."""
 
+KEPT = {"file, to the system": "a file", "file, to the disk": "a file on the disk", "sqlite": "SQLite"}
+"""Journals that outlive their process, and what verdicts call them."""
+
 OF_SDK = {"anthropic": 0.9, "openai_chat": 0.15, "openai": 0.15, "google": 0.2}
 """Each protocol with the share of the SDK's own loop that a step may cost at N=100."""
 
@@ -154,6 +157,10 @@ def journals(sheet: Sheet) -> Iterator[Verdict]:
     for kind, floor, most, count in ADDED:
         share = sheet.ratio(ours("W4", f"adds, {kind}", count), ours("W4", f"adds, {floor}", count))
         yield Verdict("Q9", f"what recording adds to a step against its floor, {kind}, N={count:,}", share, most)
+    for kind, name in KEPT.items():
+        long = max(sheet.counts("W4", kind), default=50_000)
+        growth = sheet.ratio(ours("W4", kind, long), ours("W4", kind, 1_000))
+        yield Verdict("Q9", f"a recorded step at N={long:,} against N=1,000, {name}", growth, FLAT)
     count = max(sheet.counts("W4", "syncs per effect"), default=10_000)
     syncs = sheet.spread(ours("W4", "syncs per effect", count))
     yield Verdict("Q10", "syncs of an effect, journal on the disk", syncs, 1.5, "")

@@ -60,7 +60,7 @@ class Plan:
         rounds: How often everything is measured that a budget is about.
         slow: How often the rest.
         steps: Lengths of runs in W1.
-        long: The length of a very long run.
+        long: The length of a very long run, in W1 and W4.
         runs: Numbers of concurrent runs in W2.
         http: Lengths of runs in W3, numbers of messages in W6.
         journal: Lengths of recorded runs in W4.
@@ -251,6 +251,10 @@ def recordings(bench: Bench) -> None:
         for size in plan.journal if turn < SOME else plan.journal[:1]:
             for what, value in (bench.worker("W4", "stepengine", "replay_worker", "journal", size) or {}).items():
                 bench.note(("W4", what, "stepengine"), "" if what.startswith("syncs") else "us", turn, {size: value})
+        for size in (plan.long,) if turn < SOME else ():
+            # A minute each, most of it spent waiting for the disk.
+            for what, value in (bench.worker("W4", "stepengine", "replay_worker", "growth", size) or {}).items():
+                bench.note(("W4", what, "stepengine"), "us", turn, {size: value})
         for size in (1_000, 10_000) if turn < SOME else ():
             for what, value in (bench.worker("W4", "stepengine", "replay_worker", "resume", size) or {}).items():
                 bench.note(("W4", what, "stepengine"), "us" if "us" in what else "s", turn, {size: value})

@@ -3,8 +3,8 @@ Measures journals (W4) in a fresh process: ``python -m benchmarks.replay_worker 
 
 KIND ``journal``: CPU microseconds per step of one run of N steps without a journal, with each kind of journal, and repeated
 from its journal; with the file's syncs and the CPU of reading it; and the floors of these, with what a journal adds to a step
-here and there. KIND ``resume``: CPU seconds of resuming a journal of N
-records whose last effects are missing.
+here and there. KIND ``growth``: the same of a very long run, once, without a journal and with each kind that is kept. KIND ``resume``:
+CPU seconds of resuming a journal of N records whose last effects are missing.
 """
 
 from __future__ import annotations
@@ -134,6 +134,16 @@ def journal(steps: int) -> dict[str, Any]:
     return found
 
 
+def growth(steps: int) -> dict[str, Any]:
+    """Measure recording a very long run."""
+    engine = engine_for(steps)
+    found: dict[str, Any] = {"no journal": best_of(steps, lambda: engine.run("adder", "add"), 1)}
+    with tempfile.TemporaryDirectory() as name:
+        for kind, make in journals(Path(name)).items():
+            found[kind] = best_of(steps, lambda make=make: engine.run("adder", "add", journal=make()), 1)
+    return found
+
+
 def resume(records: int) -> dict[str, Any]:
     """Measure going on with a run that was interrupted before its last step."""
     steps = records // RECORDS_PER_STEP
@@ -156,7 +166,7 @@ def resume(records: int) -> dict[str, Any]:
 def main() -> None:
     """Measure what the command line asks for."""
     kind, count = sys.argv[1], int(sys.argv[2])
-    print(json.dumps({"journal": journal, "resume": resume}[kind](count)))
+    print(json.dumps({"journal": journal, "growth": growth, "resume": resume}[kind](count)))
 
 
 if __name__ == "__main__":

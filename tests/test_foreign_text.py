@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import base64
 import contextlib
 import difflib
 import gc
@@ -271,6 +272,13 @@ def fallback(pattern: str) -> Callable[[str], Any]:
 def schema_pattern(pattern: str) -> Callable[[str], Any]:
     schema = {"type": "string", "pattern": pattern}
     return JsonSchema("take", schema).issues
+
+
+def schema_content(encoding: str) -> Callable[[str], Any]:
+    words = {"contentMediaType": "application/json", "contentEncoding": encoding}
+    check = JsonSchema("take", {"$schema": "http://json-schema.org/draft-07/schema#", **words}).issues
+    encode = {"base64": base64.b64encode, "base32": base64.b32encode}.get(encoding, bytes)
+    return lambda text: check(encode(text.encode()).decode())
 
 
 def mended_input(text: str) -> Any:
@@ -1099,6 +1107,16 @@ PLACES = (
         )
         for pattern in ("^(a+)+$", "(a|aa)+$", "(.*)*x", "a{0,50}b", "(a{200}){100}", r"(\w{0,9}\d){0,5}b")
     ),
+    *(
+        Place(
+            f"content of a schema, {encoding or 'as it is'}",
+            schema_content(encoding),
+            BRACKETS,
+            ("tooling/schemas.py:_content_media_type",),
+            most=1 << 22,
+        )
+        for encoding in ("", "base64", "base32")
+    ),
     Place(
         "patterns in a schema",
         lambda text: JsonSchema("x", {"pattern": text}),
@@ -1112,6 +1130,7 @@ PLACES = (
             of("(" * 99 + "a" + "){99}" * 99),
             of("|"),
         ),
+        ("tooling/schemas.py:_Rules.compile_pattern",),
         most=1 << 17,
     ),
     Place(
@@ -1950,6 +1969,7 @@ APART: dict[str, str] = {
     "system/writes.py:_content_form": "UTF-8 of at most 4 MiB",
     "tooling/repair.py:_camel": "names in a tool's schema; two characters",
     "tooling/schemas.py:OLD_DRAFTS": "matches a whole text of fixed length",
+    "tooling/schemas.py:PART_OF_PATTERN": "of each two or three characters, one by one",
     "tooling/schemas.py:PROPERTY_NAME": "at most 64 characters",
     "tools/search/ripgrep.py:Ripgrep._events": "lines of ripgrep's, about files of at most 4 MiB; ended with the search",
     "tools/search/ripgrep.py:Ripgrep.problems": "at most 16,000 bytes",

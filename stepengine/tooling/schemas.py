@@ -1,30 +1,28 @@
 """
-JSON Schemas of somebody else: compiled once by ``jsonschema-rs``, checked within a bound.
+JSON Schemas of somebody else, read with the keywords of ``jsonschema`` and checked within a bound.
 
-The validator is imported when the first such schema is compiled. It is fast and its patterns cannot backtrack, but two
-things of it have no end: definitions that lead to each other on many ways are looked at once for each way, and what is
-wrong with a value is collected for every form of every form. So it follows no reference: what ``$ref`` says about a value
-is asked for here, once for each value, and counted. No reference ever leaves the schema.
+That package is imported when the first such schema is compiled. What most keywords mean is its knowledge; this module walks
+by itself, since a walk of the package's has no end: patterns are searched by backtracking, a reference is followed anew on
+each way that leads to it, and messages repeat whatever does not fit. Here everything that is looked at is counted, a reference
+asks once about a value, and patterns are searched by Rust's engine, which cannot backtrack. No reference ever leaves the
+schema.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from urllib.parse import unquote
 
-import attrs
-
 from stepengine.data.frozen import frozen
-from stepengine.data.json import JsonDict, JsonValue, canonical, compact, freeze_object, thaw
+from stepengine.data.json import JsonDict, JsonValue, canonical, compact, freeze_object
 from stepengine.data.tools import Validated
 from stepengine.errors import DataError, DefinitionError, ToolInputError
 
 if TYPE_CHECKING:
-    from jsonschema_rs import ValidationError, Validator
+    from pydantic_core import SchemaValidator
 
 __all__ = (
     "NAMED_SCHEMAS", "SCHEMAS", "STRING", "UNFIT_AT_TOP", "UNFOLLOWED", "JsonSchema", "SchemaInputs", "check_providers", "described", "object_schema",
@@ -43,23 +41,34 @@ SCHEMAS = frozenset(
     }
 )
 """Keywords of JSON Schema whose value is a schema, or a list of schemas; whatever else stands in a schema is data."""
-IN_PLACE = frozenset({"anyOf", "oneOf", "allOf", "not", "if", "then", "else", "dependentSchemas", "dependencies"})
 UNFOLLOWED = ("$dynamicRef", "$recursiveRef")
-UNEVALUATED = ("unevaluatedProperties", "unevaluatedItems")
-OLD_DRAFTS = re.compile(r"https?://json-schema\.org/draft-0[3467]/schema#?")
-REFERENCE: Final = "x-stepengine-ref"
-"""What ``$ref`` is called in a schema of an old draft, whose references the validator would follow itself."""
+OLD_DRAFTS = re.compile(r"https?://json-schema\.org/draft-0([3467])/schema#?")
+PART_OF_PATTERN = re.compile(r"\\c[A-Za-z]|\\.|\[\^?\]?|--|-\\[dwsDWS]|.", re.DOTALL)
 
 MOST_SCHEMAS = 10_000
-MOST_WAYS = 1_000
 MOST_SIZE = 50_000
 MOST_ISSUES = 100
-MOST_DEPTH = 250
-MOST_WORK = 500_000
-"""Of about a microsecond each, for one value: once to decide whether it fits, once to say what is wrong."""
+MOST_WORK = 2_000_000
+"""Keywords to be looked at for one value, half a microsecond each: once to decide whether it fits, once to say what is wrong."""
 SHOWN_CHARS, SHORT_CHARS = 1_000, 100
-CLASS, STEPS = 10, 500
+CLASS, STEPS, CHARS = 10, 100, 100
+"""The size of a class in a pattern; what else is as much work as a keyword: states times characters of a search, characters shown."""
+ESCAPED_CLASSES = {
+    "d": "0-9",
+    "w": "0-9A-Za-z_",
+    "s": r"\t-\r \u00A0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000\uFEFF",
+}
 
+KEYWORDS = (
+    *("type", "const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    *("minLength", "maxLength", "minItems", "maxItems", "uniqueItems", "minProperties", "maxProperties"),
+    *("required", "dependentRequired", "properties", "patternProperties", "additionalProperties", "propertyNames"),
+    *("items", "additionalItems", "prefixItems", "contains", "contentEncoding", "contentMediaType"),
+    *("dependencies", "dependentSchemas", "allOf", "anyOf", "oneOf", "not", "if"),
+    *("unevaluatedProperties", "unevaluatedItems", "pattern"),
+)
+"""In the order in which they are looked at, and journals have what they said."""
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 LIMITS = {
     "minimum": "should be at least {}",
     "maximum": "should be at most {}",
@@ -75,8 +84,8 @@ LIMITS = {
 OTHERS = {
     "uniqueItems": "holds an item twice",
     "not": "has a form that is excluded",
-    "falseSchema": "is not allowed",
     "contains": "holds no item, or too many, of the form that it should contain",
+    "false": "is not allowed",
 }
 TOO_LONG = "takes too long to be checked against its schema"
 
@@ -97,33 +106,17 @@ class JsonSchema:
     """
 
     def __init__(self, where: str, schema: Mapping[str, object]) -> None:
-        from jsonschema_rs import RegexOptions, ValidationError, validator_map_for
-
-        self._where = where
-        self._calls = threading.local()
-        self._outline = _Outline(where, schema)
-        self._patterns = {text: _pattern(where, text, at) for text, at in self._outline.patterns.items()}
-        root = self._outline.root
-        drafted = isinstance(root.get("$schema"), str) and OLD_DRAFTS.fullmatch(root["$schema"])
-        word = REFERENCE if drafted else "$ref"
-        self._reference = word
-        plain = self._outline.renamed() if drafted else {k: v for k, v in root.items() if k != "$schema"}
-        try:
-            self._validators = validator_map_for(
-                plain,
-                pattern_options=RegexOptions(),
-                offline=True,
-                validate_formats=False,
-                mask="it",
-                keywords={  # the class of a keyword is called like any function
-                    word: functools.partial(_Keyword, self._follow),  # type: ignore[dict-item]
-                    "pattern": functools.partial(_Keyword, self._match),  # type: ignore[dict-item]
-                },
-            )
-        except ValidationError as error:
-            _refuse(where, "/".join(("#", *map(str, error.instance_path))), _misfit(error))
-        except ValueError as error:
-            _refuse(where, "#", f"{error}; one with fewer levels would be fine")
+        outline = _Outline(where, schema)
+        uri = outline.root.get("$schema")
+        old = OLD_DRAFTS.fullmatch(uri) if isinstance(uri, str) else None
+        if old is not None and old[1] == "3":
+            _refuse(where, "#/$schema", "draft 3 is not read; write it in draft 4, 6, 7 or 2020-12")
+        draft = _draft(old[1] if old else "202012")
+        self._rules = _Rules(draft.keywords, draft.is_type, outline.targets)
+        for pattern, at in outline.patterns.items():
+            self._rules.compile_pattern(pattern, where, at)
+        draft.check(where, outline.schemas)
+        self._root = outline.root
 
     def issues(self, value: JsonValue, path: str = "") -> list[str]:
         """
@@ -133,171 +126,572 @@ class JsonSchema:
             value: The value.
             path: What its place is called.
         """
-        call = self._calls.now = _Call()
+        return self._rules.find_issues(value, self._root, path)
+
+
+# --- keywords: of jsonschema, and those that it would decide without a bound, or of which journals say something else ----
+
+Keyword: TypeAlias = "Callable[[Any, Any, Any, Any], Iterable[Any]]"
+"""Takes a walk, its own value, the instance and the schema around it; gives something when the instance does not fit."""
+Form: TypeAlias = "dict[str, Any] | bool"
+MISFIT = (None,)
+KINDS = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None)}
+
+
+def _is_type(value: object, name: str) -> bool:
+    """
+    Return whether a value is of a type of JSON.
+
+    What jsonschema has for it panics where it meets the end of the stack, and the panic is no ``Exception``.
+    """
+    if name in KINDS:
+        return isinstance(value, KINDS[name])
+    if isinstance(value, float):
+        return name == "number" or value.is_integer()
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_type_of_draft_4(value: object, name: str) -> bool:
+    return _is_type(value, name) and not (name == "integer" and isinstance(value, float))
+
+
+def _type(walk: _Walk, types: str | list[str], instance: object, _: object) -> Sequence[None]:
+    if isinstance(types, str):
+        return () if walk.is_type(instance, types) else MISFIT
+    return () if any(walk.is_type(instance, one) for one in types) else MISFIT
+
+
+def _false(_: _Walk, __: None, ___: object, ____: object) -> Sequence[None]:
+    return MISFIT
+
+
+def _leaf(decide: Keyword) -> Keyword:
+    """Return one of jsonschema's keywords that look at nothing below; its message, which repeats the instance, is counted."""
+
+    def decide_once(walk: _Walk, value: object, instance: object, schema: object) -> Sequence[None]:
+        for _ in decide(walk, value, instance, schema):
+            walk.judge.spend(_weight(instance))
+            return MISFIT
+        return ()
+
+    return decide_once
+
+
+def _multiple_of(walk: _Walk, of: float, instance: float, _: object) -> Sequence[None]:
+    if not walk.is_type(instance, "number"):
+        return ()
+    if isinstance(of, int) and isinstance(instance, int):
+        return MISFIT if instance % of else ()
+    from fractions import Fraction
+
+    walk.judge.spend(20)
+    return MISFIT if Fraction(str(instance)) % Fraction(str(of)) else ()  # by its digits, 0.3 is a multiple of 0.1
+
+
+def _unique_items(walk: _Walk, unique: object, instance: object, _: object) -> Sequence[None]:
+    if not unique or not isinstance(instance, list):
+        return ()
+    walk.judge.spend(4 * _weight(instance))
+    texts = {one if isinstance(one, str) else (canonical(_with_whole_numbers(one)),) for one in instance}
+    return MISFIT if len(texts) < len(instance) else ()
+
+
+def _properties(walk: _Walk, properties: dict[str, Form], instance: object, _: object) -> Iterator[Any]:
+    if isinstance(instance, dict):
+        for name in walk.in_order(instance) if len(instance) <= len(properties) else properties:
+            if name in properties and name in instance:
+                yield from walk.descend(instance[name], properties[name], name)
+
+
+def _pattern_properties(walk: _Walk, patterns: dict[str, Form], instance: object, _: object) -> Iterator[Any]:
+    if isinstance(instance, dict):
+        for pattern, form in patterns.items():
+            for name in walk.in_order(instance):
+                if walk.judge.matches(pattern, name):
+                    yield from walk.descend(instance[name], form, name)
+
+
+def _additional_properties(walk: _Walk, other: Form, instance: object, schema: dict[str, Any]) -> Iterator[Any]:
+    """Decide about all members, those of ``properties`` and ``patternProperties`` as well."""
+    if not isinstance(instance, dict):
+        return
+    walk.judge.spend(len(instance))
+    has_others = False
+    for name in walk.in_order(instance):
+        forms = list(_forms_of_member(walk, name, schema))
+        has_others = has_others or not forms
+        for form in forms or ([] if other is False else [other]):
+            yield from walk.descend(instance[name], form, name)
+    if has_others and other is False:
+        yield None
+
+
+def _forms_of_member(walk: _Walk, name: str, schema: dict[str, Any]) -> Iterator[Form]:
+    """Give what ``properties`` and ``patternProperties`` ask of a member."""
+    properties = schema.get("properties", {})
+    if name in properties:
+        yield properties[name]
+    for pattern, form in schema.get("patternProperties", {}).items():
+        if walk.judge.matches(pattern, name):
+            yield form
+
+
+def _items(walk: _Walk, form: Form, instance: object, schema: dict[str, Any]) -> Iterator[Any]:
+    if isinstance(instance, list):
+        for index in range(len(schema.get("prefixItems", ())), len(instance)):
+            yield from walk.descend(instance[index], form, index)
+
+
+def _additional_items(walk: _Walk, other: Form, instance: object, schema: dict[str, Any]) -> Iterator[Any]:
+    listed = schema.get("items")
+    if not isinstance(instance, list) or not isinstance(listed, list):
+        return
+    if other is False and len(instance) > len(listed):
+        yield None
+    for index in range(len(listed), 0 if other is False else len(instance)):
+        yield from walk.descend(instance[index], other, index)
+
+
+def _property_names(walk: _Walk, names: Form, instance: object, _: object) -> Sequence[None]:
+    if not isinstance(instance, dict):
+        return ()
+    return MISFIT if any(walk.judge.descend(name, names) for name in instance) else ()
+
+
+def _any_of(walk: _Walk, forms: list[Form], instance: object, _: object) -> Sequence[None]:
+    for form in forms:  # without a comprehension, whose frame would count where values are deep
+        if not walk.judge.descend(instance, form):
+            return ()
+    return MISFIT
+
+
+def _one_of(walk: _Walk, forms: list[Form], instance: object, _: object) -> Sequence[None]:
+    fitting = 0
+    for form in forms:
+        fitting += not walk.judge.descend(instance, form)
+    return () if fitting == 1 else MISFIT
+
+
+def _pattern(walk: _Walk, pattern: str, instance: object, _: object) -> Sequence[None]:
+    return MISFIT if isinstance(instance, str) and not walk.judge.matches(pattern, instance) else ()
+
+
+def _unevaluated(walk: _Walk, other: Form, instance: object, schema: dict[str, Any], of: type) -> Sequence[None]:
+    return MISFIT if isinstance(instance, of) and walk.judge.find_strange(instance, other, schema) else ()
+
+
+def _content_encoding(walk: _Walk, encoding: str, instance: object, _: object) -> Sequence[None]:
+    return MISFIT if isinstance(instance, str) and _decoded(walk, encoding, instance) is None else ()
+
+
+def _content_media_type(walk: _Walk, kind: str, instance: object, schema: dict[str, Any]) -> Sequence[None]:
+    if kind != "application/json" or not isinstance(instance, str):
+        return ()
+    from pydantic_core import from_json
+
+    content = _decoded(walk, schema.get("contentEncoding", ""), instance)
+    try:
+        if content is not None:  # otherwise its encoding is what is wrong
+            from_json(content, allow_inf_nan=False, cache_strings="none")
+    except ValueError:
+        return MISFIT
+    return ()
+
+
+def _decoded(walk: _Walk, encoding: str, text: str) -> bytes | None:
+    """Return what an encoded text stands for, and the text itself when the encoding is not known."""
+    import base64
+
+    walk.judge.spend(len(text) // CHARS)
+    decoders: dict[str, Callable[[str], bytes]] = {
+        "base64": functools.partial(base64.b64decode, validate=True),
+        "base64url": lambda given: base64.b64decode(given, altchars=b"-_", validate=True),
+        "base32": base64.b32decode,
+        "base16": base64.b16decode,
+    }
+    try:
+        return decoders[encoding](text) if encoding in decoders else text.encode()
+    except ValueError:
+        return None
+
+
+OWN_KEYWORDS: dict[str, Keyword] = {
+    "type": _type,
+    "multipleOf": _multiple_of,
+    "uniqueItems": _unique_items,
+    "additionalItems": _additional_items,
+    "properties": _properties,
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _additional_properties,
+    "propertyNames": _property_names,
+    "anyOf": _any_of,
+    "oneOf": _one_of,
+    "pattern": _pattern,
+    "unevaluatedProperties": functools.partial(_unevaluated, of=dict),
+    "unevaluatedItems": functools.partial(_unevaluated, of=list),
+}
+BELOW = frozenset({"items", "prefixItems", "dependencies", "dependentSchemas", "allOf", "if"})
+"""Keywords of jsonschema's that only lead on, to what is below or to further schemas."""
+CONTENT: dict[str, Keyword] = {"contentEncoding": _content_encoding, "contentMediaType": _content_media_type}
+
+
+@functools.cache
+def _draft(name: str) -> _Draft:
+    """Return what a draft of JSON Schema says; this is where jsonschema is imported."""
+    import jsonschema
+
+    theirs: Any = getattr(jsonschema, f"Draft{name}Validator")
+    known = {word: decide if word in BELOW else _leaf(decide) for word, decide in theirs.VALIDATORS.items()}
+    known |= {word: decide for word, decide in OWN_KEYWORDS.items() if word in known}
+    if name == "202012":  # of which the draft says that it may be written as before
+        known |= {"items": _items, "dependencies": jsonschema.Draft7Validator.VALIDATORS["dependencies"]}
+    elif name != "4":
+        known |= CONTENT
+    keywords = {word: known[word] for word in KEYWORDS if word in known}
+    return _Draft(keywords, _is_type_of_draft_4 if name == "4" else _is_type, theirs.META_SCHEMA)
+
+
+class _Draft:
+    """
+    A draft of JSON Schema.
+
+    Attributes:
+        keywords: What decides, by the keywords that it has.
+        is_type: Whether a value has a type.
+    """
+
+    def __init__(self, keywords: Mapping[str, Keyword], is_type: Callable[[Any, str], bool], meta: Any) -> None:
+        self.keywords, self.is_type = keywords, is_type
+        self._a_schema = {"type": meta["type"]}
+        self._documents = {"": meta}
+        self._shapes = dict(self._read_shapes(meta))
+        self._rules = _Rules(keywords, is_type, {})
+
+    def _read_shapes(self, meta: Any) -> Iterator[tuple[str, Form]]:
+        """Give each keyword with the schema of its value, as the draft's own schema has it."""
+        from jsonschema_specifications import REGISTRY
+
+        for part in meta.get("allOf", ()):
+            self._documents[part["$ref"]] = REGISTRY.contents(meta["$id"].removesuffix("schema") + part["$ref"])
+        for document in self._documents.values():
+            for word, shape in document["properties"].items():
+                yield word, self._expand(shape, document)
+
+    def _expand(self, shape: Any, document: Any) -> Any:
+        """Return the schema of a keyword's value without references: a schema in it is looked at where it stands."""
+        if isinstance(shape, list):
+            return [self._expand(one, document) for one in shape]
+        if not isinstance(shape, dict):
+            return shape
+        if "$dynamicRef" in shape or shape.get("$ref") == "#":
+            return self._a_schema
+        found = {word: self._expand(value, document) for word, value in shape.items() if word != "$ref"}
+        if "$ref" in shape:
+            name, _, pointer = shape["$ref"].partition("#")
+            there = self._documents[name] if name else document
+            target = functools.reduce(_member, pointer.split("/")[1:], there)
+            found = {**self._expand(target, there), **found}
+        return found
+
+    def check(self, where: str, schemas: Mapping[str, object]) -> None:
+        """Refuse what is no schema, among the schemas by place of which one consists."""
+        for place, schema in schemas.items():
+            for word, value in schema.items() if isinstance(schema, dict) else ():
+                if word in self._shapes:
+                    self._check_keyword(where, place, word, value)
+
+    def _check_keyword(self, where: str, place: str, word: str, value: object) -> None:
+        for one, at in _below_keyword(word, value, place):
+            if not isinstance(one, dict | bool):
+                _refuse(where, at, f"a schema is an object, not {_start(repr(one), SHORT_CHARS)}")
+        shape = self._shapes[word]
+        issues = self._rules.find_issues(value, shape, word)
+        if issues:
+            given = _start(repr(value), SHORT_CHARS)
+            problem = f"{given} does not fit the keyword: {issues[0].removeprefix(f'{word}: ')}"
+            if word == "type":
+                problem = f"{given} is no type; the types are: {', '.join(sorted(TYPES))}"
+            elif shape is self._a_schema:
+                problem = f"a schema is an object, not {given}"
+            _refuse(where, f"{place}/{word}", problem)
+
+
+# --- walks ----------------------------------------------------------------------------------------------------------
+
+
+class _TooLong(Exception):
+    """The work is spent."""
+
+
+@frozen
+class _Target:
+    """Where a reference leads."""
+
+    place: str
+    schema: Form
+
+
+@frozen
+class _Steps:
+    """What is to be done for a schema: keywords in their order with their values, a reference after them, and the work."""
+
+    keywords: tuple[tuple[str, Keyword, Any], ...]
+    target: _Target | None
+    work: int
+
+
+class _Rules:
+    """
+    How values are checked: the keywords of a draft, and what was made of schemas and patterns so far.
+
+    Schemas are known by their identity, so whoever has these rules keeps the schemas.
+    """
+
+    def __init__(
+        self, keywords: Mapping[str, Keyword], is_type: Callable[[Any, str], bool], targets: Mapping[str, _Target]
+    ) -> None:
+        self.is_type = is_type
+        self.steps = {id(True): _Steps((), None, 1), id(False): _Steps((("false", _false, None),), None, 1)}
+        self._keywords = keywords
+        self._targets = targets
+        self._patterns: dict[str, tuple[int, SchemaValidator]] = {}
+
+    def make_steps(self, schema: Any) -> _Steps:
+        """Return what is to be done for a schema, and keep it."""
+        words = {*schema}
+        if schema.get("additionalProperties", True) is True:
+            words.discard("additionalProperties")
+        else:
+            words -= {"properties", "patternProperties"}
+        steps = [(word, decide, schema[word]) for word, decide in self._keywords.items() if word in words]
+        if _tells_required_late(schema):
+            places = [word for word, _, _ in steps]
+            steps.insert(places.index("additionalProperties"), steps.pop(places.index("required")))
+        target = self._targets[schema["$ref"]] if isinstance(schema.get("$ref"), str) else None
+        made = self.steps[id(schema)] = _Steps(
+            tuple(steps), target, 1 + sum([_work_of(word, value) for word, _, value in steps])
+        )
+        return made
+
+    def compile_pattern(self, pattern: str, where: str = "", at: str = "") -> tuple[int, SchemaValidator]:
+        """Return the size of a pattern, and what searches a text for it; refuse what is none."""
+        if pattern not in self._patterns:
+            from pydantic_core import SchemaError, SchemaValidator, core_schema
+
+            schema = core_schema.str_schema(pattern=_rust_pattern(pattern), regex_engine="rust-regex")
+            try:
+                self._patterns[pattern] = _size_of(pattern), SchemaValidator(schema)
+            except SchemaError:
+                _refuse(where, at, f"{pattern!r} is no regular expression without look-around and back-references")
+        return self._patterns[pattern]
+
+    def find_issues(self, value: object, schema: Form, path: str) -> list[str]:
+        """Return what is wrong with the value at *path*, and nothing when it fits the schema."""
+        judge = _Judge(self)
+        judge.known[id(schema), id(value)] = False
         try:
-            problem = self._problem("#", value)
-            if problem is None:
+            if not judge.descend(value, schema):
                 return []
-            return [f"{path}: {TOO_LONG}"] if call.is_spent else self._find_issues(value, path)
-        finally:
-            del self._calls.now
-
-    # --- whether a value fits
-
-    def _problem(self, place: str, value: object) -> str | None:
-        """Return why a value does not fit the schema at *place*, in a word; ``None`` when it does."""
-        call: _Call = self._calls.now
-        key = (place, repr(value) if self._outline.places else "")
-        if key in call.known:
-            return call.known[key]
-        weight = _weight(value)
-        schema = self._outline.weights[place]
-        call.spend(1 + weight.chars // 200 + weight.values * schema.values // 100)
-        call.spend(self._outline.name_size * weight.chars // STEPS)
-        if call.is_spent or call.depth > MOST_DEPTH or not _has_room():
-            call.is_spent = True
-            return TOO_LONG
-        call.known[key] = f"its schema {place!r} refers to itself without an end"
-        call.depth += 1
-        fits = self._validators[place].is_valid(value)
-        call.depth -= 1
-        call.known[key] = None if fits else f"does not fit {place!r}"
-        return call.known[key]
-
-    def _follow(self, reference: str, value: object) -> str | None:
-        """Answer for the keyword ``$ref``."""
-        return self._problem(self._outline.places[reference], value)
-
-    def _match(self, pattern: str, value: object) -> str | None:
-        """Answer for the keyword ``pattern``: count what a text may cost, then ask the validator."""
-        if not isinstance(value, str):
-            return None
-        size, validator = self._patterns[pattern]
-        call: _Call = self._calls.now
-        call.spend(1 + size * len(value) // STEPS)
-        return TOO_LONG if call.is_spent else None if validator.is_valid(value) else f"should match {pattern!r}"
-
-    # --- what is wrong with one that does not
-
-    def _find_issues(self, value: object, path: str) -> list[str]:
-        call: _Call = self._calls.now
-        call.left = MOST_WORK
+        except (_TooLong, RecursionError):
+            return [f"{path}: {TOO_LONG}"]
+        judge.left = MOST_WORK
         try:
-            found = list(dict.fromkeys(self._sentences("#", value, path)))
+            said = _Teller(judge, path, {}).follow(value, _Target("#", schema))
+        except _TooLong:
+            return [f"{path}: {TOO_LONG}"]
         except RecursionError:
             return [f"{path}: does not fit its schema, and is nested too deeply to say where"]
-        return [f"{path}: {TOO_LONG}"] if call.is_spent else _cut_issues(found)
-
-    def _sentences(self, place: str, value: object, path: str) -> Sequence[str]:
-        """Return what is wrong with the value at *path*, of which the schema at *place* says that it does not fit."""
-        call: _Call = self._calls.now
-        key = (place, path)
-        if key in call.told:
-            return call.told[key]
-        call.told[key] = (f"{path}: its schema {place!r} refers to itself without an end",)
-        weight, schema = _weight(value), self._outline.weights[place]
-        most = schema.schemas * (weight.values * 10 + weight.chars // 100)
-        if most > call.left * 4:
-            call.told[key] = (f"{path}: does not fit its schema; there is too much of both to say where",)
-            return call.told[key]
-        call.spend(1)
-        told: list[str] = []
-        for error in self._validators[place].iter_errors(value):
-            told.extend(self._of_error(error, place, path))
-            if len(told) > MOST_ISSUES:
-                break
-        call.told[key] = _cut_issues(list(dict.fromkeys(told)))
-        return call.told[key]
-
-    def _of_error(self, error: ValidationError, place: str, above: str) -> Iterator[str]:
-        """Give the sentences for one error; its place is below *above*, its schema below *place*."""
-        path = functools.reduce(below, error.instance_path, above)
-        kind: Any = error.kind
-        word = kind.name
-        if word == self._reference:
-            schema = self._outline.schema_at(place, error.schema_path[:-1])
-            yield from self._sentences(self._outline.places[schema[self._reference]], error.instance, path)
-        elif word in {"anyOf", "oneOf"} and all(kind.context):
-            tries = [[said for one in form for said in self._of_error(one, place, above)] for form in kind.context]
-            yield _fits_none(path, tries)
-        elif word == "oneOf":
-            fitting = sum(not form for form in kind.context)
-            yield f"{path}: fits {fitting} of the {len(kind.context)} forms, and exactly one is allowed"
-        elif (
-            word in {"additionalProperties", "unevaluatedProperties"} or error.schema_path[-1] == "additionalProperties"
-        ):
-            schema = self._outline.schema_at(place, error.schema_path[:-1])
-            listed = ", ".join(sorted(schema.get("properties", ()))) or "none"
-            for name in kind.unexpected if hasattr(kind, "unexpected") else _names(error.instance):
-                yield f"{below(path, name)}: is not a parameter; the parameters are: {listed}"
-        elif word == "propertyNames":
-            name = below(path, kind.error.instance)
-            yield from (f"{name}: {s.removeprefix(f'{path}: ')}" for s in self._of_error(kind.error, place, path))
-        else:
-            yield _sentence(path, word, kind, error)
+        return [*said] or [f"{path}: does not fit its schema"]
 
 
-class _Keyword:
-    """A keyword of which this module decides; made by the validator for each place that has it."""
+class _Judge:
+    """
+    Decides whether one value fits, and ends with the first thing that does not.
 
-    def __init__(self, ask: Callable[[Any, Any], str | None], _: object, value: object, __: object) -> None:
-        self._ask = ask
-        self._value = value
+    To keywords it is the validator of jsonschema's protocol, as far as they use it.
+    """
 
-    def validate(self, instance: object) -> None:
-        """Raise ``ValueError`` for what does not fit."""
-        problem = self._ask(self._value, instance)
-        if problem is not None:
-            raise ValueError(problem)
-
-
-class _Call:
-    """What is known while one value is checked."""
-
-    def __init__(self) -> None:
+    def __init__(self, rules: _Rules) -> None:
+        self.judge = self
         self.left = MOST_WORK
-        self.is_spent = False
-        self.depth = 0
-        self.known: dict[tuple[str, str], str | None] = {}
-        self.told: dict[tuple[str, str], Sequence[str]] = {}
+        self.rules = rules
+        self.is_type = rules.is_type
+        self.known: dict[tuple[int, int], bool] = {}
+        self._evaluated: dict[tuple[int, int, bool], set[Any]] = {}
 
     def spend(self, work: int) -> None:
         """Count what is about to be done."""
         self.left -= work
-        self.is_spent = self.is_spent or self.left < 0
+        if self.left < 0:
+            raise _TooLong
+
+    def descend(
+        self, instance: object, schema: Form, path: str | int | None = None, schema_path: object = None
+    ) -> Sequence[None]:
+        """Return nothing when *instance* fits. What it says of a reference that is being followed already is that it does not."""
+        asked = []
+        while True:  # along references, for which a call each would be too many where values are deep
+            steps = self.rules.steps.get(id(schema)) or self.rules.make_steps(schema)
+            self.spend(steps.work)
+            for _, decide, value in steps.keywords:
+                for _ in decide(self, value, instance, schema):
+                    return MISFIT
+            if steps.target is None:
+                break
+            schema = steps.target.schema
+            key = (id(schema), id(instance))
+            if key in self.known:
+                if not self.known[key]:
+                    return MISFIT
+                break
+            self.known[key] = False
+            asked.append(key)
+        for key in asked:
+            self.known[key] = True
+        return ()
+
+    def in_order(self, instance: dict[str, Any]) -> Iterable[str]:
+        """Return the names of an object's members."""
+        return instance
+
+    def evolve(self, *, schema: Form) -> _Question:
+        """Return what says whether something fits that schema."""
+        return _Question(self, schema)
+
+    def matches(self, pattern: str, text: str) -> bool:
+        """Return whether a pattern is found in a text."""
+        size, search = self.rules.compile_pattern(pattern)
+        self.spend(1 + size * len(text) // STEPS)
+        return search.isinstance_python(text)
+
+    def find_strange(self, instance: Any, other: Form, schema: dict[str, Any]) -> list[str | int]:
+        """Return the members or items to which nothing of a schema applies, and which do not fit what is for these."""
+        evaluated = self._find_evaluated(instance, schema, is_inner=False)
+        names = instance if isinstance(instance, dict) else range(len(instance))
+        return [name for name in names if name not in evaluated and self.descend(instance[name], other)]
+
+    def _find_evaluated(self, instance: Any, schema: Form, *, is_inner: bool = True) -> set[Any]:
+        """Return the names or indexes to which something applies of a schema that fits, or that says what is for the others."""
+        if isinstance(schema, bool):
+            return set()
+        key = (id(schema), id(instance), is_inner)
+        if key in self._evaluated:
+            return self._evaluated[key]
+        self.spend(1 + len(instance))
+        named = self._find_named if isinstance(instance, dict) else self._find_listed
+        found = self._evaluated[key] = named(instance, schema, is_inner=is_inner)
+        for form in self._find_beside(instance, schema):
+            if not self.descend(instance, form):
+                found |= self._find_evaluated(instance, form)
+        return found
+
+    def _find_named(self, instance: dict[str, Any], schema: dict[str, Any], *, is_inner: bool) -> set[Any]:
+        if "additionalProperties" in schema or (is_inner and "unevaluatedProperties" in schema):
+            return set(instance)
+        return {name for name in instance if any(True for _ in _forms_of_member(self, name, schema))}
+
+    def _find_listed(self, instance: list[Any], schema: dict[str, Any], *, is_inner: bool) -> set[Any]:
+        if "items" in schema or (is_inner and "unevaluatedItems" in schema):
+            return set(range(len(instance)))
+        found = set(range(len(schema.get("prefixItems", ()))))
+        if "contains" in schema:
+            found |= {index for index, one in enumerate(instance) if not self.descend(one, schema["contains"])}
+        return found
+
+    def _find_beside(self, instance: Any, schema: dict[str, Any]) -> Iterator[Form]:
+        """Give the schemas that say something about the same value, whether it fits them or not."""
+        for word in ("allOf", "anyOf", "oneOf"):
+            yield from schema.get(word, ())
+        yield from [form for name, form in schema.get("dependentSchemas", {}).items() if name in instance]
+        if "if" in schema:
+            yield schema["if"]
+            yield schema.get("else" if self.descend(instance, schema["if"]) else "then", True)
+        steps = self.rules.steps[id(schema)]
+        if steps.target is not None:
+            yield steps.target.schema
 
 
-def _has_room(levels: int = 8) -> bool:
-    """Return whether a reference can still be followed; the validator takes a ``RecursionError`` for a misfit."""
-    try:
-        return levels == 0 or _has_room(levels - 1)
-    except RecursionError:
-        return False
+class _Question:
+    """Whether something fits one schema, as keywords of jsonschema ask."""
+
+    def __init__(self, judge: _Judge, schema: Form) -> None:
+        self._judge = judge
+        self._schema = schema
+
+    def is_valid(self, instance: object) -> bool:
+        """Return whether it fits."""
+        return not self._judge.descend(instance, self._schema)
 
 
-@frozen
-class _Weight:
-    """How much JSON something is: values of any kind, characters of texts, and schemas if it is one."""
+class _Teller:
+    """
+    Says what is wrong with the value at a path, in sentences.
 
-    values: int
-    chars: int
-    schemas: int = 0
+    To keywords it is a validator like the other; what they give is either a sentence or a sign that one is needed.
+    """
+
+    def __init__(
+        self, judge: _Judge, path: str, told: dict[tuple[int, int, str], Sequence[str]], *, is_referred: bool = False
+    ) -> None:
+        self.judge = judge
+        self.path = path
+        self.is_referred = is_referred
+        self.is_type = judge.is_type
+        self.evolve = judge.evolve
+        self._told = told
+
+    def descend(
+        self, instance: object, schema: Form, path: str | int | None = None, schema_path: object = None
+    ) -> Iterator[str]:
+        """Give a sentence for each thing that is wrong."""
+        place = self.path if path is None else below(self.path, path)
+        at = _Teller(self.judge, place, self._told, is_referred=self.is_referred)
+        steps = self.judge.rules.steps.get(id(schema)) or self.judge.rules.make_steps(schema)
+        self.judge.spend(steps.work)
+        for word, decide, value in steps.keywords:
+            is_said = False
+            for one in decide(at, value, instance, schema):
+                if isinstance(one, str):
+                    yield one
+                elif not is_said:
+                    is_said = True
+                    yield from at._say(word, value, instance, schema)
+        if steps.target is not None:
+            yield from _Teller(self.judge, place, self._told, is_referred=True).follow(instance, steps.target)
+
+    def in_order(self, instance: dict[str, Any]) -> Iterable[str]:
+        """Return the names of an object's members: as they come, and sorted below a reference, as journals have them."""
+        return sorted(instance) if self.is_referred else instance
+
+    def follow(self, instance: object, target: _Target) -> Sequence[str]:
+        """Return the sentences for a reference: once for each value and place."""
+        key = (id(target.schema), id(instance), self.path)
+        if key in self._told or self.judge.known.get(key[:2]):
+            return self._told.get(key, ())
+        self._told[key] = (f"{self.path}: its schema {target.place!r} refers to itself without an end",)
+        said = []
+        for one in self.descend(instance, target.schema):
+            said.append(one)
+            if len(said) > MOST_ISSUES:
+                break
+        told = [*dict.fromkeys(said)]
+        self._told[key] = [*told[:MOST_ISSUES], *([": and there is more"] if len(told) > MOST_ISSUES else ())]
+        return self._told[key]
+
+    def _say(self, word: str, value: Any, instance: Any, schema: Any) -> Iterable[str]:
+        """Return the sentences for a keyword that says that the instance does not fit."""
+        self.judge.spend(_weight(value) + _weight(instance))
+        if word in SAYINGS:
+            return SAYINGS[word](self, value, instance, schema)
+        if word in LIMITS:
+            return (f"{self.path}: {_limit(word, value, instance, schema)}",)
+        return (f"{self.path}: {OTHERS[word]}",)
 
 
-def _weight(value: object) -> _Weight:
-    values = chars = 0
-    left = [value]
-    while left:
-        one = left.pop()
-        values += 1
-        if isinstance(one, str):
-            chars += len(one)
-        elif isinstance(one, Mapping):
-            chars += sum(map(len, one))
-            left.extend(one.values())
-        elif isinstance(one, list):
-            left.extend(one)
-    return _Weight(values, chars)
+_Walk: TypeAlias = "_Judge | _Teller"
+
+
+# --- a schema before it is used -------------------------------------------------------------------------------------
 
 
 class _Outline:
@@ -305,47 +699,44 @@ class _Outline:
     The places of a schema: what they hold, where its references lead, and whether that is within the caps.
 
     Attributes:
-        root: The schema as plain JSON.
+        root: The schema as plain JSON, names in their order.
+        schemas: Every schema of which it consists, by its pointer.
+        targets: Where each reference leads.
         patterns: Every pattern with a place that has it.
-        places: Reference to the pointer that it stands for.
-        weights: Pointer to how much stands there, for the root and every place that is referred to.
-        name_size: Size of the patterns of ``patternProperties``, which the validator matches by itself.
     """
 
     def __init__(self, where: str, schema: Mapping[str, object]) -> None:
         self._where = where
         try:
-            self.root: dict[str, Any] = thaw(freeze_object(schema, "schema"))
+            self.root: dict[str, Any] = _in_order(freeze_object(schema, "schema"))
         except (DataError, TypeError) as error:
             _refuse(where, "#", f"it is not JSON: {error}")
-        self._schemas: dict[str, Any] = {}
+        self.schemas: dict[str, Any] = {}
+        self.patterns: dict[str, str] = {}
+        self.targets: dict[str, _Target] = {}
         self._anchors: dict[str, str] = {}
         self._references: dict[str, str] = {}
-        self.patterns: dict[str, str] = {}
-        self.places: dict[str, str] = {}
-        self.name_size = self._size = 0
+        self._size = 0
         self._visit(self.root, "#")
-        while new := [reference for reference in self._references if reference not in self.places]:
+        while new := [reference for reference in self._references if reference not in self.targets]:
             for reference in new:
-                self.places[reference] = self._resolved(reference, self._references[reference])
-        self.weights = self._weighed({"#", *self.places.values()})
-        if any(word in one for one in self._schemas.values() if isinstance(one, dict) for word in UNEVALUATED):
-            self._count_ways()
+                place = self._find_place(reference, self._references[reference])
+                self.targets[reference] = _Target(place, self.schemas[place])
 
     def _visit(self, top: object, at: str) -> None:
         """Look at the schema at a pointer and at all below it."""
         left = [(top, at)]
         while left:
             schema, place = left.pop()
-            if place in self._schemas:
+            if place in self.schemas:
                 continue
-            self._schemas[place] = schema
-            if len(self._schemas) > MOST_SCHEMAS:
+            self.schemas[place] = schema
+            if len(self.schemas) > MOST_SCHEMAS:
                 _refuse(self._where, at, f"it consists of more than {MOST_SCHEMAS:,} schemas")
-            if not isinstance(schema, dict):
-                continue
-            self._look_at(schema, place)
-            left.extend(_below_schema(schema, place))
+            if isinstance(schema, dict):
+                self._look_at(schema, place)
+                for word, value in schema.items():
+                    left.extend(_below_keyword(word, value, place))
 
     def _look_at(self, schema: dict[str, Any], at: str) -> None:
         if unfollowed := [word for word in UNFOLLOWED if word in schema]:
@@ -365,19 +756,17 @@ class _Outline:
             self._measure(schema["pattern"], f"{at}/pattern")
         if isinstance(schema.get("patternProperties"), dict):
             for pattern in schema["patternProperties"]:
-                self.name_size += self._measure(pattern, f"{at}/patternProperties")
+                self._measure(pattern, f"{at}/patternProperties")
 
-    def _measure(self, pattern: str, at: str) -> int:
-        size = _size_of(pattern)
-        self._size += size
+    def _measure(self, pattern: str, at: str) -> None:
+        self._size += _size_of(pattern)
         if self._size > MOST_SIZE:
             _refuse(
                 self._where, at, f"{pattern[:80]!r} is too large, with the other patterns: count what braces repeat"
             )
         self.patterns.setdefault(pattern, at)
-        return size
 
-    def _resolved(self, reference: str, at: str) -> str:
+    def _find_place(self, reference: str, at: str) -> str:
         """Return the pointer that a reference stands for, after a look at what is there."""
         if reference in self._anchors:
             return self._anchors[reference]
@@ -390,73 +779,18 @@ class _Outline:
                 return pointer
         return _refuse(self._where, at, f"{reference!r} does not exist; use '#/$defs/...'")
 
-    def _weighed(self, places: set[str]) -> dict[str, _Weight]:
-        counts = dict.fromkeys(places, 0)
-        for place in self._schemas:
-            parts = place.split("/")
-            for end in range(1, len(parts) + 1):
-                above = "/".join(parts[:end])
-                if above in counts:
-                    counts[above] += 1
-        return {at: attrs.evolve(_weight(self._schemas[at]), schemas=count) for at, count in counts.items()}
 
-    def _count_ways(self) -> None:
-        """
-        Refuse a schema with more than 1,000 ways on which references lead to what holds for one value.
-
-        What is "unevaluated" the validator finds out by itself, once for each way.
-        """
-        known: dict[str, int] = {}
-
-        def ways(place: str) -> int:
-            if place not in known:
-                known[place] = MOST_WAYS + 1  # as long as it is counted
-                known[place] = 1 + sum(map(ways, self._in_place(place)))
-            return min(known[place], MOST_WAYS + 1)
-
-        for place in self._schemas:
-            if ways(place) > MOST_WAYS:
-                words = " and ".join(map(repr, UNEVALUATED))
-                _refuse(
-                    self._where,
-                    place,
-                    f"beside {words}, references lead here to one value on more than {MOST_WAYS:,} ways",
-                )
-
-    def _in_place(self, place: str) -> Iterator[str]:
-        schema = self._schemas[place]
-        if isinstance(schema, dict):
-            yield from (at for _, at in _below_schema({k: v for k, v in schema.items() if k in IN_PLACE}, place))
-            if isinstance(schema.get("$ref"), str):
-                yield self.places[schema["$ref"]]
-
-    def renamed(self) -> dict[str, Any]:
-        """Return the schema with another word for ``$ref``."""
-        for schema in self._schemas.values():
-            if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
-                schema[REFERENCE] = schema.pop("$ref")
-        return self.root
-
-    def schema_at(self, place: str, way: Sequence[str | int]) -> Mapping[str, Any]:
-        """Return the schema to which *way* leads from a place; an empty one where there is no schema."""
-        found = functools.reduce(_member, way, self._schemas[place])
-        return found if isinstance(found, dict) else {}
-
-
-def _below_schema(schema: Mapping[str, object], at: str) -> Iterator[tuple[object, str]]:
-    """Give the schemas that stand right below one, each with its pointer."""
-    for word, value in schema.items():
-        if word in NAMED_SCHEMAS and isinstance(value, dict):
-            yield from (
-                (one, f"{at}/{word}/{name.replace('~', '~0').replace('/', '~1')}")
-                for name, one in value.items()
-                if isinstance(one, dict | bool)
-            )
-        elif word in SCHEMAS:
-            if isinstance(value, list):
-                yield from ((one, f"{at}/{word}/{index}") for index, one in enumerate(value))
-            else:
-                yield value, f"{at}/{word}"
+def _below_keyword(word: str, value: object, at: str) -> Iterator[tuple[object, str]]:
+    """Give what stands right below a schema as the value of a keyword and should be schemas, each with its pointer."""
+    if word in NAMED_SCHEMAS and isinstance(value, dict):
+        for name, one in value.items():
+            if word != "dependencies" or not isinstance(one, list):
+                yield one, f"{at}/{word}/{name.replace('~', '~0').replace('/', '~1')}"
+    elif word in SCHEMAS:
+        if isinstance(value, list):
+            yield from ((one, f"{at}/{word}/{index}") for index, one in enumerate(value))
+        else:
+            yield value, f"{at}/{word}"
 
 
 def _member(value: object, part: str | int) -> Any:
@@ -468,18 +802,82 @@ def _member(value: object, part: str | int) -> Any:
     return None
 
 
-def _names(value: object) -> list[str]:
-    return list(value) if isinstance(value, Mapping) else []
+def _in_order(value: object) -> Any:
+    """Return a plain copy of JSON whose members are in the order of their names, as all that is said of them is."""
+    if isinstance(value, Mapping):
+        return {name: _in_order(value[name]) for name in sorted(value)}
+    return [_in_order(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _pattern(where: str, pattern: str, at: str) -> tuple[int, Validator]:
-    """Return the size of a pattern, and what searches a text for it."""
-    from jsonschema_rs import Draft202012Validator, RegexOptions, ValidationError
+def _with_whole_numbers(value: object) -> Any:
+    """Return JSON in which numbers that are equal are written alike."""
+    if isinstance(value, dict):
+        return {name: _with_whole_numbers(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_with_whole_numbers(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
-    try:
-        return _size_of(pattern), Draft202012Validator({"pattern": pattern}, pattern_options=RegexOptions())
-    except (ValidationError, ValueError):
-        return _refuse(where, at, f"{pattern!r} is no regular expression without look-around and back-references")
+
+def _weight(value: object) -> int:
+    """Return how much work it is to go through JSON, or to show it."""
+    values = chars = 0
+    left = [value]
+    while left:
+        one = left.pop()
+        values += 1
+        if isinstance(one, str):
+            chars += len(one)
+        elif isinstance(one, dict):
+            chars += sum(map(len, one))
+            left.extend(one.values())
+        elif isinstance(one, list):
+            left.extend(one)
+    return values + chars // CHARS
+
+
+def _tells_required_late(schema: dict[str, Any]) -> bool:
+    """Return whether journals have what ``required`` says after what ``additionalProperties`` says: where it has one name."""
+    is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
+    return is_closed and "properties" in schema and len(schema.get("required", ())) == 1
+
+
+def _work_of(word: str, value: object) -> int:
+    """Return how much work a keyword is, without what it asks of further schemas."""
+    if word in {"enum", "const", "dependentRequired", "dependencies"}:
+        return _weight(value)
+    return 1 + len(value) if isinstance(value, list | dict) else 1
+
+
+def _rust_pattern(pattern: str) -> str:
+    """Return the expression of ECMAScript in Rust's syntax: there, classes are Unicode's and brackets are calculated with."""
+    parts: list[str] = []
+    is_class = False
+    for part in PART_OF_PATTERN.findall(pattern):
+        made = part
+        if part[0] == "\\":
+            made = _rust_escape(part)
+        elif part.startswith("-\\"):  # a range that has no end
+            made = ("\\-" if is_class else "-") + _rust_escape(part[1:])
+        elif part[0] == "[":
+            made = f"\\{part}" if is_class else part
+            is_class = not (is_class and part.endswith("]"))
+        elif is_class:
+            is_class = part != "]"
+            if part == "--":  # first it begins a range, later it ends one
+                made = "\\--" if parts[-1][0] == "[" else "-\\-"
+            elif part in "&~":
+                made = f"\\{part}"
+        parts.append(made)
+    return "".join(parts)
+
+
+def _rust_escape(escape: str) -> str:
+    letter = escape[1]
+    if letter.lower() in ESCAPED_CLASSES:
+        return f"[{'^' if letter.isupper() else ''}{ESCAPED_CLASSES[letter.lower()]}]"
+    if letter == "c" and escape != "\\c":
+        return f"\\x{ord(escape[2]) % 32:02X}"
+    return "\\c" if letter == "a" else escape  # a bell to Rust, and nothing to ECMAScript
 
 
 def _size_of(pattern: str) -> int:
@@ -520,51 +918,115 @@ def _refuse(where: str, at: str, problem: str) -> NoReturn:
     raise DefinitionError(msg)
 
 
-def _misfit(error: ValidationError) -> str:
-    """Return the sentence for what stands in a schema and is none."""
-    given, last = _start(repr(error.instance), SHORT_CHARS), error.instance_path[-1:]
-    if last == ["type"]:
-        return f"{given} is no type; the types are: array, boolean, integer, null, number, object, string"
-    if error.schema_path == ["type"]:
-        return f"a schema is an object, not {given}"
-    return f"{given} does not fit the keyword: {_start(error.message)}"
-
-
 def _start(text: str, most: int = SHOWN_CHARS) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
-def _cut_issues(sentences: Sequence[str]) -> list[str]:
-    """Return at most a hundred sentences, and that there are more."""
-    return [*sentences[:MOST_ISSUES], *([": and there is more"] if len(sentences) > MOST_ISSUES else ())]
+Saying: TypeAlias = Callable[[_Teller, Any, Any, Any], Iterable[str]]
 
 
-def _fits_none(path: str, tries: Sequence[Sequence[str]]) -> str:
-    """Return the sentence for a value that fits none of several forms; it may hold others like it, so it has an end."""
-    here = f"{path}: should be "  # a form that wants another value altogether is far away
+def _say_type(at: _Teller, types: str | list[str], instance: object, _: object) -> Iterator[str]:
+    wanted = [one for one in TYPES if one in ([types] if isinstance(types, str) else types)]
+    yield f"{at.path}: should be {' or '.join(wanted)}, not {_kind_of(instance)}"
+
+
+def _say_allowed(at: _Teller, options: list[object], instance: object, _: object) -> Iterator[str]:
+    allowed, given = ", ".join(map(canonical, options)), canonical(instance)
+    if not isinstance(instance, str):
+        given = repr(_in_order(instance))
+    yield f"{at.path}: should be one of {_start(allowed)}; not {_start(given, SHORT_CHARS)}"
+
+
+def _limit(word: str, limit: float, instance: object, schema: Mapping[str, object]) -> str:
+    strict = f"exclusive{word[0].upper()}{word[1:]}"
+    if word in {"minimum", "maximum"} and schema.get(strict) is True:  # in draft 4
+        word = strict
+    if not word.endswith("imum"):
+        return LIMITS[word].format(int(limit))
+    return f"{LIMITS[word].format(limit)}, not {instance}"
+
+
+def _say_required(at: _Teller, names: list[str], instance: dict[str, object], _: object) -> Iterator[str]:
+    return (f"{below(at.path, name)}: is required" for name in names if name not in instance)
+
+
+def _say_dependent(at: _Teller, names: dict[str, list[str]], instance: dict[str, object], _: object) -> Iterator[str]:
+    for name, others in names.items():
+        if name in instance and isinstance(others, list):
+            yield from _say_required(at, others, instance, _)
+
+
+def _say_strange(at: _Teller, names: Iterable[str | int], schema: dict[str, Any]) -> Iterator[str]:
+    listed = ", ".join(schema.get("properties", ())) or "none"
+    return (f"{below(at.path, name)}: is not a parameter; the parameters are: {listed}" for name in names)
+
+
+def _say_additional(at: _Teller, _: object, instance: dict[str, object], schema: dict[str, Any]) -> Iterator[str]:
+    return _say_strange(
+        at, [name for name in at.in_order(instance) if not [*_forms_of_member(at, name, schema)]], schema
+    )
+
+
+def _say_unevaluated(at: _Teller, other: Form, instance: object, schema: dict[str, Any]) -> Iterator[str]:
+    strange = at.judge.find_strange(instance, other, schema)
+    if isinstance(instance, dict):
+        return _say_strange(at, [name for name in at.in_order(instance) if name in strange], schema)
+    return _say_too_many(at, "Unevaluated", len(strange))
+
+
+def _say_additional_items(at: _Teller, _: object, instance: list[object], schema: dict[str, Any]) -> Iterator[str]:
+    return _say_too_many(at, "Additional", len(instance) - len(schema["items"]))
+
+
+def _say_too_many(at: _Teller, what: str, count: int) -> Iterator[str]:
+    yield f"{at.path}: {what} items are not allowed ({count} item{'s' if count > 1 else ''})"
+
+
+def _say_names(at: _Teller, names: Form, instance: dict[str, object], _: object) -> Iterator[str]:
+    for name in at.in_order(instance):
+        for said in at.descend(name, names):
+            place = at.path if names is False else below(at.path, name)
+            yield f"{place}: {said.removeprefix(f'{at.path}: ')}"
+
+
+def _say_none_of(at: _Teller, forms: list[Form], instance: object, _: object) -> Iterator[str]:
+    """Give the sentence for a value that fits none of several forms; it may hold others like it, so it has an end."""
+    tries: list[list[str]] = []
+    for form in forms:
+        tries.append([*at.descend(instance, form)])  # noqa: PERF401 - a comprehension has a frame of its own
+    here = f"{at.path}: should be "  # a form that wants another value altogether is far away
     nearest = min(tries, key=lambda said: (any(one.startswith(here) for one in said), len(said)))
-    return f"{path}: fits none of the {len(tries)} allowed forms; the nearest one says: {_start('; '.join(nearest))}"
+    told = _start("; ".join(nearest))
+    yield f"{at.path}: fits none of the {len(tries)} allowed forms; the nearest one says: {told}"
 
 
-def _sentence(path: str, word: str, kind: Any, error: ValidationError) -> str:
-    """Return the sentence for an error that stands for itself."""
-    if word == "type":
-        return f"{path}: should be {' or '.join(kind.types)}, not {_kind_of(error.instance)}"
-    if word == "required":
-        return f"{below(path, kind.property)}: is required"
-    if word in LIMITS:
-        given = "" if isinstance(error.instance, str | list | Mapping) else f", not {error.instance}"
-        return f"{path}: {LIMITS[word].format(kind.limit)}{given}"
-    if word in {"enum", "const"}:
-        allowed = ", ".join(map(canonical, kind.options if word == "enum" else [kind.expected_value]))
-        return f"{path}: should be one of {_start(allowed)}; not {_start(_format_value(error.instance), SHORT_CHARS)}"
-    if word == "multipleOf":
-        return f"{path}: should be a multiple of {kind.multiple_of}"
-    return f"{path}: {OTHERS.get(word) or _start(error.message)}"
+def _say_one_of(at: _Teller, forms: list[Form], instance: object, _: object) -> Iterator[str]:
+    fitting = [at.judge.descend(instance, form) for form in forms].count(())
+    if not fitting:
+        return _say_none_of(at, forms, instance, _)
+    return iter((f"{at.path}: fits {fitting} of the {len(forms)} forms, and exactly one is allowed",))
 
 
-def _format_value(value: object) -> str:
-    return canonical(value) if isinstance(value, str) else repr(value)
+SAYINGS: dict[str, Saying] = {
+    "type": _say_type,
+    "enum": _say_allowed,
+    "const": lambda at, value, instance, _: _say_allowed(at, [value], instance, _),
+    "multipleOf": lambda at, of, _, __: (f"{at.path}: should be a multiple of {of}",),
+    "pattern": lambda at, pattern, _, __: (f"{at.path}: should match {pattern!r}",),
+    "required": _say_required,
+    "dependentRequired": _say_dependent,
+    "dependencies": _say_dependent,
+    "additionalProperties": _say_additional,
+    "unevaluatedProperties": _say_unevaluated,
+    "additionalItems": _say_additional_items,
+    "unevaluatedItems": _say_unevaluated,
+    "propertyNames": _say_names,
+    "anyOf": _say_none_of,
+    "oneOf": _say_one_of,
+    "contentEncoding": lambda at, name, _, __: (f'{at.path}: it is not compliant with "{name}" content encoding',),
+    "contentMediaType": lambda at, name, _, __: (f'{at.path}: it is not compliant with "{name}" media type',),
+}
+"""What is said of keywords that have more than one sentence; limits and what always says the same have a table each."""
 
 
 def _kind_of(value: object) -> str:

@@ -55,7 +55,7 @@ NOT_YET = (
     "stepengine.tools.bundled",
 )
 """What a new run needs when it ends, sleeps, is signed or asks a model, and where its handler calls a tool of the folder."""
-OF_PARTS = ("docstring_parser", "email", "importlib.metadata", "jsonschema_rs", "tomllib")
+OF_PARTS = ("docstring_parser", "email", "importlib.metadata", "jsonschema", "tomllib")
 """What reads schemas, docstrings, versions and settings, for a run that has none of them to read."""
 OF_THE_LOOP = ("asyncio", "logging", "socket", "ssl", "subprocess")
 """asyncio, and what it brings: a third of what the import took while it was loaded with it."""

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx2
-import jsonschema_rs
+import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -281,7 +281,7 @@ def send_anything(house: House, document: dict[str, Any], operation: Any, data: 
         contents = ways[str(answer.status_code)].get("content", {})
         if JSON in contents:
             schema = {**contents[JSON]["schema"], "components": document["components"]}
-            jsonschema_rs.Draft202012Validator(schema).validate(answer.json())
+            jsonschema.Draft202012Validator(schema).validate(answer.json())
     else:
         told = check_refused(house, answer)
         assert str(answer.status_code) in ways or "not_found" in told["type"]

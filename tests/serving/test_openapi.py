@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import jsonschema_rs
+import jsonschema
 import openapi_spec_validator
 import pytest
 
@@ -76,7 +76,7 @@ def check_answer(document: dict[str, Any], name: str, answer: httpx2.Response) -
     assert (set(contents) or {""}) == {kind}
     if kind in ("application/json", "application/problem+json"):
         schema = {**contents[kind]["schema"], "components": document["components"]}
-        jsonschema_rs.Draft202012Validator(schema).validate(answer.json())
+        jsonschema.Draft202012Validator(schema).validate(answer.json())
 
 
 # --- the document ---------------------------------------------------------------------------------------------------
