@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import attrs
 
 from stepengine.data.frozen import frozen
-from stepengine.data.json import JsonValue, freeze, frozen_compact
+from stepengine.data.json import JsonValue, freeze
 from stepengine.data.makers import is_twin
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply, ModelRequest
@@ -260,34 +260,6 @@ class ToolInputDelta(Event):
     tool_name: str
     text: str
     tool_call_id: str = ""
-
-
-class _TextWhenRead:
-    """The text of a delta, made of arguments that are known as a whole when somebody reads it."""
-
-    # Most who watch never do: a stream of a whole reply ends with the reply itself. Making it takes longer than all else
-    # that is done for the event.
-
-    __slots__ = ("_slot",)
-
-    def __init__(self, slot: Any) -> None:
-        self._slot = slot
-
-    def __get__(self, event: ToolInputDelta | None, _: object = None) -> Any:
-        if event is None:
-            return self
-        held = self._slot.__get__(event)
-        if type(held) is str:
-            return held
-        text = frozen_compact(held)
-        self._slot.__set__(event, text)
-        return text
-
-    def __set__(self, event: ToolInputDelta, text: str) -> None:
-        self._slot.__set__(event, text)
-
-
-ToolInputDelta.text = _TextWhenRead(ToolInputDelta.text)  # type: ignore[assignment]
 
 
 @frozen(kw_only=True)

@@ -182,7 +182,7 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
         if watched():
             # Not yielded: it is shown before the next effect, which follows without anybody's code in between but that
             # of hooks, and what they say is shown behind it.
-            run.side_events.waiting.append(_step_started(plan.path, run.seq, run.step, run.budget.steps_left))
+            run.side_events.waiting.append(_started_event(run))
         run.begin_step()
         request = step_request(
             run, over, (yield from _tail(run)) if points.pre_step else step_prompt(run) if run.agent.step_prompt else ()
@@ -225,6 +225,10 @@ def _over(run: RunState, calls: Sequence[ToolMember], spent: LimitReached | None
     if spent:
         raise spent
     return run.end_turn(complete=ended)
+
+
+def _started_event(run: RunState) -> ev.Event:
+    return _step_started(run.plan.path, run.seq, run.step, run.budget.steps_left)
 
 
 def _notify_abandoned_step(run: RunState, error: BaseException) -> Flow[None]:

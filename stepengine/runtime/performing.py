@@ -794,8 +794,7 @@ def _shown_whole(reply: ModelReply, item: Item, io: IO) -> ModelReply:
                 effect: CallModel = item.effect  # type: ignore[assignment]
                 coming = effect.call_id
                 call_id = "" if coming is None else coming(calls)
-                raw: Any = part.input if part.raw_input is None else part.raw_input
-                io.emit(_tool_input_delta(item.path, effect.seq, part.tool_name, call_id, raw))
+                io.emit(_tool_input_delta(item.path, effect.seq, part.tool_name, call_id, raw_of(part)))
                 calls += 1
             else:
                 for delta in deltas_of_part(part, calls):
