@@ -75,7 +75,7 @@ from stepengine.errors import (
 )
 from stepengine.machine.plan import Finished
 from stepengine.models._stopping import note_usage, usage_when_stopped
-from stepengine.models.base import Provider, deltas_of_part
+from stepengine.models.base import Provider, deltas_of_part, raw_of
 from stepengine.runtime.logs import LOGGER, LineLogger
 from stepengine.runtime.mail import Message, misfit_of
 from stepengine.runtime.performer import IO, Item, child_path

@@ -5,7 +5,6 @@ Events: every one has an address and becomes JSON under a name of its own.
 from __future__ import annotations
 
 import json
-import pickle
 import re
 from typing import Any
 
@@ -15,17 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepengine.data import events
-from stepengine.data.events import (
-    EVENTS,
-    Event,
-    LogLine,
-    ModelStarted,
-    RunFinished,
-    ToolFinished,
-    ToolInputDelta,
-    ToolStarted,
-)
-from stepengine.data.json import compact, freeze_object
+from stepengine.data.events import EVENTS, Event, LogLine, ModelStarted, RunFinished, ToolFinished, ToolStarted
 from stepengine.data.makers import quick
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelRequest
@@ -145,22 +134,3 @@ def test_an_event_shows_what_cannot_be_stored_as_text() -> None:
     assert "nan" == shown["result"]["credits_used"]
     assert ("failed", "gone") == (finished["result"]["status"], finished["result"]["error"])
     json.dumps([shown, finished], allow_nan=False).encode()
-
-
-@given(strategies.json_objects)
-def test_arguments_that_came_whole_are_the_text_of_their_delta_whoever_reads_it_first(arguments: Any) -> None:
-    given_whole, text = freeze_object(arguments), compact(arguments)
-    known = ToolInputDelta(path="1", seq=2, tool_name="add", tool_call_id="c1", text=text)
-    make: Any = quick(ToolInputDelta)
-
-    def late() -> ToolInputDelta:
-        made: ToolInputDelta = make(path="1", seq=2, tool_name="add", tool_call_id="c1", text=given_whole)
-        return made
-
-    assert type(late().text) is str
-    assert known == late()
-    assert late() == known
-    assert hash(late()) == hash(known)
-    assert repr(late()) == repr(known)
-    assert late().to_json() == known.to_json()
-    assert attrs.evolve(late(), seq=3).text == pickle.loads(pickle.dumps(late())).text == text
