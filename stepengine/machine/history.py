@@ -315,18 +315,26 @@ class CallIds:
         next: The number that the next id is tried with.
     """
 
-    __slots__ = ("_history", "_known", "_prefix", "next")
+    __slots__ = ("_history", "_prefix", "_told", "next")
 
     def __init__(self, history: RunHistory, prefix: str, next: int) -> None:
         self._history = history
-        self._known: tuple[int, Transcript | None, Transcript | None, str] = (-1, None, None, "")
         self._prefix = prefix
+        # The next id, once somebody was told, with the number that follows it and the histories in which it does not occur.
+        self._told: tuple[str, int, Transcript, Transcript] | None = None
         self.next = next
 
     def new(self) -> str:
         """Return the next id."""
         history = self._history
         record, view = history.record, history.view
+        # Found already where somebody watches.
+        told = self._told
+        if told is not None:
+            self._told = None
+            if told[2] is record and told[3] is view:
+                self.next = told[1]
+                return told[0]
         # A loop, since a history of another program may have used the same ids; each may stand once (reliability:I1).
         # What is found by a set costs nothing.
         while True:
@@ -340,9 +348,9 @@ class CallIds:
         at, history = self.next, self._history
         record, view = history.record, history.view
         # Who watches is told of the first call twice: with its arguments, and with the reply that asks for it.
-        for_at, of_record, of_view, call_id = self._known
-        if not number and for_at == at and of_record is record and of_view is view:
-            return call_id
+        told = self._told
+        if not number and told is not None and told[2] is record and told[3] is view:
+            return told[0]
         left = number
         while True:
             call_id = f"{self._prefix}{at}"
@@ -352,7 +360,7 @@ class CallIds:
                 left -= 1
             at += 1
         if not number:
-            self._known = self.next, record, view, call_id
+            self._told = call_id, at + 1, record, view
         return call_id
 
 

@@ -67,8 +67,12 @@ def run_agent(plan: RunPlan, state: AgentState) -> Flow[Finished]:
         ``KeyboardInterrupt``; the handler is closed then, too.
     """
     run = RunState(plan, state, offered_of(plan))
-    if plan.body is not None:
-        return (yield from _run_body(run, plan.body))
+    # Outermost, so that the events that it shows itself, which are most of a watched run's, pass nobody else.
+    return exchange(run, _run_agent(run) if plan.body is None else _run_body(run, plan.body))
+
+
+def _run_agent(run: RunState) -> Flow[Finished]:
+    plan = run.plan
     started = ev.RunStarted(
         path=plan.path, own_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt, params=plan.params_json
     )
@@ -76,8 +80,8 @@ def run_agent(plan: RunPlan, state: AgentState) -> Flow[Finished]:
         plan.opened(lambda: run.history.record)
     try:
         yield quick_notify(started)
-        ending = yield from exchange(run, _until_end(run))
-        return (yield from exchange(run, _finish(run, ending)))
+        ending = yield from _until_end(run)
+        return (yield from _finish(run, ending))
     finally:
         run.side_events.close()
 
@@ -90,9 +94,9 @@ def _run_body(run: RunState, body: ToolBody) -> Flow[Finished]:
     """
     try:
         run.begin_run()
-        ending = yield from exchange(run, _run_timed(run, body, _until_body_ends(run, body)))
+        ending = yield from _run_timed(run, body, _until_body_ends(run, body))
         if run.background is not NO_CHILDREN:
-            ending = yield from exchange(run, _without_background(run, ending))
+            ending = yield from _without_background(run, ending)
         if ending.stop is not None and ending.status is RunStatus.SUSPENDED:
             run.suspend(ending.stop.questions)
         yield from map(quick_notify, run.side_events.take())
@@ -164,7 +168,7 @@ def _log_failure(run: RunState, body: ToolBody, error: StepEngineError) -> None:
 
 def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls less for each effect of a run
     """
-    Run *flow*, a part of the machine, and pass its effects to the world: nothing else does.
+    Run *flow*, all of a run, and pass its effects to the world: nothing else does.
 
     What was said on the side is shown before anything else that is shown or asked for, the phase that the run enters before an
     effect. What comes back is noted before *flow* gets it. After a stop nothing is handed out any more: ``Stopped`` is raised
@@ -377,7 +381,8 @@ def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
             kept = ending.output if stop.kind == "limit" and ending.was_returned else None
             ending = _end_stopped(stop)._replace(output=kept)
             yield from _tell(run, ending)
-    yield from map(quick_notify, run.side_events.take())
+    if run.side_events.waiting:
+        yield from map(quick_notify, run.side_events.take())
     return _make_finished(run, ending)
 
 

@@ -791,7 +791,10 @@ def _shown_whole(reply: ModelReply, item: Item, io: IO) -> ModelReply:
         for part in reply.content:
             if type(part) is ToolCallPart:
                 # Of a call only its arguments are shown, which are one piece.
-                _show_input(item, io, part.tool_name, _coming_id(item, calls), raw_of(part))
+                effect: CallModel = item.effect  # type: ignore[assignment]
+                coming = effect.call_id
+                call_id = "" if coming is None else coming(calls)
+                io.emit(_tool_input_delta(item.path, effect.seq, part.tool_name, call_id, raw_of(part)))
                 calls += 1
             else:
                 for delta in deltas_of_part(part, calls):

@@ -17,13 +17,13 @@ from stepengine.machine.state import RunState
 ROOT = Path(__file__).resolve().parents[2]
 MOST = {
     "bare call": (83, 23),
-    "call with a body": (298, 38),
+    "call with a body": (297, 38),
     "bare STEP": (131, 23),
-    "watched STEP": (197, 28),
-    "streamed STEP": (205, 29),
+    "watched STEP": (191, 28),
+    "streamed STEP": (199, 29),
     "two children": (691, 46),
-    "recorded STEP": (346, 41),
-    "recorded STEP, a key": (519, 42),
+    "recorded STEP": (340, 41),
+    "recorded STEP, a key": (513, 42),
 }
 """Calls and files. What makes a way longer says here by how much, and in its commit why."""
 
