@@ -16,10 +16,11 @@ import base64
 import hashlib
 import json
 import re
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, cached_property
-from operator import is_
+from functools import cache, cached_property, lru_cache
+from operator import attrgetter, is_
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import attrs
@@ -135,8 +136,10 @@ SHAPE_HINTS = (
     "sk-", "pk-", "rk-", "gsk_", "xai-", "AIza", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "xox", "AKIA", "ASIA",
     "fw_", "hf_", "nvapi-", "pplx-", "r8_", "eyJ", "-----BEGIN", "earer ", "EARER ",
 )  # fmt: skip
-# A pattern that ignores case takes a hundred times as long over a long text as these take together; what has several
-# spellings is looked for only when its last word is there.
+CORE = "pydantic_core"
+WORTH_LOADING = 50_000_000
+"""Characters times texts that are looked for one by one before the engine that finds all at once is loaded: 30 ms both."""
+# What has several spellings is looked for only when its last word is there.
 TELLING_WORDS = ("secret", "passw", "authoriz", "cookie")
 TELLING_PAIRS = {"token": ("access", "refresh", "id"), "key": ("api", "private")}
 
@@ -561,8 +564,11 @@ class Redactor:
             forms = keys.forms if len(told) == len(keys.names) else _all_forms(told)
             self._written, values = {**forms, **self._own_forms}, [*told, *self._own]
         self._ends = sorted({(v[:KEPT_BEGIN], v[-KEPT_END:]) for v in values if len(v) >= MIN_KNOWN})
-        self._sought = (*self._written, *self._places)
+        self._holds = finder(tuple(self._written))
+        # What is shown with the middle left out shows but its ends, which stand in many texts: its mask is looked for first.
+        self._may_hold = finder((*self._written, *self._places, *(MASKS if self._ends else ())))
         self.quiet = NEVER if self._key or self._written else quiet
+        self._looks = self.shapes or self.rules is not NO_RULES
         self._begin: re.Pattern[str] | None = None
         self._clean: set[str] = set()
 
@@ -589,10 +595,11 @@ class Redactor:
         # Places and anchors of such rules belong to decoded values, and cannot be looked for in their JSON.
         if rules.functions or rules.fields or rules.patterns:
             return True
-        for sought in self._sought:
-            if sought in text:
-                return True
-        if self._ends and _is_masked(text) and next(self._find_abridged(text), None) is not None:
+        if self._may_hold(text) and (
+            self._holds(text)
+            or any(place in text for place in self._places)
+            or next(self._find_abridged(text), None) is not None
+        ):
             return True
         return self.shapes and (looks_secret(text) or _may_tell(text))
 
@@ -645,7 +652,8 @@ class Redactor:
 
     def secrets(self, text: str, level: int = 0) -> dict[str, str]:
         """Return each secret in *text* and its rule; JSON is looked into, since an escape may hide where a key begins."""
-        found = {form: name for form, name in self._forms().items() if form in text}
+        forms = self._forms()
+        found = {form: name for form, name in forms.items() if form in text} if self._holds(text) else {}
         found.update({text[start:end]: name for start, end, name in self._find_abridged(text)})
         for pattern in self.rules.patterns:
             found.update({match[0]: pattern.name for match in pattern.regex.finditer(text) if match[0]})
@@ -665,9 +673,9 @@ class Redactor:
     def _known_in(self, text: str) -> Iterator[Span]:
         """Give the known values in *text*; those inside a placeholder are a part of its name."""
         forms = self._forms()
-        found = [form for form in forms if form in text]
-        if not found:
+        if not self._holds(text):
             return
+        found = [form for form in forms if form in text]
         longest = "|".join(map(re.escape, sorted(found, key=len, reverse=True)))
         for match in re.finditer(f"<redacted:[^<>]*>|{longest}", text):
             name = forms.get(match[0])
@@ -765,21 +773,59 @@ class Redactor:
 
         Enumerations, errors and whatever else holds no text of its own come back as they are.
         """
+        return value if self.passes(value) else self._without(value)
+
+    def passes(self, value: object) -> bool:  # noqa: C901 - each event of a run, and each message
+        """Return whether there is surely no secret in a frozen value; ``False`` too often."""
+        # All its texts at one look: hardly a value holds a secret, and to look into each text of each event on its own took longer
+        # than the step that they tell of.
+        if self._keys is not None and self._keys.count != self._count:
+            self._catch_up()
+        clean = self._clean
+        texts: list[str] = []
+        rest: list[Any] = [value]
+        for one in rest:
+            kind = type(one)
+            if kind is str:
+                # Names stand in every event, and what is looked into is joined.
+                if one and one not in clean:
+                    texts.append(one)
+            elif kind is JsonDict:
+                rest += one
+                rest += one.values()
+            elif kind is tuple or kind is JsonList:
+                rest += one
+            elif kind is Transcript:
+                if self.changes(one):
+                    return False
+            elif kind not in NO_TEXT:
+                rest += TEXTS[kind](one) if kind in TEXTS else _texts_of(kind)(one)
+        if not texts:
+            return True
+        if len(texts) == 1:
+            return self._frozen_text(texts[0]) is texts[0]
+        text = "\n".join(texts)
+        return not (self._looks or self._may_hold(text)) or not self.suspicious(text)
+
+    def changes(self, transcript: Transcript) -> bool:
+        """Return whether any message of *transcript* holds a secret."""
+        # Counted along the history, so that each message is looked at once and not at every step.
+        return bool(
+            transcript.fold(("redaction", self.key), lambda n, message: n + (self.frozen(message) is not message), 0)
+        )
+
+    def _without(self, value: Any) -> Any:
         kind = type(value)
         if kind in NO_TEXT:
             return value
         if kind is str:
             return self._frozen_text(value)
         if kind is Transcript:
-            # Counted along the history, so that each message is looked at once and not at every step.
-            changed = value.fold(
-                ("redaction", self.key), lambda n, message: n + (self.frozen(message) is not message), 0
-            )
-            return Transcript([self.frozen(message) for message in value]) if changed else value
+            return Transcript([self.frozen(message) for message in value]) if self.changes(value) else value
         if kind is JsonDict or kind is JsonList:
             return freeze(self.value(value)) if self.suspicious(compact(value)) else value
         if kind is tuple:
-            made = tuple([self.frozen(member) for member in value])
+            made = tuple([self._without(member) for member in value])
             return value if all(map(is_, made, value)) else made
         return self._object(value)
 
@@ -793,7 +839,7 @@ class Redactor:
             # Most fields hold no text, or a name that stands in every event; each call that is saved here is saved there.
             if of in NO_TEXT or (of is str and old in clean) or FIELDS.get(of) == ():
                 continue
-            new = self.frozen(old)
+            new = self._without(old)
             if new is not old:
                 changed[alias] = new
         return attrs.evolve(value, **changed) if changed else value
@@ -917,6 +963,26 @@ def _fields_of(kind: type[Any]) -> tuple[tuple[str, str], ...]:
     return known
 
 
+TEXTS: dict[type[Any], Callable[[Any], tuple[object, ...]]] = {}
+"""What gives the fields of classes that were met, as far as they may hold a text."""
+NUMBERS = frozenset({
+    "Decimal", "Decimal | None", "RunPhase", "RunStatus", "StopReason", "Usage", "bool", "float", "float | None", "int", "int | None",
+})  # fmt: skip
+"""What is written at fields that hold no text."""
+
+
+def _texts_of(kind: type[Any]) -> Callable[[Any], tuple[object, ...]]:
+    from stepengine.data.events import Event
+
+    # Where an event stands is ours, and not known yet.
+    place = {field.name for field in attrs.fields(Event)} if issubclass(kind, Event) else set()
+    types = {field.name: field.type for field in attrs.fields(kind)} if attrs.has(kind) else {}
+    names = [name for name, _ in _fields_of(kind) if types[name] not in NUMBERS and name not in place]
+    # Of one name it gives the field itself, and of none it cannot be made.
+    TEXTS[kind] = attrgetter(*names) if len(names) > 1 else lambda value: tuple([getattr(value, n) for n in names])
+    return TEXTS[kind]
+
+
 def _all_forms(known: Mapping[str, str]) -> dict[str, str]:
     return {form: name for value, name in known.items() for form in forms_of(value)}
 
@@ -1009,13 +1075,65 @@ def _reach(run: re.Pattern[str], text: str, start: int = 0) -> int:
     return start if found is None else found.end()
 
 
-def looks_secret(text: str) -> bool:
-    """Return whether *text* may hold a secret by its shape; a cheap test before the real one."""
-    return any(hint in text for hint in SHAPE_HINTS)
+@lru_cache(maxsize=64)
+def finder(texts: tuple[str, ...], *, any_case: bool = False) -> Callable[[str], bool]:
+    """Return what says whether any of *texts* stands in a text; in *any_case* also what Unicode takes for one of them."""
+    # One look for all of them. Five keys have fifty-five forms, and a search for each in every line of a journal took as long as
+    # the rest of the line; in a long text, each search reads all of it. `re` tries every text at every character.
+    search: Callable[[str], bool] | None = None
+    read = 0
+
+    def look_for_each(text: str) -> bool:
+        if any_case:
+            text = text.lower()
+        return any(sought in text for sought in texts)
+
+    def find(text: str) -> bool:
+        nonlocal read, search
+        if search is None:
+            # A program without models and typed tools loads no pydantic, and would take longer for it than for its few texts.
+            read += len(text) * len(texts)
+            if read < WORTH_LOADING and CORE not in sys.modules:
+                return look_for_each(text)
+            search = _search(texts, any_case=any_case) or look_for_each
+        # Nothing at all is found in a text with half of a character, which JSON may hold.
+        return search(text) or (not (text.isascii() or _is_unicode(text)) and look_for_each(text))
+
+    return find if texts else _never
+
+
+def _search(texts: tuple[str, ...], *, any_case: bool) -> Callable[[str], bool] | None:
+    """Return an expression that finds any of *texts*, by an engine that cannot backtrack; ``None`` where it takes none so long."""
+    from pydantic_core import SchemaError, SchemaValidator, core_schema
+
+    pattern = f"(?{'i' if any_case else 's'}){'|'.join(map(re.escape, texts))}"
+    try:
+        return SchemaValidator(core_schema.str_schema(pattern=pattern)).isinstance_python
+    except (SchemaError, UnicodeError):
+        return None
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _never(_: str) -> bool:
+    return False
+
+
+looks_secret = finder(SHAPE_HINTS)
+"""Whether a text may hold a secret by its shape; a cheap test before the real one."""
+_may_spell = finder((*TELLING_WORDS, *TELLING_PAIRS), any_case=True)
 
 
 def _may_tell(text: str) -> bool:
     """Return whether *text* may hold a member with a telling name."""
+    if not _may_spell(text):
+        return False
     lower = text.lower()
     if any(word in lower for word in TELLING_WORDS):
         return True

@@ -72,6 +72,9 @@ EPOCH_DIGITS = frozenset("0123456789abcdef")
 # An id comes from a browser. Python refuses to read a number of more than 4,300 digits with an error of its own, and
 # takes time that grows with the square below that.
 MAX_INDEX_DIGITS = 18
+MAX_HISTORIES = 64
+"""Of how many runs of a tree a history without its secrets is kept; of further ones it is made anew at each step."""
+NO_HISTORY = ("", Transcript(), Transcript())
 DELTAS = frozenset({TextDelta, ThinkingDelta, ToolInputDelta})
 # An event was made for the moment in which it is shown and nobody has seen it yet, so it gets its place in the stream as it is,
 # without a copy. By the fields themselves, which are found once: by name it takes half as long again.
@@ -166,6 +169,26 @@ class EventRedactor:
         # piece shows that they begin no secret (reliability:R11).
         self._flows: dict[str, tuple[Delta, Trickle]] = {}
         self._offer: tuple[Any, Any] = ((), ())
+        # By path: the last history in which there was a secret, and the same without it.
+        self._histories: dict[str, tuple[str, Transcript, Transcript]] = {}
+
+    def passes(self, event: Event) -> bool:
+        """Return whether *event* may be shown as it is, and nothing goes before it; ``False`` too often."""
+        if self._flows and event.path in self._flows:
+            return False
+        kind = type(event)
+        if kind in DELTAS:
+            delta: Delta = event  # type: ignore[assignment]
+            return KNOWN.leaves(delta.text) and (
+                type(delta) is not ToolInputDelta or KNOWN.passes((delta.tool_name, delta.tool_call_id))
+            )
+        if kind is not ModelStarted:
+            return KNOWN.passes(event)
+        request = event.request  # type: ignore[attr-defined]
+        if request is None:
+            return True
+        tools, clean = self._offer
+        return request.tools is tools is clean and KNOWN.passes((request.system_prompt, request.messages, request.tail))
 
     def through(self, event: Event) -> Sequence[Event]:
         """Return what may be shown in place of *event*: what deltas held back of their run's path, then the event."""
@@ -214,10 +237,29 @@ class EventRedactor:
         # them once is most of the work saved.
         if request.tools is not self._offer[0]:
             self._offer = request.tools, KNOWN.frozen(request.tools)
-        kept = {name: getattr(request, name) for name in ("system_prompt", "messages", "tail")}
-        clean = {name: KNOWN.frozen(value) for name, value in kept.items()} | {"tools": self._offer[1]}
+        clean = {
+            "system_prompt": KNOWN.frozen(request.system_prompt),
+            "messages": self._clean_history(event.path, request.messages),
+            "tools": self._offer[1],
+            "tail": KNOWN.frozen(request.tail),
+        }
         changed = {name: value for name, value in clean.items() if value is not getattr(request, name)}
         return attrs.evolve(event, request=attrs.evolve(request, **changed)) if changed else event
+
+    def _clean_history(self, path: str, history: Transcript) -> Transcript:
+        """Return *history*, of the run at *path*, without secrets."""
+        if not KNOWN.changes(history):
+            return history
+        # One that holds a secret holds it at every step. Made anew at each of them, 3,000 steps took half a minute.
+        key, seen, clean = self._histories.pop(path, NO_HISTORY)
+        known = history.shared_prefix(seen)
+        if known < len(seen) or key != KNOWN.key:
+            known, clean = 0, Transcript()
+        clean = clean.extend([KNOWN.frozen(message) for message in history.since(known)])
+        self._histories[path] = KNOWN.key, history, clean
+        if len(self._histories) > MAX_HISTORIES:
+            del self._histories[next(iter(self._histories))]
+        return clean
 
 
 def _clean_tool_name(event: ToolInputDelta) -> ToolInputDelta:
@@ -547,7 +589,7 @@ class Hub:
         line = self.line
         if (
             line is not None
-            and not GIVEN.names
+            and (not GIVEN.names or is_clean or self._event_redactor.passes(event))
             and len(line) < MAX_QUEUE
             and (
                 type(event) not in LOOKED_AT
@@ -557,9 +599,8 @@ class Hub:
         ):
             line.append(event)
             return
-        # The two usual cases cost one look each: a run that is not resumed has only news, and a process that knows no
-        # secrets has nothing to look for.
-        if not is_clean and (GIVEN.names or self._shows is not None):
+        # Usual are a run that is not resumed, in which everything is news, and an event without a secret in it.
+        if not is_clean and (self._shows is not None or (GIVEN.names and not self._event_redactor.passes(event))):
             for clean in self._clean(event):
                 self.emit(clean, True)
             return

@@ -13,15 +13,29 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepengine
+from stepengine import redaction
 from stepengine.cli.commands.doctor import FAMILIES
+from stepengine.data.codec import to_json
 from stepengine.data.events import ToolFinished
 from stepengine.data.messages import ToolResult
+from stepengine.errors import StepEngineError
 from stepengine.journal.scanning import scan
-from stepengine.redaction import GIVEN, Keys, Redactor, Trickle, is_secret_variable, json_in, known_in, redactor_for
+from stepengine.redaction import (
+    GIVEN,
+    Keys,
+    Redactor,
+    Trickle,
+    finder,
+    is_secret_variable,
+    json_in,
+    known_in,
+    redactor_for,
+)
+from tests import strategies
 
 KEY = "sk-ant-abcdefghijklmnop1234"
 PEM = "-----BEGIN PRIVATE KEY-----"
@@ -324,3 +338,67 @@ def test_what_was_clean_is_looked_at_again_once_it_is_told_for_a_secret(rounds: 
         for value in (tuple(texts), event):
             assert Redactor({}, shapes=False, keys=keys).frozen(value) == used.frozen(value)
         keys.tell(secret, "TOLD")
+
+
+ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=12)
+"""Halves of characters too."""
+
+
+@pytest.mark.parametrize("loads", [True, False])
+@given(texts=st.lists(ANY_TEXT, max_size=5).map(tuple), text=ANY_TEXT, at=st.integers(0, 4))
+def test_to_look_for_many_texts_at_once_finds_what_to_look_for_each_finds(
+    loads: bool, texts: tuple[str, ...], text: str, at: int
+) -> None:
+    inside = text[:3] + (texts[at % len(texts)] if texts else "") + text[3:]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(redaction, "WORTH_LOADING", 0 if loads else 10**9)
+        patch.setattr(redaction, "CORE", "pydantic_core" if loads else "a core that nobody has loaded")
+        finder.cache_clear()
+
+        for one in (text, inside):
+            assert any(sought in one for sought in texts) is finder(texts)(one)
+            if any(sought.lower() in one.lower() for sought in texts if sought.isascii()):
+                assert finder(tuple(sought.lower() for sought in texts), any_case=True)(one)
+    finder.cache_clear()
+
+
+def test_what_is_more_than_the_engine_takes_is_looked_for_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_search", lambda _, **__: None)
+    finder.cache_clear()
+
+    find = finder(("one", "two"))
+
+    assert [True, False] == [find("a two"), find("a three")]
+    finder.cache_clear()
+
+
+def texts_in(value: object, name: str = "") -> list[str]:
+    """
+    Return the texts of a JSON value; what names a class is none.
+    """
+    if isinstance(value, dict):
+        return [*value, *[text for key, member in value.items() for text in texts_in(member, key)]]
+    if isinstance(value, list):
+        return [text for member in value for text in texts_in(member)]
+    return [value] if isinstance(value, str) and name != "type" else []
+
+
+def outcome(clean: Callable[[object], object], value: object) -> object:
+    """
+    Return the cleaned value, or the class of the error where a word was replaced that a class insists on.
+    """
+    try:
+        return clean(value)
+    except StepEngineError as error:
+        return type(error)
+
+
+@settings(max_examples=150)
+@given(value=strategies.replies | strategies.user_messages | strategies.results | strategies.questions, data=st.data())
+def test_what_is_looked_at_as_a_whole_is_cleaned_as_it_is_when_each_of_its_texts_is_looked_at(
+    value: object, data: st.DataObject
+) -> None:
+    texts = sorted({text[at : at + 3] for text in texts_in(to_json(value)) for at in range(0, len(text), 3)})
+    redactor = Redactor({data.draw(st.sampled_from(texts)): "K"}, shapes=data.draw(st.booleans()))
+
+    assert outcome(redactor._without, value) == outcome(redactor.frozen, value)

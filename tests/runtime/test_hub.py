@@ -11,6 +11,7 @@ from collections import Counter
 
 import pytest
 
+from stepengine import AgentDefinition, Engine, Limits, tool
 from stepengine.data.effects import Gather, Notify, Spawn
 from stepengine.data.events import (
     LogLine,
@@ -26,8 +27,16 @@ from stepengine.data.events import (
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.errors import StepEngineError
-from stepengine.redaction import GIVEN
+from stepengine.redaction import GIVEN, Redactor
 from stepengine.runtime.hub import MAX_KEPT_CHARS, MAX_SUBSCRIBERS, Hub, Subscription, Watcher
+from stepengine.testing import ScriptedModel, tool_call
+
+A_KEY = "sk-ant-" + 8 * "abcd1234"
+
+
+@tool
+def look(n: int) -> int:
+    return n
 
 
 def the_end():
@@ -488,3 +497,44 @@ async def test_a_log_line_is_written_at_once_where_only_a_reader_is_shown_it(cap
 
     assert ["now"] == [record.getMessage() for record in caplog.records]
     assert ["log_line"] == said(reader.waiting())
+
+
+def looks_in_all(steps: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """
+    Run so many steps behind a prompt with a key, watched, and return how many values were looked at.
+    """
+    count = 0
+    passes = Redactor.passes
+
+    def counting(self: Redactor, value: object) -> bool:
+        nonlocal count
+        count += 1
+        return passes(self, value)
+
+    monkeypatch.setattr(Redactor, "passes", counting)
+    shown: list[ModelStarted] = []
+    model = ScriptedModel([*[tool_call("look", {"n": n}) for n in range(steps)], "done"])
+    engine = Engine(
+        [AgentDefinition("a", model="scripted/m", tools=[look], limits=Limits(max_steps=steps + 1))],
+        models={"scripted": model},
+        observers=[lambda event: shown.append(event) if type(event) is ModelStarted else None],
+    )
+    engine.run_sync("a", f"never say {A_KEY}").unwrap()
+    monkeypatch.undo()
+
+    assert steps + 1 == len(shown)
+    for number, event in enumerate(shown):
+        assert event.request is not None
+        assert 1 + 2 * number == len(event.request.messages)
+        assert "never say <redacted:K>" == event.request.messages[0].text
+    return count
+
+
+@pytest.mark.spec("performance:Q1", "reliability:R11")
+def test_a_key_in_the_history_is_taken_out_of_what_is_new_and_not_of_the_whole_history_at_each_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    GIVEN.tell(A_KEY, "K")
+    counts = [looks_in_all(steps, monkeypatch) for steps in (20, 40, 60)]
+
+    assert counts[2] - counts[1] == counts[1] - counts[0]
