@@ -157,6 +157,8 @@ def journals(sheet: Sheet) -> Iterator[Verdict]:
     for kind, floor, most, count in ADDED:
         share = sheet.ratio(ours("W4", f"adds, {kind}", count), ours("W4", f"adds, {floor}", count))
         yield Verdict("Q9", f"what recording adds to a step against its floor, {kind}, N={count:,}", share, most)
+    known, unknown = (ours("W4", f"file, to the system{more}", 1_000) for more in (", five keys", ""))
+    yield Verdict("Q9", "a recorded step where five keys are known, a file", sheet.ratio(known, unknown), 1.2)
     for kind, name in KEPT.items():
         long = max(sheet.counts("W4", kind), default=50_000)
         growth = sheet.ratio(ours("W4", kind, long), ours("W4", kind, 1_000))
@@ -189,3 +191,5 @@ def watchers(sheet: Sheet) -> Iterator[Verdict]:
         )
     run, stream = (Key("W8", "step", who, 1_000) for who in ("run", "stream"))
     yield Verdict("Q15", "a step that somebody watches against one that nobody does", sheet.ratio(stream, run), A_THIRD)
+    run, stream = (Key("W8", "step", f"{who}, a key", 1_000) for who in ("run", "stream"))
+    yield Verdict("Q15", "the same, in a process that knows a key", sheet.ratio(stream, run), A_THIRD)

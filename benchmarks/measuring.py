@@ -248,14 +248,14 @@ def recordings(bench: Bench) -> None:
     """Measure journals."""
     plan = bench.plan
     for turn in bench.turns("W4"):
-        for size in plan.journal if turn < SOME else plan.journal[:1]:
+        for size in plan.journal:
             for what, value in (bench.worker("W4", "stepengine", "replay_worker", "journal", size) or {}).items():
                 bench.note(("W4", what, "stepengine"), "" if what.startswith("syncs") else "us", turn, {size: value})
+        # A minute each, most of it spent waiting for the disk.
         for size in (plan.long,) if turn < SOME else ():
-            # A minute each, most of it spent waiting for the disk.
             for what, value in (bench.worker("W4", "stepengine", "replay_worker", "growth", size) or {}).items():
                 bench.note(("W4", what, "stepengine"), "us", turn, {size: value})
-        for size in (1_000, 10_000) if turn < SOME else ():
+        for size in (1_000, 10_000):
             for what, value in (bench.worker("W4", "stepengine", "replay_worker", "resume", size) or {}).items():
                 bench.note(("W4", what, "stepengine"), "us" if "us" in what else "s", turn, {size: value})
 

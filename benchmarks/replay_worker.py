@@ -2,8 +2,8 @@
 Measures journals (W4) in a fresh process: ``python -m benchmarks.replay_worker KIND N``.
 
 KIND ``journal``: CPU microseconds per step of one run of N steps without a journal, with each kind of journal, and repeated
-from its journal; with the file's syncs and the CPU of reading it; and the floors of these, with what a journal adds to a step
-here and there. KIND ``growth``: the same of a very long run, once, without a journal and with each kind that is kept. KIND ``resume``:
+from its journal; in a file also while the process knows five keys; with the file's syncs and the CPU of reading it; and the floors
+of these, with what a journal adds to a step here and there. KIND ``growth``: the same of a very long run, once, without a journal and with each kind that is kept. KIND ``resume``:
 CPU seconds of resuming a journal of N records whose last effects are missing.
 """
 
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from benchmarks.engines.stepengine import engine_for
 from benchmarks.journal_floor import floors
 from stepengine import Engine, RunResult
 from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal
+from stepengine.redaction import GIVEN
 
 REPEATS = 3
 LONG = 5_000
@@ -128,6 +130,12 @@ def journal(steps: int) -> dict[str, Any]:
         found["reading the file"] = min(cpu(file.history)[0] for _ in range(REPEATS)) / steps * 1e6
         found["syncs of reading"] = syncs.count - before
         found |= floors(steps, Path(name), lambda work: min(cpu(work)[0] for _ in range(REPEATS)) / steps * 1e6)
+        # Last of all: what a process was told it knows for good.
+        for number in range(5):
+            GIVEN.tell(f"sk-ant-{sha256(str(number).encode()).hexdigest()}", f"KEY_{number}")
+        (Path(name) / "keys").mkdir()
+        kind, make = "file, to the system", journals(Path(name) / "keys")["file, to the system"]
+        found[f"{kind}, five keys"] = best_of(steps, lambda: engine.run("adder", "add", journal=make()))
     for kind, floor in ADDS.items():
         found[f"adds, {kind}"] = found[kind] - found["no journal"]
         found[f"adds, {floor}"] = found[floor] - found["floor, no journal"]

@@ -152,6 +152,7 @@ JOURNALS = {
     "no journal": "no journal",
     "memory": "recorded, in memory",
     "file, to the system": "recorded, a file given to the system",
+    "file, to the system, five keys": "the same, while the process knows five keys",
     "file, to the disk": "recorded, a file on the disk",
     "sqlite": "recorded, SQLite",
     "replay, memory": "replayed from memory",

@@ -2,7 +2,7 @@
 Measures who watches, in a fresh process: ``python -m benchmarks.watching_worker PROTOCOL TOKENS PORT``, or ``... steps N``.
 
 The first prints the CPU microseconds that a token of one streamed reply costs each of ``CLIENTS``, one after another, the least of
-several replies each; the second those of a step of the run of W1, whose model answers in process:
+several replies each; the second those of a step of the run of W1, whose model answers in process, at first while the process knows no key, then while it knows one:
 
 - ``floor`` reads the lines of the response with the HTTP library and takes the text out of each with jiter, nothing else.
 - ``run`` is ``Engine.run``, which nobody watches.
@@ -29,6 +29,7 @@ from benchmarks.engines.stepengine import Counting, add, provider_of
 from benchmarks.loopback import WORD
 from stepengine import AgentDefinition, Engine, Limits
 from stepengine.events import RunFinished, TextDelta
+from stepengine.redaction import GIVEN
 
 REPEATS = 7
 KEY = "sk-a-key-as-long-as-those-of-providers-0123456789"
@@ -161,7 +162,12 @@ async def steps(count: int) -> dict[str, float]:
     async def ran(engine: Engine) -> str:
         return str((await engine.run("adder", "add")).unwrap())
 
-    return await least({"run": partial(ran, plain), "observed": partial(ran, shown), "stream": streamed}, "done", count)
+    asks = {"run": partial(ran, plain), "observed": partial(ran, shown), "stream": streamed}
+    found = await least(asks, "done", count)
+    # As in every process that calls a provider.
+    GIVEN.tell(KEY, "KEY")
+    with_key = {f"{name}, a key": ask for name, ask in asks.items()}
+    return found | await least(with_key, "done", count)
 
 
 def main() -> None:
