@@ -27,6 +27,7 @@ import attrs
 
 from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, JsonList, compact, freeze
+from stepengine.data.messages import Message
 from stepengine.data.named import NamedTuple
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError
@@ -775,7 +776,7 @@ class Redactor:
         """
         return value if self.passes(value) else self._without(value)
 
-    def passes(self, value: object) -> bool:  # noqa: C901 - each event of a run, and each message
+    def passes(self, value: object) -> bool:  # noqa: C901, PLR0912 - each event of a run, and each message
         """Return whether there is surely no secret in a frozen value; ``False`` too often."""
         # All its texts at one look: hardly a value holds a secret, and to look into each text of each event on its own took longer
         # than the step that they tell of.
@@ -790,11 +791,14 @@ class Redactor:
                 # Names stand in every event, and what is looked into is joined.
                 if one and one not in clean:
                     texts.append(one)
-            elif kind is JsonDict:
-                rest += one
-                rest += one.values()
+            elif one is None:
+                continue
             elif kind is tuple or kind is JsonList:
                 rest += one
+            elif kind is JsonDict:
+                if one:
+                    rest += one
+                    rest += one.values()
             elif kind is Transcript:
                 if self.changes(one):
                     return False
@@ -810,9 +814,12 @@ class Redactor:
     def changes(self, transcript: Transcript) -> bool:
         """Return whether any message of *transcript* holds a secret."""
         # Counted along the history, so that each message is looked at once and not at every step.
-        return bool(
-            transcript.fold(("redaction", self.key), lambda n, message: n + (self.frozen(message) is not message), 0)
-        )
+        return transcript.fold_on(("redaction", self.key), self._count_changes, 0) > 0
+
+    def _count_changes(self, count: int, messages: Sequence[Message]) -> list[int]:
+        if self.passes(tuple(messages)):
+            return [count] * len(messages)
+        return [count := count + (self.frozen(message) is not message) for message in messages]
 
     def _without(self, value: Any) -> Any:
         kind = type(value)
@@ -978,9 +985,16 @@ def _texts_of(kind: type[Any]) -> Callable[[Any], tuple[object, ...]]:
     place = {field.name for field in attrs.fields(Event)} if issubclass(kind, Event) else set()
     types = {field.name: field.type for field in attrs.fields(kind)} if attrs.has(kind) else {}
     names = [name for name, _ in _fields_of(kind) if types[name] not in NUMBERS and name not in place]
-    # Of one name it gives the field itself, and of none it cannot be made.
-    TEXTS[kind] = attrgetter(*names) if len(names) > 1 else lambda value: tuple([getattr(value, n) for n in names])
+    TEXTS[kind] = attrgetter(*names) if len(names) > 1 else _one_field(names[0]) if names else _no_fields
     return TEXTS[kind]
+
+
+def _one_field(name: str) -> Callable[[object], tuple[object, ...]]:
+    return lambda value: (getattr(value, name),)
+
+
+def _no_fields(_: object) -> tuple[object, ...]:
+    return ()
 
 
 def _all_forms(known: Mapping[str, str]) -> dict[str, str]:
