@@ -140,6 +140,10 @@ SHAPE_HINTS = (
 CORE = "pydantic_core"
 WORTH_LOADING = 50_000_000
 """Characters times texts that are looked for one by one before the engine that finds all at once is loaded: 30 ms both."""
+MOST_AT_ONCE = 64
+"""How many texts are looked for by one expression: a server may be told a key by each of its users, and all of it is made anew for a new one."""
+ENDING = 8
+"""By how many of its last characters a known value is looked for at first: an expression of whole keys takes 160 kB for each."""
 # What has several spellings is looked for only when its last word is there.
 TELLING_WORDS = ("secret", "passw", "authoriz", "cookie")
 TELLING_PAIRS = {"token": ("access", "refresh", "id"), "key": ("api", "private")}
@@ -565,9 +569,11 @@ class Redactor:
             forms = keys.forms if len(told) == len(keys.names) else _all_forms(told)
             self._written, values = {**forms, **self._own_forms}, [*told, *self._own]
         self._ends = sorted({(v[:KEPT_BEGIN], v[-KEPT_END:]) for v in values if len(v) >= MIN_KNOWN})
-        self._holds = finder(tuple(self._written))
+        # By their ends, since those of one provider begin alike.
+        endings = tuple(dict.fromkeys([form[-ENDING:] for form in self._written]))
+        self._may_know = finder(endings)
         # What is shown with the middle left out shows but its ends, which stand in many texts: its mask is looked for first.
-        self._may_hold = finder((*self._written, *self._places, *(MASKS if self._ends else ())))
+        self._may_hold = finder((*endings, *self._places, *(MASKS if self._ends else ())))
         self.quiet = NEVER if self._key or self._written else quiet
         self._looks = self.shapes or self.rules is not NO_RULES
         self._begin: re.Pattern[str] | None = None
@@ -597,7 +603,7 @@ class Redactor:
         if rules.functions or rules.fields or rules.patterns:
             return True
         if self._may_hold(text) and (
-            self._holds(text)
+            self._may_know(text)
             or any(place in text for place in self._places)
             or next(self._find_abridged(text), None) is not None
         ):
@@ -654,7 +660,7 @@ class Redactor:
     def secrets(self, text: str, level: int = 0) -> dict[str, str]:
         """Return each secret in *text* and its rule; JSON is looked into, since an escape may hide where a key begins."""
         forms = self._forms()
-        found = {form: name for form, name in forms.items() if form in text} if self._holds(text) else {}
+        found = {form: name for form, name in forms.items() if form in text} if self._may_know(text) else {}
         found.update({text[start:end]: name for start, end, name in self._find_abridged(text)})
         for pattern in self.rules.patterns:
             found.update({match[0]: pattern.name for match in pattern.regex.finditer(text) if match[0]})
@@ -674,7 +680,7 @@ class Redactor:
     def _known_in(self, text: str) -> Iterator[Span]:
         """Give the known values in *text*; those inside a placeholder are a part of its name."""
         forms = self._forms()
-        if not self._holds(text):
+        if not self._may_know(text):
             return
         found = [form for form in forms if form in text]
         longest = "|".join(map(re.escape, sorted(found, key=len, reverse=True)))
@@ -1089,11 +1095,14 @@ def _reach(run: re.Pattern[str], text: str, start: int = 0) -> int:
     return start if found is None else found.end()
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def finder(texts: tuple[str, ...], *, any_case: bool = False) -> Callable[[str], bool]:
     """Return what says whether any of *texts* stands in a text; in *any_case* also what Unicode takes for one of them."""
     # One look for all of them. Five keys have fifty-five forms, and a search for each in every line of a journal took as long as
     # the rest of the line; in a long text, each search reads all of it. `re` tries every text at every character.
+    if len(texts) > MOST_AT_ONCE:
+        parts = [finder(texts[at : at + MOST_AT_ONCE], any_case=any_case) for at in range(0, len(texts), MOST_AT_ONCE)]
+        return lambda text: any(find(text) for find in parts)
     search: Callable[[str], bool] | None = None
     read = 0
 

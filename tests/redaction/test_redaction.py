@@ -352,6 +352,7 @@ def test_to_look_for_many_texts_at_once_finds_what_to_look_for_each_finds(
     inside = text[:3] + (texts[at % len(texts)] if texts else "") + text[3:]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(redaction, "WORTH_LOADING", 0 if loads else 10**9)
+        patch.setattr(redaction, "MOST_AT_ONCE", 2)
         patch.setattr(redaction, "CORE", "pydantic_core" if loads else "a core that nobody has loaded")
         finder.cache_clear()
 
@@ -402,3 +403,12 @@ def test_what_is_looked_at_as_a_whole_is_cleaned_as_it_is_when_each_of_its_texts
     redactor = Redactor({data.draw(st.sampled_from(texts)): "K"}, shapes=data.draw(st.booleans()))
 
     assert outcome(redactor._without, value) == outcome(redactor.frozen, value)
+
+
+def test_the_end_of_a_known_value_alone_is_no_secret() -> None:
+    redactor = Redactor({KEY: "K"}, shapes=False)
+
+    assert KEY[-8:] == redactor.text(KEY[-8:])
+    assert {} == redactor.secrets(KEY[1:])
+    assert [] == redactor.spans(KEY[1:])
+    assert (KEY[1:], KEY[-8:]) == redactor.frozen((KEY[1:], KEY[-8:]))
