@@ -35,11 +35,12 @@ from stepengine.models.keys import printable
 
 __all__ = (
     "Accumulator",
+    "Body",
     "HttpExchange",
     "ReplyReader",
+    "body_of",
     "drained",
     "held",
-    "pieces_of",
     "read_lines",
     "understood",
 )
@@ -345,37 +346,71 @@ def late(call: RequestLabel, limit: str, timeouts: Timeouts, usage: Usage | None
     return ModelError(msg, retryable=True, kind="timeout", usage=usage)
 
 
-async def pieces_of(exchange: HttpExchange, reader: ReplyReader) -> AsyncGenerator[tuple[bytes | None, bool]]:
+class Body:
     """
-    Give the pieces of a streamed body until the reader is done; last ``None`` and whether the body ended as it should.
+    The body of a streamed reply, piece by piece.
 
-    Raises:
-        ModelError: when a time limit passes.
+    Args:
+        exchange: The response.
+        reader: Who is fed the pieces.
+        chunks: Gives them.
+
+    Attributes:
+        ended: Whether it has no more pieces.
+        clean: Whether it has not ended otherwise than it should.
     """
-    loop = asyncio.get_running_loop()
-    patience = _Patience(exchange, loop.time(), reader.events)
-    async with _body_of(exchange.response) as chunks:
-        while not reader.done:
-            step = anext(chunks).__await__()
-            chunk: bytes | None = None
-            ended: BaseException | None = None
-            try:
-                waits = next(step)
-            except StopIteration as came:
-                chunk = came.value  # it was there already, and no clock has to run
-            except BaseException as error:  # noqa: BLE001 - see `_is_clean`
-                ended = error
-            else:
-                chunk, ended = await _come(step, waits, patience.until())
-            clean = ended is None or _is_clean(ended, exchange.call)
-            # Behind an end that was told of, silence costs nothing: some servers leave the connection open.
-            if isinstance(ended, TimeoutError) and not reader.ended:
-                raise late(exchange.call, patience.limit(), exchange.timeouts, reader.usage)
-            yield chunk, clean
-            if chunk is None:
-                return
-            patience.heard(loop.time(), reader.events)
-        await drained(chunks)
+
+    __slots__ = ("_begun", "_chunks", "_exchange", "_has_come", "_patience", "_reader", "clean", "ended")
+
+    def __init__(self, exchange: HttpExchange, reader: ReplyReader, chunks: AsyncIterator[bytes]) -> None:
+        self.ended = False
+        self.clean = True
+        self._exchange = exchange
+        self._reader = reader
+        self._chunks = chunks
+        self._patience = _Patience(exchange, asyncio.get_running_loop().time(), reader.events)
+        self._has_come = False
+        self._begun: tuple[Any, object] | BaseException | None = None
+
+    # A call that is no coroutine, and not a generator of pieces inside of the provider's: that would cost every token of
+    # those that came together. What has to be waited for is waited for at once, in `rest`: a wait that was begun may not be
+    # left to whoever takes a delta meanwhile, who may do so in another task or in a scope of their own.
+    def at_hand(self) -> bytes | None:
+        """Return the next piece if it is there already; ``None`` when ``rest`` has to be awaited for it, as it then must be."""
+        step = anext(self._chunks).__await__()
+        try:
+            self._begun = step, next(step)
+        except StopIteration as came:
+            self._has_come = True
+            piece: bytes = came.value
+            return piece
+        except BaseException as error:  # noqa: BLE001 - see `_is_clean`
+            self._begun = error
+        return None
+
+    async def rest(self) -> bytes | None:
+        """
+        Return the piece that was not at hand, as soon as it comes, or ``None`` when there is none any more.
+
+        Raises:
+            ModelError: when a time limit passes.
+        """
+        begun, self._begun = self._begun, None
+        piece: bytes | None = None
+        if isinstance(begun, tuple):
+            if self._has_come:
+                self._patience.heard(asyncio.get_running_loop().time(), self._reader.events)
+            self._has_come = True
+            piece, ended = await _come(*begun, self._patience.until())
+        else:
+            ended = begun
+        exchange, reader = self._exchange, self._reader
+        self.ended = piece is None
+        self.clean = ended is None or _is_clean(ended, exchange.call)
+        # Behind an end that was told of, silence costs nothing: some servers leave the connection open.
+        if isinstance(ended, TimeoutError) and not reader.ended:
+            raise late(exchange.call, self._patience.limit(), exchange.timeouts, reader.usage)
+        return piece
 
 
 class _Patience:
@@ -420,17 +455,21 @@ class _Patience:
 
 
 @asynccontextmanager
-async def _body_of(response: Any) -> AsyncGenerator[AsyncIterator[bytes]]:
+async def body_of(exchange: HttpExchange, reader: ReplyReader) -> AsyncGenerator[Body]:
     """
-    Give the pieces of the body of *response*, and close what gives them.
+    Give the body of a streamed reply, which *reader* is fed, and close it; what follows its terminal marker is read before.
 
-    They are taken from under the HTTP library's own generators, which cut them anew and would cost every token of a stream.
+    Pieces are taken from under the HTTP library's own generators, which cut them anew and would cost every token of a stream.
     """
-    pieces = aiter(response.aiter_bytes() if response.is_stream_consumed else response.stream)
+    response = exchange.response
+    chunks = aiter(response.aiter_bytes() if response.is_stream_consumed else response.stream)
     try:
-        yield pieces
+        body = Body(exchange, reader, chunks)
+        yield body
+        if not body.ended:
+            await drained(chunks)
     finally:
-        close = getattr(pieces, "aclose", None)
+        close = getattr(chunks, "aclose", None)
         if close is not None:
             await close()
 
