@@ -171,13 +171,18 @@ class EventRedactor:
         """Return what may be shown in place of *event*: what deltas held back of their run's path, then the event."""
         if type(event) in DELTAS:
             delta: Delta = event  # type: ignore[assignment]
-            if delta.path not in self._flows and type(delta) is not ToolInputDelta and KNOWN.leaves(delta.text):
-                return (delta,)
-            return self._flowing(delta)
+            return (delta,) if self.passes(delta) else self._flowing(delta)
         # Before anything else of a run is shown, its own held-back text goes out, or a reply would seem to go on behind
         # its end.
         clean = self._clean_model_started(event) if type(event) is ModelStarted else KNOWN.frozen(event)
         return (*self._flush_text(event.path), clean) if event.path in self._flows else (clean,)
+
+    def passes(self, event: Event) -> bool:
+        """Return whether *event* is a piece of what a model says or thinks that holds nothing back, as nearly all are."""
+        kind = type(event)
+        if kind is not TextDelta and kind is not ThinkingDelta:
+            return False
+        return event.path not in self._flows and KNOWN.leaves(event.text)  # type: ignore[attr-defined]
 
     def _flowing(self, delta: Delta) -> list[Event]:
         shown: list[Event] = []
@@ -542,12 +547,21 @@ class Hub:
     def emit(self, event: Event, is_clean: bool = False) -> None:  # noqa: C901, FBT001, FBT002 - each event of a run
         """Give *event* its index and show it, if it is news; one that *is_clean* is shown as it is."""
         # Every event of a watched run and every token passes here, so what is done for each stands in this one
-        # function, which takes nothing by name. What only waits for one reader gets its place when that reader takes it:
-        # nobody sees it before.
+        # function, which takes nothing by name. The two usual cases cost one look each: a run that is not resumed has
+        # only news, and a process that knows no secrets has nothing to look for. One that knows its keys, as most do,
+        # looks at a token once and shows it from here: through `_clean` it would take a generator and a second call.
+        if (
+            not is_clean
+            and (GIVEN.names or self._shows is not None)
+            and (self._shows is not None or not self._event_redactor.passes(event))
+        ):
+            for clean in self._clean(event):
+                self.emit(clean, True)
+            return
+        # What only waits for one reader gets its place when that reader takes it: nobody sees it before.
         line = self.line
         if (
             line is not None
-            and not GIVEN.names
             and len(line) < MAX_QUEUE
             and (
                 type(event) not in LOOKED_AT
@@ -556,12 +570,6 @@ class Hub:
             )
         ):
             line.append(event)
-            return
-        # The two usual cases cost one look each: a run that is not resumed has only news, and a process that knows no
-        # secrets has nothing to look for.
-        if not is_clean and (GIVEN.names or self._shows is not None):
-            for clean in self._clean(event):
-                self.emit(clean, True)
             return
         if type(event) in NOTED:
             self._note(event)
