@@ -237,9 +237,9 @@ def _goes_on(a: Delta, b: Delta) -> bool:
     """Return whether *b* of the same path goes on where *a* stops."""
     if type(a) is not type(b) or a.seq != b.seq:
         return False
-    if isinstance(a, ToolInputDelta) and isinstance(b, ToolInputDelta):
-        return (a.tool_call_id, a.tool_name) == (b.tool_call_id, b.tool_name)
-    return True
+    if type(a) is not ToolInputDelta or type(b) is not ToolInputDelta:
+        return True
+    return a.tool_call_id == b.tool_call_id and a.tool_name == b.tool_name
 
 
 class _Flow:
@@ -423,8 +423,8 @@ class Hub:
         goes_on: Whether another run follows in this stream when one has ended: that of a kept-open handle.
         watched: Whether anybody is shown events, or will be; while nobody is, they need not be made.
         phase: What the root run is doing, as far as events are kept or somebody beside one reader is shown them.
-        only: What waits for a reader who is the only one that is shown anything; ``None`` while there is no such reader.
-        line: The same, while that reader does not wait for an event.
+        only: A reader who is the only one that is shown anything; ``None`` while there is no such reader.
+        line: What waits for that reader, while the reader does not wait for an event.
         placed: How many of the events in it, from the first one on, have their place in the stream.
         history: Gives the history of the root run at this moment, while it runs.
         warnings: Observers that were dropped.
@@ -453,7 +453,7 @@ class Hub:
         self._is_over = False
         self._event_redactor = EventRedactor()
         self.watched = bool(self._receivers)
-        self.only: list[Event | _Joined] | None = None
+        self.only: Subscription | None = None
         self.line: list[Event | _Joined] | None = None
         self.placed = 0
         self.phase = RunPhase.IDLE
@@ -500,15 +500,16 @@ class Hub:
         """Take note of whether all that is shown waits for one reader."""
         self.give_places()
         reader = self._receivers[0] if len(self._receivers) == 1 and self._shows is None else None
-        self.only = reader.queue if isinstance(reader, Subscription) else None
+        self.only = reader if isinstance(reader, Subscription) else None
         self.line = reader.queue if isinstance(reader, Subscription) and not reader.is_waiting else None
-        self.placed = 0 if self.only is None else len(self.only)
+        self.placed = 0 if self.only is None else len(self.only.queue)
 
     def give_places(self) -> None:
-        """Give the events their places in the stream that wait for the only reader and have none yet."""
-        line, placed = self.only, self.placed
-        if line is None or placed == len(line):
+        """Give the events their places in the stream that wait for the only reader and have none yet; join what belongs together."""
+        reader, placed = self.only, self.placed
+        if reader is None or placed == len(reader.queue):
             return
+        line = reader.queue
         new = line[placed:] if placed else line
         if len(new) == 1:
             (event,) = new
@@ -521,6 +522,7 @@ class Hub:
             run_out(map(SET_EPOCH, new, repeat(self._epoch)))
             run_out(map(SET_INDEX, new, count(self._index)))
         self._index += len(new)
+        reader.join(placed)
         self.placed = len(line)
 
     def opened(self, history: Callable[[], Transcript]) -> None:
@@ -560,15 +562,13 @@ class Hub:
             return
         # What only waits for one reader gets its place when that reader takes it: nobody sees it before.
         line = self.line
-        if (
-            line is not None
-            and len(line) < MAX_QUEUE
-            and (
-                type(event) not in LOOKED_AT
-                or (len(line) <= NEAR and type(event) in DELTAS)
-                or self._is_of_its_own(event, line)
-            )
-        ):
+        if line is not None and len(line) < MAX_QUEUE:
+            if type(event) in LOOKED_AT:
+                if type(event) not in DELTAS:
+                    self._note(event)
+                # Those of a reader that falls behind are joined by the hundred, at half of what it takes one by one.
+                elif len(line) - self.placed > NEAR:
+                    self.give_places()
             line.append(event)
             return
         if type(event) in NOTED:
@@ -590,14 +590,6 @@ class Hub:
                     self._note_failure(receiver, event, error)
             if self.line is not None:
                 self.placed = len(self.line)
-
-    def _is_of_its_own(self, event: Event, line: list[Event | _Joined]) -> bool:
-        """Return whether *event* waits for the only reader as it is; take note of it if so."""
-        if type(event) not in DELTAS:
-            self._note(event)
-            return True
-        # It may be joined to the last one, for a reader that has fallen behind.
-        return type(line[-1]) not in JOINED_TO
 
     def _clean(self, event: Event) -> Iterator[Event]:
         """Give what is shown in place of *event*: the news in it, without secrets."""
@@ -767,11 +759,11 @@ class _Joined:
     def take(self, event: Event) -> bool:
         """Take *event*, if it is a delta that goes on where the last one stops."""
         last = self.last
-        if type(event) is not type(last) or last.path != event.path:
+        if type(event) is not type(last):
             return False
         delta: Delta = event
         text = delta.text
-        if self.chars + len(text) > MAX_JOINED or not _goes_on(last, delta):
+        if last.path != delta.path or self.chars + len(text) > MAX_JOINED or not _goes_on(last, delta):
             return False
         self.last = delta
         self._texts.append(text)
@@ -781,10 +773,6 @@ class _Joined:
     def whole(self) -> Delta:
         """Return them as one."""
         return attrs.evolve(self.last, text="".join(self._texts))
-
-
-JOINED_TO = DELTAS | {_Joined}
-"""What a delta may be joined to."""
 
 
 class Subscription:
@@ -835,6 +823,19 @@ class Subscription:
         self._is_bare = self._is_bare and not is_delta
         return True
 
+    def join(self, start: int) -> None:
+        """Join the deltas that wait from the place *start* on as ``put`` would have done, had it been asked for each."""
+        queue = self.queue
+        start = max(start, self._behind + 1)
+        new = queue[start:]
+        del queue[start:]
+        for event in new:
+            if type(event) in DELTAS:
+                self._is_bare = False
+                if self._join_to_last(event):  # type: ignore[arg-type]
+                    continue
+            queue.append(event)
+
     def miss(self, count: int, reason: str) -> None:
         """Tell the reader first that it misses *count* events, or those of another epoch."""
         self._dropped, self._reason, self._has_lost = count, reason, True
@@ -848,7 +849,7 @@ class Subscription:
     def close(self) -> None:
         """Stop reading and forget what waits."""
         # What is forgotten had a place in the stream, and nobody else's event gets it.
-        if self._hub.only is self.queue:
+        if self._hub.only is self:
             self._hub.give_places()
         self.queue.clear()
         self._held.clear()  # whoever iterates it gets nothing more
@@ -872,7 +873,7 @@ class Subscription:
         # In one list, whose events need nobody's turn one after the other; not all at once, since what a reader holds is
         # neither joined nor counted when it falls behind.
         queue, hub = self.queue, self._hub
-        if hub.only is queue:
+        if hub.only is self:
             if hub.placed != len(queue):
                 hub.give_places()
             hub.placed = max(0, len(queue) - BATCH)
@@ -897,7 +898,7 @@ class Subscription:
         # Made for one wait and thrown away: a wait that is cancelled cancels its future, and one that is used again would be
         # done already. An `asyncio.Event` would do the same with a set of waiters, for the one that there is.
         self._waiter = asyncio.get_running_loop().create_future()
-        if self._hub.only is self.queue:
+        if self._hub.only is self:
             self._hub.line = None
         try:
             await self._waiter
@@ -914,7 +915,7 @@ class Subscription:
 
     def _stop_waiting(self) -> None:
         self._waiter = None
-        if self._hub.only is self.queue:
+        if self._hub.only is self:
             self._hub.line = self.queue
 
     def _told_of_loss(self) -> EventsDropped:
