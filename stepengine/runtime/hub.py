@@ -456,6 +456,8 @@ class Hub:
         self.only: Subscription | None = None
         self.line: list[Event | _Joined] | None = None
         self.placed = 0
+        # Whether deltas wait for an only reader who has fallen behind that may belong together.
+        self._joins = False
         self.phase = RunPhase.IDLE
         self.history: Callable[[], Transcript] | None = None
         self.warnings: list[str] = []
@@ -522,7 +524,9 @@ class Hub:
             run_out(map(SET_EPOCH, new, repeat(self._epoch)))
             run_out(map(SET_INDEX, new, count(self._index)))
         self._index += len(new)
-        reader.join(placed)
+        if self._joins:
+            reader.join(placed)
+            self._joins = False
         self.placed = len(line)
 
     def opened(self, history: Callable[[], Transcript]) -> None:
@@ -566,9 +570,11 @@ class Hub:
             if type(event) in LOOKED_AT:
                 if type(event) not in DELTAS:
                     self._note(event)
-                # Those of a reader that falls behind are joined by the hundred, at half of what it takes one by one.
-                elif len(line) - self.placed > NEAR:
-                    self.give_places()
+                elif len(line) > NEAR and type(line[-1]) in JOINED_TO:
+                    # Joined by the hundred, at half of what it takes one by one.
+                    self._joins = True
+                    if len(line) - self.placed > NEAR:
+                        self.give_places()
             line.append(event)
             return
         if type(event) in NOTED:
@@ -773,6 +779,10 @@ class _Joined:
     def whole(self) -> Delta:
         """Return them as one."""
         return attrs.evolve(self.last, text="".join(self._texts))
+
+
+JOINED_TO = DELTAS | {_Joined}
+"""What a delta may be joined to."""
 
 
 class Subscription:
