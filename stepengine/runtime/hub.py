@@ -571,10 +571,7 @@ class Hub:
                 if type(event) not in DELTAS:
                     self._note(event)
                 elif len(line) > NEAR and type(line[-1]) in JOINED_TO:
-                    # Joined by the hundred, at half of what it takes one by one.
-                    self._joins = True
-                    if len(line) - self.placed > NEAR:
-                        self.give_places()
+                    self._note_behind(line)
             line.append(event)
             return
         if type(event) in NOTED:
@@ -596,6 +593,13 @@ class Hub:
                     self._note_failure(receiver, event, error)
             if self.line is not None:
                 self.placed = len(self.line)
+
+    def _note_behind(self, line: list[Event | _Joined]) -> None:
+        """Take note that deltas which may belong together wait for the only reader, behind what a reader that keeps up has."""
+        self._joins = True
+        # Joined by the hundred, at half of what it takes one by one.
+        if len(line) - self.placed > NEAR:
+            self.give_places()
 
     def _clean(self, event: Event) -> Iterator[Event]:
         """Give what is shown in place of *event*: the news in it, without secrets."""
