@@ -360,7 +360,7 @@ class Body:
         clean: Whether it has not ended otherwise than it should.
     """
 
-    __slots__ = ("_begun", "_chunks", "_exchange", "_has_come", "_patience", "_reader", "clean", "ended")
+    __slots__ = ("_alarm", "_begun", "_chunks", "_exchange", "_has_come", "_patience", "_reader", "clean", "ended")
 
     def __init__(self, exchange: HttpExchange, reader: ReplyReader, chunks: AsyncIterator[bytes]) -> None:
         self.ended = False
@@ -369,6 +369,7 @@ class Body:
         self._reader = reader
         self._chunks = chunks
         self._patience = _Patience(exchange, asyncio.get_running_loop().time(), reader.events)
+        self._alarm = _Alarm()
         self._has_come = False
         self._begun: tuple[Any, object] | BaseException | None = None
 
@@ -397,13 +398,15 @@ class Body:
         """
         begun, self._begun = self._begun, None
         piece: bytes | None = None
+        ended = begun if isinstance(begun, BaseException) else None
         if isinstance(begun, tuple):
             if self._has_come:
                 self._patience.heard(asyncio.get_running_loop().time(), self._reader.events)
             self._has_come = True
-            piece, ended = await _come(*begun, self._patience.until())
-        else:
-            ended = begun
+            try:
+                piece = await self._alarm.bound(*begun, self._patience.until())
+            except (Exception, StopAsyncIteration) as error:  # noqa: BLE001 - see `_is_clean`
+                ended = error
         exchange, reader = self._exchange, self._reader
         self.ended = piece is None
         self.clean = ended is None or _is_clean(ended, exchange.call)
@@ -411,6 +414,10 @@ class Body:
         if isinstance(ended, TimeoutError) and not reader.ended:
             raise late(exchange.call, self._patience.limit(), exchange.timeouts, reader.usage)
         return piece
+
+    def close(self) -> None:
+        """Forget what would end a wait."""
+        self._alarm.end()
 
 
 class _Patience:
@@ -436,22 +443,82 @@ class _Patience:
     # Three clocks run at once: for the next byte, for the next event that says something (keep-alives do not), and for
     # the whole. Whichever is due first names the failure, since "sent nothing" and "sent nothing but keep-alives" have
     # different cures.
-    def _limits(self) -> dict[str, float]:
-        timeouts, first = self._timeouts, "first_byte" if self._is_first else "idle"
-        return {
-            "total": self._progress + timeouts.total,
-            "silence": self._said + timeouts.silence,
-            first: self._last + getattr(timeouts, first),
-        }
+    def _limits(self) -> tuple[float, float, float]:
+        timeouts = self._timeouts
+        silent = timeouts.first_byte if self._is_first else timeouts.idle
+        return self._progress + timeouts.total, self._said + timeouts.silence, self._last + silent
 
     def until(self) -> float:
         """Return when it ends."""
-        return min(self._limits().values())
+        return min(self._limits())
 
     def limit(self) -> str:
         """Return the limit that ends it, one of ``Timeouts``."""
         limits = self._limits()
-        return min(limits, key=limits.__getitem__)
+        return ("total", "silence", "first_byte" if self._is_first else "idle")[limits.index(min(limits))]
+
+
+class _Alarm:
+    """
+    Ends waits that last too long, of which there is one at a time, with one timer for all of them.
+
+    ``asyncio.timeout_at`` sets a timer for each wait and takes it away again, which is a sixth of what a token costs that comes
+    alone. This one is set again only when it rings and the wait under way may last longer, and by a wait that may not last so long.
+    """
+
+    __slots__ = ("_due", "_has_rung", "_loop", "_task", "_timer")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._due = 0.0
+        self._has_rung = False
+
+    async def bound(self, step: Any, waits: object, due: float) -> bytes:
+        """
+        Return what *step*, which *waits*, leads to.
+
+        Raises:
+            TimeoutError: when it is *due* before, by the event loop's clock.
+        """
+        self._task = task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - only a task waits
+        self._due = due
+        if self._timer is None or due < self._timer.when():
+            self._set()
+        cancelling = task.cancelling()
+        try:
+            return await _Begun(step, waits)
+        except asyncio.CancelledError as stopped:
+            # A cancellation of the task's own, at the same moment or before, goes on its way.
+            if self._has_rung and task.cancelling() - 1 <= cancelling:
+                raise TimeoutError from stopped
+            raise
+        finally:
+            self._task = None
+            if self._has_rung:
+                self._has_rung = False
+                task.uncancel()
+
+    def end(self) -> None:
+        """Ring no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _set(self) -> None:
+        self.end()
+        self._timer = self._loop.call_at(self._due, self._ring)
+
+    def _ring(self) -> None:
+        timer, self._timer = self._timer, None
+        if self._task is None or timer is None:
+            return
+        if timer.when() < self._due:
+            self._set()
+        else:
+            self._has_rung = True
+            self._task.cancel()
 
 
 @asynccontextmanager
@@ -463,24 +530,16 @@ async def body_of(exchange: HttpExchange, reader: ReplyReader) -> AsyncGenerator
     """
     response = exchange.response
     chunks = aiter(response.aiter_bytes() if response.is_stream_consumed else response.stream)
+    body = Body(exchange, reader, chunks)
     try:
-        body = Body(exchange, reader, chunks)
         yield body
         if not body.ended:
             await drained(chunks)
     finally:
+        body.close()
         close = getattr(chunks, "aclose", None)
         if close is not None:
             await close()
-
-
-async def _come(step: Any, waits: object, when: float) -> tuple[bytes | None, BaseException | None]:
-    """Return what *step*, which *waits*, leads to: the next piece, or what the body ended with."""
-    try:
-        async with asyncio.timeout_at(when):
-            return await _Begun(step, waits), None
-    except (Exception, StopAsyncIteration) as error:  # noqa: BLE001 - see `_is_clean`
-        return None, error
 
 
 def _is_clean(ended: BaseException, call: RequestLabel) -> bool:
