@@ -874,10 +874,9 @@ class Subscription:
         # Reading ends by `aclose`, too, when the page is closed: the place among the subscribers has to become free.
         try:
             while True:
-                while events := self.waiting():
-                    for event in events:
-                        yield event
-                if not await self.more():
+                for event in self.waiting():
+                    yield event
+                if not self.queue and not await self.more():
                     return
         finally:
             self.close()
