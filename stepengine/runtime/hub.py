@@ -595,11 +595,11 @@ class Hub:
                 self.placed = len(self.line)
 
     def _note_behind(self, line: list[Event | _Joined]) -> None:
-        """Take note that deltas which may belong together wait for the only reader, behind what a reader that keeps up has."""
-        self._joins = True
+        """Take note that a delta is about to wait for the only reader, who has fallen behind, which may belong to what waits last."""
         # Joined by the hundred, at half of what it takes one by one.
         if len(line) - self.placed > NEAR:
             self.give_places()
+        self._joins = True
 
     def _clean(self, event: Event) -> Iterator[Event]:
         """Give what is shown in place of *event*: the news in it, without secrets."""
