@@ -189,6 +189,8 @@ def watchers(sheet: Sheet) -> Iterator[Verdict]:
         yield Verdict(
             "Q15", f"a token of a run that nobody watches against it, {protocol}", sheet.ratio(run, floor), 1.2
         )
+        what = f"a token through stream against one of a run that nobody watches, {protocol}"
+        yield Verdict("Q15", what, sheet.ratio(stream, run), A_THIRD)
     run, stream = (Key("W8", "step", who, 1_000) for who in ("run", "stream"))
     yield Verdict("Q15", "a step that somebody watches against one that nobody does", sheet.ratio(stream, run), A_THIRD)
     run, stream = (Key("W8", "step", f"{who}, a key", 1_000) for who in ("run", "stream"))

@@ -545,6 +545,7 @@ class Redactor:
         is_off = not self._own and not shapes and (rules is NO_RULES or rules == NO_RULES)
         told = json.dumps([sorted(self._own.items()), shapes, rules.told_apart()])
         self._key = "" if is_off else hashlib.sha256(told.encode()).hexdigest()[:16]
+        self._begun: tuple[Quiet, re.Pattern[str]] = NEVER, MASK
         self._catch_up()
 
     def __repr__(self) -> str:
@@ -576,7 +577,6 @@ class Redactor:
         self._may_hold = finder((*endings, *self._places, *(MASKS if self._ends else ())))
         self.quiet = NEVER if self._key or self._written else quiet
         self._looks = self.shapes or self.rules is not NO_RULES
-        self._begin: re.Pattern[str] | None = None
         self._clean: set[str] = set()
 
     def _forms(self) -> Mapping[str, str]:
@@ -630,14 +630,23 @@ class Redactor:
         One look, since each token of a stream is asked for; ``False`` too often. The first three characters of a value are looked
         for, those that the end of *piece* cuts included.
         """
-        if self._begin is None or (self._keys is not None and self._keys.count != self._count):
-            self._forms()
-            begun = {_begun(form[:3]) for form in self._written}
-            masks = [re.escape(mask) for mask in MASKS]
-            self._begin = re.compile("|".join([*masks, *sorted(begun)]))
-        # What else a redactor may be told to do is looked for in whole texts alone.
-        is_plain = not self.shapes and self._machine is None and not self.rules.patterns
-        return is_plain and self._begin.search(piece) is None
+        told, begun = self._begun
+        if not told.holds:
+            begun = self._beginnings()
+        return begun.search(piece) is None
+
+    def _beginnings(self) -> re.Pattern[str]:
+        """Return what finds whatever ``leaves`` looks for."""
+        # What was told is asked for first, and kept with what follows from it: where another thread tells of a value
+        # meanwhile, this holds no longer, whoever comes last.
+        told = ALWAYS if self._keys is None else self._keys.quiet
+        begun = {_begun(form[:3]) for form in self._forms()}
+        # What else a redactor may be told to do is looked for in whole texts alone, so no piece is left as it is.
+        if self.shapes or self._machine is not None or self.rules.patterns:
+            begun = {""}
+        found = re.compile("|".join([*map(re.escape, MASKS), *sorted(begun)]))
+        self._begun = told, found
+        return found
 
     def beginning(self, text: str, limit: int) -> str:
         """Return the cleaned beginning of *text*, *limit* characters and a little more, whatever stands at the cut."""

@@ -218,10 +218,9 @@ async def stream_run(live: EngineRun) -> AsyncGenerator[Event, None]:
     try:
         # As `Subscription.events`, whose generator inside of this one would cost every token.
         while True:
-            while events := subscription.waiting():
-                for event in events:
-                    yield event
-            if not await subscription.more():
+            for event in subscription.waiting():
+                yield event
+            if not subscription.queue and not await subscription.more():
                 return
     finally:
         subscription.close()

@@ -14,7 +14,7 @@ import warnings
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import cache, partial
 from typing import Any, ClassVar, Protocol
 from weakref import WeakKeyDictionary, finalize
@@ -34,9 +34,9 @@ from stepengine.models._reading import (
     Accumulator,
     HttpExchange,
     ReplyReader,
+    body_of,
     held,
     late,
-    pieces_of,
     read_lines,
     understood,
 )
@@ -417,18 +417,26 @@ class HttpProvider(Provider):
                     return
                 reader = self._reader(exchange, request)
                 done: ModelReply | None = None
-                shown = _ShownPieces(AnswerChunks() if is_by_tool(request) else None, self._thoughts())
+                shown = self._shown_pieces(request)
                 with telling_use(lambda: reader.usage):
-                    async with aclosing(pieces_of(exchange, reader)) as pieces:
-                        async for piece, clean in pieces:
-                            for delta in shown.of(reader.feed(piece)) if piece is not None else ():
+                    async with body_of(exchange, reader) as body:
+                        while done is None:
+                            piece = body.at_hand()
+                            if piece is None:
+                                piece = await body.rest()
+                            deltas = () if piece is None else reader.feed(piece)
+                            for delta in deltas if shown is None else shown.of(deltas):
                                 yield delta
                             if piece is None or reader.done:
-                                done = reader.finish(clean=clean)
-                for delta in shown.end():
+                                done = reader.finish(clean=body.clean)
+                for delta in () if shown is None else shown.end():
                     yield delta
-                if done is not None:
-                    yield ReplyDone(self._complete_reply(done, request))
+                yield ReplyDone(self._complete_reply(done, request))
+
+    def _shown_pieces(self, request: ModelRequest) -> _ShownPieces | None:
+        """Return what tells who watches of the pieces of a stream; ``None`` where they are shown as they come."""
+        answers, thoughts = AnswerChunks() if is_by_tool(request) else None, self._thoughts()
+        return None if answers is None and thoughts is None else _ShownPieces(answers, thoughts)
 
     @contextmanager
     def _judge(self, request: ModelRequest) -> Iterator[None]:

@@ -35,11 +35,12 @@ from stepengine.models.keys import printable
 
 __all__ = (
     "Accumulator",
+    "Body",
     "HttpExchange",
     "ReplyReader",
+    "body_of",
     "drained",
     "held",
-    "pieces_of",
     "read_lines",
     "understood",
 )
@@ -345,37 +346,78 @@ def late(call: RequestLabel, limit: str, timeouts: Timeouts, usage: Usage | None
     return ModelError(msg, retryable=True, kind="timeout", usage=usage)
 
 
-async def pieces_of(exchange: HttpExchange, reader: ReplyReader) -> AsyncGenerator[tuple[bytes | None, bool]]:
+class Body:
     """
-    Give the pieces of a streamed body until the reader is done; last ``None`` and whether the body ended as it should.
+    The body of a streamed reply, piece by piece.
 
-    Raises:
-        ModelError: when a time limit passes.
+    Args:
+        exchange: The response.
+        reader: Who is fed the pieces.
+        chunks: Gives them.
+
+    Attributes:
+        ended: Whether it has no more pieces.
+        clean: Whether it has not ended otherwise than it should.
     """
-    loop = asyncio.get_running_loop()
-    patience = _Patience(exchange, loop.time(), reader.events)
-    async with _body_of(exchange.response) as chunks:
-        while not reader.done:
-            step = anext(chunks).__await__()
-            chunk: bytes | None = None
-            ended: BaseException | None = None
+
+    __slots__ = ("_alarm", "_begun", "_chunks", "_exchange", "_has_come", "_patience", "_reader", "clean", "ended")
+
+    def __init__(self, exchange: HttpExchange, reader: ReplyReader, chunks: AsyncIterator[bytes]) -> None:
+        self.ended = False
+        self.clean = True
+        self._exchange = exchange
+        self._reader = reader
+        self._chunks = chunks
+        self._patience = _Patience(exchange, asyncio.get_running_loop().time(), reader.events)
+        self._alarm = _Alarm()
+        self._has_come = False
+        self._begun: tuple[Any, object] | BaseException | None = None
+
+    # A call that is no coroutine, and not a generator of pieces inside of the provider's: that would cost every token of
+    # those that came together. What has to be waited for is waited for at once, in `rest`: a wait that was begun may not be
+    # left to whoever takes a delta meanwhile, who may do so in another task or in a scope of their own.
+    def at_hand(self) -> bytes | None:
+        """Return the next piece if it is there already; ``None`` when ``rest`` has to be awaited for it, as it then must be."""
+        step = anext(self._chunks).__await__()
+        try:
+            self._begun = step, next(step)
+        except StopIteration as came:
+            self._has_come = True
+            piece: bytes = came.value
+            return piece
+        except BaseException as error:  # noqa: BLE001 - see `_is_clean`
+            self._begun = error
+        return None
+
+    async def rest(self) -> bytes | None:
+        """
+        Return the piece that was not at hand, as soon as it comes, or ``None`` when there is none any more.
+
+        Raises:
+            ModelError: when a time limit passes.
+        """
+        begun, self._begun = self._begun, None
+        piece: bytes | None = None
+        ended = begun if isinstance(begun, BaseException) else None
+        if isinstance(begun, tuple):
+            if self._has_come:
+                self._patience.heard(asyncio.get_running_loop().time(), self._reader.events)
+            self._has_come = True
             try:
-                waits = next(step)
-            except StopIteration as came:
-                chunk = came.value  # it was there already, and no clock has to run
-            except BaseException as error:  # noqa: BLE001 - see `_is_clean`
+                piece = await self._alarm.bound(*begun, self._patience.until())
+            except (Exception, StopAsyncIteration) as error:  # noqa: BLE001 - see `_is_clean`
                 ended = error
-            else:
-                chunk, ended = await _come(step, waits, patience.until())
-            clean = ended is None or _is_clean(ended, exchange.call)
-            # Behind an end that was told of, silence costs nothing: some servers leave the connection open.
-            if isinstance(ended, TimeoutError) and not reader.ended:
-                raise late(exchange.call, patience.limit(), exchange.timeouts, reader.usage)
-            yield chunk, clean
-            if chunk is None:
-                return
-            patience.heard(loop.time(), reader.events)
-        await drained(chunks)
+        exchange, reader = self._exchange, self._reader
+        self.ended = piece is None
+        self.clean = ended is None or _is_clean(ended, exchange.call)
+        # Behind an end that was told of, silence costs nothing: some servers leave the connection open.
+        if isinstance(ended, TimeoutError) and not reader.ended:
+            raise late(exchange.call, self._patience.limit(), exchange.timeouts, reader.usage)
+        return piece
+
+    def close(self) -> None:
+        """Forget what would end a wait."""
+        self._alarm.end()
 
 
 class _Patience:
@@ -401,47 +443,103 @@ class _Patience:
     # Three clocks run at once: for the next byte, for the next event that says something (keep-alives do not), and for
     # the whole. Whichever is due first names the failure, since "sent nothing" and "sent nothing but keep-alives" have
     # different cures.
-    def _limits(self) -> dict[str, float]:
-        timeouts, first = self._timeouts, "first_byte" if self._is_first else "idle"
-        return {
-            "total": self._progress + timeouts.total,
-            "silence": self._said + timeouts.silence,
-            first: self._last + getattr(timeouts, first),
-        }
+    def _limits(self) -> tuple[float, float, float]:
+        timeouts = self._timeouts
+        silent = timeouts.first_byte if self._is_first else timeouts.idle
+        return self._progress + timeouts.total, self._said + timeouts.silence, self._last + silent
 
     def until(self) -> float:
         """Return when it ends."""
-        return min(self._limits().values())
+        return min(self._limits())
 
     def limit(self) -> str:
         """Return the limit that ends it, one of ``Timeouts``."""
         limits = self._limits()
-        return min(limits, key=limits.__getitem__)
+        return ("total", "silence", "first_byte" if self._is_first else "idle")[limits.index(min(limits))]
+
+
+class _Alarm:
+    """
+    Ends waits that last too long, of which there is one at a time, with one timer for all of them.
+
+    ``asyncio.timeout_at`` sets a timer for each wait and takes it away again, which is a sixth of what a token costs that comes
+    alone. This one is set again only when it rings and the wait under way may last longer, and by a wait that may not last so long.
+    """
+
+    __slots__ = ("_due", "_has_rung", "_loop", "_task", "_timer")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._due = 0.0
+        self._has_rung = False
+
+    async def bound(self, step: Any, waits: object, due: float) -> bytes:
+        """
+        Return what *step*, which *waits*, leads to.
+
+        Raises:
+            TimeoutError: when it is *due* before, by the event loop's clock.
+        """
+        self._task = task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - only a task waits
+        self._due = due
+        if self._timer is None or due < self._timer.when():
+            self._set()
+        cancelling = task.cancelling()
+        try:
+            return await _Begun(step, waits)
+        except asyncio.CancelledError as stopped:
+            # A cancellation of the task's own, at the same moment or before, goes on its way.
+            if self._has_rung and task.cancelling() - 1 <= cancelling:
+                raise TimeoutError from stopped
+            raise
+        finally:
+            self._task = None
+            if self._has_rung:
+                self._has_rung = False
+                task.uncancel()
+
+    def end(self) -> None:
+        """Ring no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _set(self) -> None:
+        self.end()
+        self._timer = self._loop.call_at(self._due, self._ring)
+
+    def _ring(self) -> None:
+        timer, self._timer = self._timer, None
+        if self._task is None or timer is None:
+            return
+        if timer.when() < self._due:
+            self._set()
+        else:
+            self._has_rung = True
+            self._task.cancel()
 
 
 @asynccontextmanager
-async def _body_of(response: Any) -> AsyncGenerator[AsyncIterator[bytes]]:
+async def body_of(exchange: HttpExchange, reader: ReplyReader) -> AsyncGenerator[Body]:
     """
-    Give the pieces of the body of *response*, and close what gives them.
+    Give the body of a streamed reply, which *reader* is fed, and close it; what follows its terminal marker is read before.
 
-    They are taken from under the HTTP library's own generators, which cut them anew and would cost every token of a stream.
+    Pieces are taken from under the HTTP library's own generators, which cut them anew and would cost every token of a stream.
     """
-    pieces = aiter(response.aiter_bytes() if response.is_stream_consumed else response.stream)
+    response = exchange.response
+    chunks = aiter(response.aiter_bytes() if response.is_stream_consumed else response.stream)
+    body = Body(exchange, reader, chunks)
     try:
-        yield pieces
+        yield body
+        if not body.ended:
+            await drained(chunks)
     finally:
-        close = getattr(pieces, "aclose", None)
+        body.close()
+        close = getattr(chunks, "aclose", None)
         if close is not None:
             await close()
-
-
-async def _come(step: Any, waits: object, when: float) -> tuple[bytes | None, BaseException | None]:
-    """Return what *step*, which *waits*, leads to: the next piece, or what the body ended with."""
-    try:
-        async with asyncio.timeout_at(when):
-            return await _Begun(step, waits), None
-    except (Exception, StopAsyncIteration) as error:  # noqa: BLE001 - see `_is_clean`
-        return None, error
 
 
 def _is_clean(ended: BaseException, call: RequestLabel) -> bool:

@@ -174,13 +174,13 @@ class EventRedactor:
 
     def passes(self, event: Event) -> bool:
         """Return whether *event* may be shown as it is, and nothing goes before it; ``False`` too often."""
-        if self._flows and event.path in self._flows:
+        if event.path in self._flows:
             return False
         kind = type(event)
         if kind in DELTAS:
-            delta: Delta = event  # type: ignore[assignment]
+            delta: Any = event
             return KNOWN.leaves(delta.text) and (
-                type(delta) is not ToolInputDelta or KNOWN.passes((delta.tool_name, delta.tool_call_id))
+                kind is not ToolInputDelta or KNOWN.passes((delta.tool_name, delta.tool_call_id))
             )
         if kind is not ModelStarted:
             return KNOWN.passes(event)
@@ -194,9 +194,7 @@ class EventRedactor:
         """Return what may be shown in place of *event*: what deltas held back of their run's path, then the event."""
         if type(event) in DELTAS:
             delta: Delta = event  # type: ignore[assignment]
-            if delta.path not in self._flows and type(delta) is not ToolInputDelta and KNOWN.leaves(delta.text):
-                return (delta,)
-            return self._flowing(delta)
+            return (delta,) if self.passes(delta) else self._flowing(delta)
         # Before anything else of a run is shown, its own held-back text goes out, or a reply would seem to go on behind
         # its end.
         clean = self._clean_model_started(event) if type(event) is ModelStarted else KNOWN.frozen(event)
@@ -274,9 +272,9 @@ def _goes_on(a: Delta, b: Delta) -> bool:
     """Return whether *b* of the same path goes on where *a* stops."""
     if type(a) is not type(b) or a.seq != b.seq:
         return False
-    if isinstance(a, ToolInputDelta) and isinstance(b, ToolInputDelta):
-        return (a.tool_call_id, a.tool_name) == (b.tool_call_id, b.tool_name)
-    return True
+    if type(a) is not ToolInputDelta or type(b) is not ToolInputDelta:
+        return True
+    return a.tool_call_id == b.tool_call_id and a.tool_name == b.tool_name
 
 
 class _Flow:
@@ -460,8 +458,8 @@ class Hub:
         goes_on: Whether another run follows in this stream when one has ended: that of a kept-open handle.
         watched: Whether anybody is shown events, or will be; while nobody is, they need not be made.
         phase: What the root run is doing, as far as events are kept or somebody beside one reader is shown them.
-        only: What waits for a reader who is the only one that is shown anything; ``None`` while there is no such reader.
-        line: The same, while that reader does not wait for an event.
+        only: A reader who is the only one that is shown anything; ``None`` while there is no such reader.
+        line: What waits for that reader, while the reader does not wait for an event.
         placed: How many of the events in it, from the first one on, have their place in the stream.
         history: Gives the history of the root run at this moment, while it runs.
         warnings: Observers that were dropped.
@@ -490,9 +488,11 @@ class Hub:
         self._is_over = False
         self._event_redactor = EventRedactor()
         self.watched = bool(self._receivers)
-        self.only: list[Event | _Joined] | None = None
+        self.only: Subscription | None = None
         self.line: list[Event | _Joined] | None = None
         self.placed = 0
+        # Whether deltas wait for an only reader who has fallen behind that may belong together.
+        self._joins = False
         self.phase = RunPhase.IDLE
         self.history: Callable[[], Transcript] | None = None
         self.warnings: list[str] = []
@@ -537,15 +537,16 @@ class Hub:
         """Take note of whether all that is shown waits for one reader."""
         self.give_places()
         reader = self._receivers[0] if len(self._receivers) == 1 and self._shows is None else None
-        self.only = reader.queue if isinstance(reader, Subscription) else None
+        self.only = reader if isinstance(reader, Subscription) else None
         self.line = reader.queue if isinstance(reader, Subscription) and not reader.is_waiting else None
-        self.placed = 0 if self.only is None else len(self.only)
+        self.placed = 0 if self.only is None else len(self.only.queue)
 
     def give_places(self) -> None:
-        """Give the events their places in the stream that wait for the only reader and have none yet."""
-        line, placed = self.only, self.placed
-        if line is None or placed == len(line):
+        """Give the events their places in the stream that wait for the only reader and have none yet; join what belongs together."""
+        reader, placed = self.only, self.placed
+        if reader is None or placed == len(reader.queue):
             return
+        line = reader.queue
         new = line[placed:] if placed else line
         if len(new) == 1:
             (event,) = new
@@ -558,6 +559,9 @@ class Hub:
             run_out(map(SET_EPOCH, new, repeat(self._epoch)))
             run_out(map(SET_INDEX, new, count(self._index)))
         self._index += len(new)
+        if self._joins:
+            reader.join(placed)
+            self._joins = False
         self.placed = len(line)
 
     def opened(self, history: Callable[[], Transcript]) -> None:
@@ -584,25 +588,26 @@ class Hub:
     def emit(self, event: Event, is_clean: bool = False) -> None:  # noqa: C901, FBT001, FBT002 - each event of a run
         """Give *event* its index and show it, if it is news; one that *is_clean* is shown as it is."""
         # Every event of a watched run and every token passes here, so what is done for each stands in this one
-        # function, which takes nothing by name. What only waits for one reader gets its place when that reader takes it:
-        # nobody sees it before.
-        line = self.line
+        # function, which takes nothing by name. The two usual cases cost one look each: a run that is not resumed has
+        # only news, and a process that knows no secrets has nothing to look for. One that knows its keys, as most do,
+        # looks at an event once and shows it from here: through `_clean` it would take a generator and a second call.
         if (
-            line is not None
-            and (not GIVEN.names or is_clean or self._event_redactor.passes(event))
-            and len(line) < MAX_QUEUE
-            and (
-                type(event) not in LOOKED_AT
-                or (len(line) <= NEAR and type(event) in DELTAS)
-                or self._is_of_its_own(event, line)
-            )
+            not is_clean
+            and (GIVEN.names or self._shows is not None)
+            and (self._shows is not None or not self._event_redactor.passes(event))
         ):
-            line.append(event)
-            return
-        # Usual are a run that is not resumed, in which everything is news, and an event without a secret in it.
-        if not is_clean and (self._shows is not None or (GIVEN.names and not self._event_redactor.passes(event))):
             for clean in self._clean(event):
                 self.emit(clean, True)
+            return
+        # What only waits for one reader gets its place when that reader takes it: nobody sees it before.
+        line = self.line
+        if line is not None and len(line) < MAX_QUEUE:
+            if type(event) in LOOKED_AT:
+                if type(event) not in DELTAS:
+                    self._note(event)
+                elif len(line) > NEAR and type(line[-1]) in JOINED_TO:
+                    self._note_behind(line)
+            line.append(event)
             return
         if type(event) in NOTED:
             self._note(event)
@@ -624,13 +629,12 @@ class Hub:
             if self.line is not None:
                 self.placed = len(self.line)
 
-    def _is_of_its_own(self, event: Event, line: list[Event | _Joined]) -> bool:
-        """Return whether *event* waits for the only reader as it is; take note of it if so."""
-        if type(event) not in DELTAS:
-            self._note(event)
-            return True
-        # It may be joined to the last one, for a reader that has fallen behind.
-        return type(line[-1]) not in JOINED_TO
+    def _note_behind(self, line: list[Event | _Joined]) -> None:
+        """Take note that a delta is about to wait for the only reader, who has fallen behind, which may belong to what waits last."""
+        # Joined by the hundred, at half of what it takes one by one.
+        if len(line) - self.placed > NEAR:
+            self.give_places()
+        self._joins = True
 
     def _clean(self, event: Event) -> Iterator[Event]:
         """Give what is shown in place of *event*: the news in it, without secrets."""
@@ -800,11 +804,11 @@ class _Joined:
     def take(self, event: Event) -> bool:
         """Take *event*, if it is a delta that goes on where the last one stops."""
         last = self.last
-        if type(event) is not type(last) or last.path != event.path:
+        if type(event) is not type(last):
             return False
         delta: Delta = event
         text = delta.text
-        if self.chars + len(text) > MAX_JOINED or not _goes_on(last, delta):
+        if last.path != delta.path or self.chars + len(text) > MAX_JOINED or not _goes_on(last, delta):
             return False
         self.last = delta
         self._texts.append(text)
@@ -868,6 +872,19 @@ class Subscription:
         self._is_bare = self._is_bare and not is_delta
         return True
 
+    def join(self, start: int) -> None:
+        """Join the deltas that wait from the place *start* on as ``put`` would have done, had it been asked for each."""
+        queue = self.queue
+        start = max(start, self._behind + 1)
+        new = queue[start:]
+        del queue[start:]
+        for event in new:
+            if type(event) in DELTAS:
+                self._is_bare = False
+                if self._join_to_last(event):  # type: ignore[arg-type]
+                    continue
+            queue.append(event)
+
     def miss(self, count: int, reason: str) -> None:
         """Tell the reader first that it misses *count* events, or those of another epoch."""
         self._dropped, self._reason, self._has_lost = count, reason, True
@@ -881,7 +898,7 @@ class Subscription:
     def close(self) -> None:
         """Stop reading and forget what waits."""
         # What is forgotten had a place in the stream, and nobody else's event gets it.
-        if self._hub.only is self.queue:
+        if self._hub.only is self:
             self._hub.give_places()
         self.queue.clear()
         self._held.clear()  # whoever iterates it gets nothing more
@@ -892,10 +909,9 @@ class Subscription:
         # Reading ends by `aclose`, too, when the page is closed: the place among the subscribers has to become free.
         try:
             while True:
-                while events := self.waiting():
-                    for event in events:
-                        yield event
-                if not await self.more():
+                for event in self.waiting():
+                    yield event
+                if not self.queue and not await self.more():
                     return
         finally:
             self.close()
@@ -905,7 +921,7 @@ class Subscription:
         # In one list, whose events need nobody's turn one after the other; not all at once, since what a reader holds is
         # neither joined nor counted when it falls behind.
         queue, hub = self.queue, self._hub
-        if hub.only is queue:
+        if hub.only is self:
             if hub.placed != len(queue):
                 hub.give_places()
             hub.placed = max(0, len(queue) - BATCH)
@@ -930,7 +946,7 @@ class Subscription:
         # Made for one wait and thrown away: a wait that is cancelled cancels its future, and one that is used again would be
         # done already. An `asyncio.Event` would do the same with a set of waiters, for the one that there is.
         self._waiter = asyncio.get_running_loop().create_future()
-        if self._hub.only is self.queue:
+        if self._hub.only is self:
             self._hub.line = None
         try:
             await self._waiter
@@ -947,7 +963,7 @@ class Subscription:
 
     def _stop_waiting(self) -> None:
         self._waiter = None
-        if self._hub.only is self.queue:
+        if self._hub.only is self:
             self._hub.line = self.queue
 
     def _told_of_loss(self) -> EventsDropped:

@@ -104,6 +104,7 @@ __all__ = (
 )
 
 
+_text_delta = maker_in_order(TextDelta, "path", "seq", "text")
 _tool_input_delta = maker_in_order(ToolInputDelta, "path", "seq", "tool_name", "tool_call_id", "text")
 
 
@@ -816,7 +817,7 @@ def _coming_id(item: Item, number: int) -> str:
 async def _streamed(provider: ModelProvider, request: ModelRequest, item: Item, io: IO) -> ModelReply:
     shown, heard = False, _StreamedChars()
     calls: dict[int, tuple[str, str]] = {}
-    path, seq, emit, make = item.path, item.effect.seq, io.emit, quick(TextDelta)
+    path, seq, emit = item.path, item.effect.seq, io.emit
     try:
         # Closed at once on every way out: a stream that is left to the collector keeps its connection, and the provider
         # goes on producing what is paid for.
@@ -825,7 +826,7 @@ async def _streamed(provider: ModelProvider, request: ModelRequest, item: Item, 
                 if type(delta) is TextChunk:  # most are, so nothing more is called for it
                     text = delta.text
                     heard.said += len(text)
-                    emit(make(path=path, seq=seq, text=text))
+                    emit(_text_delta(path, seq, text))
                     shown = True
                     continue
                 if type(delta) is ReplyDone:
@@ -848,7 +849,7 @@ def _show_delta(delta: ModelDelta, calls: dict[int, tuple[str, str]], item: Item
     path, seq = item.path, item.effect.seq
     match delta:
         case TextChunk(text=text):
-            io.emit(quick(TextDelta)(path=path, seq=seq, text=text))
+            io.emit(_text_delta(path, seq, text))
         case ThinkingChunk(text=text):
             io.emit(quick(ThinkingDelta)(path=path, seq=seq, text=text))
         case ToolCallStarted(index=index, tool_name=name):

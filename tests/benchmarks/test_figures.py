@@ -92,6 +92,10 @@ def w3(who: str, count: int) -> tuple[str, str, str, int, list[float]]:
     return ("W3", "steps", who, count, [1.0])
 
 
+def w8(protocol: str, who: str) -> tuple[str, str, str, int, list[float]]:
+    return ("W8", f"token, {protocol}", who, 2_000, [1.0])
+
+
 BOUNDS = [
     held("Q3", "1,000 runs at once", 1.0, ("W2", "run", "stepengine", 1_000, [1.0]), ("W2", "run", "bu_agent_sdk", 1_000, [1.0])),
     held("Q3", "kept for a finished run", 20 * 1024, ("W2", "memory", "stepengine", 200, [1.0])),
@@ -120,12 +124,17 @@ BOUNDS = [
         "Q12", "a child among 4,000", 1.3,
         ("W2", "children", "stepengine", 4_000, [1.0]), ("W2", "children", "stepengine", 100, [1.0]),
     ),
+    *[
+        held("Q15", f"one of a run that nobody watches, {protocol}", 4 / 3, w8(protocol, "stream"), w8(protocol, "run"))
+        for protocol in ("openai_chat", "anthropic")
+    ],
 ]  # fmt: skip
 
 
 @pytest.mark.spec(
-    "performance:Q3", "performance:Q4", "performance:Q5", "performance:Q7", "performance:Q11", "performance:Q12"
-)
+    "performance:Q3", "performance:Q4", "performance:Q5", "performance:Q7", "performance:Q11", "performance:Q12",
+    "performance:Q15",
+)  # fmt: skip
 @pytest.mark.parametrize(("budget", "what", "most", "figures"), BOUNDS)
 def test_the_bound_of_a_budget_is_that_of_its_row(budget: str, what: str, most: float, figures: Any) -> None:
     def judged(factor: float) -> tuple[str, str]:

@@ -137,6 +137,27 @@ async def test_a_slow_stream_that_keeps_talking_is_a_reply_however_long_it_takes
 # --- too long -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.spec("reliability:MP23")
+async def test_each_piece_may_be_asked_for_in_a_task_of_its_own_and_a_limit_ends_only_its_wait(wire):
+    """
+    A timer that was set for one wait is there for those after it.
+    """
+    pieces = [(part, SHORT / 2) for part in before_the_end(wire, wire.stream(*BOTH))]
+    async with fault_server(sse(*[step for piece in pieces for step in piece], "hang")) as server:
+        provider = wire.make(server.url, timeouts=Timeouts(first_byte=LONG, idle=3 * SHORT, silence=LONG, total=LONG))
+        stream = provider.stream(wire.request())
+
+        async def first():
+            return await anext(stream)
+
+        with pytest.raises(ModelError, match=r"Timeouts\.idle"):
+            while True:
+                await asyncio.create_task(first())
+        await stream.aclose()
+        await provider.close()
+    assert asyncio.current_task().cancelling() == 0
+
+
 @pytest.mark.spec("reliability:MP24")
 async def test_a_stream_that_never_stops_is_cut_by_its_bytes_and_by_its_text(wire, monkeypatch):
     monkeypatch.setattr(_reading, "MAX_REPLY", 4_000)

@@ -7,8 +7,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import random
 from collections import Counter
 
+import attrs
 import pytest
 
 from stepengine import AgentDefinition, Engine, Limits, tool
@@ -21,6 +23,7 @@ from stepengine.data.events import (
     RunFinished,
     StepStarted,
     TextDelta,
+    ThinkingDelta,
     ToolInputDelta,
     ToolLog,
 )
@@ -538,3 +541,45 @@ def test_a_key_in_the_history_is_taken_out_of_what_is_new_and_not_of_the_whole_h
     counts = [looks_in_all(steps, monkeypatch) for steps in (20, 40, 60)]
 
     assert counts[2] - counts[1] == counts[1] - counts[0]
+
+
+@pytest.mark.spec("requirements:N7", "reliability:R11")
+@pytest.mark.parametrize("seed", range(40))
+def test_an_only_reader_gets_the_same_as_one_beside_an_observer_whatever_comes_and_however_late_it_is_read(
+    seed: int,
+) -> None:
+    """
+    What waits for an only reader gets its places late, and is joined by the hundred.
+    """
+    chance = random.Random(seed)
+    if seed % 2:
+        GIVEN.tell("hush-hush-1234", "OUR_KEY")
+    hubs = Hub(), Hub([Watcher(lambda _: None)])
+    readers = [hub.subscribe() for hub in hubs]
+    got = [], []
+    for _ in range(chance.randint(1, 8)):
+        size = chance.choice([1, 5, 101, 102, 103, 350, 700])
+        piece = anything(chance)
+        for event in [piece] * size if chance.random() < 0.2 else [anything(chance) for _ in range(size)]:
+            for hub in hubs:
+                hub.emit(attrs.evolve(event))
+        for _ in range(chance.choice([0, 0, 1, 2, 5, 200])):
+            for reader, events in zip(readers, got, strict=True):
+                events.extend(reader.waiting())
+    for reader, events in zip(readers, got, strict=True):
+        while taken := reader.waiting():
+            events.extend(taken)
+
+    alone, beside = ([(event, event.index) for event in events] for events in got)
+    assert beside == alone
+
+
+def anything(chance):
+    at = {"path": chance.choice(["", "", "", "0"]), "seq": chance.choice([1, 1, 1, 2])}
+    kinds = [
+        *[TextDelta(**at, text=text) for text in ("x", "yy", "hush", "hush-hush-1234", "hu", "sh-hush-1", "z" * 2_000)],
+        ThinkingDelta(**at, text="t"),
+        *[ToolInputDelta(**at, tool_name=name, text="i") for name in "ab"],
+        note("n"),
+    ]
+    return chance.choice(kinds)
