@@ -788,7 +788,7 @@ class JournaledRun:
         if writer is not None and self.mode.writes:
             if self._unwritten:
                 self._write_kept(writer)
-            writer.add_value(path, seq, at, value)
+            (writer.steps or writer).add_value(path, seq, at, value)
 
     def _keep_write(self, path: str, seq: int, write: FileWrite) -> None:
         self.writes.setdefault((path, seq), []).append(write)

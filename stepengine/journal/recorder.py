@@ -238,19 +238,24 @@ class Recorder:
         together = None if gather is None else gather.effects[0].seq
         # A call that must not happen twice lasts before it begins, and so does the first effect of a run, whatever it is.
         lasts = True
+        takes = writer.steps or writer
         try:
             if kind is CallModel:
-                writer.add_request(path, seq, together, effect)
+                takes.add_request(path, seq, together, effect)
                 lasts = not self._has_begun
             else:
-                writer.add_call(path, seq, together, effect)
+                takes.add_call(path, seq, together, effect)
         except StepEngineError as error:
             raise run.fail(error) from error.__cause__
         self._next[path], self._has_begun = seq + 1, True
-        begin = self._begin
-        if not (self._owed or (lasts and run.waits)):
+        begin, owed, durable = self._begin, self._owed, run.durable
+        if not (owed or (lasts and run.waits)):
             return begin(batch)
-        owed, waiting = self._owed, self._lasting()
+        self._owed = []
+        try:
+            waiting = durable()  # as in `_lasting`
+        except StepEngineError as error:
+            raise self._note_unwritten(error, owed) from error.__cause__
         return begin(batch) if waiting is None else self._begin_after(waiting, owed, batch)
 
     def _begin_all(self, batch: Sequence[Item]) -> Awaitable[None]:  # noqa: C901 - a call for each would be longer than what it does
@@ -574,14 +579,15 @@ class Recorder:
 
     # What was used is written down also where the call is stopped: the exception takes nothing along, and nobody who
     # comes later could know.
-    async def _live(  # noqa: C901 - a call for each question would cost as much as its answer
+    async def _live(  # noqa: C901, PLR0912 - a call for each question would cost as much as its answer
         self, inner: Performer, item: Item, io: IO, attempts: Sequence[object] = (), *, again: bool = False
     ) -> Single:
         run, (path, effect, plan, _, _) = self._run, item
         if run.fatal is not None and self._replayer is None:
             return Stop("diverged", run.timing.last, run.fatal)
-        kind, noted, noting = type(effect), [*attempts], io
+        kind, noted, noting = type(effect), attempts, io
         if kind is CallModel:
+            noted = [*attempts]
             noting = Attempts(io, noted)
         elif kind is CallTool and defers(plan.tools.get(effect.tool_name)) and not run.source.stable:  # type: ignore[union-attr]
             # Whether a result comes before its body has returned is a matter of time, and a stable recording tells of none.
@@ -612,16 +618,23 @@ class Recorder:
         if at > timing.last:  # noqa: PLR1730 - a call less, for every outcome
             timing.last = at
         try:
-            writer.add_value(path, effect.seq, at, outcome.value)
+            (writer.steps or writer).add_value(path, effect.seq, at, outcome.value)
         except StepEngineError as error:
             raise self._note_unwritten(error, [(item, outcome)]) from error.__cause__
         if run.waits:
-            owed = self._owed
+            owed, durable = self._owed, run.durable
             owed.append((item, outcome))
-            if not (kind is CallModel and _asks_for_more(outcome) and not io.watched and self._is_unseen(plan)):
-                waiting = self._lasting()
-                if waiting is not None:
-                    await self._until(waiting, owed)
+            if kind is CallModel and not io.watched and ToolCallPart in map(type, outcome.value.content):
+                known, is_unseen = self._unseen
+                if is_unseen if known is plan else self._is_unseen(plan):
+                    return outcome
+            self._owed = []
+            try:
+                waiting = durable()  # as in `_lasting`
+            except StepEngineError as error:
+                raise self._note_unwritten(error, owed) from error.__cause__
+            if waiting is not None:
+                await self._until(waiting, owed)
         return outcome
 
     async def _commit(self, item: Item, outcome: Single, attempts: Sequence[object]) -> Single:

@@ -100,12 +100,17 @@ class Writer(abc.ABC):
         blocks: Whether ``commit`` may wait long, as for a disk; it may be called in any thread, beside ``append`` in another.
         history: What the journal held when it was opened.
         repaired: Bytes of a torn tail that were cut off when it was opened.
+        steps: What takes the records of steps, by the same names, in place of this writer, which would only hand them on; ``None``
+            while they have to come by here.
     """
 
     waits = False
     blocks = False
     history: History
     repaired = 0
+    # An attribute, and not these three as attributes of a writer in place of its methods: the interpreter looks up anew at each
+    # call what may be either, and a writer with so many attributes of its own has each of them looked up in a dict.
+    steps: Encoder | None = None
 
     @abc.abstractmethod
     def append(self, record: Record) -> None:
@@ -579,6 +584,7 @@ class _MemoryWriter(Writer):
         self._journal = journal
         self._loose = journal._kept.loose  # noqa: SLF001 - one of its two halves
         self._frame: ModelRequest | None = None
+        self.steps = None  # of its own, as those of the class take longer
         self.history = History(journal._kept.records(), journal.name, journal.missing)  # noqa: SLF001
 
     def append(self, record: Record) -> None:
@@ -666,10 +672,6 @@ class _MemoryWriter(Writer):
             self._journal._writer = None  # noqa: SLF001
 
 
-STRAIGHT = ("add_request", "add_call", "add_value")
-"""What of a writer an encoder does, too."""
-
-
 class LineWriter(Writer):
     """
     A writer that keeps lines until they are committed.
@@ -707,7 +709,6 @@ class LineWriter(Writer):
         self._is_lost = False
         self._closed = False
         self._pid, self._is_forked = os.getpid(), False
-        self._straight: tuple[str, ...] = ()
         renewed(self)
         self.choose_way()
 
@@ -717,12 +718,7 @@ class LineWriter(Writer):
         """Let what makes lines take the records of steps itself, as long as nothing has to be asked of each."""
         is_short = self._reserve is not None and self._reserve.is_short
         straight = self._chain is None and self._broken is None and not is_short
-        for name in STRAIGHT:
-            if straight:
-                setattr(self, name, getattr(self._encoder, name))
-            elif name in self._straight:
-                delattr(self, name)
-        self._straight = STRAIGHT if straight else ()
+        self.steps = self._encoder if straight else None
 
     # Told once in the child, in place of a question at every record and commit.
     def renew(self) -> None:
