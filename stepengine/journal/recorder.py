@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import attrs
@@ -592,7 +592,7 @@ class Recorder:
         kind, noted, noting = type(effect), attempts, io
         if kind is CallModel:
             noted = [*attempts]
-            noting = Attempts(io, noted)
+            noting = quick_attempts((io, noted, io.emit))
         elif kind is CallTool and defers(plan.tools.get(effect.tool_name)) and not run.source.stable:  # type: ignore[union-attr]
             # Whether a result comes before its body has returned is a matter of time, and a stable recording tells of none.
             noting = DeferredIO(io, self._keep_waiting)
@@ -835,18 +835,20 @@ def _asks_for_more(outcome: Single) -> bool:
 
 # A wrapper for one call in place of a field of the effect: the effect is a frozen value that the machine made, and
 # knows no attempts.
-class Attempts:
-    """The ``IO`` of one model call: notes its failed attempts, passes everything on."""
+class Attempts(tuple[Any, ...]):
+    """
+    The ``IO`` of one model call: notes its failed attempts, passes everything on.
 
-    __slots__ = ("_io", "_noted", "emit")
+    It is made of the other ``IO``, a list of what is noted and what shows events; a tuple, as one is made for each model call.
+    """
 
+    __slots__ = ()
+
+    _io: IO = property(itemgetter(0))  # type: ignore[assignment]
+    _noted: list[object] = property(itemgetter(1))  # type: ignore[assignment]
+    emit: Any = property(itemgetter(2), doc="Shows an event.")
     # As in ``RunTree``, in which the question ends.
     watched = property(attrgetter("_io.watched"), doc="Whether anybody is shown events.")
-
-    def __init__(self, io: IO, noted: list[object]) -> None:
-        self._io = io
-        self._noted = noted
-        self.emit = io.emit
 
     def attempt(self, failure: Failure, usage: Usage | None) -> None:
         """Note a failed attempt."""
@@ -875,6 +877,9 @@ class Attempts:
     def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
         """Run a child."""
         return self._io.drive(plan, state, path)
+
+
+quick_attempts = partial(tuple.__new__, Attempts)
 
 
 class DeferredIO:
