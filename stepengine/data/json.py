@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import zip_longest
 from typing import Any, NoReturn, TypeAlias
 
@@ -284,21 +284,23 @@ quoted: Callable[[str], str] = json.encoder.encode_basestring
 """Return a string as JSON text."""
 
 
-def _encoder(*, sort_keys: bool) -> Callable[[Any], str]:
+def _encoder(*, sort_keys: bool) -> Callable[[Any, int], Iterable[str]]:
     """
-    Return a function that makes compact JSON text of a value without cycles, non-ASCII characters as they are.
+    Return a function that makes compact JSON text of a value without cycles, in pieces, non-ASCII characters as they are.
 
     ``JSONEncoder.encode`` makes its C encoder anew for each value, which for the short ones of a journal costs as much as
-    encoding them; this one is made once.
+    encoding them; this one is made once. The second argument is 0.
     """
     slow = json.JSONEncoder(
         ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"), sort_keys=sort_keys
     )
     make: Any = getattr(json.encoder, "c_make_encoder", None)
     if make is None:
-        return slow.encode
-    chunks = make(None, slow.default, quoted, None, ":", ",", sort_keys, False, False)
-    return lambda value: "".join(chunks(value, 0))
+        return lambda value, _: (slow.encode(value),)
+    chunks: Callable[[Any, int], Iterable[str]] = make(
+        None, slow.default, quoted, None, ":", ",", sort_keys, False, False
+    )
+    return chunks
 
 
 _compact, _sorted = _encoder(sort_keys=False), _encoder(sort_keys=True)
@@ -313,7 +315,7 @@ def frozen_compact(value: Any) -> str:
     kept = _last
     if value is kept[0]:
         return kept[1]
-    made = _compact(value)
+    made = "".join(_compact(value, 0))
     if type(value) is JsonDict and len(made) <= MAX_KEPT_TEXT and hasattr(value, "_levels"):
         _last = value, made, None
     return made
@@ -327,7 +329,7 @@ def frozen_texts(value: Any) -> tuple[str, str]:
         return kept[1], kept[2]
     plain = kept[1] if value is kept[0] else frozen_compact(value)
     is_flat = type(value) is JsonDict and getattr(value, "_levels", 0) == 1
-    text = plain if is_flat and [*value] == sorted(value) else _sorted(value)
+    text = plain if is_flat and [*value] == sorted(value) else "".join(_sorted(value, 0))
     if "-0.0" in text:
         text = canonical(value)
     if value is _last[0]:
@@ -339,7 +341,7 @@ def frozen_text(value: Any) -> str:
     """Return ``canonical(value)`` of a frozen value, or one without cycles; what may hold ``-0.0`` takes the long way."""
     if type(value) is JsonDict:
         return frozen_texts(value)[1]
-    text = _sorted(value)
+    text = "".join(_sorted(value, 0))
     return canonical(value) if "-0.0" in text else text
 
 

@@ -677,7 +677,7 @@ class Steps:
             # under way takes one of its places (durable:U21).
             async with run.effects:
                 outcome = await self._inner.perform(
-                    item, Attempts(io, attempts) if type(item.effect) is CallModel else io
+                    item, Attempts((io, attempts, io.emit)) if type(item.effect) is CallModel else io
                 )
             outcome = uncertain(outcome) if again else outcome
             # A spent limit is an outcome like any other and recorded, so that the same run ends the same way; every

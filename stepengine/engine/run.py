@@ -138,10 +138,11 @@ class EngineRun:
             raise asyncio.CancelledError
         return result
 
-    async def _perform(self) -> Finished:
+    async def _perform(self, *, begins: bool = True) -> Finished:
         finished = await self.tree.run()
         self.began = finished.began
-        if self.session is None:
+        # What never began or was broken off has no end that could be written down: who resumes it goes on where it was.
+        if self.session is None or not (begins and self.tree.root.has_ended):
             return finished
         return await self._to_the_end(self.session.finish(finished, self._waits(finished, self._pending(finished))))
 
@@ -151,7 +152,7 @@ class EngineRun:
             if not await tree.wait_for(turn.enter):
                 assert tree.root.stopping is not None  # noqa: S101 - that is why it waits no longer
                 tree.services = attrs.evolve(tree.services, machine=unbegun(tree.root.stopping))
-                return attrs.evolve(self._result(await self._perform()), session_saved=False)
+                return attrs.evolve(self._result(await self._perform(begins=False)), session_saved=False)
             await turn.open(self)
             result = self._result(await self._perform())
             return await self._to_the_end(turn.close(result, tree.root.plan, began=self.began))

@@ -905,37 +905,34 @@ def may_be_long(value: Any) -> bool:
     return left < 0
 
 
-def is_short(value: Any) -> bool:
+def is_short(value: Any) -> bool:  # noqa: C901 - a call for each part, and for what is in it, took longer than the rest
     """
     Return whether a value is one of those that a journal is full of, and nothing in it is long.
 
     Weighing each thing in them took 11 us a step, a third of what recording in memory took.
     """
     kind = type(value)
-    if kind is dict:
-        # The stored form of a call: but for its input it is a few words.
-        return len(value) == PLAIN_CALL and value["type"] == "CallTool" and is_short_json(value["input"])
     if kind is ToolResult:
         is_more = value.structured is not None or value.change is not None or value.side_effects
     elif kind is ModelReply:
-        is_more = bool(value.provider_data)
+        is_more = value.provider_data
     else:
-        return False
+        # The stored form of a call: but for its input it is a few words.
+        is_form = kind is dict and len(value) == PLAIN_CALL and value["type"] == "CallTool"
+        return is_form and is_short_json(value["input"])
     if is_more or len(value.content) > FEW_PARTS:
         return False
-    for part in value.content:  # noqa: SIM110 - a generator would cost as much as what it asks
-        if not _is_short_part(part):
+    for part in value.content:
+        kind = type(part)
+        if kind is ToolCallPart:
+            if part.raw_input is not None or part.provider_data or not is_short_json(part.input):
+                return False
+        elif kind is TextPart:
+            if len(part.text) >= SHORT or part.provider_data:
+                return False
+        elif kind is not JsonPart or not (type(part.value) in NUMBERS or is_short_json(part.value)):
             return False
     return True
-
-
-def _is_short_part(part: Any) -> bool:
-    kind = type(part)
-    if kind is ToolCallPart:
-        return part.raw_input is None and not part.provider_data and is_short_json(part.input)
-    if kind is TextPart:
-        return len(part.text) < SHORT and not part.provider_data
-    return kind is JsonPart and is_short_json(part.value)
 
 
 # What a model asks a tool for stands in its reply and in the call, one after the other, so the last one is kept.

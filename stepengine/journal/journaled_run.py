@@ -136,7 +136,7 @@ class JournaledRun:
         self._around: Around | None = None
         self._seed = ""
         self.writes: dict[Address, list[FileWrite]] = {}
-        self._is_over = self.waits = self.wakes_now = False
+        self.waits = self.wakes_now = False
         self._box: Mailbox | None = None
         self._place = 0
         self._looking = asyncio.Lock()
@@ -732,7 +732,7 @@ class JournaledRun:
             if plan.decode_output is not None:
                 self.decoders[plan.path] = plan.decode_output
             running = self.machines[plan.path] = inner(known, state)
-            return running if plan.path else self._root(running)
+            return running
 
         return machine
 
@@ -743,11 +743,6 @@ class JournaledRun:
     def _unkept(self, output: JsonValue) -> str:
         """Return why an output is not a record of this journal; what is recorded already was short enough."""
         return too_long(output, self.source.inline)
-
-    def _root(self, running: Generator[Any, Outcome | None, Finished]) -> Generator[Any, Outcome | None, Finished]:
-        finished = yield from running
-        self._is_over = True
-        return finished
 
     def _planner(self, inner: ChildPlanner) -> ChildPlanner:
         def plan_child(parent: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
@@ -788,7 +783,7 @@ class JournaledRun:
         if writer is not None and self.mode.writes:
             if self._unwritten:
                 self._write_kept(writer)
-            writer.add_value(path, seq, at, value)
+            (writer.steps or writer).add_value(path, seq, at, value)
 
     def _keep_write(self, path: str, seq: int, write: FileWrite) -> None:
         self.writes.setdefault((path, seq), []).append(write)
@@ -843,13 +838,13 @@ class JournaledRun:
 
     async def finish(self, finished: Finished, waits: Sequence[Waits] = ()) -> Finished:
         """
-        Write down how the run ended, give the journal back, and return what its result is made of; called once.
+        Write down how the run ended, give the journal back, and return what its result is made of; called once its machine has ended.
 
         Args:
             finished: How it ended.
             waits: What it waits for, where it is suspended.
         """
-        if self._commits is None or self._writer is None or not self._is_over:
+        if self._commits is None or self._writer is None:
             return finished
         # In a thread, as it writes and syncs; the loop has other runs.
         if self._writer.blocks or self.mode.replaces:

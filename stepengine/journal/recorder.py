@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import attrs
@@ -193,9 +193,10 @@ class Recorder:
     Args:
         inner: What performs live.
         run: The run, with its journal.
+        beside: Who records in the same record already, of a new run.
     """
 
-    def __init__(self, inner: Performer, run: JournaledRun) -> None:
+    def __init__(self, inner: Performer, run: JournaledRun, beside: Recorder | None = None) -> None:
         self._inner = inner
         self._run = run
         self._begin, self._timing = inner.begin, run.timing
@@ -208,6 +209,8 @@ class Recorder:
         # Replies that the machine has, and that are durable before anything else is begun or anybody is told.
         self._owed: list[tuple[Item, Value | Failure]] = []
         self._unseen: tuple[RunPlan | None, bool] = None, False
+        if beside is not None:
+            self._begin, self._next, self._owed = beside._begin, beside._next, beside._owed  # noqa: SLF001 - of the same class
 
     # Write-ahead, as a database does: that an effect begins is written before it begins, or a crash in the middle of it
     # would look as if it had never been asked for, and it would happen twice. What must be on the disk by then, and not
@@ -238,26 +241,32 @@ class Recorder:
         together = None if gather is None else gather.effects[0].seq
         # A call that must not happen twice lasts before it begins, and so does the first effect of a run, whatever it is.
         lasts = True
+        takes = writer.steps or writer
         try:
             if kind is CallModel:
-                writer.add_request(path, seq, together, effect)
-                lasts = not self._has_begun
+                takes.add_request(path, seq, together, effect)
+                lasts = not self._next
             else:
-                writer.add_call(path, seq, together, effect)
+                takes.add_call(path, seq, together, effect)
         except StepEngineError as error:
             raise run.fail(error) from error.__cause__
-        self._next[path], self._has_begun = seq + 1, True
-        begin = self._begin
-        if not (self._owed or (lasts and run.waits)):
+        self._next[path] = seq + 1
+        begin, owed, durable = self._begin, self._owed, run.durable
+        if not (owed or (lasts and run.waits)):
             return begin(batch)
-        owed, waiting = self._owed, self._lasting()
-        return begin(batch) if waiting is None else self._begin_after(waiting, owed, batch)
+        try:
+            waiting = durable()  # as in `_lasting`
+        except StepEngineError as error:
+            raise self._note_unwritten(error, owed) from error.__cause__
+        kept = None if waiting is None else owed.copy()
+        owed.clear()
+        return begin(batch) if kept is None or waiting is None else self._begin_after(waiting, kept, batch)
 
     def _begin_all(self, batch: Sequence[Item]) -> Awaitable[None]:  # noqa: C901 - a call for each would be longer than what it does
         """Begin whatever there may be; errors as ``begin``."""
         run, replayer = self._run, self._replayer
         # The first of a run lasts, whatever it is.
-        lasts = not self._has_begun
+        lasts = not (self._next if replayer is None else self._has_begun)
         fresh: list[Item] = []
         for item in batch:
             path, effect, _, gather, _ = item
@@ -290,25 +299,27 @@ class Recorder:
         begin = self._begin
         if not (self._owed or (lasts and fresh and run.waits)):
             return begin(fresh)
-        owed, waiting = self._owed, self._lasting()
+        owed, waiting = self._lasting()
         return begin(fresh) if waiting is None else self._begin_after(waiting, owed, fresh)
 
     # A sync of the disk takes milliseconds, more than all other work of a step; so it is never waited for by itself
     # where it can go with one that comes anyway. That is what is "owed": a reply that only the machine has seen need
     # not be durable before the calls in it begin, as their intents stand behind it in the same file and cannot be
     # durable without it.
-    def _lasting(self) -> asyncio.Future[None] | None:
+    def _lasting(self) -> tuple[Kept, asyncio.Future[None] | None]:
         """
         Commit the intents of effects that must not happen twice, or may be undone: their beginning must outlive a power cut (reliability:JR41).
+
+        What is owed, and returned with what to wait for, becomes durable with them.
 
         So must what people are asked: who has seen a question may answer it, whatever became of the process that asked.
         The first of a run waits, too, so that whatever was paid for belongs to a run that can be resumed. So does whatever
         comes after a reply that is owed: nothing follows from a reply that may be lost.
         """
-        owed, self._owed = self._owed, []
-        durable = self._run.durable
+        owed, durable = self._owed.copy(), self._run.durable
+        self._owed.clear()
         try:
-            return durable()
+            return owed, durable()
         except StepEngineError as error:
             raise self._note_unwritten(error, owed) from error.__cause__
 
@@ -349,21 +360,20 @@ class Recorder:
     # run again over their own.
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Answer an effect from the record, or perform and record it."""
-        return self._perform(self._inner, item, io)
+        return self._perform(item, io)
 
     def around(self, inner: Performer) -> Performer:
         """Return who records in one and the same record what *inner* performs, which starts no run."""
         # Nothing of a new run is answered from a record, so there is nothing to ask first.
-        perform = self._live if self._replayer is None else self._perform
-        return _Around(self.begin, partial(perform, inner))
+        return self if self._replayer is not None else _Straight(inner, self._run, self)
 
-    def _perform(self, inner: Performer, item: Item, io: IO) -> Awaitable[Single]:
+    def _perform(self, item: Item, io: IO) -> Awaitable[Single]:
         run, replayer = self._run, self._replayer
         if run.fatal is not None:
             return self._stop_diverged(run.fatal)
         starts = type(item.effect) in STARTS
         if starts or replayer is None:
-            return self._start(item, io) if starts else self._live(inner, item, io)
+            return self._start(item, io) if starts else self._live(item, io)
         address = (item.path, item.effect.seq)
         known = replayer.result(address)
         if known is not None:
@@ -373,7 +383,7 @@ class Recorder:
             return self._halt(item, io)
         if item.gather is not None and replayer.has_lost(item):
             return self._commit(item, given_up(item, 0), [])
-        return self._doubtful(item, io) if replayer.was_begun(address) else self._live(self._inner, item, io)
+        return self._doubtful(item, io) if replayer.was_begun(address) else self._live(item, io)
 
     # --- from the record ----------------------------------------------------------------------------------------------
 
@@ -391,7 +401,7 @@ class Recorder:
             cut, children = waits
             ended = await io.ends(item, children, cut)
             if cut.done():  # one of them left its record: what is recorded of the wait holds no longer
-                return await self._live(self._inner, item, io)
+                return await self._live(item, io)
             if ended is None:
                 return Stop("suspended" if run.fatal is None else "diverged", run.timing.last, run.fatal)
         outcome = self._replayer.answer(known, item)
@@ -510,8 +520,7 @@ class Recorder:
     async def _keep_waiting(self, item: Item) -> None:
         """Keep, durably, that the body of a call has returned: its result may come to another process."""
         self._append_waits(item)
-        owed = self._owed
-        waiting = self._lasting() if self._run.waits else None
+        owed, waiting = self._lasting() if self._run.waits else ((), None)
         if waiting is not None:
             await self._before_more(waiting, owed)
 
@@ -544,15 +553,15 @@ class Recorder:
         # Whoever sent its result knows that it happened.
         is_waiting = is_deferred(item) and (address in run.past.history.waiting or address in run.results_sent)
         if is_waiting and f"{DOUBT}{shown_address(*address)}" not in run.decisions:
-            return await self._live(self._inner, item._replace(has_begun=True), io, again=True)
+            return await self._live(item._replace(has_begun=True), io, again=True)
         if type(item.effect) in WAITS:
-            return await self._live(self._inner, item._replace(has_begun=True), io, again=True)
+            return await self._live(item._replace(has_begun=True), io, again=True)
         if is_repeatable(item):
             lost = self._lost_attempt(item) if type(item.effect) is CallModel else ()
-            return await self._live(self._inner, item, io, lost, again=True)
+            return await self._live(item, io, lost, again=True)
         decided = decision_about(item, run.in_doubt, run.decisions, run.past.history)
         if decided is None:
-            return await self._live(self._inner, item, io, again=True)
+            return await self._live(item, io, again=True)
         self._keep_taken(item, decided)
         return await self._commit(item, decided, [])
 
@@ -574,20 +583,21 @@ class Recorder:
 
     # What was used is written down also where the call is stopped: the exception takes nothing along, and nobody who
     # comes later could know.
-    async def _live(  # noqa: C901 - a call for each question would cost as much as its answer
-        self, inner: Performer, item: Item, io: IO, attempts: Sequence[object] = (), *, again: bool = False
+    async def _live(  # noqa: C901, PLR0912, PLR0915 - a call for each question would cost as much as its answer
+        self, item: Item, io: IO, attempts: Sequence[object] = (), *, again: bool = False
     ) -> Single:
         run, (path, effect, plan, _, _) = self._run, item
         if run.fatal is not None and self._replayer is None:
             return Stop("diverged", run.timing.last, run.fatal)
-        kind, noted, noting = type(effect), [*attempts], io
+        kind, noted, noting = type(effect), attempts, io
         if kind is CallModel:
-            noting = Attempts(io, noted)
+            noted = [*attempts]
+            noting = quick_attempts((io, noted, io.emit))
         elif kind is CallTool and defers(plan.tools.get(effect.tool_name)) and not run.source.stable:  # type: ignore[union-attr]
             # Whether a result comes before its body has returned is a matter of time, and a stable recording tells of none.
             noting = DeferredIO(io, self._keep_waiting)
         try:
-            outcome: Any = await inner.perform(item, noting)
+            outcome: Any = await self._inner.perform(item, noting)
         except BaseException:
             self._note_stopped(item, io)
             raise
@@ -612,16 +622,26 @@ class Recorder:
         if at > timing.last:  # noqa: PLR1730 - a call less, for every outcome
             timing.last = at
         try:
-            writer.add_value(path, effect.seq, at, outcome.value)
+            (writer.steps or writer).add_value(path, effect.seq, at, outcome.value)
         except StepEngineError as error:
             raise self._note_unwritten(error, [(item, outcome)]) from error.__cause__
         if run.waits:
-            owed = self._owed
+            owed, durable = self._owed, run.durable
             owed.append((item, outcome))
-            if not (kind is CallModel and _asks_for_more(outcome) and not io.watched and self._is_unseen(plan)):
-                waiting = self._lasting()
-                if waiting is not None:
-                    await self._until(waiting, owed)
+            if kind is CallModel and not io.watched and ToolCallPart in map(type, outcome.value.content):
+                known, is_unseen = self._unseen
+                if is_unseen if known is plan else self._is_unseen(plan):
+                    return outcome
+            try:
+                waiting = durable()  # as in `_lasting`
+            except StepEngineError as error:
+                raise self._note_unwritten(error, owed) from error.__cause__
+            if waiting is None:
+                owed.clear()
+            else:
+                settled = owed.copy()
+                owed.clear()
+                await self._until(waiting, settled)
         return outcome
 
     async def _commit(self, item: Item, outcome: Single, attempts: Sequence[object]) -> Single:
@@ -665,11 +685,11 @@ class Recorder:
             raise self._note_unwritten(error, [(item, settled)]) from error.__cause__
         if not run.waits:
             return settled, (), None
-        owed = self._owed
-        owed.append((item, settled))
-        if type(effect) is CallModel and io is not None and not io.watched and self._is_unseen(plan):
-            return settled, owed, None if _asks_for_more(settled) else self._lasting()
-        return settled, owed, self._lasting()
+        self._owed.append((item, settled))
+        is_seen = type(effect) is not CallModel or io is None or io.watched or not self._is_unseen(plan)
+        if not is_seen and _asks_for_more(settled):
+            return settled, (), None
+        return settled, *self._lasting()
 
     # With nobody between the model and its calls, a reply that is lost in a crash has led to nothing: it may wait for
     # the next commit. A handler, a hook or a watcher could already have told somebody of it.
@@ -766,18 +786,10 @@ def _intent_of(item: Item, together: int | None) -> tuple[Intent, bool]:
     return Intent(path, effect.seq, form, "", together, None, "", None, line), must_last(item, form)
 
 
-class _Around:
-    """A performer of two functions."""
+class _Straight(Recorder):
+    """Who records what is asked for by new runs, all but what starts a run: nothing is in the record that could answer it."""
 
-    __slots__ = ("begin", "perform")
-
-    def __init__(
-        self,
-        begin: Callable[[Sequence[Item]], Awaitable[None]],
-        perform: Callable[[Item, IO], Awaitable[Single]],
-    ) -> None:
-        self.begin = begin
-        self.perform = perform
+    perform = Recorder._live  # noqa: SLF001 - its own
 
 
 def _halted_with(stop: Stop, ended: ChildResult | BodyEnd | None) -> Stop:
@@ -823,18 +835,20 @@ def _asks_for_more(outcome: Single) -> bool:
 
 # A wrapper for one call in place of a field of the effect: the effect is a frozen value that the machine made, and
 # knows no attempts.
-class Attempts:
-    """The ``IO`` of one model call: notes its failed attempts, passes everything on."""
+class Attempts(tuple[Any, ...]):
+    """
+    The ``IO`` of one model call: notes its failed attempts, passes everything on.
 
-    __slots__ = ("_io", "_noted", "emit")
+    It is made of the other ``IO``, a list of what is noted and what shows events; a tuple, as one is made for each model call.
+    """
 
+    __slots__ = ()
+
+    _io: IO = property(itemgetter(0))  # type: ignore[assignment]
+    _noted: list[object] = property(itemgetter(1))  # type: ignore[assignment]
+    emit: Any = property(itemgetter(2), doc="Shows an event.")
     # As in ``RunTree``, in which the question ends.
     watched = property(attrgetter("_io.watched"), doc="Whether anybody is shown events.")
-
-    def __init__(self, io: IO, noted: list[object]) -> None:
-        self._io = io
-        self._noted = noted
-        self.emit = io.emit
 
     def attempt(self, failure: Failure, usage: Usage | None) -> None:
         """Note a failed attempt."""
@@ -863,6 +877,9 @@ class Attempts:
     def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
         """Run a child."""
         return self._io.drive(plan, state, path)
+
+
+quick_attempts = partial(tuple.__new__, Attempts)
 
 
 class DeferredIO:

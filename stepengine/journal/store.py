@@ -25,8 +25,9 @@ import attrs
 
 from stepengine.data.effects import CallModel, CallTool
 from stepengine.data.frozen import frozen
-from stepengine.data.makers import changer_of
-from stepengine.data.models import ModelRequest
+from stepengine.data.makers import changer_of, maker_in_order
+from stepengine.data.messages import ToolCallPart, ToolResult, quick_call
+from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.transcript import Transcript
 from stepengine.errors import (
     DataError,
@@ -99,12 +100,17 @@ class Writer(abc.ABC):
         blocks: Whether ``commit`` may wait long, as for a disk; it may be called in any thread, beside ``append`` in another.
         history: What the journal held when it was opened.
         repaired: Bytes of a torn tail that were cut off when it was opened.
+        steps: What takes the records of steps, by the same names, in place of this writer, which would only hand them on; ``None``
+            while they have to come by here.
     """
 
     waits = False
     blocks = False
     history: History
     repaired = 0
+    # An attribute, and not these three as attributes of a writer in place of its methods: the interpreter looks up anew at each
+    # call what may be either, and a writer with so many attributes of its own has each of them looked up in a dict.
+    steps: Encoder | None = None
 
     @abc.abstractmethod
     def append(self, record: Record) -> None:
@@ -458,6 +464,10 @@ class MemoryJournal(Journal):
 
 
 _with_messages = changer_of(ModelRequest, "messages")
+_reply = maker_in_order(ModelReply, "content", "usage", "stop_reason", "cost", "raw_stop_reason", "model", "request_id")
+_tool_result = maker_in_order(
+    ToolResult, "content", "status", "tool_name", "tool_call_id", "credits_used", "usage", "cost"
+)
 
 
 class _Kept:
@@ -466,60 +476,24 @@ class _Kept:
 
     A record of a run is kept as what is in it, one thing behind the other in one list, until somebody asks for records: a run of
     10,000 steps that nobody looks at would else keep 125,000 objects more than one without a journal, and Python's collector goes
-    through all there are again and again. It took 22 us a step, as long as recording did, and takes a third of that with four
-    objects a step: the reply, its part, their tuple, and the result.
+    through all there are again and again. It took 22 us a step, as long as recording did. What is in a list like this is the run's
+    own anyway, so nothing is kept for the collector but what the run keeps, too.
+
+    Attributes:
+        loose: What records are made of that nobody asked for yet; ``_MemoryWriter`` adds to it.
     """
 
     def __init__(self, records: list[Record]) -> None:
         self._records = records
-        self._loose: list[Any] = []
-        self._frame: ModelRequest | None = None
+        self.loose: list[Any] = []
         self._lock = Lock()
-
-    def append(self, record: Record) -> None:
-        """Add a record."""
-        made: Any = record
-        kind = type(made)
-        if kind is Result and made.is_plain and made.read_from is None:
-            self.add_value(made.path, made.seq, made.at, made.given)
-        elif kind is Intent and not made.fp and made.read_from is None:
-            self._append_intent(made, made.given)
-        else:
-            self._loose += (_whole, record)
-
-    def _append_intent(self, record: Intent, form: Any) -> None:
-        if type(form) is CallModel:
-            self.add_request(record.path, record.seq, record.gather, form)
-        elif form["type"] == "CallTool" and len(form) == PLAIN_CALL:
-            _, *call = form.values()
-            self._loose += (_call, record.path, record.seq, record.gather, record.program_line, *call)
-        else:
-            self._loose += (_whole, record)
-
-    def add_request(self, path: str, seq: int, gather: int | None, effect: CallModel) -> None:
-        """Add that a model is called."""
-        request = effect.request
-        frame = self._frame
-        if frame is None or not differ_in_messages(frame, request):
-            frame = self._frame = request
-        shared, length = request.messages.parts
-        self._loose += (_request, path, seq, gather, effect.purpose, frame, shared, length)
-
-    def add_call(self, path: str, seq: int, gather: int | None, effect: CallTool) -> None:
-        """Add that a tool is called."""
-        call = effect.tool_name, effect.input, effect.tool_call_id, effect.source
-        self._loose += (_call, path, seq, gather, effect.program_line, *call)
-
-    def add_value(self, path: str, seq: int, at: int, value: object) -> None:
-        """Add what came of an effect."""
-        self._loose += (_result, path, seq, at, value)
 
     def records(self) -> list[Record]:
         """Return all records; the list grows, and no record that is in it is made anew."""
-        if self._loose:
+        if self.loose:
             with self._lock:
                 # What is added meanwhile is added behind the end.
-                loose, index, end, made = self._loose, 0, len(self._loose), list[Record]()
+                loose, index, end, made = self.loose, 0, len(self.loose), list[Record]()
                 while index < end:
                     make = loose[index]
                     stop = index + WIDTHS[make]
@@ -538,6 +512,15 @@ def _result(path: str, seq: int, at: int, given: object) -> Record:
     return Result(path, seq, at, given)
 
 
+def _replied(path: str, seq: int, at: int, *parts: Any) -> Record:
+    call_id, name, given, *more = parts
+    return Result(path, seq, at, _reply((quick_call(call_id, name, given),), *more))
+
+
+def _returned(path: str, seq: int, at: int, *fields: Any) -> Record:
+    return Result(path, seq, at, _tool_result(*fields))
+
+
 def _call(path: str, seq: int, gather: int | None, program_line: int, *call: Any) -> Record:
     return Intent(path, seq, plain_form(*call), "", gather, program_line=program_line)
 
@@ -549,7 +532,14 @@ def _request(  # noqa: PLR0917 - what a record was taken apart into, in order
     return Intent(path, seq, CallModel(seq, request, purpose), "", gather)
 
 
-WIDTHS: Mapping[Callable[..., Record], int] = {_whole: 2, _result: 5, _call: 9, _request: 8}
+WIDTHS: Mapping[Callable[..., Record], int] = {
+    _whole: 2,
+    _result: 5,
+    _replied: 13,
+    _returned: 11,
+    _call: 9,
+    _request: 8,
+}
 """How many things in a row make a record, with what makes it of the others."""
 
 
@@ -592,8 +582,9 @@ class _MemoryTail(Tail):
 class _MemoryWriter(Writer):
     def __init__(self, journal: MemoryJournal) -> None:
         self._journal = journal
-        self._kept = journal._kept  # noqa: SLF001 - one of its two halves
-        self._add = self._kept.append
+        self._loose = journal._kept.loose  # noqa: SLF001 - one of its two halves
+        self._frame: ModelRequest | None = None
+        self.steps = None  # of its own, as those of the class take longer
         self.history = History(journal._kept.records(), journal.name, journal.missing)  # noqa: SLF001
 
     def append(self, record: Record) -> None:
@@ -603,33 +594,71 @@ class _MemoryWriter(Writer):
         Raises:
             JournalWriteFailed: for one that no line would hold, as where there are lines.
         """
-        kind: object = type(record)
-        given = record.given if kind is Result or kind is Intent else record.input if kind is Input else None  # type: ignore[union-attr]
-        # What no line could hold is refused here as by every other journal: an agent that records in memory in its
-        # tests must not fail in production with the first long output.
-        if not (given is None or type(given) is CallModel or is_short(given)) and may_be_long(given):
+        made: Any = record
+        kind = type(made)
+        if kind is Result and made.is_plain and made.read_from is None:
+            self.add_value(made.path, made.seq, made.at, made.given)
+            return
+        given = made.given if kind is Result or kind is Intent else made.input if kind is Input else None
+        if not (given is None or type(given) is CallModel or is_short(given)):
+            self._check_length(given, record)
+        if kind is Intent and not made.fp and made.read_from is None:
+            self._take_intent(made, given)
+        else:
+            self._loose += (_whole, record)
+
+    # What no line could hold is refused here as by every other journal: an agent that records in memory in its tests must
+    # not fail in production with the first long output.
+    def _check_length(self, given: object, record: Record) -> None:
+        if may_be_long(given):
             journal = self._journal
             Encoder(journal.redactor, link=False, inline=journal.inline).lines(record)
-        add = self._add
-        add(record)
+
+    def _take_intent(self, record: Intent, form: Any) -> None:
+        if type(form) is CallModel:
+            self.add_request(record.path, record.seq, record.gather, form)
+        elif form["type"] == "CallTool" and len(form) == PLAIN_CALL:
+            _, *call = form.values()
+            self._loose += (_call, record.path, record.seq, record.gather, record.program_line, *call)
+        else:
+            self._loose += (_whole, record)
 
     def add_request(self, path: str, seq: int, gather: int | None, effect: CallModel) -> None:
         """Add that a model is called."""
-        self._kept.add_request(path, seq, gather, effect)
+        request = effect.request
+        frame = self._frame
+        if frame is None or not differ_in_messages(frame, request):
+            frame = self._frame = request
+        shared, length = request.messages.parts
+        self._loose += (_request, path, seq, gather, effect.purpose, frame, shared, length)
 
     def add_call(self, path: str, seq: int, gather: int | None, effect: CallTool) -> None:
         """Add that a tool is called; errors as ``append``."""
-        if is_short_json(effect.input):
-            self._kept.add_call(path, seq, gather, effect)
+        name, given, call_id = effect.tool_name, effect.input, effect.tool_call_id
+        if is_short_json(given):
+            self._loose += (_call, path, seq, gather, effect.program_line, name, given, call_id, effect.source)
         else:
             super().add_call(path, seq, gather, effect)
 
-    def add_value(self, path: str, seq: int, at: int, value: object) -> None:
+    # Neither a reply nor a result is in the history, nor the call in a reply, which is given an id there; of a result its content
+    # is. Kept as they are they were four objects a step that only the journal held, which took the collector 2 us in a run of
+    # 10,000. Each is added in one go: another thread may ask for the records meanwhile.
+    def add_value(self, path: str, seq: int, at: int, value: Any) -> None:
         """Add what came of an effect; errors as ``append``."""
-        if is_short(value):
-            self._kept.add_value(path, seq, at, value)
-        else:
-            super().add_value(path, seq, at, value)
+        kind = type(value)
+        if not is_short(value):
+            self._check_length(value, Result(path, seq, at, value))
+        elif kind is ToolResult:
+            more = value.status, value.tool_name, value.tool_call_id, value.credits_used, value.usage, value.cost
+            self._loose += (_returned, path, seq, at, value.content, *more)
+            return
+        elif kind is ModelReply and len(value.content) == 1 and type(value.content[0]) is ToolCallPart:
+            (call,) = value.content
+            if call.provider_data is call.input_error is None:
+                more = value.usage, value.stop_reason, value.cost, value.raw_stop_reason, value.model, value.request_id
+                self._loose += (_replied, path, seq, at, call.tool_call_id, call.tool_name, call.input, *more)
+                return
+        self._loose += (_result, path, seq, at, value)
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
         """Do nothing: lines are made on demand, from the first record on."""
@@ -641,10 +670,6 @@ class _MemoryWriter(Writer):
         """Give the journal back."""
         if self._journal._writer is self:  # noqa: SLF001 - one of its two halves
             self._journal._writer = None  # noqa: SLF001
-
-
-STRAIGHT = ("add_request", "add_call", "add_value")
-"""What of a writer an encoder does, too."""
 
 
 class LineWriter(Writer):
@@ -693,11 +718,7 @@ class LineWriter(Writer):
         """Let what makes lines take the records of steps itself, as long as nothing has to be asked of each."""
         is_short = self._reserve is not None and self._reserve.is_short
         straight = self._chain is None and self._broken is None and not is_short
-        for name in STRAIGHT:
-            if straight:
-                vars(self)[name] = getattr(self._encoder, name)
-            else:
-                vars(self).pop(name, None)
+        self.steps = self._encoder if straight else None
 
     # Told once in the child, in place of a question at every record and commit.
     def renew(self) -> None:

@@ -85,6 +85,7 @@ class RunTask:
             for a wait that is not an effect; ``None`` while nothing is.
         spares: Whether what is under way, and cannot happen again, may come to its end although the run must stop.
         cancelled: Whether the run's task was cancelled from outside.
+        has_ended: Whether its machine has come to its end, and was not broken off.
         is_ending: Whether its machine has ended, and its children in the background are waited for.
         direct: The innermost performer, or who records; ``None`` unless every wrapper around it would hand on what the run asks
             for as it is, all but children and questions.
@@ -100,6 +101,7 @@ class RunTask:
         "busy",
         "cancelled",
         "direct",
+        "has_ended",
         "is_ending",
         "path",
         "plan",
@@ -120,6 +122,7 @@ class RunTask:
         self.busy: Item | _Together | Literal[True] | None = None
         self.spares = False
         self.cancelled = False
+        self.has_ended = False
         self.is_ending = False
         self.direct: Performer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -316,6 +319,7 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
     # `StopIteration`, since out of a coroutine that comes as a `RuntimeError`.
     except StopIteration as stop:
         result: Finished = stop.value
+        run.has_ended = True
         return result
     finally:
         # On every way out, a `CancelledError` or a bug in the performer included: the handler inside holds files and

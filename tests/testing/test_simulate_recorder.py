@@ -14,6 +14,7 @@ from stepengine.data.tools import ToolAnnotations
 from stepengine.data.yields import STEP, AgentCall, Ask, Parallel, Perform, ToolCall
 from stepengine.errors import StepEngineError
 from stepengine.journal import history, recorder
+from stepengine.journal.encoding import Encoder
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.recorder import Recorder
 from stepengine.journal.records import Result
@@ -119,12 +120,12 @@ def wrong_result_recorded(monkeypatch):
 
 def writers():
     """
-    Every kind of writer that takes the outcome of a new effect in a way of its own.
+    Every kind of writer that takes the outcome of a new effect in a way of its own, and what does it for one.
     """
     known = [Writer]
     for writer in known:
         known += writer.__subclasses__()
-    return [writer for writer in known if "add_value" in vars(writer)]
+    return [Encoder, *[writer for writer in known if "add_value" in vars(writer)]]
 
 
 def another_for_a_result(add_value):
