@@ -255,7 +255,7 @@ class Recorder:
         if not (owed or (lasts and run.waits)):
             return begin(batch)
         try:
-            waiting = durable()  # as in `_lasting`
+            waiting = durable()  # `_lasting` without a call, which each effect would take
         except StepEngineError as error:
             raise self._note_unwritten(error, owed) from error.__cause__
         kept = None if waiting is None else owed.copy()
@@ -310,11 +310,12 @@ class Recorder:
         """
         Commit the intents of effects that must not happen twice, or may be undone: their beginning must outlive a power cut (reliability:JR41).
 
-        What is owed, and returned with what to wait for, becomes durable with them.
-
         So must what people are asked: who has seen a question may answer it, whatever became of the process that asked.
         The first of a run waits, too, so that whatever was paid for belongs to a run that can be resumed. So does whatever
         comes after a reply that is owed: nothing follows from a reply that may be lost.
+
+        Returns:
+            What becomes durable with them, and what to wait for until then.
         """
         owed, durable = self._owed.copy(), self._run.durable
         self._owed.clear()
@@ -633,7 +634,7 @@ class Recorder:
                 if is_unseen if known is plan else self._is_unseen(plan):
                     return outcome
             try:
-                waiting = durable()  # as in `_lasting`
+                waiting = durable()  # `_lasting` without a call, which each effect would take
             except StepEngineError as error:
                 raise self._note_unwritten(error, owed) from error.__cause__
             if waiting is None:

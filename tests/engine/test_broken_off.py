@@ -249,6 +249,30 @@ async def test_nothing_is_recorded_for_its_effect_nor_for_a_run_around_it(name):
         assert {("", 0), ("0", 0), ("0.0", 1)} <= {*open_}
 
 
+@pytest.mark.spec("requirements:X59")
+async def test_a_run_whose_own_handler_broke_it_off_has_no_end_in_its_record_and_goes_on_where_it_was() -> None:
+    def handler(_: Any) -> Any:
+        yield ToolCall("in_thread")
+        broken()
+
+    def mended(_: Any) -> Any:
+        yield ToolCall("in_thread")
+
+    @tool(name="in_thread")
+    def fine() -> str:
+        """Fail nothing."""
+        return ""
+
+    journal = MemoryJournal()
+    with pytest.raises(Verdict):
+        await Engine([AgentDefinition("boss", tools=[fine], handle_steps=handler)]).run("boss", journal=journal)
+    kinds = [record.kind for record in journal.records()]
+    again = Engine([AgentDefinition("boss", tools=[fine], handle_steps=mended)])
+
+    assert ["head", "intent", "intent", "result"] == kinds
+    assert RunStatus.COMPLETED is (await again.resume(journal, agent="boss")).status
+
+
 @pytest.mark.spec("requirements:X59", "requirements:N14")
 async def test_other_runs_go_on():
     case = Case(**CASES["tool in parallel"])
