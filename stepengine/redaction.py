@@ -775,6 +775,8 @@ class Redactor:
         Enumerations, errors and whatever else holds no text of its own come back as they are.
         """
         kind = type(value)
+        if kind in FIELDS:  # as is most of what is in an event
+            return self._object(value)
         if kind in NO_TEXT:
             return value
         if kind is str:
