@@ -66,12 +66,14 @@ class SSEParser:
         if END not in chunk and not (held.endswith(b"\n") and chunk.startswith(b"\n")):
             held += chunk
             return b""
-        whole, end, rest = (bytes(held) + chunk).rpartition(END)
-        self._held = bytearray(rest)
+        # A body that comes in one piece is copied nowhere.
+        chunk = bytes(held) + chunk if held else chunk
+        end = chunk.rfind(END) + len(END)
+        self._held = bytearray(chunk[end:])
         if self._first:
-            whole = whole.removeprefix(BOM)
             self._first = False
-        return whole + end
+            return chunk[:end].removeprefix(BOM)
+        return chunk[:end]
 
     def _mend(self, chunk: bytes) -> bytes:
         """Return *chunk* with LF for every other line end, also for one that is cut in two."""

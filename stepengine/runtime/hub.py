@@ -596,7 +596,8 @@ class Hub:
             and (GIVEN.names or self._shows is not None)
             and (self._shows is not None or not self._event_redactor.passes(event))
         ):
-            for clean in self._clean(event):
+            through = self._event_redactor.through
+            for clean in through(event) if self._shows is None else self._clean(event, self._shows):
                 self.emit(clean, True)
             return
         # What only waits for one reader gets its place when that reader takes it: nobody sees it before.
@@ -636,9 +637,9 @@ class Hub:
             self.give_places()
         self._joins = True
 
-    def _clean(self, event: Event) -> Iterator[Event]:
-        """Give what is shown in place of *event*: the news in it, without secrets."""
-        for news in (event,) if self._shows is None else self._news(event, self._shows):
+    def _clean(self, event: Event, shows: Callable[[Event], bool]) -> Iterator[Event]:
+        """Give what is shown in place of *event* in a resumed run: the news in it, without secrets."""
+        for news in self._news(event, shows):
             # One event may become several: what deltas of that run had held back goes out in front of it.
             yield from self._event_redactor.through(news) if GIVEN.names else (news,)
 
