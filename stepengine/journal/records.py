@@ -46,6 +46,7 @@ __all__ = (
     "Head",
     "Input",
     "Intent",
+    "Loose",
     "Record",
     "Result",
     "check_attempts",
@@ -395,6 +396,30 @@ def _read(record: Intent | Result) -> Mapping[str, Any] | None:
     return source if source is None or isinstance(source, Mapping) else source.members(record.start, record.end)
 
 
+class Loose(list[Any]):
+    """
+    What records of this process are made of, one thing behind the other.
+
+    A record says where it begins, and what it holds is made when somebody asks for it: kept made it would be seven objects more a
+    step, through which the collector goes again and again in a replay of 10,000.
+    """
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: tuple[int, Any] = (-1, None)
+
+    def held(self, start: int) -> Any:
+        """Return what the record that begins at *start* holds."""
+        at, made = self._last
+        # Asked for several times in a row.
+        if at != start:
+            made = self[start](self, start)
+            self._last = start, made
+        return made
+
+
 @attrs.define(eq=False)
 class Intent:
     """
@@ -403,19 +428,19 @@ class Intent:
     Attributes:
         path: The path of the run that asks.
         seq: The effect's number on it.
-        given: The effect's stored form; for a model call of this process the effect itself, for one that stands in a line ``None``.
         fp: Its fingerprint; ``""`` until somebody needs it.
         gather: The number of the first effect of those that began together; ``None`` for one that began alone.
         program_line: The line of the program that asks for it, from 1; 0 where no program does, and where nobody noted it.
         read_from: What stood in the line it was read from, or the journal's bytes; ``None`` for one of this process.
-        start: Where its line begins in these bytes; only there, and no object of its own: a long journal has many records.
+        start: Where its line begins in these bytes, or what it is made of; only there, and no object of its own: a long journal has
+            many records.
         end: Where its line ends, without its newline.
     """
 
     kind: ClassVar[str] = "intent"
     path: str
     seq: int
-    given: CallModel | Mapping[str, Any] | None
+    _given: CallModel | Mapping[str, Any] | Loose | None
     fp: str = ""
     gather: int | None = None
     read_from: Mapping[str, Any] | Unread | None = None
@@ -426,12 +451,20 @@ class Intent:
     end: int = attrs.field(init=False, repr=False)
 
     @property
+    def given(self) -> CallModel | Mapping[str, Any] | None:
+        """The effect's stored form; for a model call of this process the effect itself, for one that stands in a line ``None``."""
+        given: Any = self._given
+        held: CallModel | Mapping[str, Any] | None = given.held(self.start) if type(given) is Loose else given
+        return held
+
+    @property
     def effect(self) -> CallModel | Mapping[str, Any]:
         """The effect's stored form; for a model call of this process the effect itself."""
-        if self.given is None:
+        given = self.given
+        if given is None:
             form: Mapping[str, object] = cast("Any", self.line)["effect"]
             return form
-        return self.given
+        return given
 
     @property
     def type(self) -> str:
@@ -465,7 +498,8 @@ class Intent:
     @property
     def live(self) -> CallModel | None:
         """The model call, which is kept as it is while its process lives; ``None`` of any other effect."""
-        return self.given if type(self.given) is CallModel else None
+        given = self.given
+        return given if type(given) is CallModel else None
 
     @property
     def is_stored(self) -> bool:
@@ -487,10 +521,8 @@ class Result:
         path: The path of the run that asked.
         seq: The effect's number on it.
         at: Milliseconds since the root run was created.
-        given: What the machine is sent, or of a ``Value`` with this time, nothing sent meanwhile and something in it, what it
-            holds: an object less for nearly every record of a long run. ``None`` for one that stands in a line.
         read_from: What stood in the line it was read from, or the journal's bytes; ``None`` for one of this process.
-        start: Where its line begins in these bytes; only there.
+        start: Where its line begins in these bytes, or what it is made of; only there.
         end: Where its line ends, without its newline.
     """
 
@@ -498,12 +530,23 @@ class Result:
     path: str
     seq: int
     at: int
-    given: Any = None
+    _given: Any = None
     _attempts: Sequence[Mapping[str, Any]] | None = ()
     read_from: Mapping[str, Any] | Unread | None = None
     _writes: Sequence[Mapping[str, Any]] | None = ()
     start: int = attrs.field(init=False, repr=False)
     end: int = attrs.field(init=False, repr=False)
+
+    @property
+    def given(self) -> Any:
+        """
+        What the machine is sent; ``None`` for a result that was read from a line.
+
+        Of a ``Value`` with this time, nothing sent meanwhile and something in it, it is what that holds: an object less for nearly
+        every record of a long run.
+        """
+        given = self._given
+        return given.held(self.start) if type(given) is Loose else given
 
     @property
     def outcome(self) -> Value | Failure | None:

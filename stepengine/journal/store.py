@@ -52,7 +52,7 @@ from stepengine.journal.history import History
 from stepengine.journal.mailbox import Mailbox, MemoryMailbox
 from stepengine.journal.places import ROOM, TO_RECORD, Reserve
 from stepengine.journal.reading import Reading, read_lines
-from stepengine.journal.records import Head, Input, Intent, Record, Result, to_text
+from stepengine.journal.records import Head, Input, Intent, Loose, Record, Result, to_text
 from stepengine.redaction import Redact, Redactor, RedactRule, redactor_for
 from stepengine.system.after_fork import Lock, renewed, renews
 from stepengine.system.threads import ThreadPool
@@ -480,67 +480,101 @@ class _Kept:
     own anyway, so nothing is kept for the collector but what the run keeps, too.
 
     Attributes:
-        loose: What records are made of that nobody asked for yet; ``_MemoryWriter`` adds to it.
+        loose: What records are made of; ``_MemoryWriter`` adds to it.
     """
 
     def __init__(self, records: list[Record]) -> None:
         self._records = records
-        self.loose: list[Any] = []
+        self.loose = Loose()
+        self._read = 0
         self._lock = Lock()
 
     def records(self) -> list[Record]:
         """Return all records; the list grows, and no record that is in it is made anew."""
-        if self.loose:
+        loose = self.loose
+        if self._read < len(loose):
             with self._lock:
                 # What is added meanwhile is added behind the end.
-                loose, index, end, made = self.loose, 0, len(self.loose), list[Record]()
+                index, end, made = self._read, len(loose), list[Record]()
                 while index < end:
-                    make = loose[index]
-                    stop = index + WIDTHS[make]
-                    made.append(make(*loose[index + 1 : stop]))
-                    index = stop
+                    held = loose[index]
+                    made.append(RECORDS[held](loose, index))
+                    index += WIDTHS[held]
                 self._records += made
-                del loose[:end]
+                self._read = end
         return self._records
 
 
-def _whole(record: Record) -> Record:
+# What stands first of what a record is made of gives what it holds, as soon as somebody asks for that.
+
+
+def _whole(loose: Loose, at: int) -> Record:
+    record: Record = loose[at + 1]
     return record
 
 
-def _result(path: str, seq: int, at: int, given: object) -> Record:
-    return Result(path, seq, at, given)
+def _value(loose: Loose, at: int) -> object:
+    return loose[at + 4]
 
 
-def _replied(path: str, seq: int, at: int, *parts: Any) -> Record:
-    call_id, name, given, *more = parts
-    return Result(path, seq, at, _reply((quick_call(call_id, name, given),), *more))
+def _reply_of_call(loose: Loose, at: int) -> ModelReply:
+    call_id, name, given, *more = loose[at + 4 : at + 13]
+    return _reply((quick_call(call_id, name, given),), *more)
 
 
-def _returned(path: str, seq: int, at: int, *fields: Any) -> Record:
-    return Result(path, seq, at, _tool_result(*fields))
+def _returned(loose: Loose, at: int) -> ToolResult:
+    return _tool_result(*loose[at + 4 : at + 11])
 
 
-def _call(path: str, seq: int, gather: int | None, program_line: int, *call: Any) -> Record:
-    return Intent(path, seq, plain_form(*call), "", gather, program_line=program_line)
+def _call(loose: Loose, at: int) -> Mapping[str, Any]:
+    return plain_form(*loose[at + 5 : at + 9])
 
 
-def _request(  # noqa: PLR0917 - what a record was taken apart into, in order
-    path: str, seq: int, gather: int | None, purpose: Any, frame: ModelRequest, shared: object, length: int
-) -> Record:
-    request = _with_messages(frame, Transcript.of_parts(shared, length))
-    return Intent(path, seq, CallModel(seq, request, purpose), "", gather)
+def _request(loose: Loose, at: int) -> CallModel:
+    _, seq, _, purpose, frame, shared, length = loose[at + 1 : at + 8]
+    return CallModel(seq, _with_messages(frame, Transcript.of_parts(shared, length)), purpose)
 
 
-WIDTHS: Mapping[Callable[..., Record], int] = {
+def _result_of_value(loose: Loose, at: int) -> Record:
+    return Result(*loose[at + 1 : at + 5])
+
+
+def _result(loose: Loose, at: int) -> Record:
+    path, seq, when = loose[at + 1 : at + 4]
+    made = Result(path, seq, when, loose)
+    made.start = at
+    return made
+
+
+def _intent(loose: Loose, at: int) -> Record:
+    path, seq, gather, more = loose[at + 1 : at + 5]
+    if loose[at] is _call:
+        made = Intent(path, seq, loose, "", gather, None, "CallTool", loose[at + 5], more)
+    else:
+        made = Intent(path, seq, loose, "", gather, None, "CallModel", loose[at + 5].model)
+    made.start = at
+    return made
+
+
+WIDTHS: Mapping[Callable[..., Any], int] = {
     _whole: 2,
-    _result: 5,
-    _replied: 13,
+    _value: 5,
+    _reply_of_call: 13,
     _returned: 11,
     _call: 9,
     _request: 8,
 }
-"""How many things in a row make a record, with what makes it of the others."""
+"""How many things in a row make a record, with what gives what it holds."""
+
+RECORDS: Mapping[Callable[..., Any], Callable[[Loose, int], Record]] = {
+    _whole: _whole,
+    _value: _result_of_value,
+    _reply_of_call: _result,
+    _returned: _result,
+    _call: _intent,
+    _request: _intent,
+}
+"""What makes the record."""
 
 
 class _MemoryTail(Tail):
@@ -656,9 +690,9 @@ class _MemoryWriter(Writer):
             (call,) = value.content
             if call.provider_data is call.input_error is None:
                 more = value.usage, value.stop_reason, value.cost, value.raw_stop_reason, value.model, value.request_id
-                self._loose += (_replied, path, seq, at, call.tool_call_id, call.tool_name, call.input, *more)
+                self._loose += (_reply_of_call, path, seq, at, call.tool_call_id, call.tool_name, call.input, *more)
                 return
-        self._loose += (_result, path, seq, at, value)
+        self._loose += (_value, path, seq, at, value)
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
         """Do nothing: lines are made on demand, from the first record on."""
