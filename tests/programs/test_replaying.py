@@ -141,10 +141,15 @@ async def test_the_intent_of_a_call_holds_the_sandbox_and_a_journal_without_it_r
     result = await recorded(agent, "await price('tea')", journal=path)
     history = FileJournal(path).history()
     (call,) = [i for i in history.intents.values() if i.begins_run and i.type == "CallTool"]
-    old = [attrs.evolve(r, line=None) if r.kind == "head" else r for r in history.records]
-    for record in old:
-        if record is call:
-            record.given = {k: v for k, v in history.form(call).items() if k != "sandbox"}
+    before = {k: v for k, v in history.form(call).items() if k != "sandbox"}
+    old = [
+        attrs.evolve(r, line=None)
+        if r.kind == "head"
+        else attrs.evolve(r, given=before, fp="", read_from=None)
+        if r is call
+        else r
+        for r in history.records
+    ]
     journal = MemoryJournal()
     journal.replace([r for r in old if r.kind != "input" or r.input["type"] != "Computed"])  # type: ignore[union-attr]
 
