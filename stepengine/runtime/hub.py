@@ -190,6 +190,32 @@ class EventRedactor:
         tools, clean = self._offer
         return request.tools is tools is clean and KNOWN.passes((request.system_prompt, request.messages, request.tail))
 
+    def all_pass(self, events: Sequence[Event]) -> bool:  # noqa: C901 - each event of a run
+        """Return whether *events*, which come in this order, may be shown as they are; ``False`` too often."""
+        if len(events) == 1:
+            return self.passes(events[0])
+        if self._flows:
+            return False
+        tools, clean = self._offer
+        looked_at: list[object] = []
+        # The newest first: its history holds those of the others, which are then known.
+        for event in reversed(events):
+            kind = type(event)
+            if kind in DELTAS:
+                delta: Any = event
+                if not KNOWN.leaves(delta.text):
+                    return False
+                if kind is ToolInputDelta:
+                    looked_at += (delta.tool_name, delta.tool_call_id)
+            elif kind is ModelStarted and event.request is not None:  # type: ignore[attr-defined]
+                request = event.request  # type: ignore[attr-defined]
+                if request.tools is not tools or tools is not clean:
+                    return False
+                looked_at += (request.system_prompt, request.messages, request.tail)
+            else:
+                looked_at.append(event)
+        return KNOWN.passes(tuple(looked_at))
+
     def through(self, event: Event) -> Sequence[Event]:
         """Return what may be shown in place of *event*: what deltas held back of their run's path, then the event."""
         if type(event) in DELTAS:
@@ -548,21 +574,34 @@ class Hub:
             return
         line = reader.queue
         new = line[placed:] if placed else line
+        # All at one look, which costs a fraction of one for each.
+        if GIVEN.names and not self._event_redactor.all_pass(new):  # type: ignore[arg-type]  # none is joined that has no place
+            new = new.copy()
+            del line[placed:]
+            for event in new:
+                for clean in self._event_redactor.through(event):  # type: ignore[arg-type]
+                    self._give_place(clean)
+                    reader.put(clean)
+            self._joins, self.placed = False, len(line)
+            return
         if len(new) == 1:
-            (event,) = new
-            SET_RUN_ID(event, self.run_id)
-            SET_EPOCH(event, self._epoch)
-            SET_INDEX(event, self._index)
+            self._give_place(new[0])  # type: ignore[arg-type]
         else:
             # Not one after the other: what is called so is called without a turn of the interpreter.
             run_out(map(SET_RUN_ID, new, repeat(self.run_id)))
             run_out(map(SET_EPOCH, new, repeat(self._epoch)))
             run_out(map(SET_INDEX, new, count(self._index)))
-        self._index += len(new)
+            self._index += len(new)
         if self._joins:
             reader.join(placed)
             self._joins = False
         self.placed = len(line)
+
+    def _give_place(self, event: Event) -> None:
+        SET_RUN_ID(event, self.run_id)
+        SET_EPOCH(event, self._epoch)
+        SET_INDEX(event, self._index)
+        self._index += 1
 
     def opened(self, history: Callable[[], Transcript]) -> None:
         """Learn where the history of the root run can be looked up; called by its machine."""
@@ -585,12 +624,25 @@ class Hub:
         """Forget the run at *path*, which has ended."""
         self._seats.pop(path, None)
 
-    def emit(self, event: Event, is_clean: bool = False) -> None:  # noqa: C901, FBT001, FBT002 - each event of a run
+    def emit(self, event: Event, is_clean: bool = False) -> None:  # noqa: C901, PLR0912, FBT001, FBT002 - each event of a run
         """Give *event* its index and show it, if it is news; one that *is_clean* is shown as it is."""
         # Every event of a watched run and every token passes here, so what is done for each stands in this one
-        # function, which takes nothing by name. The two usual cases cost one look each: a run that is not resumed has
-        # only news, and a process that knows no secrets has nothing to look for. One that knows its keys, as most do,
-        # looks at an event once and shows it from here: through `_clean` it would take a generator and a second call.
+        # function, which takes nothing by name. What only waits for one reader gets its place, and is looked at for
+        # secrets, when that reader takes it: nobody sees it before.
+        line = self.line
+        if line is not None and not is_clean:
+            if len(line) < MAX_QUEUE:
+                if type(event) in LOOKED_AT:
+                    if type(event) not in DELTAS:
+                        self._note(event)
+                    elif len(line) > NEAR and type(line[-1]) in JOINED_TO:
+                        self._note_behind(line)
+                line.append(event)
+                return
+            self.give_places()
+        # The two usual cases cost one look each: a run that is not resumed has only news, and a process that knows no
+        # secrets has nothing to look for. One that knows its keys, as most do, looks at an event once and shows it from
+        # here: through `_clean` it would take a generator and a second call.
         if (
             not is_clean
             and (GIVEN.names or self._shows is not None)
@@ -600,21 +652,12 @@ class Hub:
             for clean in through(event) if self._shows is None else self._clean(event, self._shows):
                 self.emit(clean, True)
             return
-        # What only waits for one reader gets its place when that reader takes it: nobody sees it before.
-        line = self.line
-        if line is not None and len(line) < MAX_QUEUE:
-            if type(event) in LOOKED_AT:
-                if type(event) not in DELTAS:
-                    self._note(event)
-                elif len(line) > NEAR and type(line[-1]) in JOINED_TO:
-                    self._note_behind(line)
-            line.append(event)
-            return
         if type(event) in NOTED:
             self._note(event)
         if self.watched:
             if line is not None:
                 self.give_places()
+            # As `_give_place`, which would be one more call for each.
             index = self._index
             SET_RUN_ID(event, self.run_id)
             SET_EPOCH(event, self._epoch)
@@ -672,6 +715,8 @@ class Hub:
         """Show the last event and end all subscriptions, unless another run follows; those that come later get it too."""
         if self._last is not None:
             return
+        # What waits may hold something back, too.
+        self.give_places()
         for clean in self._event_redactor.rest():
             self.emit(clean, True)
         # The result is the caller's and passes as it is, secrets and all; who makes JSON of the event gets it clean.
