@@ -342,6 +342,48 @@ async def test_a_crash_at_any_record_while_eight_children_run_repeats_nothing_th
         assert check(left).problems == (), cut
 
 
+async def test_nothing_new_is_done_before_each_child_has_heard_all_that_is_recorded():
+    told: list[str] = []
+
+    async def do(what: str) -> str:
+        told.append(f"did {what}")
+        # The others have their turns, so that each child is in the middle at most cuts.
+        await asyncio.sleep(0)
+        return what
+
+    def kid(ctx):
+        for turn in "abcdefgh":
+            heard = yield from Perform.idempotent(do, f"{ctx.prompt}{turn}")
+            told.append(f"heard {heard}")
+        together = [Perform.idempotent(do, f"{ctx.prompt}{member}") for member in "xy"]
+        yield Parallel(together)
+
+    def around(ctx):
+        # Deep enough to be begun when the others have long come to the end of their records.
+        yield Parallel([AgentCall("kid" if len(ctx.prompt) > 3 else "around", f"{ctx.prompt}.")])
+
+    def boss(ctx):
+        yield Parallel([AgentCall("around" if i == 2 else "kid", str(i)) for i in range(3)])
+
+    kids = AgentDefinition("kid", handle_steps=kid)
+    deep = AgentDefinition("around", spawnable_agents=["around", kids], handle_steps=around)
+    engine = Engine([AgentDefinition("boss", spawnable_agents=[kids, deep], handle_steps=boss)], models=empty())
+    journal = MemoryJournal()
+    (await engine.run("boss", journal=journal)).unwrap()
+    lines, waited = journal.lines(), 0
+    for cut in range(2, len(lines)):
+        left = MemoryJournal(lines[:cut])
+        recorded = {f"heard {what.removeprefix('did ')}" for what in sure(left)[1]}
+        told.clear()
+        (await engine.resume(left)).unwrap()
+        first = next((at for at, what in enumerate(told) if what.startswith("did ")), len(told))
+
+        assert recorded.isdisjoint(told[first:]), cut
+        waited += len(recorded & {*told[:first]}) > 1
+
+    assert waited > 10
+
+
 # --- ten thousand -----------------------------------------------------------------------------------------------------
 
 
