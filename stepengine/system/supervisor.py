@@ -64,7 +64,7 @@ def become(folder: int, limits: str, program: str, argv: list[str]) -> None:
 
 
 def start(line: int, folder: int, limits: str, program: str, argv: list[str]) -> int:
-    """Start the command; return its process id, or 0 when it could not be executed."""
+    """Start the command; return its process id, or 0 when it could not be executed, which is told."""
     failed, fails = os.pipe()  # closed by `execve`
     pid = os.fork()
     if pid == 0:
@@ -79,12 +79,15 @@ def start(line: int, folder: int, limits: str, program: str, argv: list[str]) ->
         reason = pipe.read()
     if reason:
         os.waitpid(pid, 0)
-    os.write(line, b"errno %b\n" % reason if reason else b"pid %d\n" % pid)
-    return 0 if reason else pid
+        with contextlib.suppress(OSError):  # nobody listens any more
+            os.write(line, b"errno %b\n" % reason)
+        return 0
+    return pid
 
 
 def supervise(line: int, parent: int, command: int, woken: int) -> None:
-    """Tell how the command ends, and return when the parent wants the end or has ended."""
+    """Tell that the command runs and how it ends, and return when the parent wants the end or has ended."""
+    os.write(line, b"pid %d\n" % command)
     waiting = select.poll()
     for fd in (line, parent, woken):
         if fd >= 0:
@@ -178,7 +181,8 @@ def main(arguments: list[str]) -> None:
     for fd in (1, 2):
         os.dup2(nothing, fd)
     os.close(int(folder))
-    with contextlib.suppress(OSError):  # nobody listens any more
+    # Where the parent ended while the command began, nobody listens from the first word on.
+    with contextlib.suppress(OSError):
         supervise(int(line), parent, command, woken)
     sys.exit(not end_all(command))
 

@@ -465,6 +465,46 @@ def test_a_command_and_what_left_it_end_with_a_process_that_is_killed(root: Path
     assert [] == elsewhere.running(pids, here=True)
 
 
+@LINUX
+@pytest.mark.spec("reliability:SH04")
+def test_a_command_ends_with_a_process_that_is_killed_before_it_was_told_that_the_command_runs(
+    root: Path, elsewhere: Any
+) -> None:
+    # The supervisor as it is on a machine so busy that its first word comes too late.
+    late = """
+        import os, sys, time
+        from stepengine.system import supervisor
+        say, parent = os.write, os.getppid()
+        def write(fd, data):
+            while data.startswith(b"pid") and os.getppid() == parent:
+                time.sleep(0.01)
+            return say(fd, data)
+        os.write = write
+        supervisor.main([str(parent), *sys.argv[1:]])
+        """
+    code = """
+        import os, socket, subprocess, sys
+        ours, theirs = socket.socketpair()
+        line, folder = theirs.fileno(), os.open(sys.argv[1], os.O_RDONLY)
+        words = [str(line), str(folder), "", "/bin/sh", "sh", "-c", "sleep 100 & echo $! > new; mv new left; wait"]
+        subprocess.run([sys.executable, "-c", sys.argv[2], *words], pass_fds=[line, folder])
+        """
+    deadline = time.monotonic() + 20
+    words = [sys.executable, "-c", textwrap.dedent(code), str(root), textwrap.dedent(late)]
+    with subprocess.Popen(words) as parent:
+        try:
+            while not (root / "left").exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        finally:
+            parent.kill()
+    left = [int((root / "left").read_text())]
+    while elsewhere.running(left, here=True) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+    assert [] == elsewhere.running(left, here=True)
+
+
 async def test_private_folders_are_removed_with_the_command(root: Path) -> None:
     home, tmp = (
         await Sh(root, allow_shell=True).out('touch "$HOME/a" "$TMPDIR/b"; echo "$HOME"; echo "$TMPDIR"')
