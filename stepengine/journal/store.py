@@ -505,7 +505,8 @@ class _Kept:
         return self._records
 
 
-# What stands first of what a record is made of gives what it holds, as soon as somebody asks for that.
+# What stands first of what a record is made of gives what it holds, as soon as somebody asks for that; or the record, where what it
+# holds is there already.
 
 
 def _whole(loose: Loose, at: int) -> Record:
@@ -513,8 +514,8 @@ def _whole(loose: Loose, at: int) -> Record:
     return record
 
 
-def _value(loose: Loose, at: int) -> object:
-    return loose[at + 4]
+def _value(loose: Loose, at: int) -> Record:
+    return Result(*loose[at + 1 : at + 5])
 
 
 def _reply_of_call(loose: Loose, at: int) -> ModelReply:
@@ -533,10 +534,6 @@ def _call(loose: Loose, at: int) -> Mapping[str, Any]:
 def _request(loose: Loose, at: int) -> CallModel:
     _, seq, _, purpose, frame, shared, length = loose[at + 1 : at + 8]
     return CallModel(seq, _with_messages(frame, Transcript.of_parts(shared, length)), purpose)
-
-
-def _result_of_value(loose: Loose, at: int) -> Record:
-    return Result(*loose[at + 1 : at + 5])
 
 
 def _result(loose: Loose, at: int) -> Record:
@@ -568,7 +565,7 @@ WIDTHS: Mapping[Callable[..., Any], int] = {
 
 RECORDS: Mapping[Callable[..., Any], Callable[[Loose, int], Record]] = {
     _whole: _whole,
-    _value: _result_of_value,
+    _value: _value,
     _reply_of_call: _result,
     _returned: _result,
     _call: _intent,

@@ -172,28 +172,8 @@ class EventRedactor:
         # By path: the last history in which there was a secret, and the same without it.
         self._histories: dict[str, tuple[str, Transcript, Transcript]] = {}
 
-    def passes(self, event: Event) -> bool:
-        """Return whether *event* may be shown as it is, and nothing goes before it; ``False`` too often."""
-        if event.path in self._flows:
-            return False
-        kind = type(event)
-        if kind in DELTAS:
-            delta: Any = event
-            return KNOWN.leaves(delta.text) and (
-                kind is not ToolInputDelta or KNOWN.passes((delta.tool_name, delta.tool_call_id))
-            )
-        if kind is not ModelStarted:
-            return KNOWN.passes(event)
-        request = event.request  # type: ignore[attr-defined]
-        if request is None:
-            return True
-        tools, clean = self._offer
-        return request.tools is tools is clean and KNOWN.passes((request.system_prompt, request.messages, request.tail))
-
-    def all_pass(self, events: Sequence[Event]) -> bool:  # noqa: C901 - each event of a run
-        """Return whether *events*, which come in this order, may be shown as they are; ``False`` too often."""
-        if len(events) == 1:
-            return self.passes(events[0])
+    def passes(self, events: Sequence[Event]) -> bool:
+        """Return whether *events* may be shown as they are, in this order, and nothing goes before them; ``False`` too often."""
         if self._flows:
             return False
         tools, clean = self._offer
@@ -214,13 +194,14 @@ class EventRedactor:
                 looked_at += (request.system_prompt, request.messages, request.tail)
             else:
                 looked_at.append(event)
-        return KNOWN.passes(tuple(looked_at))
+        # All at one look, which costs a fraction of one for each.
+        return not looked_at or KNOWN.passes(tuple(looked_at))
 
     def through(self, event: Event) -> Sequence[Event]:
         """Return what may be shown in place of *event*: what deltas held back of their run's path, then the event."""
         if type(event) in DELTAS:
             delta: Delta = event  # type: ignore[assignment]
-            return (delta,) if self.passes(delta) else self._flowing(delta)
+            return (delta,) if self.passes((delta,)) else self._flowing(delta)
         # Before anything else of a run is shown, its own held-back text goes out, or a reply would seem to go on behind
         # its end.
         clean = self._clean_model_started(event) if type(event) is ModelStarted else KNOWN.frozen(event)
@@ -486,7 +467,7 @@ class Hub:
         phase: What the root run is doing, as far as events are kept or somebody beside one reader is shown them.
         only: A reader who is the only one that is shown anything; ``None`` while there is no such reader.
         line: What waits for that reader, while the reader does not wait for an event.
-        placed: How many of the events in it, from the first one on, have their place in the stream.
+        placed: How many of the events in it, from the first one on, are without secrets and have their place in the stream.
         history: Gives the history of the root run at this moment, while it runs.
         warnings: Observers that were dropped.
         crash: What an observer or the logger raised for the caller of the run, the first of it.
@@ -568,14 +549,13 @@ class Hub:
         self.placed = 0 if self.only is None else len(self.only.queue)
 
     def give_places(self) -> None:
-        """Give the events their places in the stream that wait for the only reader and have none yet; join what belongs together."""
+        """Take secrets out of what waits for the only reader and has no place in the stream yet, give it one, and join what belongs together."""
         reader, placed = self.only, self.placed
         if reader is None or placed == len(reader.queue):
             return
         line = reader.queue
         new = line[placed:] if placed else line
-        # All at one look, which costs a fraction of one for each.
-        if GIVEN.names and not self._event_redactor.all_pass(new):  # type: ignore[arg-type]  # none is joined that has no place
+        if GIVEN.names and not self._event_redactor.passes(new):  # type: ignore[arg-type]  # none is joined that has no place
             new = new.copy()
             del line[placed:]
             for event in new:
@@ -646,7 +626,7 @@ class Hub:
         if (
             not is_clean
             and (GIVEN.names or self._shows is not None)
-            and (self._shows is not None or not self._event_redactor.passes(event))
+            and (self._shows is not None or not self._event_redactor.passes((event,)))
         ):
             through = self._event_redactor.through
             for clean in through(event) if self._shows is None else self._clean(event, self._shows):
