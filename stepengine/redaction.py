@@ -21,14 +21,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, lru_cache
 from operator import attrgetter, is_
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, JsonList, compact, freeze
 from stepengine.data.messages import Message
-from stepengine.data.named import NamedTuple
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError
 

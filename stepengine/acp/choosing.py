@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError
 from stepengine.permissions.policy import MODES

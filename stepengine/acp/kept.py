@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from attrs import frozen
 
 from stepengine.acp.choosing import Chosen
-from stepengine.data.frozen import frozen
 from stepengine.data.visible import visible
 from stepengine.errors import SessionError
 

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import attrs
+from attrs import frozen
 
 from stepengine.acp.program import AgentProgram, environment_of
 from stepengine.acp.workplace import BorrowedFiles, BorrowedTerminals, command_of
 from stepengine.data.definition import AgentDefinition, InputSchema
-from stepengine.data.frozen import frozen
 from stepengine.data.hooks import Change, StepContext
 from stepengine.data.json import JsonDict, canonical, mended
 from stepengine.data.messages import ToolResult

@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.data.visible import visible
 from stepengine.errors import ToolError
 from stepengine.runtime.logs import LOGGER

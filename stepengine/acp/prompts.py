@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.messages import DocumentPart, ImagePart, UserMessage
 from stepengine.data.state import AgentState
 from stepengine.data.visible import visible

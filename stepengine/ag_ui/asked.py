@@ -12,10 +12,10 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapp
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.codec import plain
 from stepengine.data.events import Event, RunFinished
-from stepengine.data.frozen import frozen
 from stepengine.data.hooks import Change, HookContext, Hooks
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.messages import ToolMessage, ToolResult, UserMessage

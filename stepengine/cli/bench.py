@@ -10,18 +10,17 @@ from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import attrs
+from attrs import frozen
 
 from stepengine.cli.options import Options
 from stepengine.cli.screen.render import is_terminal
 from stepengine.cli.settings import Settings, UsageProblem
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
-from stepengine.data.frozen import frozen
 from stepengine.data.limits import Limits
 from stepengine.data.models import ModelReply
-from stepengine.data.named import NamedTuple
 from stepengine.data.usage import Usage
 from stepengine.errors import (
     DefinitionError,

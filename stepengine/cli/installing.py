@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
 
 __all__ = ("InstallSource", "own_source")
 

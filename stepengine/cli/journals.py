@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args
 
 import attrs
+from attrs import frozen
 
 from stepengine.cli.bench import Bench
 from stepengine.cli.exits import Exit, complain, explain_errors
@@ -23,7 +24,6 @@ from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.toolset import in_code_mode, is_in_code_mode
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.frozen import frozen
 from stepengine.data.limits import Limits
 from stepengine.data.questions import Answer, AnswerLike
 from stepengine.data.state import RunResult, RunStatus

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import attrs
 import typer
+from attrs import frozen
 
 from stepengine.cli.bench import Bench, bench_for
 from stepengine.cli.exits import Exit, complain, explain_errors
@@ -24,7 +25,6 @@ from stepengine.cli.options import Options
 from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.frozen import frozen
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from typing import NamedTuple
 
 from stepengine.cli import loading
 from stepengine.cli.exits import EXIT_CODES, Exit
-from stepengine.data.named import NamedTuple
 
 __all__ = ("FIRST", "GROUPS", "LISTED", "OVERVIEW", "UNDER", "ListedCommand", "answers", "page", "version")
 

@@ -10,11 +10,11 @@ from typing import Annotated, Any, TypeAlias, get_origin, get_type_hints
 
 import attrs
 import typer
+from attrs import frozen
 
 from stepengine.cli.exits import Exit
 from stepengine.cli.settings import Settings, in_force
 from stepengine.data.definition import normalised_id
-from stepengine.data.frozen import frozen
 
 __all__ = (
     "Agent",

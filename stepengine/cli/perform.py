@@ -10,6 +10,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attrs import frozen
+
 from stepengine.cli import collect
 from stepengine.cli.bench import Bench
 from stepengine.cli.exits import Exit, complain, exit_code
@@ -17,7 +19,6 @@ from stepengine.cli.options import Options
 from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.screen.render import dumps, json_of, message_of, print_output, waiting_for
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.frozen import frozen
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.errors import (
     ChildError,

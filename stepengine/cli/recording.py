@@ -19,14 +19,13 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import attrs
 
 from stepengine.cli.options import Options
 from stepengine.cli.screen.render import one_line, visible, waiting_for
 from stepengine.cli.settings import UsageProblem
-from stepengine.data.named import NamedTuple
 from stepengine.data.state import RunStatus
 from stepengine.errors import DefinitionError, JournalError
 from stepengine.redaction import ANY

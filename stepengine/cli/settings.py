@@ -13,15 +13,14 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.alike import did_you_mean
-from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, freeze_object, thaw
 from stepengine.data.limits import Limits
-from stepengine.data.named import NamedTuple
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
+from typing import NamedTuple
 
 import attrs
+from attrs import frozen
 from typing_extensions import override
 
 from stepengine.context.policy import COUNT, SHARE, ContextLimits, ContextPolicy, group_positions
 from stepengine.data.estimate import message_tokens, transcript_tokens
-from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import DocumentPart, ImagePart, Message, TextPart, ToolMessage, ToolResult, strings
-from stepengine.data.named import NamedTuple
 from stepengine.data.transcript import Transcript
 
 __all__ = (

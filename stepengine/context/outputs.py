@@ -9,10 +9,10 @@ output is gone when the record itself was replaced (``set_messages``, ``replace_
 from __future__ import annotations
 
 import attrs
+from attrs import frozen
 
 from stepengine.context.masking import is_placeholder, placeholder
 from stepengine.context.policy import COUNT, SHARE
-from stepengine.data.frozen import frozen
 from stepengine.data.hooks import Change, HookContext
 from stepengine.data.messages import DocumentPart, ImagePart, Message, ToolMessage, ToolResult
 from stepengine.data.state import AgentState

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import attrs
+from attrs import frozen
 
 from stepengine.context.policy import TOKENS, limits_of
-from stepengine.data.frozen import frozen
 from stepengine.data.hooks import HookContext
 from stepengine.errors import ContextOverflow
 

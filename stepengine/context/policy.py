@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.estimate import estimate_tokens, message_tokens, transcript_tokens
-from stepengine.data.frozen import frozen
 from stepengine.data.hooks import Change, HookContext
 from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
 from stepengine.data.state import AgentState

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.hooks import HookContext
 from stepengine.data.messages import system_reminder
 

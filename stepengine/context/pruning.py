@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
+from attrs import frozen
 from typing_extensions import override
 
 from stepengine.context.policy import COUNT, TOKENS, ContextLimits, ContextPolicy, last_tagged, limits_of
 from stepengine.context.summarizing import SUMMARY
 from stepengine.context.truncating import GAP_TAG
 from stepengine.data.estimate import MEDIA_TOKENS, message_tokens, transcript_tokens
-from stepengine.data.frozen import frozen
 from stepengine.data.hooks import Change, HookContext
 from stepengine.data.json import JsonDict, compact
 from stepengine.data.messages import (
@@ -35,7 +35,6 @@ from stepengine.data.messages import (
     UserPart,
     system_reminder,
 )
-from stepengine.data.named import NamedTuple
 from stepengine.data.thoughts import parted
 from stepengine.data.transcript import Transcript
 

@@ -17,12 +17,12 @@ from types import GeneratorType
 from typing import Any, TypeAlias
 
 import attrs
+from attrs import frozen
 
 from stepengine.context.policy import COUNT, TOKENS, ContextLimits, last_tagged, limits_of, option
 from stepengine.context.truncating import truncate
 from stepengine.data.codec import to_json
 from stepengine.data.estimate import message_tokens, transcript_tokens
-from stepengine.data.frozen import frozen
 from stepengine.data.functions import is_async, unwrapped
 from stepengine.data.hooks import Change, HookContext
 from stepengine.data.messages import Message, ToolMessage, UserMessage

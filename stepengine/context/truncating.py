@@ -7,11 +7,11 @@ from datetime import datetime
 from functools import cache
 
 import attrs
+from attrs import frozen
 from typing_extensions import override
 
 from stepengine.context.policy import SHARE, ContextLimits, ContextPolicy, group_positions, last_tagged, message_sizes
 from stepengine.data.estimate import message_tokens, transcript_tokens
-from stepengine.data.frozen import frozen
 from stepengine.data.messages import Message, UserMessage, strings, system_reminder
 from stepengine.data.transcript import Transcript
 

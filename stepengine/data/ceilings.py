@@ -11,7 +11,8 @@ from decimal import Decimal
 from math import isfinite
 from typing import TypeGuard
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.data.questions import Answer, Question, number_in
 from stepengine.errors import LimitExceeded
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from decimal import Decimal
 from functools import wraps
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import attrs
 
 from stepengine.data.fields import shown
-from stepengine.data.named import NamedTuple
 from stepengine.errors import DefinitionError, StepEngineError
 
 __all__ = (

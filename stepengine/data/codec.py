@@ -13,7 +13,7 @@ import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import attrs
 
@@ -46,10 +46,8 @@ from stepengine.data.fields import (
     shown,
     within,
 )
-from stepengine.data.frozen import is_declared
 from stepengine.data.generated import generated
 from stepengine.data.json import JsonDict, frozen_texts, mended, quoted
-from stepengine.data.named import NamedTuple
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, StepEngineError
 
@@ -90,7 +88,7 @@ def _stored_classes() -> dict[str, type[Any]]:
     for module in MODULES:
         for name in module.__all__:
             member = getattr(module, name)
-            if isinstance(member, type) and is_declared(member):
+            if isinstance(member, type) and attrs.has(member):
                 found[name] = member
     how_calls_run = ("Asking", "Control", "Driving", "Ordinary", "Spawning", "Yielding")
     for name in (

@@ -9,10 +9,10 @@ from inspect import isgenerator
 from typing import Any, Generic, Literal, Never, Protocol, TypeAlias
 
 import attrs
+from attrs import frozen
 from typing_extensions import TypeVar
 
 from stepengine.data.checks import FLAG, Fine, an_instance, fine, or_none
-from stepengine.data.frozen import frozen
 from stepengine.data.functions import is_async, is_generator_function, location_of, takes_one_argument, unwrapped
 from stepengine.data.hooks import HookContext, Hooks, StepContext
 from stepengine.data.json import freeze_object, text_of

@@ -12,10 +12,10 @@ from datetime import datetime
 from typing import Any, Literal, Protocol, TypeAlias
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.estimate import Measured
 from stepengine.data.events import Event
-from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.makers import maker_of
 from stepengine.data.messages import Source

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from stepengine.data.json import compact
 from stepengine.data.messages import CitationPart, DocumentPart, ImagePart, JsonPart, Message, OpaquePart, ToolCallPart
-from stepengine.data.named import NamedTuple
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 

@@ -17,8 +17,8 @@ from decimal import Decimal
 from typing import Any, ClassVar
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonValue, freeze
 from stepengine.data.makers import is_twin
 from stepengine.data.messages import ToolResult

@@ -11,10 +11,9 @@ import base64
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal, InvalidOperation
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepengine.data.json import JsonDict, freeze, freeze_object, frozen_compact, frozen_text, quoted, thaw
-from stepengine.data.named import NamedTuple
 from stepengine.errors import DataError
 
 __all__ = (

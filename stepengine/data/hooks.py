@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 import attrs
+from attrs import frozen
 from typing_extensions import TypeVar
 
 from stepengine.data.estimate import Measured
-from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.messages import Message, ToolResult, UserMessage, tuple_of
 from stepengine.data.state import AgentState, prompt_tokens

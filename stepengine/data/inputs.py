@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.data.questions import AnswerLike
 
 __all__ = ("AnswerInput", "Interrupt", "RunInput", "Shutdown", "ToolResultInput", "UserInput")

@@ -12,9 +12,8 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import zip_longest
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-from stepengine.data.named import NamedTuple
 from stepengine.errors import DataError
 
 __all__ = (

@@ -7,9 +7,9 @@ from functools import lru_cache
 from typing import Literal, TypeAlias
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.checks import AMOUNT, COUNT, FLAG, fine, named_fields, one_of, or_none
-from stepengine.data.frozen import frozen
 
 __all__ = ("DEFAULT_LIMITS", "Limits", "OnMaxSteps")
 

@@ -16,7 +16,6 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 import attrs
 
-from stepengine.data.frozen import TWIN
 from stepengine.data.generated import generated, generated_later
 
 __all__ = ("changer_of", "is_twin", "maker_in_order", "maker_of", "quick")
@@ -118,7 +117,7 @@ def _changer(cls: type[Any], names: Sequence[str]) -> Callable[..., Any]:
 
 def is_twin(cls: type[object]) -> bool:
     """Return whether a class below a frozen base is the twin of another; a base that lists its kinds leaves it out."""
-    return TWIN in vars(cls) or cls.__setattr__ is object.__setattr__
+    return cls.__setattr__ is object.__setattr__
 
 
 def _check_layout(frozen: type[Any]) -> None:

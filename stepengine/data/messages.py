@@ -12,8 +12,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, overload
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze, freeze_object, mended, text_of
 from stepengine.data.makers import maker_of
 from stepengine.data.thoughts import parted

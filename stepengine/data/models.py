@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, Literal, TypeAlias, get_args
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.checks import (
     CHOICE,
@@ -22,7 +23,6 @@ from stepengine.data.checks import (
     one_of,
     or_none,
 )
-from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.makers import maker_of
 from stepengine.data.messages import (

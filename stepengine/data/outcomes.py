@@ -12,8 +12,8 @@ from decimal import Decimal
 from typing import Any, Literal, TypeAlias
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonValue
 from stepengine.data.makers import maker_of
 from stepengine.data.messages import ToolResult, UserMessage

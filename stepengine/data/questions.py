@@ -7,8 +7,8 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Literal, Protocol, TypeAlias
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.functions import takes_one_argument
 from stepengine.data.json import ABSENT, JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.messages import strings

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.checks import COUNT, Fine, fine, or_none
-from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.messages import strings
 from stepengine.errors import DefinitionError

@@ -11,10 +11,10 @@ from enum import StrEnum
 from typing import Any, Generic
 
 import attrs
+from attrs import frozen
 from typing_extensions import TypeVar
 
 from stepengine.data.estimate import Measured, estimate_tokens, tool_tokens, transcript_tokens
-from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.makers import maker_of
 from stepengine.data.messages import Message, ToolCallLog, ToolMessage, UserMessage, tuple_of

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-
-from stepengine.data.named import NamedTuple
+from typing import NamedTuple
 
 __all__ = ("TAGS", "Parted", "parted")
 

@@ -12,17 +12,16 @@ import re
 from collections.abc import Callable, Generator, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from functools import cached_property
 from itertools import islice, product
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import attrs
+from attrs import frozen
 from typing_extensions import ParamSpec, TypeVar
 
 from stepengine.data.checks import FLAG, fine
-from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze_object
 from stepengine.data.makers import maker_of
 from stepengine.data.messages import ToolResult, strings
-from stepengine.data.named import NamedTuple
 from stepengine.data.questions import Answer, Interactor, Question
 from stepengine.errors import StepEngineError
 

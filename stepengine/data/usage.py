@@ -7,8 +7,8 @@ from decimal import Decimal
 from typing import Any
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict
 from stepengine.data.makers import maker_of
 

@@ -7,9 +7,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias
 
 import attrs
+from attrs import frozen
 from typing_extensions import TypeVar
 
-from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonValue, freeze
 from stepengine.data.messages import tuple_of
 from stepengine.data.questions import Question

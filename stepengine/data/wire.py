@@ -14,7 +14,7 @@ import base64
 import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepengine.data.fields import fault, shown, within
 from stepengine.data.json import JsonValue, freeze_object, text_of, thaw
@@ -35,7 +35,6 @@ from stepengine.data.messages import (
     UserMessage,
     joined_text,
 )
-from stepengine.data.named import NamedTuple
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError
 

@@ -30,11 +30,11 @@ from typing import (
 )
 
 import attrs
+from attrs import frozen
 from typing_extensions import TypeVar
 
 from stepengine.data.checks import CHOICE, TEXT, Fine, an_instance, fine, or_none
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object, text_of
 from stepengine.data.makers import maker_of
 from stepengine.data.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage, tuple_of

@@ -16,8 +16,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.json import canonical, freeze
 from stepengine.data.limits import Limits
 from stepengine.data.questions import AnswerLike, Question, answer_problem

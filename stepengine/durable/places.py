@@ -16,9 +16,8 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from stepengine.data.named import NamedTuple
 from stepengine.durable.database import DatabaseAway, lost_errors, plain_connection, portable
 from stepengine.errors import StepEngineError
 from stepengine.runtime.logs import LOGGER

@@ -15,9 +15,8 @@ import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from stepengine.data.named import NamedTuple
 from stepengine.durable.database import DatabaseAway, away, lost_errors, plain_connection, quote_name
 from stepengine.errors import StepEngineError
 from stepengine.models.base import Provider

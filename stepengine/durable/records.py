@@ -14,10 +14,10 @@ from datetime import datetime
 from typing import Any, cast
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.effects import RUNS, WAITS, AskPerson, CallBody, CallModel, RunInBackground, Spawn
 from stepengine.data.events import Event
-from stepengine.data.frozen import frozen
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.durable.body import request_of_root

@@ -12,7 +12,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.durable.database import WORKFLOW, away, make_tables, plain_connection
 from stepengine.errors import InputError
 

@@ -16,9 +16,9 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.codec import bare, restored
-from stepengine.data.frozen import frozen
 from stepengine.data.json import freeze
 from stepengine.data.state import RunResult
 from stepengine.data.usage import Usage

@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import attrs
 
@@ -39,7 +39,6 @@ from stepengine.data.events import Event, Warned
 from stepengine.data.json import freeze_object
 from stepengine.data.limits import Limits
 from stepengine.data.messages import ToolResult
-from stepengine.data.named import NamedTuple
 from stepengine.data.outcomes import BodyEnd, Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, ChildResult, RunStatus

@@ -13,7 +13,8 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.durable.database import WORKFLOW, DatabaseAway, plain_connection, url_of
 from stepengine.durable.database import away as gone
 from stepengine.durable.database import migrate as make_tables

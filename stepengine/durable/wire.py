@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.codec import bare, bare_any, restored, restored_any
 from stepengine.data.fields import PLAIN
-from stepengine.data.frozen import frozen
 from stepengine.data.hooks import Change
 from stepengine.data.json import freeze
 from stepengine.data.limits import Limits

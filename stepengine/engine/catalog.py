@@ -9,18 +9,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.alike import did_you_mean
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
-from stepengine.data.frozen import frozen
 from stepengine.data.hooks import HOOK_POINTS, Change, HookContext, Hooks
 from stepengine.data.json import JsonDict, compact, freeze
 from stepengine.data.limits import Limits
 from stepengine.data.messages import ToolCallPart, system_reminder
-from stepengine.data.named import NamedTuple
 from stepengine.data.questions import Decision
 from stepengine.data.server_tools import Programs
 from stepengine.data.sources import ToolSource

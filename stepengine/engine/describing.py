@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.data.tools import ToolSpec
 from stepengine.engine.planning import RunRequest
 from stepengine.errors import MissingKey, StepEngineError, UnknownModel

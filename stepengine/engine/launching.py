@@ -15,10 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.definition import normalised_id
 from stepengine.data.events import Event
-from stepengine.data.frozen import frozen
 from stepengine.data.hooks import Hooks
 from stepengine.data.json import JsonDict
 from stepengine.data.limits import Limits

@@ -14,10 +14,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Self
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.alike import did_you_mean
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
-from stepengine.data.frozen import frozen
 from stepengine.engine import packages, trust
 from stepengine.engine.beside import module_at, module_with
 from stepengine.engine.modules import EXPECTED, agents_of, sandboxed_loader

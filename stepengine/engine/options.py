@@ -5,12 +5,11 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from stepengine.data.checks import FLAG, NUMBER, TEXT, Fine, an_instance, or_none
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.limits import Limits
-from stepengine.data.named import TypedDict
 from stepengine.data.questions import AnswerLike
 from stepengine.data.state import AgentState
 from stepengine.errors import InputError, ReplayDivergence

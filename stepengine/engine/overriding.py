@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import attrs
 
-from stepengine.data.named import NamedTuple
 from stepengine.engine.options import ModelsLike, Overrides
 from stepengine.models.base import Provider
 from stepengine.models.registry import Models

@@ -16,14 +16,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition, normalised_id, parts_of_id
-from stepengine.data.frozen import frozen
-from stepengine.data.named import NamedTuple
 from stepengine.data.tools import ToolLike
 from stepengine.engine import trust
 from stepengine.engine.modules import agents_of, sandboxed_loader

@@ -16,18 +16,17 @@ from functools import lru_cache, partial
 from random import Random
 from threading import get_ident
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.effects import CallBody, Spawn
 from stepengine.data.events import LogLine
-from stepengine.data.frozen import frozen
 from stepengine.data.hooks import HookContext
 from stepengine.data.json import JsonDict, JsonValue, freeze, text_of
 from stepengine.data.limits import Limits
-from stepengine.data.named import NamedTuple
 from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem
 from stepengine.data.state import AgentState, RunInfo, quick_state, suspended_at
 from stepengine.data.tools import Driving, Spawning, ToolSpec, Yielding, made_bindings

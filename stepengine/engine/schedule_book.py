@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.errors import JournalError
 from stepengine.journal.finding import database_of
 from stepengine.journal.sqlite import BUSY_SECONDS, made_database

@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.engine.schedule_book import CLAIMED, STARTED, ClaimedTime, KnownSchedule, ScheduleBook
 from stepengine.engine.schedules import Schedule, metadata_of, newest_between, unique

@@ -15,11 +15,11 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.alike import did_you_mean
 from stepengine.data.checks import FLAG, TEXT, Fine, fine, named_fields, one_of, written
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
-from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, freeze_object, thaw
 from stepengine.errors import DataError, DefinitionError, InputError
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object, thaw
-from stepengine.data.named import NamedTuple
 from stepengine.errors import DataError, DefinitionError, InputError, OutputMissing
 from stepengine.tooling.arguments import without_titles
 from stepengine.tooling.repair import renamer

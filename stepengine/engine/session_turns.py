@@ -19,9 +19,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.frozen import frozen
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Outcome
 from stepengine.data.questions import AnswerLike, Question

@@ -21,6 +21,7 @@ from types import FrameType, GeneratorType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.effects import (
     RUNS,
@@ -43,7 +44,6 @@ from stepengine.data.effects import (
     Spawn,
     TellRun,
 )
-from stepengine.data.frozen import frozen
 from stepengine.data.functions import PACKAGE
 from stepengine.data.hooks import HOOK_POINTS, Hooks
 from stepengine.data.models import ModelRequest

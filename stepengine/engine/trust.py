@@ -19,7 +19,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.errors import DefinitionError
 from stepengine.runtime.logs import log_once
 

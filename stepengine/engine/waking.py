@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.errors import JournalLocked, JournalMissing, StepEngineError
 from stepengine.journal.sleeping import index_of, journal_in, sleeper

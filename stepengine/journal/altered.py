@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from stepengine.data.named import NamedTuple
 from stepengine.errors import JournalCorrupt, JournalError, StepEngineError
 from stepengine.journal.history import History
 from stepengine.journal.reading import read_lines

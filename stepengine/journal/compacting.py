@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.estimate import message_tokens
-from stepengine.data.frozen import frozen
 from stepengine.data.messages import (
     AssistantMessage,
     AssistantPart,

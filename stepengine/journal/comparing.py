@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
+from attrs import frozen
+
 from stepengine.data.effects import CallModel
-from stepengine.data.frozen import frozen
 from stepengine.data.matching import BoundedMatcher
 from stepengine.journal.divergence import Field, fields_between, fields_of_effects, verb
 from stepengine.journal.encoding import outcome_members

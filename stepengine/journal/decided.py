@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
-from stepengine.data.frozen import frozen
-from stepengine.data.named import NamedTuple
+from attrs import frozen
+
 from stepengine.data.outcomes import Value
 from stepengine.data.questions import Answer, Question
 from stepengine.journal.encoding import questions_of, restored

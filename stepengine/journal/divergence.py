@@ -10,11 +10,10 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from stepengine.data.effects import CallModel, line_of
 from stepengine.data.json import ABSENT, differences, parting
-from stepengine.data.named import NamedTuple
 from stepengine.errors import ReplayDivergence
 from stepengine.journal.fingerprints import fingerprinted_part
 from stepengine.journal.history import History

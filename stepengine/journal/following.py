@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-from stepengine.data.frozen import frozen
-from stepengine.data.named import NamedTuple
+from attrs import frozen
+
 from stepengine.errors import JournalCorrupt, JournalError, JournalMissing, JournalVersion
 from stepengine.journal.history import History
 from stepengine.journal.reading import Reading, read_later

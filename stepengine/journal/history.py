@@ -10,18 +10,17 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import CallModel
-from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, JsonValue
 from stepengine.data.limits import Limits
 from stepengine.data.messages import Message
 from stepengine.data.models import ModelRequest
-from stepengine.data.named import NamedTuple
 from stepengine.data.outcomes import Begun, Failure, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, ChildResult, RunInfo, RunStatus

@@ -23,14 +23,13 @@ from datetime import UTC, datetime
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.codec import restored
-from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonValue, freeze
-from stepengine.data.named import NamedTuple
 from stepengine.data.questions import Answer
 from stepengine.errors import (
     DataError,

@@ -11,7 +11,8 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.errors import JournalCorrupt, JournalError, StepEngineError
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.fingerprints import Fingerprints, fingerprint

@@ -16,9 +16,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
-from stepengine.data.named import NamedTuple
 from stepengine.errors import JournalCorrupt, JournalError
 from stepengine.journal.encoding import unpack_texts
 from stepengine.journal.places import opened

@@ -17,11 +17,11 @@ from types import NoneType
 from typing import Any, ClassVar, Protocol, TypeAlias, cast, get_args
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.codec import restored
 from stepengine.data.effects import CallModel
 from stepengine.data.fields import PLAIN
-from stepengine.data.frozen import frozen
 from stepengine.data.limits import Limits
 from stepengine.data.messages import AssistantMessage, ToolMessage, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, ModelSettings

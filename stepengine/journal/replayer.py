@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.effects import RUNS, AskPerson, CallBody, CallModel, Spawn
-from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Begun, Failure, Single, Stop, Value, was_given_up

@@ -15,9 +15,9 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool
-from stepengine.data.frozen import frozen
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Single, Stop, Value

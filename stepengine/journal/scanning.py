@@ -8,7 +8,8 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.errors import DataError
 from stepengine.redaction import GIVEN, Redactor, Rules, digest_of, known_in
 

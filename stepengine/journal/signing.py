@@ -20,7 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.errors import JournalError
 from stepengine.journal.records import SIGNED, TAIL, Input, Intent, Record, Result, to_text
 from stepengine.redaction import GIVEN

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.waiting import Waits
 from stepengine.errors import JournalError
 from stepengine.journal.files import FileJournal

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.effects import CallModel, CallTool
-from stepengine.data.frozen import frozen
 from stepengine.data.makers import changer_of, maker_in_order
 from stepengine.data.messages import ToolCallPart, ToolResult, quick_call
 from stepengine.data.models import ModelReply, ModelRequest

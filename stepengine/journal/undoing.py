@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import Literal, TypeAlias
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.data.outcomes import Failure
 from stepengine.errors import DefinitionError, ToolError, UndoRefused, UnknownOutcome
 from stepengine.journal.divergence import verb

@@ -7,7 +7,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.errors import JournalError, StepEngineError
 from stepengine.journal.altered import JournalScan, head_of, listed
 from stepengine.journal.finding import JournalLike, as_journal

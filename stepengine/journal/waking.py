@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.errors import InputError, JournalError, JournalWriteFailed
 from stepengine.journal.finding import database_of
 from stepengine.journal.mailbox import LetterKind

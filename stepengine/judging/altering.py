@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition, normalised_id
-from stepengine.data.frozen import frozen
 from stepengine.data.tools import ToolLike
 from stepengine.engine.loading import AgentPlace, agents_with
 from stepengine.errors import DataError, DefinitionError

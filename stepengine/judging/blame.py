@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.frozen import frozen
 from stepengine.data.state import RunStatus
 from stepengine.engine import Engine
 from stepengine.errors import DataError

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from attrs import frozen
+
 from stepengine.data.codec import plain
-from stepengine.data.frozen import frozen
 from stepengine.data.state import RunResult
 from stepengine.errors import DataError
 from stepengine.journal import Journal

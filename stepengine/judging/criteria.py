@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.codec import plain
-from stepengine.data.frozen import frozen
 from stepengine.data.json import canonical
 from stepengine.data.state import RunResult
 from stepengine.data.visible import visible

@@ -23,12 +23,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Never, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Never, Protocol, Self
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
-from stepengine.data.named import NamedTuple
 from stepengine.data.outcomes import Failure
 from stepengine.data.questions import Answer
 from stepengine.data.state import AgentState, ChildResult, RunResult

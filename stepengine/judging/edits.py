@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, Self
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.codec import plain, to_json
-from stepengine.data.frozen import frozen
 from stepengine.data.messages import JsonPart, ToolResult
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure

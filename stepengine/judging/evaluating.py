@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.codec import plain
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.frozen import frozen
 from stepengine.data.json import canonical
 from stepengine.data.limits import Limits
 from stepengine.data.messages import CUT_OFF, ToolResult

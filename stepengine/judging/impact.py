@@ -18,10 +18,10 @@ from statistics import fmean
 from typing import Any
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.codec import plain
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.frozen import frozen
 from stepengine.data.state import RunStatus
 from stepengine.engine import Engine
 from stepengine.errors import DataError, ReplayDivergence, StepEngineError

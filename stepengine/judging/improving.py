@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.codec import plain
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.frozen import frozen
 from stepengine.data.json import canonical, compact
 from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
 from stepengine.data.state import RunResult

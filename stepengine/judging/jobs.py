@@ -18,8 +18,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from attrs import frozen
+
 from stepengine.data.codec import plain
-from stepengine.data.frozen import frozen
 from stepengine.data.models import ModelReply
 from stepengine.engine import Engine
 from stepengine.errors import DataError, LimitExceeded

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.functions import location_of
-from stepengine.data.named import NamedTuple
 
 __all__ = ("Origin", "origin_of")
 

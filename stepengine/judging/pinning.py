@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.codec import plain
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.frozen import frozen
 from stepengine.data.state import RunResult
 from stepengine.data.visible import visible
 from stepengine.engine import Engine

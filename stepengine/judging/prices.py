@@ -15,8 +15,8 @@ from decimal import Decimal
 from typing import Any
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.usage import Usage, add_cost
 from stepengine.journal import Journal

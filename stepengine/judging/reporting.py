@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.judging.evaluating import Sample
 from stepengine.judging.improving import Improvement
 from stepengine.judging.scoring import PASS, Pair, Row, Scores

@@ -12,8 +12,9 @@ from contextlib import nullcontext
 from decimal import Decimal
 from typing import Any, TypeVar
 
+from attrs import frozen
+
 from stepengine.data.codec import plain
-from stepengine.data.frozen import frozen
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage, add_cost
 from stepengine.engine import Engine

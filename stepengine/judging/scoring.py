@@ -11,12 +11,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
-from stepengine.data.named import NamedTuple
 from stepengine.errors import DataError
 from stepengine.judging.evaluating import Evaluation, Outcome, Sample
 from stepengine.judging.statistics import FEWEST_CASES, Estimate, Ratio, by_case, holm, log_ratio, mean_of, paired, rate

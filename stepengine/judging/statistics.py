@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import NormalDist, fmean, stdev
 
 import attrs
-
-from stepengine.data.frozen import frozen
+from attrs import frozen
 
 __all__ = (
     "FEWEST_CASES",

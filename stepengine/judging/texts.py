@@ -18,11 +18,10 @@ from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
-from stepengine.data.named import NamedTuple
 from stepengine.data.transcript import Transcript
 from stepengine.data.visible import visible
 from stepengine.redaction import Redactor, is_secret_variable, redactor_for

@@ -22,9 +22,9 @@ from urllib.parse import urlsplit
 
 import attrs
 import jiter
+from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition, InputSchema
-from stepengine.data.frozen import frozen
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import JsonDict, mended
 from stepengine.data.messages import ToolResult

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 from types import CoroutineType, FrameType, GeneratorType
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepengine.data.functions import innermost_own, is_thrown_away
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import NOT_AWAITED, JsonDict
-from stepengine.data.named import NamedTuple
 from stepengine.data.programs import RunsProgram
 from stepengine.data.state import AgentState
 from stepengine.data.yields import YIELD_FROM, Sentinel

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import cache
+from typing import NamedTuple
 
 from stepengine.data import events as ev
 from stepengine.data.effects import AskPerson, Leaf, quick_notify
 from stepengine.data.json import canonical
 from stepengine.data.messages import ToolCallPart, ToolResult
-from stepengine.data.named import NamedTuple
 from stepengine.data.outcomes import Failure, Single, Stop
 from stepengine.data.questions import NOBODY, REFUSED, REMEMBERED, Answer, Decision, Question, covering_rule
 from stepengine.data.tools import FIND_TOOLS

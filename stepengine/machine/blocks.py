@@ -11,10 +11,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepengine.data.json import JsonDict, freeze
-from stepengine.data.named import NamedTuple
 from stepengine.errors import DataError
 
 __all__ = ("Block", "Broken", "Text", "mark_in", "of_codebuff", "split_blocks")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import attrs
 
@@ -26,7 +27,6 @@ from stepengine.data.messages import (
     UserMessage,
     quick_tool,
 )
-from stepengine.data.named import NamedTuple
 from stepengine.data.state import AgentState, suspended_at
 from stepengine.data.transcript import Transcript
 

@@ -9,9 +9,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.frozen import frozen
 from stepengine.data.hooks import Hooks, StepContext
 from stepengine.data.json import JsonDict, JsonValue, freeze
 from stepengine.data.limits import DEFAULT_LIMITS, Limits

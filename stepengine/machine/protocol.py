@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from types import MappingProxyType, NoneType
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from stepengine.data import yields as y
 from stepengine.data.effects import (
@@ -38,7 +38,6 @@ from stepengine.data.effects import (
 from stepengine.data.events import PhaseChanged
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
-from stepengine.data.named import NamedTuple
 from stepengine.data.outcomes import Gathered, Outcome
 from stepengine.data.state import ChildResult, RunPhase
 from stepengine.data.tools import How

@@ -11,14 +11,13 @@ import json
 import traceback
 from collections.abc import Iterator
 from types import GeneratorType
-from typing import Any, TypeVar, assert_never
+from typing import Any, NamedTuple, TypeVar, assert_never
 
 from stepengine.data import events as ev
 from stepengine.data.effects import RUNS, WAITS, AskPerson, Effect, Gather, Notify, quick_notify
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import compact, thaw
 from stepengine.data.messages import TextPart, UserMessage, quick_user
-from stepengine.data.named import NamedTuple
 from stepengine.data.outcomes import Failure, Gathered, Stop, Value
 from stepengine.data.state import AgentState, RunPhase, RunStatus, no_longer_waiting
 from stepengine.data.tools import timed_out

@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Literal, TypeAlias
 
 import attrs
+from attrs import frozen
 
 from stepengine.data import events as ev
 from stepengine.data.effects import quick_call_model, quick_notify
-from stepengine.data.frozen import frozen
 from stepengine.data.json import compact
 from stepengine.data.makers import changer_of, maker_in_order, maker_of, quick
 from stepengine.data.messages import (

@@ -10,7 +10,8 @@ from collections.abc import Generator, Mapping, Sequence
 from datetime import date, datetime
 from typing import Any
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.data.json import freeze
 from stepengine.data.messages import AssistantMessage, UserMessage
 from stepengine.data.models import ModelSettings

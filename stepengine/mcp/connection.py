@@ -17,7 +17,8 @@ from importlib.util import find_spec
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, ToolError, ToolServerError
 from stepengine.mcp._caps import (

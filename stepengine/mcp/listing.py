@@ -13,8 +13,8 @@ from inspect import cleandoc
 from typing import Any
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, canonical, compact, freeze, freeze_object, thaw
 from stepengine.data.tools import ToolAnnotations
 from stepengine.data.visible import visible

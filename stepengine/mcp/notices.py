@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonValue, compact, freeze
 from stepengine.data.visible import visible
 from stepengine.errors import DataError

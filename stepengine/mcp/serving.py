@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.events import Event, RunFinished, ToolStarted
-from stepengine.data.frozen import frozen
 from stepengine.data.json import compact, thaw
 from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem
 from stepengine.data.state import RunResult, RunStatus

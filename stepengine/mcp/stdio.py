@@ -15,7 +15,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.data.visible import visible
 from stepengine.mcp._caps import (
     CLOSE_SECONDS,

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.messages import Message, OpaquePart, ToolCallPart, ToolReferencePart
 from stepengine.data.models import ModelRequest
 from stepengine.data.tools import FIND_TOOLS, ToolSpec

@@ -15,8 +15,8 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.models import ModelRequest
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow, ModelError, TruncatedReply

@@ -20,8 +20,8 @@ from typing import Any, ClassVar, Protocol
 from weakref import WeakKeyDictionary, finalize
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError

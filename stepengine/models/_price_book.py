@@ -8,12 +8,11 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from stepengine.data.json import freeze, thaw
 from stepengine.data.messages import ImagePart, OpaquePart
 from stepengine.data.models import ModelReply
-from stepengine.data.named import NamedTuple
 from stepengine.data.usage import Usage
 from stepengine.models._iterations import ran_beside
 from stepengine.models._json import count_of, object_in

@@ -13,7 +13,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, 
 from contextlib import asynccontextmanager, suppress
 from typing import Any, ClassVar, NoReturn, TypeVar
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.data.messages import RefusalPart, TextPart, ThinkingPart
 from stepengine.data.models import ModelDelta, ModelReply, TextChunk, ThinkingChunk
 from stepengine.data.usage import Usage

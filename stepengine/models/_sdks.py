@@ -6,9 +6,8 @@ import sys
 from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
-from stepengine.data.named import NamedTuple
 from stepengine.errors import ModelError
 
 __all__ = ("ANTHROPIC", "GOOGLE", "OPENAI", "Sdk")

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.models import ModelReply, ModelRequest, ModelSettings
 from stepengine.data.server_tools import ServerTool
 from stepengine.errors import ModelError

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.models import Effort, Thinking
 
 __all__ = (

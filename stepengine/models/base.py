@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, assert_never
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.json import frozen_compact
 from stepengine.data.messages import (
     AssistantPart,

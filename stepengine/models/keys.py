@@ -13,7 +13,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from urllib.parse import unquote, urlsplit
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.errors import MissingKey
 from stepengine.redaction import ANY, GIVEN, is_secret_header
 

@@ -13,8 +13,8 @@ from contextlib import aclosing
 from typing import Any
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow, MissingKey, ModelError, UnknownModel

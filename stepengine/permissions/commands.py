@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from typing import Literal
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.messages import strings
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.system import calls

@@ -18,8 +18,8 @@ from pathlib import Path as FilePath
 from typing import Any, Literal, TypeAlias, get_args
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.hooks import HookContext
 from stepengine.data.json import JsonDict, canonical, freeze_object, thaw
 from stepengine.data.messages import ToolCallPart

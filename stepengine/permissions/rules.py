@@ -11,16 +11,15 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import attrs
+from attrs import frozen
 from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, ValidationError, core_schema
 
-from stepengine.data.frozen import frozen
 from stepengine.data.hooks import HookContext
 from stepengine.data.json import JsonDict, canonical, freeze_object
 from stepengine.data.messages import strings
-from stepengine.data.named import NamedTuple
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.permissions.commands import CommandForm, denies, permits, says_what_runs

@@ -18,10 +18,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import accumulate, islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from stepengine.data.frozen import frozen
-from stepengine.data.named import NamedTuple
+from attrs import frozen
+
 from stepengine.programs.sandbox import ABSENT, BUILTINS, MODULES
 from stepengine.programs.stubs import ALIASES, LONGEST_NAME, OURS, Function, Stubs
 from stepengine.system.after_fork import Lock

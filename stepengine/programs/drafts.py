@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
+from attrs import frozen
 
 from stepengine.data import definition, hooks, limits, messages, models, state, transcript, waiting, yields
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.frozen import frozen
 from stepengine.data.json import thaw
 from stepengine.data.limits import Limits
 from stepengine.data.models import ModelReply

@@ -12,10 +12,10 @@ import re
 import string
 from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType, MethodDescriptorType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from stepengine.data.frozen import frozen
-from stepengine.data.named import NamedTuple
+from attrs import frozen
+
 from stepengine.errors import DefinitionError
 from stepengine.programs.checking import NO_STUBS, ProgramProblem, parsed, problems
 from stepengine.programs.sandbox import MODULES

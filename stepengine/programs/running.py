@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal, assert_never, cast
+from typing import Any, Literal, NamedTuple, assert_never, cast
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import Compute, Keeps, line_of
-from stepengine.data.frozen import frozen
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import MAX_DEPTH, SCALARS, differences, freeze, mended
 from stepengine.data.messages import JsonPart, ToolMessage, ToolResult
-from stepengine.data.named import NamedTuple
 from stepengine.data.programs import KeepsVariables, RunsProgram
 from stepengine.data.state import ChildResult
 from stepengine.data.tools import ToolSpec, has_timed_out
@@ -92,7 +91,7 @@ def code_mode(
     agents: Sequence[AgentDefinition[Any]] = (),
     ask: bool = False,
     direct: Sequence[Tool[..., Any]] = (),
-    limits: ProgramLimits = ProgramLimits(),  # noqa: B008 - frozen
+    limits: ProgramLimits = ProgramLimits(),
     name: str = "run_code",
     sandbox: Sandbox | None = None,
     where: Literal["here", "provider"] = "here",

@@ -17,8 +17,8 @@ from types import MappingProxyType
 from typing import Any, Literal, NoReturn
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.json import MAX_INT, MIN_INT, JsonDict, JsonValue, freeze_object
 from stepengine.errors import DataError, DefinitionError
 from stepengine.tooling.arguments import without_titles

@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, TypeAlias, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, cast
 
-from stepengine.data.frozen import frozen
-from stepengine.data.named import NamedTuple
+from attrs import frozen
+
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.programs.checking import CheckedProgram, checked_by_monty
 from stepengine.programs.stubs import ALIASES, Stubs

@@ -22,22 +22,21 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import attrs
+from attrs import frozen
 
 from stepengine import errors
 from stepengine.data import yields as y
 from stepengine.data.codec import to_json
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import Compute
-from stepengine.data.frozen import frozen
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import MAX_INT, MIN_INT, JsonDict, freeze, mended, thaw
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
 from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, ModelSettings, Thinking
-from stepengine.data.named import NamedTuple
 from stepengine.data.programs import RunsProgram, set_in_sandbox
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.waiting import ChildRef, Waited

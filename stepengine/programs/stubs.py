@@ -15,15 +15,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import count
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.frozen import frozen
 from stepengine.data.json import thaw
-from stepengine.data.named import NamedTuple
 from stepengine.data.tools import ToolSpec
 from stepengine.programs.sandbox import ABSENT, BUILTINS, MODULES
 from stepengine.tooling.arguments import without_titles

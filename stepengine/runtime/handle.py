@@ -10,11 +10,11 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeAlias, assert_never
 
+from attrs import frozen
 from typing_extensions import TypeVar
 
 from stepengine.data.effects import CallFunction
 from stepengine.data.events import Event, Warned
-from stepengine.data.frozen import frozen
 from stepengine.data.inputs import AnswerInput, Interrupt, RunInput, Shutdown, ToolResultInput, UserInput
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Stop

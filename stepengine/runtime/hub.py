@@ -17,9 +17,10 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from functools import cache, partial
 from itertools import count, repeat
 from operator import attrgetter
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.codec import plain
 from stepengine.data.events import (
@@ -40,10 +41,8 @@ from stepengine.data.events import (
     ToolInputDelta,
     ToolLog,
 )
-from stepengine.data.frozen import frozen
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
-from stepengine.data.named import NamedTuple
 from stepengine.data.state import RunPhase
 from stepengine.data.transcript import Transcript
 from stepengine.errors import LimitExceeded, StepEngineError

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.codec import restored
 from stepengine.data.effects import AwaitMessage
-from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonValue, freeze, thaw
 from stepengine.data.outcomes import Single, Value
 from stepengine.data.questions import Answer, AnswerLike

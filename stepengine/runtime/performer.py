@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from stepengine.data.effects import CallFunction, CallTool, Compute, Gather, Keeps, Leaf
 from stepengine.data.events import Event
-from stepengine.data.named import NamedTuple
 from stepengine.data.outcomes import Begun, Failure, Single, Value
 from stepengine.data.state import AgentState
 from stepengine.data.usage import Usage

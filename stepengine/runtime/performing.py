@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar, assert_never, cast
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.effects import (
     AskPerson,
@@ -43,7 +44,6 @@ from stepengine.data.events import (
     ToolInputDelta,
     ToolLog,
 )
-from stepengine.data.frozen import frozen
 from stepengine.data.json import freeze
 from stepengine.data.makers import maker_in_order, quick
 from stepengine.data.messages import ToolCallPart, ToolResult, UserMessage

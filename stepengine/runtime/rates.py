@@ -13,13 +13,12 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
-from stepengine.data.named import NamedTuple
 from stepengine.data.usage import Usage
 from stepengine.errors import DefinitionError, ModelError
 from stepengine.models.base import ModelRef, Provider

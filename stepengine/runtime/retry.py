@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from random import Random
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.data.usage import Usage
 from stepengine.errors import DefinitionError, ModelError
 

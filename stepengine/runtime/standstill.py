@@ -13,10 +13,9 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepengine.data.effects import RUNS, AskPerson, AwaitMessage, AwaitRuns, AwaitTime, Spawn
-from stepengine.data.named import NamedTuple
 from stepengine.data.waiting import Waits
 from stepengine.runtime.performer import Item, child_path
 

@@ -12,18 +12,17 @@ from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.ceilings import ceiling_of
 from stepengine.data.effects import Spawn
 from stepengine.data.events import Event, PhaseChanged, RunFailed
-from stepengine.data.frozen import frozen
 from stepengine.data.json import thaw
 from stepengine.data.makers import changer_of
 from stepengine.data.messages import UserMessage
-from stepengine.data.named import NamedTuple
 from stepengine.data.outcomes import Begun, Failure, Outcome, Single, Stop
 from stepengine.data.questions import Answer, AnswerLike, Interactor, Question
 from stepengine.data.state import AgentState, RunPhase, RunStatus, no_longer_waiting

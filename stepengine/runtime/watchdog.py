@@ -15,11 +15,10 @@ import sys
 import threading
 import time
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from stepengine.data.events import Warned
 from stepengine.data.functions import PACKAGE, innermost_own
-from stepengine.data.named import NamedTuple
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.performing import Innermost
 from stepengine.system.after_fork import Lock, renews

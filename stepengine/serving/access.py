@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from urllib.parse import parse_qs, quote
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.errors import DataError, DefinitionError, JournalError, JournalMissing
 from stepengine.serving.extra import check_extra
 from stepengine.serving.problems import Problem, problem_of

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
+from attrs import frozen
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response, StreamingResponse
 
@@ -14,7 +15,6 @@ from stepengine.ag_ui import Asked, ag_ui, asked_of, connected, input_of, sse
 from stepengine.ag_ui.asked import PAGE, page_answers, page_tool_of
 from stepengine.data.codec import plain
 from stepengine.data.events import RunFinished
-from stepengine.data.frozen import frozen
 from stepengine.data.messages import UserMessage
 from stepengine.errors import AnswerRejected
 from stepengine.redaction import KNOWN

@@ -15,11 +15,11 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from attrs import frozen
 from pydantic import Field
 from starlette.responses import Response
 
 from stepengine.data.codec import plain
-from stepengine.data.frozen import frozen
 from stepengine.errors import StepEngineError
 from stepengine.journal.files import FileJournal
 from stepengine.journal.records import shown_address

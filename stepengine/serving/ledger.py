@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from attrs import frozen
+
 from stepengine.data.codec import bare, restored
-from stepengine.data.frozen import frozen
 from stepengine.errors import InputError, JournalError
 from stepengine.journal.finding import database_of
 from stepengine.journal.records import to_text

@@ -7,10 +7,9 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from attrs import frozen
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
-
-from stepengine.data.frozen import frozen
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -15,8 +15,9 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from attrs import frozen
+
 from stepengine.data.events import RunFinished
-from stepengine.data.frozen import frozen
 from stepengine.data.waiting import waits_in_words
 from stepengine.errors import AnswerRejected, InputError
 from stepengine.journal.watching import FIRST_PAUSE, LAST_PAUSE, Watch

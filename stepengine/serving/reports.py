@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import jiter
+from attrs import frozen
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from stepengine.data.frozen import frozen
 from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.journal.files import FileJournal
 from stepengine.judging.scoring import FORMAT

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from attrs import frozen
 
 from stepengine.data import codec
 from stepengine.data.codec import bare, plain
-from stepengine.data.frozen import frozen
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
 from stepengine.data.messages import ImagePart, UserMessage
 from stepengine.data.questions import Answer, AnswerLike, Question

@@ -21,8 +21,9 @@ from importlib.resources import files
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from attrs import frozen
+
 from stepengine.data.codec import restored
-from stepengine.data.frozen import frozen
 from stepengine.data.json import thaw
 from stepengine.data.models import ModelReply
 from stepengine.data.questions import Question

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 import jiter
+from attrs import frozen
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from stepengine.data.codec import plain
-from stepengine.data.frozen import frozen
 from stepengine.errors import DataError, DefinitionError, InputError, JournalMissing, StepEngineError
 from stepengine.journal.questions import DOUBT
 from stepengine.redaction import KNOWN

@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any
 
 import attrs
+from attrs import frozen
 
 from stepengine.data import codec
-from stepengine.data.frozen import frozen
 from stepengine.data.hooks import Change, HookContext, Hooks
 from stepengine.data.messages import AssistantMessage
 from stepengine.data.state import AgentState, RunStatus

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import attrs
+from attrs import frozen
 
 from stepengine.data import codec
-from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, UserMessage, strings
 from stepengine.data.state import AgentState

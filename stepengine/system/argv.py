@@ -13,7 +13,8 @@ import shlex
 from collections.abc import Sequence
 from typing import NoReturn, TypeAlias
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.errors import ToolError
 
 __all__ = ("Argv", "Script", "check_argv", "parse_command", "shown_command", "split_argv")

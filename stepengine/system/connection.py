@@ -21,7 +21,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.errors import UnknownOutcome, WorkspaceLost
 from stepengine.system.threads import CancelSignal
 

@@ -10,7 +10,8 @@ import hashlib
 import subprocess
 from collections.abc import Mapping
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.data.visible import visible
 from stepengine.errors import WorkspaceLost
 

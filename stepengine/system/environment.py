@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.redaction import is_secret_variable
 from stepengine.system.argv import Argv

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.errors import DefinitionError, ToolError, WorkspaceLost
 from stepengine.system.after_fork import leave, renewed
 from stepengine.system.threads import CANCELLED

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
 
 if TYPE_CHECKING:
     from stepengine.system.argv import Argv

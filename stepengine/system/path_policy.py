@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
-
-from stepengine.data.frozen import frozen
+from attrs import frozen
 
 __all__ = ("PathPolicy", "is_wide")
 

@@ -19,7 +19,8 @@ from contextlib import closing, contextmanager, suppress
 from functools import cached_property
 from typing import NoReturn, TypeVar
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.system import calls
 from stepengine.system.calls import FILE, FOLDER, WALK, Fd

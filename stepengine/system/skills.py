@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.system import calls

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
 
 __all__ = ("TerminalResult", "Terminals")
 

@@ -6,7 +6,8 @@ import codecs
 import hashlib
 import mimetypes
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.system import calls
 from stepengine.system.calls import Fd
 

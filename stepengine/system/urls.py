@@ -18,7 +18,8 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 from urllib.parse import quote, urljoin
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.errors import BlockedAddress, DefinitionError
 
 __all__ = (

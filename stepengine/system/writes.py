@@ -12,7 +12,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.data.json import compact
 from stepengine.errors import DataError
 

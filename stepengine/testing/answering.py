@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.json import freeze
 from stepengine.data.messages import AssistantMessage, ToolResult
 from stepengine.data.models import ModelReply, StopReason

@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.json import ABSENT, JsonDifference, differences, parting
 from stepengine.errors import DataError
 from stepengine.redaction import Redactor

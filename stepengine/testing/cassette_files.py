@@ -18,8 +18,8 @@ from typing import Any, ClassVar, TypeAlias
 from urllib.parse import urlsplit
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, freeze, thaw
 from stepengine.errors import DataError
 

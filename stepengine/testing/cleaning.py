@@ -19,13 +19,12 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
-from stepengine.data.named import NamedTuple
 from stepengine.redaction import (
     ANY,
     MIN_KNOWN,

@@ -9,10 +9,9 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepengine.data.events import ModelFinished
-from stepengine.data.named import NamedTuple
 from stepengine.engine import Engine
 from stepengine.models import Models, Provider
 from stepengine.models.keys import Secret, find_key

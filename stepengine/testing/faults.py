@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.effects import (
     WAITS,
@@ -23,7 +24,6 @@ from stepengine.data.effects import (
     Leaf,
     Spawn,
 )
-from stepengine.data.frozen import frozen
 from stepengine.data.messages import TextPart, ToolResult
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import Failure, Single, Stop, Value

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Value
 from stepengine.data.questions import AnswerLike

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.data.state import AgentState
 from stepengine.data.yields import YIELDABLES, Perform
 from stepengine.errors import DataError, PerformError

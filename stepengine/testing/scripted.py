@@ -13,8 +13,8 @@ from inspect import iscoroutine, iscoroutinefunction, isgenerator, isgeneratorfu
 from typing import Any, TypeAlias
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.json import compact, freeze_object
 from stepengine.data.messages import (
     AssistantPart,

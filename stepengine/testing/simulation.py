@@ -15,9 +15,9 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.frozen import frozen
 from stepengine.data.limits import Limits
 from stepengine.data.questions import AnswerLike
 from stepengine.data.state import RunStatus

@@ -12,9 +12,10 @@ from functools import partial
 from random import Random
 from typing import Any, TypeAlias
 
+from attrs import frozen
+
 from stepengine.data.definition import AgentDefinition, check_handler
 from stepengine.data.effects import Compute
-from stepengine.data.frozen import frozen
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import JsonDict, freeze, freeze_object
 from stepengine.data.outcomes import Failure

@@ -13,6 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, TypeGuard, cast
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import (
@@ -36,7 +37,6 @@ from stepengine.data.effects import (
     TellRun,
 )
 from stepengine.data.events import Event
-from stepengine.data.frozen import frozen
 from stepengine.data.json import freeze
 from stepengine.data.messages import TextPart, ToolCallPart, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, ModelRequest

@@ -11,7 +11,8 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.data.json import JsonDict, JsonList, compact, freeze, freeze_object
 from stepengine.data.tools import Validated, quick_validated
 from stepengine.errors import DataError, DefinitionError

@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.hooks import RunLogger
 from stepengine.data.json import JsonDict, canonical, freeze
 from stepengine.data.messages import tuple_of

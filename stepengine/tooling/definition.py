@@ -8,18 +8,17 @@ import re
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from copy import copy
 from functools import cache, partial
-from typing import Any, Generic, Protocol, cast, get_origin
+from typing import Any, Generic, Protocol, TypedDict, cast, get_origin
 
 import attrs
+from attrs import frozen
 from typing_extensions import ParamSpec, TypeVar, Unpack
 
 from stepengine.data.checks import COUNT, FLAG, NUMBER, TEXT, Fine, an_instance, or_none
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.frozen import frozen
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.messages import ToolResult
-from stepengine.data.named import TypedDict
 from stepengine.data.names import bound
 from stepengine.data.tools import (
     LateBindings,

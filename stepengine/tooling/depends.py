@@ -12,7 +12,8 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.errors import DefinitionError
 from stepengine.tooling.context import ToolContext
 from stepengine.tooling.places import hints_of, place_of

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import get_args
+from typing import NamedTuple, get_args
 
-from stepengine.data.named import NamedTuple
 from stepengine.data.tools import FIND_TOOLS, Action
 
 __all__ = ("CATEGORIES", "MAKERS", "Maker", "line_for")

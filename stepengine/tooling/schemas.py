@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from urllib.parse import unquote
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.data.json import JsonDict, JsonValue, canonical, compact, freeze_object
 from stepengine.data.tools import Validated
 from stepengine.errors import DataError, DefinitionError, ToolInputError

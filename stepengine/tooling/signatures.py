@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, get_args, get_origin
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.data.hooks import StepContext
 from stepengine.errors import DefinitionError
 from stepengine.tooling.context import ToolContext

@@ -16,8 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, Protocol, TypeAlias
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.tools import RECALL_HISTORY
 from stepengine.errors import DefinitionError
 from stepengine.system.path_policy import PathPolicy

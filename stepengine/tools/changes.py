@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.errors import DefinitionError
 
 __all__ = ("FileChangeHook",)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+from attrs import frozen
 from pydantic import Field
 
-from stepengine.data.frozen import frozen
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.system.patterns import GlobPattern

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.errors import ToolError
 from stepengine.system.atomic import replace_path
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.data.names import ToolName
 from stepengine.tooling.makers import MAKERS, Maker
 from stepengine.tools.shapes import (

@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints
 
+from attrs import frozen
 from typing_extensions import Doc, is_typeddict
 
-from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.tools import ToolSpec
 from stepengine.tools.names import BUNDLED, Bundled

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, cast, get_args
 
+from attrs import frozen
 from pydantic import Field
 
-from stepengine.data.frozen import frozen
 from stepengine.data.tools import ToolAnnotations
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, ToolError

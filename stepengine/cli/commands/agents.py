@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
+from attrs import frozen
 
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.options import Config
 from stepengine.cli.screen.render import draws_lines, dumps, message_of, say, visible
 from stepengine.cli.settings import UsageProblem, in_force
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
-from stepengine.data.frozen import frozen
 from stepengine.errors import DefinitionError
 from stepengine.tooling.spawning import carried_by
 

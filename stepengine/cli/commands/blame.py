@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import attrs
 import typer
+from attrs import frozen
 
 from stepengine.cli.exits import Exit
 from stepengine.cli.journals import find_journal
@@ -29,7 +30,6 @@ from stepengine.cli.judging import (
 from stepengine.cli.options import File, Last, Options, with_options
 from stepengine.cli.screen.render import dumps, say
 from stepengine.cli.settings import UsageProblem
-from stepengine.data.frozen import frozen
 
 if TYPE_CHECKING:
     from stepengine.judging.blame import Blame

@@ -21,10 +21,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Never, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Never, cast
 
 import attrs
 import typer
+from attrs import frozen
 
 from stepengine.cli.bench import bench_for
 from stepengine.cli.exits import Exit, complain
@@ -34,8 +35,6 @@ from stepengine.cli.options import File, Last, Options, with_options
 from stepengine.cli.screen.render import counted, cut, money, say
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.alike import did_you_mean
-from stepengine.data.frozen import frozen
-from stepengine.data.named import NamedTuple
 from stepengine.data.outcomes import Failure
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import attrs
 import typer
+from attrs import frozen
 
 from stepengine.cli.bench import registry_of
 from stepengine.cli.commands.agents import ListedAgent as AgentFile
@@ -26,7 +27,6 @@ from stepengine.cli.options import Config
 from stepengine.cli.recording import entries, runs_folder
 from stepengine.cli.screen.render import dumps, say, visible
 from stepengine.cli.settings import KEYS, OLD, PREFIX, Settings, UsageProblem
-from stepengine.data.frozen import frozen
 
 if TYPE_CHECKING:
     import httpx2

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
+from attrs import frozen
 
 from stepengine.cli.bench import bench_for
 from stepengine.cli.exits import Exit, complain
@@ -37,7 +38,6 @@ from stepengine.cli.options import Model, Options, with_options
 from stepengine.cli.screen.render import dumps, say, visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.frozen import frozen
 from stepengine.errors import DataError, JournalError
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
+from attrs import frozen
 
 from stepengine.cli.bench import bench_for
 from stepengine.cli.commands.deployment import App, Db, Pool
@@ -34,7 +35,6 @@ from stepengine.cli.perform import print_result
 from stepengine.cli.recording import RunRecording
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.trusting import refuse_inside
-from stepengine.data.frozen import frozen
 
 if TYPE_CHECKING:
     from stepengine.journal import Journal

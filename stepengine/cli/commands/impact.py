@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from attrs import frozen
 
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import spread
@@ -31,7 +32,6 @@ from stepengine.cli.judging import (
 from stepengine.cli.options import Files, Options, with_options
 from stepengine.cli.screen.render import cut, dumps, say, visible
 from stepengine.cli.settings import UsageProblem
-from stepengine.data.frozen import frozen
 from stepengine.errors import DataError, StepEngineError
 
 if TYPE_CHECKING:

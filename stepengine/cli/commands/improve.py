@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
+from attrs import frozen
 
 from stepengine.cli.bench import bench_for, family, pricing_of, served_models
 from stepengine.cli.exits import Exit, complain
@@ -23,7 +24,6 @@ from stepengine.cli.options import Model, Options, with_options
 from stepengine.cli.screen.render import dumps, say, visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.frozen import frozen
 from stepengine.data.json import canonical
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.data.usage import Usage

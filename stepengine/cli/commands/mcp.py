@@ -14,13 +14,13 @@ from typing import Annotated, Any
 
 import attrs
 import typer
+from attrs import frozen
 
 from stepengine.cli.bench import bench_for, limits_of
 from stepengine.cli.exits import Exit
 from stepengine.cli.options import Model, Options, with_options
 from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.settings import UsageProblem
-from stepengine.data.frozen import frozen
 from stepengine.data.visible import visible
 from stepengine.errors import ToolServerError
 

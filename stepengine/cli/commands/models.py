@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
+from attrs import frozen
 
 from stepengine.cli.bench import registry_of
 from stepengine.cli.exits import Exit
 from stepengine.cli.options import Config
 from stepengine.cli.screen.render import dumps, say, visible
 from stepengine.cli.settings import UsageProblem, in_force
-from stepengine.data.frozen import frozen
 from stepengine.data.usage import Usage
 from stepengine.errors import MissingKey, ModelError
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import attrs
 import typer
+from attrs import frozen
 
 from stepengine.cli.commands.deployment import App, Db, Pool, Run, database_of, report_problems
 from stepengine.cli.commands.worker import offered_by
@@ -21,7 +22,6 @@ from stepengine.cli.options import Json, TrustAnswers
 from stepengine.cli.screen.render import dumps, message_of, visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.trusting import refuse_foreign, refuse_inside
-from stepengine.data.frozen import frozen
 from stepengine.errors import JournalError, ReplayDivergence
 
 if TYPE_CHECKING:

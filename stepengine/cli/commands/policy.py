@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
+from attrs import frozen
 
 from stepengine.cli.exits import Exit
 from stepengine.cli.settings import UsageProblem
-from stepengine.data.frozen import frozen
 
 if TYPE_CHECKING:
     from stepengine.data.tools import ToolSpec

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
+from attrs import frozen
 
 from stepengine.cli.bench import bench_for
 from stepengine.cli.commands.deployment import database_of, report_problems
@@ -26,7 +27,6 @@ from stepengine.cli.exits import Exit, complain
 from stepengine.cli.judging import ScriptFile, run_script_of
 from stepengine.cli.options import Model, Options, with_options
 from stepengine.cli.settings import UsageProblem
-from stepengine.data.frozen import frozen
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.runtime.logs import LOGGER

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
+from attrs import frozen
 
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import find_journal, journal_at
@@ -15,7 +16,6 @@ from stepengine.cli.options import File, Json, Last, Options
 from stepengine.cli.screen.render import dumps, say, wait_of
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.codec import plain, to_json
-from stepengine.data.frozen import frozen
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Value

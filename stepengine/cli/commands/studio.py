@@ -8,6 +8,7 @@ from typing import Annotated
 
 import attrs
 import typer
+from attrs import frozen
 
 from stepengine.cli.commands.serve import Served, serve_runs
 from stepengine.cli.exits import Exit
@@ -15,7 +16,6 @@ from stepengine.cli.judging import ScriptFile
 from stepengine.cli.options import Model, Options, with_options
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.trusting import refuse_inside
-from stepengine.data.frozen import frozen
 
 __all__ = ("studio",)
 

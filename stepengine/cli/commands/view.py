@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import attrs
 import typer
+from attrs import frozen
 
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import agent_id_of, find_journal, journal_at, name_of, recorded_agent
 from stepengine.cli.options import Agent, File, Last, Options
 from stepengine.cli.settings import UsageProblem
-from stepengine.data.frozen import frozen
 from stepengine.errors import DefinitionError, JournalError, StepEngineError
 
 if TYPE_CHECKING:

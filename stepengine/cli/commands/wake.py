@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
+from attrs import frozen
 
 from stepengine.cli.bench import bench_for
 from stepengine.cli.exits import Exit, complain, exit_code
@@ -26,7 +27,6 @@ from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.screen.render import message_of, one_line, say, wait_of, waiting_for
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.trusting import refuse_inside
-from stepengine.data.frozen import frozen
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.errors import DefinitionError, JournalError
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
+from attrs import frozen
 
 from stepengine.cli.commands.deployment import App, Db, Pool, database_of, report_problems
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.frozen import frozen
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -12,11 +12,10 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepengine.cli.screen.render import ColorScheme, counted, money, one_line, tokens, visible, wrapped
 from stepengine.data import events as ev
-from stepengine.data.named import NamedTuple
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.data.usage import Usage, add_cost
 

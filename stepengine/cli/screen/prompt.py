@@ -19,10 +19,11 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from attrs import frozen
+
 from stepengine.cli.screen.console import Terminal, TypedLines
 from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.screen.render import visible
-from stepengine.data.frozen import frozen
 from stepengine.errors import StepEngineError
 from stepengine.redaction import ANY
 

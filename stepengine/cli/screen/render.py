@@ -15,9 +15,9 @@ from decimal import Decimal
 from typing import Any
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.codec import plain
-from stepengine.data.frozen import frozen
 from stepengine.data.state import RunResult
 from stepengine.data.usage import Usage
 from stepengine.data.visible import visible

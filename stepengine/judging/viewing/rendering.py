@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.frozen import frozen
 from stepengine.engine.engine import Engine
 from stepengine.engine.loading import load_agent
 from stepengine.engine.stepping import Stepper

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.errors import JournalError
 from stepengine.journal.following import Follower
 from stepengine.journal.store import Journal

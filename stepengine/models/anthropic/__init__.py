@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any, ClassVar, Literal, cast
 from urllib.parse import quote
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ModelSettings, ReplyDone
 from stepengine.data.server_tools import Programs
 from stepengine.data.tools import ToolSpec

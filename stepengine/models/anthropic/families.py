@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import Literal
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.models._failures import SMALL_LIMIT
 from stepengine.models._json import object_at
 

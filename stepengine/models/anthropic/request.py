@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.models import ModelRequest, ModelSettings
 from stepengine.data.server_tools import CodeExecution, Programs, ServerTool, UrlContext, WebSearch
 from stepengine.data.tools import ToolSpec

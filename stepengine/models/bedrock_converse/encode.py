@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, assert_never
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.json import compact
 from stepengine.data.messages import (
     AssistantMessage,

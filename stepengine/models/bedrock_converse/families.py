@@ -12,8 +12,7 @@ from functools import lru_cache
 from typing import Literal
 
 import attrs
-
-from stepengine.data.frozen import frozen
+from attrs import frozen
 
 __all__ = ("Family", "family_of", "maker_of")
 

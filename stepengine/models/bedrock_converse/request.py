@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.json import compact
 from stepengine.data.models import ModelRequest, ModelSettings
 from stepengine.data.server_tools import CodeExecution, ServerTool, WebSearch

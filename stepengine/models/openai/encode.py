@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, assert_never
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.json import compact
 from stepengine.data.messages import (
     AssistantMessage,

@@ -13,8 +13,8 @@ from decimal import Decimal
 from typing import Any
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.data.json import compact, freeze
 from stepengine.data.messages import (
     AssistantPart,

@@ -14,7 +14,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, assert_never
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.data.json import compact
 from stepengine.data.messages import (
     AssistantMessage,

@@ -6,7 +6,8 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.data.matching import BoundedMatcher
 from stepengine.errors import ToolError
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 
+from attrs import frozen
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from stepengine.data.events import FileChanged
-from stepengine.data.frozen import frozen
 from stepengine.data.json import JsonDict, canonical
 from stepengine.data.messages import SideEffect, ToolResult
 from stepengine.data.tools import ToolAnnotations

@@ -11,7 +11,8 @@ import shlex
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.errors import ToolError
 from stepengine.system import calls
 from stepengine.system.guard import left_out

@@ -18,10 +18,10 @@ from difflib import get_close_matches
 from itertools import takewhile
 from typing import Annotated, Any
 
+from attrs import frozen
 from pydantic import Field
 
 from stepengine.data.estimate import estimate_tokens
-from stepengine.data.frozen import frozen
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
 from stepengine.system import calls

@@ -23,7 +23,8 @@ from contextvars import Context
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.errors import ToolError, UnknownOutcome, WorkspaceLost
 from stepengine.system.calls import Fd
 from stepengine.system.environment import MARKER, SUPERVISOR

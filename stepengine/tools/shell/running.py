@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import ParamSpec, Protocol, TypeVar
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.events import ToolProgress
-from stepengine.data.frozen import frozen
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.system import calls
 from stepengine.system.argv import Argv, Script, parse_command

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
+from attrs import frozen
 
-from stepengine.data.frozen import frozen
 from stepengine.errors import DefinitionError
 from stepengine.system.bubblewrap import PROGRAM, shown_system
 from stepengine.system.path_rules import PROTECTED

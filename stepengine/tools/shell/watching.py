@@ -14,8 +14,9 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from attrs import frozen
+
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.frozen import frozen
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import JsonDict, thaw
 from stepengine.data.limits import Limits

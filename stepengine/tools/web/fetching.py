@@ -15,7 +15,8 @@ from contextvars import ContextVar
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.errors import BlockedAddress, DefinitionError, ToolError
 from stepengine.system.urls import AllowList, UrlTarget, blocked_reason, joined, networks, numeric_address, parse_url
 

@@ -11,7 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.errors import ToolError
 from stepengine.tools.web.fetching import UNSPECIFIED, Fetched, Gates, is_text
 

@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal, Protocol, TypeAlias
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.redaction import GIVEN, KNOWN
 from stepengine.tools.search.symbols import words_of

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, assert_never
 
-from stepengine.data.frozen import frozen
+from attrs import frozen
+
 from stepengine.data.json import compact
 from stepengine.data.messages import (
     AssistantMessage,
