@@ -18,7 +18,7 @@ from stepengine import STEP, AgentDefinition, Limits, StepContext, Steps, ToolCa
 from stepengine.data.effects import CallModel, CallTool
 from stepengine.data.outcomes import Value
 from stepengine.data.state import AgentState
-from stepengine.data.tools import ToolBinding, ToolSpec, quick_validated
+from stepengine.data.tools import ToolBinding, ToolSpec, Validated
 from stepengine.machine import RunPlan, run_agent
 from stepengine.testing import text, tool_call
 
@@ -58,7 +58,7 @@ def plan_for(kind: str, steps: int) -> RunPlan:
         created=CREATED,
         random=partial(Random, 1),
         model=definition.model,
-        tools={"add": ToolBinding(ToolSpec("add"), lambda value: quick_validated(value, value))},
+        tools={"add": ToolBinding(ToolSpec("add"), lambda value: Validated(value, value))},
         offered=("add",),
         limits=definition.limits,
         prompt="add",

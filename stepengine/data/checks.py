@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import attrs
 
-from stepengine.data.fields import shown
+from stepengine.data.faults import shown
 from stepengine.errors import DefinitionError, StepEngineError
 
 __all__ = (

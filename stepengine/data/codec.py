@@ -9,11 +9,13 @@ are field names. Storing and loading are strict: an unknown type, an unknown fie
 
 from __future__ import annotations
 
+import base64
 import inspect
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
 from enum import Enum
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import attrs
 
@@ -31,23 +33,8 @@ from stepengine.data import (
     usage,
     waiting,
 )
-from stepengine.data.fields import (
-    CANONICAL,
-    ENDLESS,
-    PLAIN,
-    RAW,
-    SCALARS,
-    Codec,
-    Style,
-    fault,
-    literal,
-    mapping,
-    sequence,
-    shown,
-    within,
-)
-from stepengine.data.generated import generated
-from stepengine.data.json import JsonDict, frozen_texts, mended, quoted
+from stepengine.data.faults import fault, shown, within
+from stepengine.data.json import JsonDict, freeze, freeze_object, mended, thaw
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, StepEngineError
 
@@ -61,21 +48,10 @@ __all__ = (
     "restored",
     "restored_any",
     "to_json",
-    "writers_twice",
-    "written",
-    "written_any",
 )
 
 FORMAT = 1
 """The version of the stored form; a newer one is refused."""
-
-SAFE_INT = 2**63
-"""Below it, and above its opposite, every whole number is one of 64 bits."""
-
-# Reading is strict, so a field that a class loses would make every older record of it unreadable; whoever removes one
-# enters it here.
-FORGOTTEN: Mapping[str, frozenset[str]] = {"ToolSpec": frozenset({"kind"})}
-"""Fields that were stored once and say nothing any more: they are read and dropped."""
 
 MODULES = (hooks, limits, messages, models, outcomes, questions, server_tools, state, tools, usage, waiting)
 
@@ -147,48 +123,6 @@ def bare_any(value: object) -> object:
     except RecursionError:
         msg = "nested too deeply to be stored"
         raise fault(msg) from None
-
-
-def written_any(value: object, style: Style) -> str:
-    """Return the JSON text of ``bare_any(value)``; errors as ``bare``."""
-    cls = type(value)
-    return written(value, style) if cls in style.writers or _is_stored(cls) else style.json(bare_any(value))
-
-
-# The text is made directly, and `bare` only when it fails: the generated writer is quick because it keeps no place, so
-# the slow way is walked once more to say where the fault is. The same pair stands for reading (`_decode_object`,
-# `_decode_slowly`).
-def written(value: object, style: Style) -> str:
-    """
-    Return the JSON text of ``bare(value)`` in a style, without making that object.
-
-    Raises:
-        DataError: as ``bare``.
-    """
-    cls = type(value)
-    try:
-        return (style.writers.get(cls) or _new_writer(cls, style))(value)
-    except DataError:
-        bare(value)
-        raise
-    except RecursionError:
-        msg = "nested too deeply to be stored"
-        raise fault(msg) from None
-
-
-def writers_twice(style: Style) -> Mapping[type[Any], Callable[[Any], tuple[str, str]]]:
-    """
-    Return what makes, by class, both texts of an object: the plain one and the one in a *style* that sorts; errors as ``written``.
-
-    A journal needs both of each message, and made in one go they take half the time.
-    """
-    return _Pairs(style)
-
-
-def _new_writer(cls: type[object], style: Style) -> Callable[[Any], str]:
-    shape = _SHAPES.get(cls) or _shape(cls)
-    made = style.writers[cls] = _writer_of(shape.name, shape.members, style)
-    return made
 
 
 def from_json(data: object) -> Any:
@@ -275,10 +209,17 @@ def _is_stored(cls: object) -> bool:
     return isinstance(cls, type) and STORED.get(cls.__name__) is cls
 
 
+class _Codec(NamedTuple):
+    """Two functions that raise ``DataError``: a value to JSON, and JSON to a value."""
+
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
 class _Member(NamedTuple):
     """A field of a stored class: its codec, and its default."""
 
-    codec: Codec
+    codec: _Codec
     default: Any
     computed: Callable[[Any], Any] | None = None
 
@@ -288,39 +229,24 @@ class _Member(NamedTuple):
         return self.computed is not None or self.default is not attrs.NOTHING
 
 
-# `encode` and `decode` are generated and quick, and neither says where a fault is; the slow pair does
-# (`_encode_slowly`, `_decode_slowly`), and runs only where there is one.
 class _Shape(NamedTuple):
     """
-    What a stored class is made of.
+    The parts of a stored class.
 
     Attributes:
         name: Its name.
         members: Its fields.
-        required: Those without a default.
-        encode: Makes a JSON object of an instance; it does not say where a fault is.
-        decode: Makes an instance of a JSON object, for the classes of which there are most; neither does it.
+        required: The fields without a default.
     """
 
     name: str
     members: Mapping[str, _Member]
     required: tuple[str, ...]
-    encode: Callable[[Any], dict[str, Any]]
-    decode: Callable[[dict[str, Any]], Any] | None = None
 
 
-def _encode_object(value: object) -> dict[str, object]:
+def _encode_object(value: Any) -> dict[str, object]:
     cls = type(value)
     shape = _SHAPES.get(cls) or _shape(cls)
-    try:
-        return shape.encode(value)
-    except DataError:
-        return _encode_slowly(value, shape)
-
-
-def _encode_slowly(value: Any, shape: _Shape) -> dict[str, object]:
-    """Raise the error of a value that cannot be stored, and say where."""
-    cls = type(value)
     data: dict[str, object] = {"type": shape.name}
     field = ""
     try:
@@ -349,26 +275,17 @@ def _decode_object(data: object, allowed: tuple[type[object], ...] = (object,)) 
         known = "" if allowed == (object,) else f"; it can be {[c.__name__ for c in allowed]}"
         msg = f"unknown type {shown(name)}{known}"
         raise fault(msg)
-    shape = _SHAPES.get(cls) or _shape(cls)
-    if shape.decode is not None and type(data) is dict:
-        try:
-            return shape.decode(data)
-        except DataError:
-            pass
-    return _decode_slowly(data, cls, shape)
+    return _decode_members(data, cls, _SHAPES.get(cls) or _shape(cls))
 
 
-def _decode_slowly(data: Any, cls: type[object], shape: _Shape) -> object:
-    """Return the instance that *data* holds, or say where it holds none."""
-    name, members, values = shape.name, shape.members, dict[str, Any]()
+def _decode_members(data: Any, cls: type[object], shape: _Shape) -> object:
+    members, values = shape.members, dict[str, Any]()
     for field, item in data.items():
         if field == "type":
             continue
         member = members.get(field)
         if member is None:
-            if field in FORGOTTEN.get(name, ()):
-                continue
-            raise within(fault(f"unknown field of {name}, which has {sorted(members)}"), f".{field}")
+            raise within(fault(f"unknown field of {shape.name}, which has {sorted(members)}"), f".{field}")
         try:
             values[field] = member.codec.decode(item)
         except DataError as error:
@@ -405,268 +322,7 @@ def _shape(cls: type[object]) -> _Shape:
 
 def _shape_of(cls: type[object], members: Mapping[str, _Member]) -> _Shape:
     required = [f for f, m in members.items() if m.default is attrs.NOTHING and m.computed is None]
-    encode = _encode_transcript if cls is Transcript else _encoder_of(cls.__name__, members)
-    make = QUICK.get(cls)
-    return _Shape(
-        cls.__name__, members, tuple(required), encode, None if make is None else _decoder_of(cls, members, make)
-    )
-
-
-def _encode_transcript(value: Any) -> dict[str, Any]:
-    return {"type": "Transcript", "messages": _MESSAGES.encode(value[:])}
-
-
-# --- the loops over the members of a class, unrolled once for it ------------------------------------------------------
-
-
-# Generated code, where a loop over the fields would do: of parts, results and usage a journal holds thousands, and the
-# loop looks up name, codec and default of each field anew for each of them. The source is built from our own
-# annotations alone, never from data, and has lines that tracebacks and pdb can show.
-def _encoder_of(name: str, members: Mapping[str, _Member]) -> Callable[[Any], dict[str, object]]:
-    """Return what makes a JSON object of an instance: a member for each field that has not its default."""
-    known: dict[str, object] = {}
-    lines = [f"data = {{'type': {name!r}}}"]
-    for number, (field, member) in enumerate(members.items()):
-        known[f"encode{number}"] = member.codec.encode
-        lines += _unless_usual(number, field, member, known, f"data[{field!r}] = encode{number}(item)")
-    return _function(f"encoder of {name}", "value", [*lines, "return data"], known)
-
-
-# One f-string for each class: what is constant (names of members, colons, commas) is in it as text, so only values are
-# formatted at run time. A comma belongs to whatever may be missing, or an object whose first fields have their defaults
-# would begin with one.
-def _writer_of(name: str, members: Mapping[str, _Member], style: Style) -> Callable[[Any], str]:
-    """
-    Return what makes the text of that object: an f-string, in which what is there whatever the value is stands as it is.
-
-    Whether a field has its default takes eight steps of the interpreter, and most have it. So all fields that seldom say
-    anything are asked first, two steps each, and mostly a shorter f-string does.
-    """
-    if name == "Transcript":
-        return lambda value: style.json(_encode_transcript(value))
-    order = _order(members, style)
-    style = style.inside or style
-    known: dict[str, object] = {"style": style, "json": style.json, "quoted": quoted, "JsonDict": JsonDict}
-    known |= {"ascii": str.isascii, "slowly": lambda value: style.json(_encode_object(value))}
-    fields = [(number, field) for number, field in enumerate(order) if field != "type"]
-    texts, absent = (
-        {field: _written_by(number, members[field].codec, style, known) for number, field in fields},
-        dict[str, str](),
-    )
-    reads, seldom = {field: f"item{number} = value.{field}" for number, field in fields}, dict[str, str]()
-    for number, field in fields:
-        member = members[field]
-        if not member.has_default:
-            continue
-        usual = _usual(number, member, known)
-        if member.computed is not None:
-            reads[field] += f"; usual{number}_ = {usual}"
-            usual = f"usual{number}_"
-        elif not isinstance(member.default, tuple | Mapping):
-            seldom[field] = usual
-        # What holds anything is not the default that holds nothing, and to ask that takes half as long as to compare.
-        holds = f"item{number} or " if member.computed is None and not member.default else ""
-        absent[field] = f"item{number} is {usual} or not ({holds}item{number} != {usual})"
-    lines = _writing(reads, seldom, order, lambda names: _object_text(name, names, texts, absent))
-    return _function(f"writer of {name}", "value", _trying(lines, "slowly"), known)
-
-
-def _writing(
-    reads: Mapping[str, str], seldom: Mapping[str, str], order: Sequence[str], text: Callable[[Sequence[str]], str]
-) -> list[str]:
-    """Return the lines that read an object's members and return its text; what *seldom* has another value than this is read last."""
-    lines = [read for field, read in reads.items() if field not in seldom]
-    if seldom:
-        asked = " and ".join([f"value.{field} is {usual}" for field, usual in seldom.items()])
-        lines.append(f"if {asked}: return {text([field for field in order if field not in seldom])}")
-    return [*lines, *[reads[field] for field in seldom], f"return {text(order)}"]
-
-
-# A text is asked for being one by what only texts can be asked, since a question for its class takes twice as long as that;
-# whatever is none takes the slow way, which says so.
-def _trying(lines: Sequence[str], instead: str) -> list[str]:
-    """Return lines that do what *lines* do, and where these meet what is no text call the function *instead*."""
-    return ["try:", *[f"    {line}" for line in lines], f"except TypeError: return {instead}(value)"]
-
-
-def _order(members: Mapping[str, _Member], style: Style) -> list[str]:
-    """Return the members of an object in the order in which a style has them."""
-    names = [field for field in ("type", *members) if field not in style.without]
-    return sorted(names) if style.is_sorted else names
-
-
-def _object_text(name: str, order: Sequence[str], texts: Mapping[str, str], absent: Mapping[str, str]) -> str:
-    """
-    Return the f-string for an object of members in this *order*.
-
-    Args:
-        name: Of its class.
-        order: The names of its members, and ``"type"``.
-        texts: The expression for the text of each.
-        absent: The expression for whether it is left out, of those that may be.
-    """
-    text, is_open = "", True
-    for field in order:
-        # Whatever may be missing brings its comma: after itself up to the first member that is always there, then before.
-        before, after = ("", ",") if is_open else (",", "")
-        if field in absent:
-            behind = f" + '{after}'" if after else ""
-            text += f"{{'' if {absent[field]} else '{before}\"{field}\":' + {texts[field]}{behind}}}"
-            continue
-        text += f'{before}"type":"{name}"' if field == "type" else f'{before}"{field}":{{{texts[field]}}}'
-        is_open = False
-    return f"f'''{{{{{text}}}}}'''"
-
-
-# A message stands in a request as it is, and in the fingerprint of that request with its members sorted. In these each field is
-# read and quoted once for both texts; a message in which anything rare stands is written twice.
-
-Texts: TypeAlias = "tuple[str, str]"
-"""The plain text of something, and the canonical one."""
-
-
-class _Pairs(dict[type[Any], Callable[[Any], Texts]]):
-    """What makes both texts of an object, by class; the canonical one in the given *style*."""
-
-    def __init__(self, style: Style) -> None:
-        self._style = style
-
-    def __missing__(self, cls: type[object]) -> Callable[[Any], Texts]:
-        shape = _SHAPES.get(cls) or _shape(cls)
-        members = {} if cls is Transcript else shape.members
-        found = self[cls] = _pair_of(shape.name, members, self._style)
-        return found
-
-
-def _pair_of(name: str, members: Mapping[str, _Member], style: Style) -> Callable[[Any], Texts]:
-    """Return what makes both texts of an instance."""
-    known: dict[str, object] = {"texts": frozen_texts, "quoted": quoted, "ascii": str.isascii, "pairs": _PAIRS}
-    known |= {"JsonDict": JsonDict, "apart": lambda value: (written(value, PLAIN), written(value, style))}
-    read, lines, asked, plain, canonical = list[str](), list[str](), list[str](), dict[str, str](), dict[str, str]()
-    lists = list[str]()
-    for number, (field, member) in enumerate(members.items()):
-        both = _both_by(number, member.codec, known)
-        if both is None or (member.has_default and member.codec is not SCALARS[JsonDict]):
-            # What is never asked for is never known to have its default, and such an object is always written twice.
-            asked.append(f"value.{field} is {_usual(number, member, known)}" if member.has_default else "False")
-            continue
-        read.append(f"item{number} = value.{field}")
-        condition, made = both
-        asked.append(condition)
-        lines += made
-        plain[field], canonical[field] = f"p{number}", f"c{number}"
-        if member.codec.item is not None:
-            lists += [f"p{number}", f"c{number}"]
-    read.append(f"if not ({' and '.join(asked)}): return apart(value)")
-    texts = [
-        _object_text(name, [field for field in order if field == "type" or field in plain], of, {})
-        for order, of in ((_order(members, PLAIN), plain), (_order(members, style), canonical))
-    ]
-    for item in lists:
-        texts = [text.replace(f"{{{item}}}", f"[{{{item}}}]") for text in texts]
-    done = [*read, *lines, f"return {', '.join(texts)}"]
-    return _function(f"writer of {name}, twice", "value", _trying(done, "apart"), known)
-
-
-def _both_by(number: int, codec: Codec, known: dict[str, object]) -> tuple[str, list[str]] | None:
-    """Return for what an item must be, and the lines that then make both its texts; ``None`` where its codec has no such way."""
-    item, p, c = f"item{number}", f"p{number}", f"c{number}"
-    if codec is SCALARS[str]:
-        return f"ascii({item})", [f"{p} = {c} = quoted({item})"]
-    if codec is SCALARS[JsonDict]:
-        return f"type({item}) is JsonDict and {item}", [f"{p}, {c} = texts({item})"]
-    if codec is RAW:
-        return f"type({item}) is int and -{SAFE_INT} < {item} < {SAFE_INT}", [f"{p} = {c} = str({item})"]
-    if codec.item is None or not codec.item.classes:
-        return None
-    known[f"of{number}"] = frozenset(codec.item.classes)
-    is_one = f"type({item}) is tuple and len({item}) == 1 and type(one{number} := {item}[0]) in of{number}"
-    inner = [f"{p}, {c} = pairs[type(one{number})](one{number})"]
-    return is_one, inner
-
-
-def _usual(number: int, member: _Member, known: dict[str, object]) -> str:
-    """Return the expression for the default of a field of ``value``."""
-    if member.computed is None and member.default is None:
-        return "None"
-    known[f"usual{number}"] = member.default if member.computed is None else member.computed
-    return f"usual{number}" if member.computed is None else f"usual{number}(value)"
-
-
-# The four kinds of members that most records consist of are written in the f-string itself, each guarded by a question
-# that is cheaper than a call; whatever does not fit the guard goes the general way, with the same text for a result.
-def _written_by(number: int, codec: Codec, style: Style, known: dict[str, object]) -> str:
-    """Return the expression for the text of an item; what there is most of needs no call of ours."""
-    item, otherwise = f"item{number}", f"write{number}(item{number}, style)"
-    known[f"write{number}"] = codec.writer
-    if codec is SCALARS[str]:
-        return f"(quoted({item}) if ascii({item}) else {otherwise})"
-    if codec is SCALARS[JsonDict]:
-        return f"(json({item}) if type({item}) is JsonDict else {otherwise})"
-    if codec is RAW:
-        return f"(str({item}) if type({item}) is int and -{SAFE_INT} < {item} < {SAFE_INT} else {otherwise})"
-    if codec.item is not None and codec.item.classes:
-        known[f"of{number}"] = _Writers(codec.item, style)
-        first = f"of{number}[type({item}[0])]({item}[0])"
-        return f"('[' + {first} + ']' if type({item}) is tuple and len({item}) == 1 else {otherwise})"
-    return otherwise
-
-
-class _Writers(dict[type[Any], Callable[[Any], str]]):
-    """What makes the text of the objects of a codec in a style, by class."""
-
-    def __init__(self, codec: Codec, style: Style) -> None:
-        self._codec = codec
-        self._style = style
-
-    def __missing__(self, cls: type[object]) -> Callable[[Any], str]:
-        style = self._style
-        if cls not in self._codec.classes:
-            return lambda value: self._codec.writer(value, style)
-        found = self[cls] = style.writers.get(cls) or _new_writer(cls, style)
-        return found
-
-
-def _unless_usual(number: int, field: str, member: _Member, known: dict[str, object], then: str) -> list[str]:
-    """Return lines that do *then* with a field of ``value``, unless it has its default."""
-    if not member.has_default:
-        return [f"item = value.{field}", then]
-    usual = _usual(number, member, known)
-    return [f"item = value.{field}", f"usual = {usual}", f"if item is not usual and item != usual: {then}"]
-
-
-# By quick makers, which neither convert nor check: the codecs of the members have just done both. `count` tells at the
-# end whether there was a member that no field took; anything odd is handed to the slow way, which says what.
-def _decoder_of(
-    cls: type[object], members: Mapping[str, _Member], make: Callable[..., object]
-) -> Callable[[dict[str, Any]], object]:
-    """Return what makes an instance of a JSON object by a quick maker: what was decoded needs no converter any more."""
-    known: dict[str, object] = {"MISSING": object(), "make": make, "put": object.__setattr__}
-    known["slowly"] = lambda data: _decode_slowly(data, cls, _SHAPES[cls])
-    lines, after = ["count = 1"], []
-    for number, (field, member) in enumerate(members.items()):
-        known |= {f"decode{number}": member.codec.decode, f"usual{number}": member.default}
-        absent = f"v{number} = usual{number}"
-        if member.computed is not None:
-            known[f"usual{number}"] = member.computed
-            absent = f"v{number} = MISSING"
-            after.append(f"if v{number} is MISSING: put(made, {field!r}, usual{number}(made))")
-        elif member.default is attrs.NOTHING:
-            absent = "return slowly(data)"
-        lines += [
-            f"item = data.get({field!r}, MISSING)",
-            f"if item is MISSING: {absent}",
-            "else:",
-            f"    v{number} = decode{number}(item)",
-            "    count += 1",
-        ]
-    given = ", ".join([f"{field}=v{number}" for number, field in enumerate(members)])
-    lines += ["if count != len(data): return slowly(data)", f"made = make({given})", *after, "return made"]
-    return _function(f"decoder of {cls.__name__}", "data", lines, known)
-
-
-def _function(what: str, parameter: str, lines: Sequence[str], known: dict[str, object]) -> Callable[[Any], Any]:
-    return generated(what, "\n    ".join([f"def made({parameter}):", *lines]), known)
+    return _Shape(cls.__name__, members, tuple(required))
 
 
 # By its default, made or given, a field is left out when it is stored: a state has forty fields, of which few say
@@ -680,7 +336,7 @@ def _members_of_attrs(cls: type[Any]) -> dict[str, _Member]:
         default, computed = field.default, None
         if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
             default, computed = (None, default.factory) if default.takes_self else (default.factory(), None)
-        codec = ENDLESS if field.metadata.get("endless") else _codec(hints[field.name])
+        codec = _ENDLESS if field.metadata.get("endless") else _codec(hints[field.name])
         members[field.name] = _Member(codec, default, computed)
     return members
 
@@ -693,52 +349,45 @@ def _members_of_error(cls: type[StepEngineError]) -> dict[str, _Member]:
 
 # From annotations, so that the stored form cannot drift from the class: a list of fields by hand would forget the next
 # one, and a field that is not stored is lost at the first resume.
-def _codec(hint: Any) -> Codec:
+def _codec(hint: Any) -> _Codec:
     """Return the codec of an annotation."""
     origin = get_origin(hint) or hint
     arguments = get_args(hint)
-    if hint in SCALARS:
-        return SCALARS[hint]
+    if hint in _SCALARS:
+        return _SCALARS[hint]
     if hint is _Raw or isinstance(hint, TypeVar):
-        return RAW
+        return _RAW
     if hint is Any:
         return _ANY
     if origin is Literal:
-        return literal(arguments)
+        return _literal(arguments)
     if origin in (Union, types.UnionType):
         return _union(arguments)
     return _codec_of_class(origin, arguments)
 
 
-def _codec_of_class(cls: type[object], arguments: tuple[object, ...]) -> Codec:
+def _codec_of_class(cls: type[object], arguments: tuple[object, ...]) -> _Codec:
     if issubclass(cls, Mapping):
-        return mapping(_codec(arguments[1]))
+        return _mapping(_codec(arguments[1]))
     if cls is tuple or cls is Sequence:
-        return sequence(_codec(arguments[0]))
+        return _sequence(_codec(arguments[0]))
     if issubclass(cls, Enum):
-        return literal(tuple([m.value for m in cls]), cls)
+        return _literal(tuple([m.value for m in cls]), cls)
     return _objects((cls,))
 
 
-def _objects(classes: tuple[type[object], ...]) -> Codec:
+def _objects(classes: tuple[type[object], ...]) -> _Codec:
     def checked(value: object) -> object:
         if isinstance(value, classes):
             return value
         msg = f"expected one of {[c.__name__ for c in classes]}, not {shown(value)}"
         raise fault(msg)
 
-    def text(value: Any, style: Style) -> str:
-        cls = type(value)
-        write = style.writers.get(cls) if cls in classes else None
-        return write(value) if write is not None else written(checked(value), style)
-
-    return Codec(
-        lambda value: _encode_object(checked(value)), lambda data: _decode_object(data, classes), text, classes
-    )
+    return _Codec(lambda value: _encode_object(checked(value)), lambda data: _decode_object(data, classes))
 
 
 # Our own classes say what they are by their `type`; of anything else it has to be tried which option fits.
-def _union(options: tuple[Any, ...]) -> Codec:
+def _union(options: tuple[Any, ...]) -> _Codec:
     optional = type(None) in options
     classes = tuple([get_origin(o) or o for o in options if _is_stored(get_origin(o) or o)])
     codecs = [_codec(o) for o in options if o is not type(None) and not _is_stored(get_origin(o) or o)]
@@ -748,7 +397,7 @@ def _union(options: tuple[Any, ...]) -> Codec:
     return _or_none(chosen) if optional else chosen
 
 
-def _first_of(codecs: Sequence[Codec]) -> Codec:
+def _first_of(codecs: Sequence[_Codec]) -> _Codec:
     def first(way: str) -> Callable[[Any], Any]:
         def convert(value: object) -> object:
             failures = []
@@ -762,15 +411,13 @@ def _first_of(codecs: Sequence[Codec]) -> Codec:
 
         return convert
 
-    return Codec(first("encode"), first("decode"))
+    return _Codec(first("encode"), first("decode"))
 
 
-def _or_none(codec: Codec) -> Codec:
-    encode, decode, write = codec.encode, codec.decode, codec.writer
-    return Codec(
-        lambda value: None if value is None else encode(value),
-        lambda data: None if data is None else decode(data),
-        lambda value, style: "null" if value is None else write(value, style),
+def _or_none(codec: _Codec) -> _Codec:
+    encode, decode = codec.encode, codec.decode
+    return _Codec(
+        lambda value: None if value is None else encode(value), lambda data: None if data is None else decode(data)
     )
 
 
@@ -781,17 +428,17 @@ def _encode_any(value: object) -> object:
         return _encode_object(value)
     if type(value) is tuple and all(_is_stored(type(v)) for v in value):
         return {"type": "tuple", "items": _ITEMS.encode(value)}
-    return {"type": "json", "value": RAW.encode(value)}
+    return {"type": "json", "value": _RAW.encode(value)}
 
 
 def _decode_any(data: Any) -> object:
     kind = data.get("type") if isinstance(data, (dict, Mapping)) else None
     if kind == "json":
-        return _decode_only(data, "value", RAW)
+        return _decode_only(data, "value", _RAW)
     return _decode_only(data, "items", _ITEMS) if kind == "tuple" else _decode_object(data)
 
 
-def _decode_only(data: Mapping[str, object], member: str, codec: Codec) -> object:
+def _decode_only(data: Mapping[str, object], member: str, codec: _Codec) -> object:
     if data.keys() != {"type", member}:
         msg = f"an object of type {data['type']!r} has exactly the member {member!r}"
         raise fault(msg)
@@ -799,6 +446,130 @@ def _decode_only(data: Mapping[str, object], member: str, codec: Codec) -> objec
         return codec.decode(data[member])
     except DataError as error:
         raise within(error, f".{member}") from None
+
+
+# --- scalars, lists and objects --------------------------------------------------------------------------------------
+
+
+def _check_only(check: Callable[[Any], object]) -> _Codec:
+    return _Codec(check, check)
+
+
+def _frozen_scalar(kinds: tuple[type, ...], what: str) -> _Codec:
+    def check(value: object) -> Any:
+        if type(value) in kinds or (isinstance(value, kinds) and not isinstance(value, bool)):
+            return freeze(value)
+        msg = f"expected {what}, not {shown(value)}"
+        raise fault(msg)
+
+    return _check_only(check)
+
+
+def _decimal_to_text(value: object) -> str:
+    if isinstance(value, Decimal) and value.is_finite():
+        return str(value)
+    msg = f"expected a finite decimal number, not {shown(value)}"
+    raise fault(msg)
+
+
+def _text_to_decimal(data: object) -> Decimal:
+    try:
+        value = Decimal(data if isinstance(data, str) else "")
+    except InvalidOperation:
+        value = Decimal("NaN")
+    if value.is_finite():
+        return value
+    msg = f"expected a decimal number as text, not {shown(data)}"
+    raise fault(msg)
+
+
+def _bytes_to_text(value: object) -> str:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    msg = f"expected bytes, not {shown(value)}"
+    raise fault(msg)
+
+
+def _text_to_bytes(data: object) -> bytes:
+    try:
+        return base64.b64decode(data if isinstance(data, str) else "*", validate=True)
+    except ValueError:
+        msg = f"expected base64 text, not {shown(data)}"
+        raise fault(msg) from None
+
+
+_TEXT = _frozen_scalar((str,), "text")
+_RAW = _Codec(lambda value: thaw(freeze(value)), freeze)
+_SCALARS: dict[Any, _Codec] = {
+    str: _TEXT,
+    int: _frozen_scalar((int,), "a whole number"),
+    float: _frozen_scalar((int, float), "a number"),
+    bool: _frozen_scalar((bool,), "true or false"),
+    Decimal: _Codec(_decimal_to_text, _text_to_decimal),
+    bytes: _Codec(_bytes_to_text, _text_to_bytes),
+    JsonDict: _Codec(lambda value: thaw(freeze_object(value)), freeze_object),
+}
+
+
+def _time_to_json(value: object) -> object:
+    return "inf" if value == float("inf") else value if value is None else _SCALARS[float].encode(value)
+
+
+def _json_to_time(data: object) -> object:
+    return float("inf") if data == "inf" else data if data is None else _SCALARS[float].decode(data)
+
+
+_ENDLESS = _Codec(_time_to_json, _json_to_time)
+"""Seconds without an end are a text: JSON has no number for them."""
+
+
+def _literal(values: tuple[object, ...], make: type[Enum] | None = None) -> _Codec:
+    """Return the codec of a choice between strings; *make* turns them into members of an enumeration."""
+
+    def check(data: object) -> Any:
+        if isinstance(data, str) and data in values:
+            return make(data) if make else str.__str__(data)
+        msg = f"expected one of {list(values)}, not {shown(data)}"
+        raise fault(msg)
+
+    return _Codec(lambda value: str.__str__(check(value)), check)
+
+
+def _sequence(item: _Codec) -> _Codec:
+    """Return the codec of a tuple of *item*."""
+
+    def each(values: Iterable[Any], convert: Callable[[Any], Any]) -> list[Any]:
+        if not isinstance(values, (list, tuple)):
+            msg = f"expected a list, not {shown(values)}"
+            raise fault(msg)
+        done: list[object] = []
+        try:
+            for value in values:
+                done.append(convert(value))  # noqa: PERF401 - the error below needs to know how far it came
+        except DataError as error:
+            raise within(error, f"[{len(done)}]") from None
+        return done
+
+    return _Codec(lambda values: each(values, item.encode), lambda data: tuple(each(data, item.decode)))
+
+
+def _mapping(item: _Codec) -> _Codec:
+    """Return the codec of an object whose members are *item*; ``type`` is a member like any other."""
+
+    def each(values: Any, convert: Callable[[Any], Any]) -> dict[str, Any]:
+        if not isinstance(values, Mapping):
+            msg = f"expected an object, not {shown(values)}"
+            raise fault(msg)
+        done: dict[str, object] = {}
+        for key, value in values.items():
+            name = _SCALARS[str].decode(key)
+            try:
+                done[name] = convert(value)
+            except DataError as error:
+                raise within(error, f".{name}") from None
+        return done
+
+    return _Codec(lambda values: each(values, item.encode), lambda data: JsonDict(each(data, item.decode)))
 
 
 class _Raw:
@@ -812,22 +583,9 @@ def _names() -> dict[str, object]:
     return {**names, **STORED, "JsonDict": JsonDict, "JsonValue": _Raw}
 
 
-QUICK: Mapping[type[Any], Callable[..., Any]] = {
-    models.ModelReply: models.quick_reply,
-    messages.JsonPart: messages.quick_json,
-    messages.TextPart: messages.quick_text,
-    messages.ToolCallPart: messages.quick_call,
-    messages.ToolResult: messages.quick_result,
-    usage.Usage: usage.quick_usage,
-}
-"""
-Makers for what a journal holds most of. Each of these classes only converts what it is given into what its codec has
-made already, and checks nothing else.
-"""
 _SHAPES: dict[type[Any], _Shape] = {}
 _NAMES = _names()
-_ANY = Codec(_encode_any, _decode_any)
-_ITEMS = sequence(_objects((object,)))
-_MESSAGES = sequence(_objects((messages.UserMessage, messages.AssistantMessage, messages.ToolMessage)))
-_PAIRS = _Pairs(CANONICAL)
+_ANY = _Codec(_encode_any, _decode_any)
+_ITEMS = _sequence(_objects((object,)))
+_MESSAGES = _sequence(_objects((messages.UserMessage, messages.AssistantMessage, messages.ToolMessage)))
 _SHAPES[Transcript] = _shape_of(Transcript, {"messages": _Member(_MESSAGES, attrs.NOTHING)})

@@ -17,7 +17,6 @@ from attrs import frozen
 from stepengine.data.estimate import Measured
 from stepengine.data.events import Event
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
-from stepengine.data.makers import maker_of
 from stepengine.data.messages import Source
 from stepengine.data.models import ModelRequest
 from stepengine.data.questions import Question
@@ -47,9 +46,6 @@ __all__ = (
     "TellRun",
     "line_of",
     "lines_of",
-    "quick_call_body",
-    "quick_call_model",
-    "quick_call_tool",
 )
 
 
@@ -73,9 +69,6 @@ class CallModel:
     request: ModelRequest
     purpose: Literal["step", "final_answer", "candidate", "complete"] = "step"
     call_id: Callable[[int], str] | None = _hidden_field(default=None)
-
-
-quick_call_model = maker_of(CallModel)
 
 
 @frozen(weakref_slot=False)
@@ -108,9 +101,6 @@ class CallTool:
     program_line: int = _hidden_field(default=0)
 
 
-quick_call_tool = maker_of(CallTool)
-
-
 @frozen(weakref_slot=False)
 class CallBody(CallTool):
     """
@@ -125,9 +115,6 @@ class CallBody(CallTool):
 
     at: int = _hidden_field(default=0)
     values: Mapping[str, Any] = _hidden_field(factory=JsonDict)
-
-
-quick_call_body = maker_of(CallBody)
 
 
 @frozen
@@ -379,9 +366,6 @@ class Notify:
     """Show *event* to whoever watches. No number, no outcome: the driver sends ``None``."""
 
     event: Event
-
-
-quick_notify = maker_of(Notify)
 
 
 class Keeps(Protocol):

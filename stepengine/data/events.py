@@ -11,7 +11,7 @@ in their place, and ``ReplyDiscarded`` takes them back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, ClassVar
@@ -20,7 +20,6 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.json import JsonValue, freeze
-from stepengine.data.makers import is_twin
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.questions import Question
@@ -74,8 +73,6 @@ __all__ = (
     "Warned",
 )
 
-EVENTS: dict[str, type[Event]] = {}
-
 
 @frozen(kw_only=True)
 class Event:
@@ -96,13 +93,6 @@ class Event:
     run_id: str = attrs.field(default="", eq=False)
     epoch: str = attrs.field(default="", eq=False)
     index: int = attrs.field(default=-1, eq=False)
-
-    def __init_subclass__(cls, **kwargs: object) -> None:
-        super().__init_subclass__(**kwargs)
-        if is_twin(cls):
-            return  # no kind of its own
-        cls.type = "".join(f"_{c.lower()}" if c.isupper() else c for c in cls.__name__).lstrip("_")
-        EVENTS[cls.type] = cls
 
     @property
     def id(self) -> str:
@@ -125,6 +115,8 @@ class RunStarted(Event):
     *resumed* says of a root run that it goes on from its journal: what is recorded there is not shown again.
     """
 
+    type: ClassVar[str] = "run_started"
+
     own_id: str
     agent_id: str
     prompt: str = ""
@@ -139,6 +131,8 @@ class StepStarted(Event):
 
     *resumed* says that it goes on: the process that was there before began it, and its reply may have been shown.
     """
+
+    type: ClassVar[str] = "step_started"
 
     step: int
     steps_remaining: int
@@ -156,6 +150,8 @@ class StepFinished(Event):
     is unknown.
     """
 
+    type: ClassVar[str] = "step_finished"
+
     step: int
     ended_turn: bool
     usage: Usage
@@ -167,6 +163,8 @@ class StepFinished(Event):
 class PhaseChanged(Event):
     """The run does something else now; *detail* is a tool name or a child's agent id."""
 
+    type: ClassVar[str] = "phase_changed"
+
     phase: RunPhase
     detail: str = ""
 
@@ -174,6 +172,8 @@ class PhaseChanged(Event):
 @frozen(kw_only=True)
 class ModelStarted(Event):
     """A model call began."""
+
+    type: ClassVar[str] = "model_started"
 
     model: str
     purpose: str = "step"
@@ -190,6 +190,8 @@ class ModelFinished(Event):
     where those in the reply are the provider's.
     """
 
+    type: ClassVar[str] = "model_finished"
+
     model: str
     reply: ModelReply | None = None
     error: str = ""
@@ -202,6 +204,8 @@ class ModelFinished(Event):
 class ModelRetry(Event):
     """An attempt of a model call failed and another follows after *wait* seconds; *attempt* counts from 1."""
 
+    type: ClassVar[str] = "model_retry"
+
     model: str
     attempt: int
     wait: float
@@ -211,6 +215,8 @@ class ModelRetry(Event):
 @frozen(kw_only=True)
 class RateLimited(Event):
     """A model call waits for its turn, *wait* seconds at most if that is known; *limit* says why."""
+
+    type: ClassVar[str] = "rate_limited"
 
     model: str
     provider: str
@@ -222,6 +228,8 @@ class RateLimited(Event):
 class Repeat(Event):
     """The model made the same tool call *count* times in a row and got the same result each time."""
 
+    type: ClassVar[str] = "repeat"
+
     tool_name: str
     tool_call_id: str = ""
     count: int
@@ -231,6 +239,8 @@ class Repeat(Event):
 class ReplyDiscarded(Event):
     """Deltas that were already shown belong to a reply that broke off; they do not count."""
 
+    type: ClassVar[str] = "reply_discarded"
+
     model: str
 
 
@@ -238,12 +248,16 @@ class ReplyDiscarded(Event):
 class TextDelta(Event):
     """More visible text."""
 
+    type: ClassVar[str] = "text_delta"
+
     text: str
 
 
 @frozen(kw_only=True)
 class ThinkingDelta(Event):
     """More thinking text."""
+
+    type: ClassVar[str] = "thinking_delta"
 
     text: str
 
@@ -257,6 +271,8 @@ class ToolInputDelta(Event):
     candidate's.
     """
 
+    type: ClassVar[str] = "tool_input_delta"
+
     tool_name: str
     text: str
     tool_call_id: str = ""
@@ -266,12 +282,16 @@ class ToolInputDelta(Event):
 class TextCompleted(Event):
     """The visible text of a reply, whole."""
 
+    type: ClassVar[str] = "text_completed"
+
     text: str
 
 
 @frozen(kw_only=True)
 class ThinkingCompleted(Event):
     """The thinking text of a reply, whole."""
+
+    type: ClassVar[str] = "thinking_completed"
 
     text: str
 
@@ -283,6 +303,8 @@ class ToolStarted(Event):
 
     *child_path* is the path of the run that the body of a tool that yields is, on which its own calls are shown; ``""`` of others.
     """
+
+    type: ClassVar[str] = "tool_started"
 
     tool_name: str
     tool_call_id: str = ""
@@ -296,6 +318,8 @@ class ToolStarted(Event):
 class ToolFinished(Event):
     """A tool call ended; *result* has ``is_error`` when it failed, *child_path* is as in ``ToolStarted``."""
 
+    type: ClassVar[str] = "tool_finished"
+
     tool_name: str
     tool_call_id: str = ""
     result: ToolResult
@@ -307,6 +331,8 @@ class ToolFinished(Event):
 class ToolProgress(Event):
     """A tool says how far it is; *percent* is 0 to 100."""
 
+    type: ClassVar[str] = "tool_progress"
+
     message: str
     percent: float | None = None
     tool_name: str = ""
@@ -316,6 +342,8 @@ class ToolProgress(Event):
 @frozen(kw_only=True)
 class ToolLog(Event):
     """A tool logs a line."""
+
+    type: ClassVar[str] = "tool_log"
 
     message: str
     level: str = "info"
@@ -327,6 +355,8 @@ class ToolLog(Event):
 class FileChanged(Event):
     """A tool changed a file; *action* is ``"created"``, ``"modified"`` or ``"deleted"``."""
 
+    type: ClassVar[str] = "file_changed"
+
     file: str
     action: str
     tool_name: str = ""
@@ -337,6 +367,8 @@ class FileChanged(Event):
 class FollowupsSuggested(Event):
     """A tool suggests what the user could ask next: a list of objects with ``prompt`` and perhaps ``label``."""
 
+    type: ClassVar[str] = "followups_suggested"
+
     followups: JsonValue = attrs.field(default=None, converter=freeze)
     tool_name: str = ""
     tool_call_id: str = ""
@@ -346,12 +378,16 @@ class FollowupsSuggested(Event):
 class PerformStarted(Event):
     """A ``Perform`` began."""
 
+    type: ClassVar[str] = "perform_started"
+
     name: str
 
 
 @frozen(kw_only=True)
 class PerformFinished(Event):
     """A ``Perform`` ended; *error* is empty when it succeeded."""
+
+    type: ClassVar[str] = "perform_finished"
 
     name: str
     error: str = ""
@@ -362,12 +398,16 @@ class PerformFinished(Event):
 class QuestionAsked(Event):
     """A person is asked."""
 
+    type: ClassVar[str] = "question_asked"
+
     question: Question
 
 
 @frozen(kw_only=True)
 class AnswerReceived(Event):
     """A person answered."""
+
+    type: ClassVar[str] = "answer_received"
 
     question_id: str
     answer: str
@@ -380,6 +420,8 @@ class PermissionRequested(Event):
 
     *input* is what would run; *preview* and *remember* are those of the question; *category* is that of the tool.
     """
+
+    type: ClassVar[str] = "permission_requested"
 
     question: Question
     tool_name: str
@@ -399,6 +441,8 @@ class PermissionDecided(Event):
     *edited_input* is what a person made of the input.
     """
 
+    type: ClassVar[str] = "permission_decided"
+
     tool_name: str
     tool_call_id: str = ""
     decision: str
@@ -415,6 +459,8 @@ class AgentSpawned(Event):
 
     *of* children were asked for at once, 0 where that is more than one and not known; its parent goes on meanwhile where it *is_background*.
     """
+
+    type: ClassVar[str] = "agent_spawned"
 
     agent_id: str
     child_path: str
@@ -437,6 +483,8 @@ class AgentFinished(Event):
     dollars, ``None`` when a part of it is unknown, are what it and its own children spent.
     """
 
+    type: ClassVar[str] = "agent_finished"
+
     agent_id: str
     child_path: str
     status: RunStatus
@@ -456,6 +504,8 @@ class WaitStarted(Event):
     paths of the children.
     """
 
+    type: ClassVar[str] = "wait_started"
+
     kind: WaitsFor
     wakes_at: str = ""
     topic: str = ""
@@ -472,6 +522,8 @@ class WaitStarted(Event):
 class WaitFinished(Event):
     """A run waits no longer: what it waited for came, or the time did (*is_over*); else the run is suspended, or was stopped."""
 
+    type: ClassVar[str] = "wait_finished"
+
     kind: WaitsFor
     is_over: bool = True
     duration_ms: int = 0
@@ -481,12 +533,16 @@ class WaitFinished(Event):
 class TodosChanged(Event):
     """An agent wrote its todos anew: the whole list, objects with ``task`` and ``completed``."""
 
+    type: ClassVar[str] = "todos_changed"
+
     todos: JsonValue = attrs.field(converter=freeze)
 
 
 @frozen(kw_only=True)
 class Notification(Event):
     """What a handler sent with ``ctx.notify``."""
+
+    type: ClassVar[str] = "notification"
 
     message: str
     data: JsonValue = attrs.field(default=None, converter=freeze)
@@ -495,6 +551,8 @@ class Notification(Event):
 @frozen(kw_only=True)
 class LogLine(Event):
     """What a handler or hook logged with ``ctx.logger``; *step* is the step that ran or comes next."""
+
+    type: ClassVar[str] = "log_line"
 
     level: str
     message: str
@@ -505,6 +563,8 @@ class LogLine(Event):
 @frozen(kw_only=True)
 class HookFailed(Event):
     """A hook raised; post-hooks are dropped, pre-hooks end the run."""
+
+    type: ClassVar[str] = "hook_failed"
 
     point: str
     hook: str
@@ -525,6 +585,8 @@ class Compacted(Event):
         messages_after: The same, afterwards.
     """
 
+    type: ClassVar[str] = "compacted"
+
     by: str
     record: bool
     tokens_before: int
@@ -537,6 +599,8 @@ class Compacted(Event):
 class HandlerNotice(Event):
     """Something odd about a handler that does not end the run: it ignored its close, or broke a text block."""
 
+    type: ClassVar[str] = "handler_notice"
+
     kind: str
     message: str
 
@@ -544,6 +608,8 @@ class HandlerNotice(Event):
 @frozen(kw_only=True)
 class Warned(Event):
     """Something that somebody should look at, such as a tool that blocks the event loop."""
+
+    type: ClassVar[str] = "warned"
 
     message: str
 
@@ -560,6 +626,8 @@ class EventsDropped(Event):
             subscriber has do not stand in the journal any more.
     """
 
+    type: ClassVar[str] = "events_dropped"
+
     count: int
     reason: str = "buffer"
 
@@ -567,6 +635,8 @@ class EventsDropped(Event):
 @frozen(kw_only=True)
 class RunFailed(Event):
     """A run failed; ``RunFinished`` follows."""
+
+    type: ClassVar[str] = "run_failed"
 
     error: str
     kind: str
@@ -576,6 +646,8 @@ class RunFailed(Event):
 class RunFinished(Event):
     """The last event of a root run, exactly once."""
 
+    type: ClassVar[str] = "run_finished"
+
     result: RunResult = attrs.field(repr=False)
     _clean: Callable[[Any], Any] | None = attrs.field(default=None, repr=False, eq=False)
 
@@ -584,3 +656,52 @@ class RunFinished(Event):
         told = super().to_json()
         del told["_clean"]
         return told if self._clean is None else self._clean(told)
+
+
+EVENTS: Mapping[str, type[Event]] = {
+    event.type: event
+    for event in (
+        AgentFinished,
+        AgentSpawned,
+        AnswerReceived,
+        Compacted,
+        EventsDropped,
+        FileChanged,
+        FollowupsSuggested,
+        HandlerNotice,
+        HookFailed,
+        LogLine,
+        ModelFinished,
+        ModelRetry,
+        ModelStarted,
+        Notification,
+        PerformFinished,
+        PerformStarted,
+        PermissionDecided,
+        PermissionRequested,
+        PhaseChanged,
+        QuestionAsked,
+        RateLimited,
+        Repeat,
+        ReplyDiscarded,
+        RunFailed,
+        RunFinished,
+        RunStarted,
+        StepFinished,
+        StepStarted,
+        TextCompleted,
+        TextDelta,
+        ThinkingCompleted,
+        ThinkingDelta,
+        TodosChanged,
+        ToolFinished,
+        ToolInputDelta,
+        ToolLog,
+        ToolProgress,
+        ToolStarted,
+        WaitFinished,
+        WaitStarted,
+        Warned,
+    )
+}
+"""Every kind of event by the name that ``type`` and the JSON form have."""

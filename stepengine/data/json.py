@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
@@ -28,13 +28,9 @@ __all__ = (
     "differences",
     "freeze",
     "freeze_object",
-    "frozen_compact",
-    "frozen_text",
-    "frozen_texts",
     "hint_about",
     "mended",
     "parting",
-    "quoted",
     "text_of",
     "thaw",
 )
@@ -43,7 +39,6 @@ JsonValue: TypeAlias = "str | int | float | bool | Mapping[str, JsonValue] | lis
 
 NOT_AWAITED = "it was not awaited: write `await` where that is possible, and `yield from Perform(fn, ...)` in a handler"
 MAX_DEPTH = 200
-MAX_KEPT_TEXT = 4096
 MAX_INT = 2**63 - 1
 MIN_INT = -(2**63)
 SCALARS = frozenset((str, int, float, bool, type(None)))
@@ -269,79 +264,23 @@ def thaw(value: object) -> Any:
     return value
 
 
+_COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_CANONICAL = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
+
+
+_COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_CANONICAL = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
+
+
 def compact(value: object) -> str:
     """Return *value* as JSON text without spaces, keys in their own order, non-ASCII characters as they are."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _COMPACT.encode(value)
 
 
 def canonical(value: object) -> str:
     """Return *value* as canonical JSON text: keys sorted, no spaces, ``-0.0`` as ``0.0`` (reliability:JR40)."""
-    return json.dumps(_plus_zero(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
-
-
-quoted: Callable[[str], str] = json.encoder.encode_basestring
-"""Return a string as JSON text."""
-
-
-def _encoder(*, sort_keys: bool) -> Callable[[Any, int], Iterable[str]]:
-    """
-    Return a function that makes compact JSON text of a value without cycles, in pieces, non-ASCII characters as they are.
-
-    ``JSONEncoder.encode`` makes its C encoder anew for each value, which for the short ones of a journal costs as much as
-    encoding them; this one is made once. The second argument is 0.
-    """
-    slow = json.JSONEncoder(
-        ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"), sort_keys=sort_keys
-    )
-    make: Any = getattr(json.encoder, "c_make_encoder", None)
-    if make is None:
-        return lambda value, _: (slow.encode(value),)
-    chunks: Callable[[Any, int], Iterable[str]] = make(
-        None, slow.default, quoted, None, ":", ",", sort_keys, False, False
-    )
-    return chunks
-
-
-_compact, _sorted = _encoder(sort_keys=False), _encoder(sort_keys=True)
-# What a model asks a tool for stands in its reply, in the call and in the history, which are written one after the other: so the
-# last frozen object is kept with its texts. One variable, since another thread may make texts at the same time.
-_last: tuple[object, str, str | None] = (None, "null", "null")
-
-
-def frozen_compact(value: Any) -> str:
-    """Return ``compact(value)`` of a frozen value, or one without cycles."""
-    global _last  # noqa: PLW0603 - see there
-    kept = _last
-    if value is kept[0]:
-        return kept[1]
-    made = "".join(_compact(value, 0))
-    if type(value) is JsonDict and len(made) <= MAX_KEPT_TEXT and hasattr(value, "_levels"):
-        _last = value, made, None
-    return made
-
-
-def frozen_texts(value: Any) -> tuple[str, str]:
-    """Return both texts of a frozen value, or one without cycles: the compact one, and the canonical one."""
-    global _last  # noqa: PLW0603 - see there
-    kept = _last
-    if value is kept[0] and kept[2] is not None:
-        return kept[1], kept[2]
-    plain = kept[1] if value is kept[0] else frozen_compact(value)
-    is_flat = type(value) is JsonDict and getattr(value, "_levels", 0) == 1
-    text = plain if is_flat and [*value] == sorted(value) else "".join(_sorted(value, 0))
-    if "-0.0" in text:
-        text = canonical(value)
-    if value is _last[0]:
-        _last = value, plain, text
-    return plain, text
-
-
-def frozen_text(value: Any) -> str:
-    """Return ``canonical(value)`` of a frozen value, or one without cycles; what may hold ``-0.0`` takes the long way."""
-    if type(value) is JsonDict:
-        return frozen_texts(value)[1]
-    text = "".join(_sorted(value, 0))
-    return canonical(value) if "-0.0" in text else text
+    text = _CANONICAL.encode(value)
+    return _CANONICAL.encode(_plus_zero(value)) if "-0.0" in text else text
 
 
 def _plus_zero(value: object) -> object:

@@ -15,7 +15,6 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze, freeze_object, mended, text_of
-from stepengine.data.makers import maker_of
 from stepengine.data.thoughts import parted
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError
@@ -52,14 +51,6 @@ __all__ = (
     "assistant_parts",
     "joined_text",
     "parts_of",
-    "quick_assistant",
-    "quick_call",
-    "quick_json",
-    "quick_log",
-    "quick_result",
-    "quick_text",
-    "quick_tool",
-    "quick_user",
     "result_parts",
     "strings",
     "system_reminder",
@@ -82,9 +73,6 @@ class TextPart:
 
     text: str = attrs.field(converter=text_of)
     provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
-
-
-quick_text = maker_of(TextPart)
 
 
 @frozen
@@ -130,9 +118,6 @@ class ToolCallPart:
     raw_input: str | None = attrs.field(default=None, converter=_text_or_none, kw_only=True)
     input_error: str | None = attrs.field(default=None, converter=_text_or_none, kw_only=True)
     provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
-
-
-quick_call = maker_of(ToolCallPart)
 
 
 def _check_source(part: ImagePart | DocumentPart) -> None:
@@ -205,9 +190,6 @@ class JsonPart:
     """A JSON value inside a tool result."""
 
     value: JsonValue = attrs.field(converter=freeze)
-
-
-quick_json = maker_of(JsonPart)
 
 
 @frozen
@@ -462,9 +444,6 @@ class ToolResult:
         return tuple([p for p in self.content if isinstance(p, ImagePart | DocumentPart)])
 
 
-quick_result = maker_of(ToolResult)
-
-
 @frozen(weakref_slot=False)
 class ToolCallLog:
     """
@@ -492,9 +471,6 @@ class ToolCallLog:
     def is_error(self) -> bool:
         """Whether the call failed."""
         return self.result.is_error
-
-
-quick_log = maker_of(ToolCallLog)
 
 
 TimeToLive: TypeAlias = Literal["agent_step", "user_prompt"]
@@ -535,9 +511,6 @@ class UserMessage:
         return joined_text(self.content)
 
 
-quick_user = maker_of(UserMessage)
-
-
 @frozen(weakref_slot=False)
 class AssistantMessage:
     """
@@ -574,9 +547,6 @@ class AssistantMessage:
     def thinking(self) -> tuple[str, ...]:
         """The non-empty thinking texts in order."""
         return tuple([p.text for p in self.content if type(p) is ThinkingPart and p.text])
-
-
-quick_assistant = maker_of(AssistantMessage)
 
 
 @frozen(weakref_slot=False)
@@ -618,9 +588,6 @@ class ToolMessage:
     def result(self) -> ToolResult:
         """The stored result."""
         return ToolResult(self.content, status=self.status, tool_name=self.tool_name, tool_call_id=self.tool_call_id)
-
-
-quick_tool = maker_of(ToolMessage)
 
 
 Message: TypeAlias = UserMessage | AssistantMessage | ToolMessage

@@ -24,7 +24,6 @@ from stepengine.data.checks import (
     or_none,
 )
 from stepengine.data.json import JsonDict, freeze_object
-from stepengine.data.makers import maker_of
 from stepengine.data.messages import (
     AssistantPart,
     Message,
@@ -57,8 +56,6 @@ __all__ = (
     "ToolCallChunk",
     "ToolCallEnded",
     "ToolCallStarted",
-    "quick_reply",
-    "quick_request",
 )
 
 
@@ -327,9 +324,6 @@ class ModelRequest:
         return (*self.messages, *self.tail)
 
 
-quick_request = maker_of(ModelRequest)
-
-
 _TOOL_USE, _END_TURN = StopReason.TOOL_USE, StopReason.END_TURN
 
 
@@ -382,9 +376,6 @@ class ModelReply:
     def tool_calls(self) -> tuple[ToolCallPart, ...]:
         """The tool call parts in order."""
         return tuple([p for p in self.content if type(p) is ToolCallPart])
-
-
-quick_reply = maker_of(ModelReply)
 
 
 @frozen

@@ -15,7 +15,6 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.json import JsonValue
-from stepengine.data.makers import maker_of
 from stepengine.data.messages import ToolResult, UserMessage
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult
@@ -34,7 +33,6 @@ __all__ = (
     "StopKind",
     "Value",
     "first_of",
-    "quick_value",
     "was_given_up",
 )
 
@@ -87,9 +85,6 @@ class Value:
     at: int = 0
     inputs: tuple[UserMessage, ...] = ()
     body: BodyEnd | None = attrs.field(default=None, eq=False, repr=False, metadata={"stored": False})
-
-
-quick_value = maker_of(Value)
 
 
 @frozen

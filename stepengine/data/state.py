@@ -16,7 +16,6 @@ from typing_extensions import TypeVar
 
 from stepengine.data.estimate import Measured, estimate_tokens, tool_tokens, transcript_tokens
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
-from stepengine.data.makers import maker_of
 from stepengine.data.messages import Message, ToolCallLog, ToolMessage, UserMessage, tuple_of
 from stepengine.data.models import StopReason
 from stepengine.data.questions import Question
@@ -37,7 +36,6 @@ __all__ = (
     "RunStatus",
     "no_longer_waiting",
     "prompt_tokens",
-    "quick_state",
     "suspended_at",
 )
 
@@ -165,9 +163,6 @@ class AgentState:
             return state
         msg = f"AgentState.from_json reads what AgentState.to_json made, not a stored {type(state).__name__}"
         raise DataError(msg)
-
-
-quick_state = maker_of(AgentState)
 
 
 def suspended_at(record: Sequence[Message]) -> int | None:

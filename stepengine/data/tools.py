@@ -20,7 +20,6 @@ from typing_extensions import ParamSpec, TypeVar
 
 from stepengine.data.checks import FLAG, fine
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze_object
-from stepengine.data.makers import maker_of
 from stepengine.data.messages import ToolResult, strings
 from stepengine.data.questions import Answer, Interactor, Question
 from stepengine.errors import StepEngineError
@@ -48,7 +47,6 @@ __all__ = (
     "has_timed_out",
     "made_bindings",
     "parameters_in",
-    "quick_validated",
     "timed_out",
 )
 
@@ -184,9 +182,6 @@ class Validated:
 
     input: JsonDict
     arguments: Mapping[str, Any]
-
-
-quick_validated = maker_of(Validated)
 
 
 How: TypeAlias = Literal["ordinary", "control", "spawns", "asks", "yields", "drives"]

@@ -10,9 +10,8 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.json import JsonDict
-from stepengine.data.makers import maker_of
 
-__all__ = ("Spending", "Usage", "add_cost", "known_costs", "quick_spending", "quick_usage")
+__all__ = ("Spending", "Usage", "add_cost", "known_costs")
 
 
 @frozen(weakref_slot=False)
@@ -67,9 +66,6 @@ class Usage:
         )
 
 
-quick_usage = maker_of(Usage)
-
-
 def add_cost(a: Decimal | None, b: Decimal | None) -> Decimal | None:
     """Add two costs in US dollars; unknown plus anything is unknown, for ever after (reliability:I4)."""
     return None if a is None or b is None else a + b
@@ -118,7 +114,7 @@ class Spending:
             return NotImplemented
         by_agent, agent_costs = _sums(self.by_agent, self.agent_costs, other.by_agent, other.agent_costs)
         by_model, model_costs = _sums(self.by_model, self.model_costs, other.by_model, other.model_costs)
-        return quick_spending(
+        return Spending(
             self.usage + other.usage,
             add_cost(self.cost, other.cost),
             self.credits_used + other.credits_used,
@@ -127,9 +123,6 @@ class Spending:
             agent_costs,
             model_costs,
         )
-
-
-quick_spending = maker_of(Spending)
 
 
 def _sums(

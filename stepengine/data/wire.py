@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from stepengine.data.fields import fault, shown, within
+from stepengine.data.faults import fault, shown, within
 from stepengine.data.json import JsonValue, freeze_object, text_of, thaw
 from stepengine.data.messages import (
     AssistantMessage,

@@ -36,7 +36,6 @@ from typing_extensions import TypeVar
 from stepengine.data.checks import CHOICE, TEXT, Fine, an_instance, fine, or_none
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object, text_of
-from stepengine.data.makers import maker_of
 from stepengine.data.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage, tuple_of
 from stepengine.data.models import ModelReply, ModelSettings
 from stepengine.data.state import AgentState, ChildResult
@@ -73,7 +72,6 @@ __all__ = (
     "Yieldable",
     "a_topic",
     "asked_by_program",
-    "quick_step_result",
     "tool_name_of",
 )
 
@@ -911,9 +909,6 @@ def _kind_of(value: object) -> str:
     """Return *value* where it is short and plain, else its type."""
     plain = isinstance(value, (str, bool, int, float)) and len(repr(value)) <= SHOWN
     return repr(value) if plain else f"a {type(value).__name__}"
-
-
-quick_step_result = maker_of(StepResult)
 
 
 @final

@@ -16,9 +16,8 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.codec import bare, bare_any, restored, restored_any
-from stepengine.data.fields import PLAIN
 from stepengine.data.hooks import Change
-from stepengine.data.json import freeze
+from stepengine.data.json import compact, freeze
 from stepengine.data.limits import Limits
 from stepengine.data.messages import Source, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, StopReason
@@ -60,7 +59,7 @@ SCHEMA = 1
 
 def portable_form(form: Mapping[str, object]) -> dict[str, object]:
     """Return a form as plain JSON; raises ``DataError`` for what cannot be stored."""
-    made: dict[str, object] = json.loads(PLAIN.json(form))
+    made: dict[str, object] = json.loads(compact(form))
     return made
 
 
@@ -288,7 +287,7 @@ def outcome_form(
     form: dict[str, object] = {"seq": seq, "at": outcome.at, **members}
     form |= {"attempts": portable_form({"": list(attempts)})[""]} if attempts else {}
     form |= {"writes": portable_form({"": list(writes)})[""]} if writes else {}
-    if redactor.suspicious(PLAIN.json(form)):
+    if redactor.suspicious(compact(form)):
         form = dict(redactor.value(form))
     return form
 

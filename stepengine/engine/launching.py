@@ -46,7 +46,7 @@ from stepengine.machine.plan import RunPlan
 from stepengine.runtime.asking import Remembered
 from stepengine.runtime.handle import RunHandle
 from stepengine.runtime.hub import WATCHED, Hub, Watcher
-from stepengine.runtime.tree import RunTree, Services, lent
+from stepengine.runtime.tree import RunTree, Services
 from stepengine.system.after_fork import leave, renewed
 
 if TYPE_CHECKING:
@@ -346,7 +346,7 @@ class Launcher:
             chosen={**(self.agent_models or recorded.chosen), **self._own_models(request, recorded)},
         )
         plan, state = planner.root(request)
-        services = lent(
+        services = attrs.evolve(
             self.services,
             models=models,
             tools=override.over(self.services.tools),

@@ -7,16 +7,14 @@ name of its type; secrets are taken out on the way.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
-from typing import Any, TypeAlias, cast
-from zlib import crc32
+from typing import Any, cast
 
 import attrs
 
-from stepengine.data.codec import STORED, bare, bare_any, restored, restored_any, written, written_any
+from stepengine.data.codec import STORED, bare, bare_any, restored, restored_any
 from stepengine.data.effects import (
     RUNS,
     WAITS,
@@ -33,22 +31,20 @@ from stepengine.data.effects import (
     RunInBackground,
     Spawn,
     TellRun,
-    quick_call_tool,
 )
-from stepengine.data.fields import PLAIN, within
-from stepengine.data.json import JsonDict, freeze, frozen_texts, quoted, thaw
-from stepengine.data.messages import JsonPart, TextPart, ToolCallPart, ToolResult
+from stepengine.data.faults import within
+from stepengine.data.json import JsonDict, compact, freeze, thaw
+from stepengine.data.messages import TextPart, ToolCallPart, ToolResult
 from stepengine.data.models import DEFAULT_SETTINGS, ModelReply, ModelRequest
-from stepengine.data.outcomes import Failure, Value, quick_value
+from stepengine.data.outcomes import Failure, Value
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.tools import Yielding
 from stepengine.data.transcript import Transcript
-from stepengine.errors import DataError, DefinitionError, JournalError, JournalWriteFailed, StepEngineError
+from stepengine.errors import DataError, DefinitionError, JournalWriteFailed, StepEngineError
 from stepengine.journal.fingerprints import Fingerprints, fingerprint, offered_tool
 from stepengine.journal.records import (
     ROOT,
-    SEPARATORS,
     Address,
     Blob,
     Head,
@@ -71,10 +67,6 @@ __all__ = (
     "comparable",
     "describe",
     "describe_call",
-    "differ_in_messages",
-    "is_plain_call",
-    "is_short",
-    "is_short_json",
     "may_be_long",
     "must_last",
     "name_of",
@@ -138,17 +130,6 @@ def plain_form(tool_name: str, given: JsonDict, tool_call_id: str, source: str) 
         "tool_call_id": tool_call_id,
         "source": source,
     }
-
-
-def is_plain_call(effect: CallTool, plan: RunPlan) -> bool:
-    """Return whether the stored form of a call says what is asked for and nothing else, as that of each call does that must not happen twice."""
-    if type(effect) is not CallTool:
-        return False
-    binding = plan.tools.get(effect.tool_name)
-    if binding is None:
-        return True
-    notes = binding.spec.annotations
-    return not (notes.idempotent or notes.read_only)
 
 
 # Recorded, since another version of a sandbox may work a program out to something else; a divergence below the call
@@ -357,7 +338,7 @@ def outcome_of(members: Mapping[str, Any]) -> Value | Failure:
     if "error" in members:
         return Failure(restored({"type": "Failure", "error": members["error"]}).error, at, inputs)
     try:
-        return quick_value(restored_any(members["value"]), at, inputs)
+        return Value(restored_any(members["value"]), at, inputs)
     except DataError as error:
         raise within(error, ".value") from None
 
@@ -389,75 +370,21 @@ ESCAPED = 6
 """Bytes that a character takes at most."""
 LEAST_WEIGHT = 5
 """For how many characters a value stands at least, such as a number with what is around it."""
-PLAIN_CALL = 5
-"""How many members the stored form of a call has that must not happen twice."""
-WHOLE = frozenset({Value, Failure, ChildResult})
-"""What a result may hold that is not written quickly."""
-Shared: TypeAlias = "tuple[str, str, Any]"
-"""A member of a request that nearly every one holds, its fingerprint, and its value."""
 VOLATILE = frozenset({"created", "id", "service_tier", "system_fingerprint"})
 
 
-class _Frame:
-    """
-    What stands around the messages of a request.
-
-    Attributes:
-        request: One of the requests that it belongs to.
-        shared: What the line names by fingerprints.
-        before: The text before the messages.
-        after: The text after them.
-        rest: What the fingerprint of a request holds beside its messages.
-        is_shared: Whether the journal has the blobs of what is shared.
-        is_special: Whether more of it than what is shared begins with a dollar sign.
-    """
-
-    # By hand: one is made when this module is loaded, and what attrs writes for a class takes each start 0.3 ms.
-    __slots__ = ("after", "before", "is_shared", "is_special", "request", "rest", "shared")
-
-    def __init__(
-        self,
-        request: ModelRequest | None,
-        shared: tuple[Shared, ...] = (),
-        before: str = "",
-        after: str = "",
-        rest: str = "",
-        *,
-        is_shared: bool = False,
-    ) -> None:
-        self.request = request
-        self.shared = shared
-        self.before = before
-        self.after = after
-        self.rest = rest
-        self.is_shared = is_shared
-        self.is_special = False
-
-
-NO_FRAME = _Frame(None, is_shared=True)
-"""Of whatever is not a request."""
-
-
-# A step writes four lines, so what they cost is what recording costs. Three things keep that low. A line is put
-# together as text, from pieces that were made once for each class, in place of a dict that is then dumped. Requests are
-# stored as differences to earlier ones, or a run of n steps would hold n conversations (replay:J19). And what nearly
-# every request repeats (prompt, tools, settings) is text that stands ready around the messages. Only what is unusual
-# (secrets, long texts, `$`) takes the way through objects, whose result is the same bytes.
+# Requests are stored as differences to earlier ones, or a run of n steps would hold n conversations (replay:J19).
 class Encoder:
     """
     Makes the lines of one journal, in order.
 
     Args:
-        redactor: What takes secrets out.
+        redactor: Removes secrets.
         link: Whether each checksum starts from the one before.
         previous: The checksum of the last line that is there already.
         blobs: Fingerprints of blobs that are there already.
-        stable: Whether what differs between two recordings of the same thing is left out.
-        inline: The longest text that stands where it is used, in characters; longer ones are blobs.
-        fails: Returns what is told that a record of a step could not be made, if there is anything.
-
-    Attributes:
-        made: The lines of the records of steps that were added, until somebody takes them.
+        stable: Whether what differs between two recordings of the same run is left out.
+        inline: The longest text that a record holds itself, in characters; longer ones are blobs.
     """
 
     def __init__(
@@ -469,30 +396,20 @@ class Encoder:
         blobs: Sequence[str] = (),
         stable: bool = False,
         inline: int = MAX_INLINE,
-        fails: Callable[[], Callable[[StepEngineError], None] | None] = lambda: None,
     ) -> None:
         self.prints = Fingerprints(redactor)
-        self._fails = fails
-        self._told = self.prints.told = list[str]()
         self._redactor = redactor
         self._link = link
         self._previous = previous
-        self.made: list[bytes] = []
         self._blobs = set(blobs)
         self._stable = stable
         self._inline = inline
         self._bases = _Bases(self.prints)
-        self._last_frame = NO_FRAME
-        # What makes the texts of values that were met, those of which nothing is ever left out.
-        self._writers: dict[type[Any], Callable[[Any], str]] = {}
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
         """Let later requests be stored as differences to one that is in the journal already."""
         self._bases.remember(path, seq, transcript)
 
-    # The short way may be taken only by a text that is sure to need no change, so it is looked through for all that
-    # could need one: non-ASCII separators, `$`, length, shapes of secrets. Each look is one search of a C function over
-    # the text; a look that finds something by mistake costs time and no correctness.
     def lines(self, record: Record) -> list[bytes]:
         """
         Return the lines of a record: those of its blobs, then its own.
@@ -501,177 +418,24 @@ class Encoder:
             JournalWriteFailed: when the line would be longer than 16 MiB.
             SecretFound: when shapes are looked for and one is left.
         """
-        # Into a list of their own: another thread may take what waits meanwhile.
-        waiting, self.made = self.made, []
-        try:
-            self._add(record)
-            return self.made
-        finally:
-            self.made = waiting
-
-    def _add(self, record: Record) -> None:
-        made: Any = record
-        kind = type(made)
-        if (kind is not Result and kind is not Intent) or made.read_from is not None:
-            self.made += self._others(record)
-            return
-        path, seq, effect = made.path, made.seq, made.given
-        if kind is Result:
-            if made._attempts or made._writes:  # noqa: SLF001 - as ``is_plain``, without a call
-                self._end(self._outcome(made), "result", path, seq)
-            else:
-                self.add_value(path, seq, made.at, effect)
-        elif type(effect) is CallModel:
-            made.fp = self.add_request(path, seq, made.gather, effect, fp=made.fp)
-        elif effect["type"] == "CallTool" and len(effect) == PLAIN_CALL:
-            # By name: of a form that was read the members stand in any order.
-            said = effect["tool_name"], effect["input"], effect["tool_call_id"], effect["source"]
-            call = quick_call_tool(seq, *said, program_line=made.program_line)
-            made.fp = self.add_call(path, seq, made.gather, call, fp=made.fp)
-        else:
-            self._end(self._intent(made, effect), "intent", path, seq)
-
-    # What a journal is full of needs no record: who has what is in it hands that over, and a step makes four records less. These
-    # three are called by whoever records, with nobody in between, so each says itself that it failed; and each ends as `_end`
-    # does, since a call of that would take as long as what it does.
-    def add_value(self, path: str, seq: int, at: int, value: object) -> None:
-        """Add the lines of a plain result that holds a value; errors as ``lines``."""
-        try:
-            write = self._writers.get(type(value))
-            try:
-                if write is None:
-                    text = self._outcome(Result(path, seq, at, value))
-                else:
-                    text = f'{{"kind":"result","path":"{path}","seq":{seq},"at":{at},"value":{write(value)}'
-            except (DataError, RecursionError):
-                text = self._outcome(Result(path, seq, at, value))  # it says where
-            if "$" in text or len(text) > self._inline or not (text.isascii() and self._redactor.quiet.holds):
-                self._end(text, "result", path, seq)
-                return
-            body = text.encode()
-            self._previous = crc = crc32(body, self._previous)
-            if not self._link:
-                self._previous = 0
-            self.made.append(body + b',"crc":"%08x"}\n' % crc)
-        except (JournalError, DataError) as error:
-            self._fail(error)
-            raise
-
-    def add_call(self, path: str, seq: int, gather: int | None, call: CallTool, *, fp: str = "") -> str:
-        """
-        Add the lines of a call of a tool that is plain, see ``is_plain_call``; errors as ``lines``.
-
-        *fp* is its fingerprint, where that is known; it is returned.
-        """
-        try:
-            name = call.tool_name
-            tool, (plain, canonical) = quoted(name), frozen_texts(call.input)
-            if not fp:
-                fp = self.prints.of_call(name, call.input, tool, canonical)
-            more = "" if gather is None else f',"gather":{gather}'
-            if call.program_line:
-                more += f',"program_line":{call.program_line}'
-            text = (
-                f'{{"kind":"intent","path":"{path}","seq":{seq},"fp":"{fp}","effect":{{"type":"CallTool","tool_name":{tool},'
-                f'"input":{plain},"tool_call_id":{quoted(call.tool_call_id)},"source":{quoted(call.source)}}}{more}'
-            )
-            if "$" in text or len(text) > self._inline or not (text.isascii() and self._redactor.quiet.holds):
-                self._end(text, "intent", path, seq)
-                return fp
-            body = text.encode()
-            self._previous = crc = crc32(body, self._previous)
-            if not self._link:
-                self._previous = 0
-            self.made.append(body + b',"crc":"%08x"}\n' % crc)
-            return fp
-        except (JournalError, DataError) as error:
-            self._fail(error)
-            raise
-
-    def _fail(self, error: StepEngineError) -> None:
-        tell = self._fails()
-        if tell is not None:
-            tell(error)
-
-    def _end(self, text: str, what: str, path: str, seq: int) -> None:
-        """Add the lines of a record, no request, of its *text* up to the brace that closes it."""
-        if not text.isascii():
-            text = text.translate(SEPARATORS)
-        redactor = self._redactor
-        # One character is found much faster than two, and mostly there is none.
-        is_special = "$" in text and '"$' in text
-        if is_special or len(text) > self._inline or (not redactor.quiet.holds and redactor.suspicious(text)):
-            self.made += self._packed(text, NO_FRAME, what, path, seq)
-            return
-        body = text.encode()
-        self._previous = crc = crc32(body, self._previous)
-        if not self._link:
-            self._previous = 0
-        self.made.append(body + b',"crc":"%08x"}\n' % crc)
-
-    def add_request(self, path: str, seq: int, gather: int | None, effect: CallModel, *, fp: str = "") -> str:
-        """
-        Add the lines of a model call: in a run the first one brings the blobs, and nothing else has any; errors as ``lines``.
-
-        *fp* is its fingerprint, where that is known; it is returned.
-        """
-        try:
-            request, told = effect.request, self._told
-            frame = self._last_frame
-            if frame.request is None or not differ_in_messages(frame.request, request):
-                frame = self._last_frame = self._new_frame(request)
-            if not fp:
-                fp = self.prints.of_request(request, frame.rest)
-            messages = self._bases.difference(path, seq, request.messages, told)
-            told.clear()
-            more = "" if gather is None else f',"gather":{gather}'
-            text = (
-                f'{{"kind":"intent","path":"{path}","seq":{seq},"fp":"{fp}","effect":{{"type":"CallModel",'
-                f'"purpose":{quoted(effect.purpose)},"request":{frame.before}[{messages}]{frame.after}}}{more}'
-            )
-            if not text.isascii():
-                text = text.translate(SEPARATORS)
-            redactor = self._redactor
-            is_special = frame.is_special or ("$" in messages and '"$' in messages)
-            if is_special or len(text) > self._inline or (not redactor.quiet.holds and redactor.suspicious(text)):
-                self.made += self._packed(text, frame, "intent", path, seq)
-                return fp
-            if not frame.is_shared:
-                self.made += [self._line(members, "intent", path, seq) for members in self._share(frame)]
-            body = text.encode()
-            self._previous = crc = crc32(body, self._previous)
-            if not self._link:
-                self._previous = 0
-            self.made.append(body + b',"crc":"%08x"}\n' % crc)
-            return fp
-        except (JournalError, DataError) as error:
-            self._fail(error)
-            raise
-
-    def _packed(self, text: str, frame: _Frame, what: str, path: str, seq: int) -> list[bytes]:
-        """Return the lines of a record whose *text*, up to the brace that closes it, holds anything unusual."""
-        return [self._line(members, what, path, seq) for members in self._pack(f"{text}}}", frame, what)]
-
-    # A record that was read is written with the members that it had, those that nobody here knows included: an older
-    # version must not strip what a newer one wrote (replay:J34).
-    def _others(self, record: Record) -> list[bytes]:
-        """Return the lines of a record that was read from a line, or of which a journal has few."""
-        if type(record) is Blob:
+        if isinstance(record, Blob):
             self._blobs.add(record.fp)
-        line, kind = record.line, record.kind
-        path, seq = getattr(record, "path", ""), getattr(record, "seq", -1)
+        where = getattr(record, "path", ""), getattr(record, "seq", -1)
+        line = record.line
+        # A record that was read is written with the members that it had, unknown ones included: an older version must
+        # not remove what a newer one wrote (replay:J34).
         if line is not None:
-            return [self._line({name: value for name, value in line.items() if name != "crc"}, kind, path, seq)]
-        text = to_text(self._members(record))
-        return [self._line(members, kind, path, seq) for members in self._pack(text, NO_FRAME, kind)]
+            kept = {name: value for name, value in line.items() if name != "crc"}
+            return [self._line(kept, record.kind, *where)]
+        return [self._line(members, record.kind, *where) for members in self._pack(record)]
 
     def line(self, text: str) -> bytes:
-        """Return the line of a record whose text is ready: what is signed stands there as it was signed."""
+        """Return the line of a record whose text is ready: a signature is stored as it was signed."""
         line, crc = to_line(text, self._previous)
         self._previous = crc if self._link else 0
         return line
 
-    def _line(self, members: Mapping[str, object] | str, what: str, path: str, seq: int) -> bytes:
+    def _line(self, members: Mapping[str, object], what: str, path: str, seq: int) -> bytes:
         line, crc = to_line(members, self._previous)
         if len(line) > MAX_LINE:
             where = shown_address(path, seq)
@@ -682,24 +446,24 @@ class Encoder:
 
     # Secrets go first, long texts second: a blob is found by the fingerprint of what is in it, and one of a text with a
     # secret would tell whoever guesses the secret that the guess is right.
-    def _pack(self, text: str, frame: _Frame, what: str) -> Iterator[Mapping[str, object]]:
-        """Give what stands in lines without secrets and long texts."""
-        members: dict[str, Any] = json.loads(text)
-        for name, _, _ in frame.shared:
-            members["effect"]["request"][name] = None
-        text = to_text(members)
+    def _pack(self, record: Record) -> Iterator[Mapping[str, object]]:
+        """Return the members of a record's lines without secrets and long texts, its blobs first."""
+        members, kind = self._members(record), record.kind
+        text = compact(members)
         if self._redactor.suspicious(text):
-            members = self._redact(members, what)
-            text = to_text(members)
+            members = self._redact(members, kind)
+            text = compact(members)
         # The head names no blob: it stands before all of them.
-        if what != Head.kind and (len(text) > self._inline or '"$' in text):
+        if kind != Head.kind and (len(text) > self._inline or '"$' in text):
             blobs: dict[str, object] = {}
             members = pack_texts(members, blobs, self._inline)
             for fp, data in blobs.items():
                 yield from self._new_blob(fp, data)
-        for name, fp, _ in frame.shared:
-            members["effect"]["request"][name] = {"$blob": fp}
-        yield from self._share(frame)
+        effect = record.given if isinstance(record, Intent) else None
+        if isinstance(effect, CallModel):
+            shared = self._shared(effect.request)
+            yield from self._share(effect.request, shared)
+            members["effect"]["request"].update({name: {"$blob": fp} for name, fp in shared.items()})
         yield members
 
     def _redact(self, members: dict[str, object], kind: str) -> dict[str, object]:
@@ -708,74 +472,47 @@ class Encoder:
             self._redactor.refuse(clean, f"the {kind} record")
         return clean
 
-    def _shared_members(self, request: ModelRequest) -> list[Shared]:
-        """Return what nearly every request holds: the member, its fingerprint, its value."""
-        shared: list[Shared] = []
-        if request.system_prompt:
-            shared.append(("system_prompt", self.prints.prompt(request.system_prompt), request.system_prompt))
-        if request.tools:
-            shared.append(("tools", self.prints.tools(request.tools), request.tools))
-        return shared
-
-    def _share(self, frame: _Frame) -> Iterator[Mapping[str, object]]:
-        """Give the blobs of what the members name by fingerprints."""
-        frame.is_shared = True
-        for name, fp, value in frame.shared:
-            if fp not in self._blobs:
-                data = value if name == "system_prompt" else [offered_tool(t) for t in value]
-                clean = self._redactor.value(data) if self._redactor.suspicious(to_text(data)) else data
-                yield from self._new_blob(fp, clean)
-
     def _new_blob(self, fp: str, data: object) -> Iterator[Mapping[str, object]]:
         if fp not in self._blobs:
             self._blobs.add(fp)
             yield {"kind": "blob", "fp": fp, "data": data}
 
     def _members(self, record: Record) -> dict[str, Any]:
-        """Return the members of a record that is neither an intent nor a result."""
+        """Return the members of a record, those without a value included: the blobs of a request replace them."""
         match record:
             case Head():
                 return head_members(record)
+            case Intent():
+                return self._intent(record)
+            case Result():
+                return self._result(record)
             case Input():
                 address = {"kind": "input", "path": record.path, "seq": record.seq}
                 return {**address, "at": record.at, "input": record.input}
-            case _:
-                return {"kind": "blob", "fp": record.fp, "data": record.data}  # type: ignore[union-attr]
+            case Blob():
+                return {"kind": "blob", "fp": record.fp, "data": record.data}
 
-    # The texts of records, up to the brace that closes them; fingerprints stand for what is shared.
-
-    def _intent(self, record: Intent, stored: Mapping[str, Any]) -> str:
-        fp = record.fp
-        if not fp:
-            fp = record.fp = self.prints.of(stored)
-        form = PLAIN.json(stored)
-        if (record.path, record.seq) == ROOT and stored.get("previous"):
-            # Known by its messages, not by its buffer: the run goes on from a copy of this state.
-            self._bases.remember(*ROOT, restored(stored["previous"]).view)
-        more = "" if record.gather is None else f',"gather":{record.gather}'
+    def _intent(self, record: Intent) -> dict[str, Any]:
+        effect = record.effect
+        if isinstance(effect, CallModel):
+            if not record.fp:
+                record.fp = self.prints.of_request(effect.request)
+            messages = self._bases.difference(record.path, record.seq, effect.request.messages)
+            request = request_members(effect.request, messages, whole=False)
+            form: Mapping[str, Any] = {"type": "CallModel", "purpose": effect.purpose, "request": request}
+        else:
+            form = effect
+            if not record.fp:
+                record.fp = self.prints.of(form)
+            if (record.path, record.seq) == ROOT and form.get("previous"):
+                # Known by its messages, not by its buffer: the run continues from a copy of this state.
+                self._bases.remember(*ROOT, restored(form["previous"]).view)
+        members = {"kind": "intent", "path": record.path, "seq": record.seq, "fp": record.fp, "effect": form}
+        if record.gather is not None:
+            members["gather"] = record.gather
         if record.program_line:
-            more += f',"program_line":{record.program_line}'
-        return f'{{"kind":"intent","path":"{record.path}","seq":{record.seq},"fp":"{fp}","effect":{form}{more}'
-
-    def _outcome(self, record: Result) -> str:
-        value = record.given
-        kind = type(value)
-        if kind not in WHOLE and not self._stable and not record._attempts and not record._writes:  # noqa: SLF001 - as ``is_plain``, without a call
-            text = written_any(value, PLAIN)
-            if kind in PLAIN.writers:
-                self._writers[kind] = PLAIN.writers[kind]
-            return f'{{"kind":"result","path":"{record.path}","seq":{record.seq},"at":{record.at},"value":{text}'
-        return PLAIN.json(self._result(record))[:-1]
-
-    def _new_frame(self, request: ModelRequest) -> _Frame:
-        """Return what stands around the messages of a request, and of all that are known to differ in nothing else."""
-        shared = tuple(self._shared_members(request))
-        blobs = {name: {"$blob": fp} for name, fp, _ in shared}
-        members = request_members(request, (), whole=False) | blobs
-        before, _, after = PLAIN.json(members).partition('"messages":[]')
-        frame = _Frame(request, shared, f'{before}"messages":', after, self.prints.rest(request))
-        frame.is_special = before.count('"$') + after.count('"$') != len(shared)
-        return frame
+            members["program_line"] = record.program_line
+        return members
 
     def _result(self, record: Result) -> dict[str, Any]:
         members: dict[str, object] = {"kind": "result", "path": record.path, "seq": record.seq, "at": record.at}
@@ -793,19 +530,23 @@ class Encoder:
             members["value"] = {**value, **({"provider_data": said} if said else {})}
         return members
 
+    # Nearly every request has the same prompt and tools, so each is a blob, however short.
+    def _shared(self, request: ModelRequest) -> dict[str, str]:
+        """Return the fingerprints of the members of a request that are blobs."""
+        shared: dict[str, str] = {}
+        if request.system_prompt:
+            shared["system_prompt"] = self.prints.prompt(request.system_prompt)
+        if request.tools:
+            shared["tools"] = self.prints.tools(request.tools)
+        return shared
 
-# By identity of its parts, which are the same objects from step to step: to compare the schemas of all tools at
-# each step would cost more than to write them.
-def differ_in_messages(one: ModelRequest, other: ModelRequest) -> bool:
-    """Return whether two requests are known to differ in nothing but their messages: everything else in them is the same object."""
-    return (
-        one.tools is other.tools
-        and one.system_prompt is other.system_prompt
-        and one.model is other.model
-        and one.settings is other.settings
-        and one.tool_choice is other.tool_choice
-        and one.tail is other.tail
-    )
+    def _share(self, request: ModelRequest, shared: Mapping[str, str]) -> Iterator[Mapping[str, object]]:
+        """Return the blobs of a request that the journal lacks."""
+        for name, fp in shared.items():
+            if fp not in self._blobs:
+                data = request.system_prompt if name == "system_prompt" else [offered_tool(t) for t in request.tools]
+                clean = self._redactor.value(data) if self._redactor.suspicious(compact(data)) else data
+                yield from self._new_blob(fp, clean)
 
 
 # A head has a member for each thing that a run may bring along, and is the one record whose form grows with the
@@ -905,58 +646,6 @@ def may_be_long(value: Any) -> bool:
     return left < 0
 
 
-def is_short(value: Any) -> bool:  # noqa: C901 - a call for each part, and for what is in it, took longer than the rest
-    """
-    Return whether a value is one of those that a journal is full of, and nothing in it is long.
-
-    Weighing each thing in them took 11 us a step, a third of what recording in memory took.
-    """
-    kind = type(value)
-    if kind is ToolResult:
-        is_more = value.structured is not None or value.change is not None or value.side_effects
-    elif kind is ModelReply:
-        is_more = value.provider_data
-    else:
-        # The stored form of a call: but for its input it is a few words.
-        is_form = kind is dict and len(value) == PLAIN_CALL and value["type"] == "CallTool"
-        return is_form and is_short_json(value["input"])
-    if is_more or len(value.content) > FEW_PARTS:
-        return False
-    for part in value.content:
-        kind = type(part)
-        if kind is ToolCallPart:
-            if part.raw_input is not None or part.provider_data or not is_short_json(part.input):
-                return False
-        elif kind is TextPart:
-            if len(part.text) >= SHORT or part.provider_data:
-                return False
-        elif kind is not JsonPart or not (type(part.value) in NUMBERS or is_short_json(part.value)):
-            return False
-    return True
-
-
-# What a model asks a tool for stands in its reply and in the call, one after the other, so the last one is kept.
-_last_short: JsonDict | None = None
-
-
-def is_short_json(value: Any) -> bool:
-    """Return whether JSON is a short text, a number, or a few of these."""
-    global _last_short  # noqa: PLW0603 - see there
-    kind = type(value)
-    if kind is not JsonDict:
-        return kind in NUMBERS or (kind is str and len(value) < SHORT)
-    if value is _last_short:
-        return True
-    if len(value) > FEW_MEMBERS:
-        return False
-    for name, item in value.items():
-        kind = type(item)
-        if len(name) > SHORT or not (kind in NUMBERS or (kind is str and len(item) < SHORT)):
-            return False
-    _last_short = value
-    return True
-
-
 @cache
 def _stored_fields(kind: Any) -> Sequence[str]:
     if not attrs.has(kind):
@@ -971,9 +660,6 @@ HEAVY: Mapping[type, Callable[[Any], Sequence[Any]]] = {
     ToolResult: attrgetter("content", "structured", "change", "side_effects"),
 }
 """What may be long in the values of which a journal is full; the rest of them is a few words and numbers."""
-SHORT, FEW_MEMBERS, FEW_PARTS = 8_192, 16, 8
-"""A text of fewer characters is short; so few members and parts of short names and texts are less than ``MAX_LINE``, escaped."""
-NUMBERS = frozenset({int, float, bool, type(None)})
 WIDEST = 20
 """More than these have members."""
 
@@ -1075,16 +761,8 @@ class _Bases:
 
     # Nearly every request is the one before with something behind it. That is told by identity of the shared beginning,
     # without a look at messages, so a step costs the same at 10 messages and at 10,000 (replay:J39).
-    def difference(self, path: str, seq: int, transcript: Transcript, told: list[str]) -> str:
-        """
-        Return *transcript* as JSON texts of messages and of slices of earlier requests, and keep it.
-
-        Args:
-            path: Of the run that asks.
-            seq: The number of the request.
-            transcript: Its messages.
-            told: The text of messages that were written already, in order.
-        """
+    def difference(self, path: str, seq: int, transcript: Transcript) -> list[Mapping[str, Any]]:
+        """Return *transcript* as stored messages and slices of earlier requests, and keep it."""
         last = self._last.get(path)
         if last is not None:
             shared, length = transcript.parts
@@ -1093,19 +771,17 @@ class _Bases:
                 length >= before if shared is last.shared else before == _transcript(last).shared_prefix(transcript)
             ):
                 # It goes on from the last one, as it nearly always does.
-                said = f'{{"type":"Slice","seq":{last.seq},"start":0,"stop":{before}}}'
+                said = {"type": "Slice", "seq": last.seq, "start": 0, "stop": before}
                 last.seq, last.shared = seq, shared
                 last.length = last.longest = length
                 if last.count < KEPT_BASES:
                     last.count += 1
                     if last.count == KEPT_BASES:
                         self._known[path] = [last]  # nothing else is kept, nor what that was
-                if len(told) == length - before:  # what its fingerprint took, which ends with the last message, too
-                    return ",".join((said, *told))
-                return ",".join([said, *[written(message, PLAIN) for message in transcript.since(before)]])
+                return [said, *[bare(message) for message in transcript.since(before)]]
         items = self._items((path, seq), transcript)
         self.remember(path, seq, transcript)
-        return ",".join([PLAIN.json(i) if type(i) is dict else written(i, PLAIN) for i in items])
+        return [item if isinstance(item, dict) else bare(item) for item in items]
 
     def _items(self, address: Address, transcript: Transcript) -> list[Any]:
         """Return *transcript* as slices of earlier requests, which are objects, and messages."""

@@ -14,11 +14,10 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.codec import bare, writers_twice, written
+from stepengine.data.codec import bare
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import CallModel
-from stepengine.data.fields import CANONICAL
-from stepengine.data.json import frozen_text, quoted
+from stepengine.data.json import canonical
 from stepengine.data.messages import Message
 from stepengine.data.models import DEFAULT_SETTINGS, ModelRequest
 from stepengine.data.tools import ToolSpec
@@ -52,17 +51,13 @@ SEEN = {
 SEEN_IF_THERE = ("background", "seconds", "until", "timeout", "topic")
 """What a form lacks where nobody asked for it."""
 SEEN_OF_QUESTION = ("text", "options", "multi_select", "tool_name", "details")
-UNSET = {"type": "ModelSettings"}
-"""The stored form of settings of which none is set: what makes that of others takes a start a millisecond."""
 UNSEEN = ("tags", "ttl")
 """What of a message no model sees."""
-SEEN_OF_MESSAGE = CANONICAL._replace(writers={}, without=UNSEEN, inside=CANONICAL)
-PLAIN_AND_SEEN = writers_twice(SEEN_OF_MESSAGE)
 
 
 def fingerprint(value: object) -> str:
     """Return the fingerprint of a JSON value as it is."""
-    return _digits(frozen_text(value))
+    return _digits(canonical(value))
 
 
 def _digits(text: str) -> str:
@@ -82,7 +77,7 @@ def definition_fingerprint(definition: AgentDefinition, tools: Sequence[ToolSpec
             "id": definition.id,
             "model": definition.model,
             "prompts": [p if isinstance(p, str) else type(p).__qualname__ for p in prompts],
-            "settings": UNSET if definition.settings is DEFAULT_SETTINGS else bare(definition.settings),
+            "settings": bare(definition.settings),
             "tools": [offered_tool(t) for t in tools],
         }
     )
@@ -92,10 +87,8 @@ class Fingerprints:
     """
     Computes fingerprints for one redactor, each part of a request once.
 
-    Attributes:
-        redactor: What takes secrets out first.
-        told: The last messages of a history, those that came to its chain, as plain texts, for whoever writes them
-            down, too, and clears it; ``None`` where nobody does.
+    Args:
+        redactor: Removes secrets first.
     """
 
     def __init__(self, redactor: Redactor) -> None:
@@ -104,70 +97,34 @@ class Fingerprints:
         self._digest_key = ("journal.digest", redactor.key)
         self._chain_key = ("journal.chain", redactor.key)
         self._kept: dict[int, tuple[Any, str]] = {}
-        self._frames: dict[tuple[int, ...], tuple[Any, str]] = {}
-        self._last: tuple[ModelRequest | None, str] = None, ""
-        self.told: list[str] | None = None
+        self._last_parts: tuple[Any, ...] | None = None
+        self._last_rest: Mapping[str, Any] = {}
 
     def of(self, effect: CallModel | Mapping[str, Any]) -> str:
         """Return the fingerprint of an effect in its stored form, or of a model call of this process."""
-        if type(effect) is CallModel:
+        if isinstance(effect, CallModel):
             return self.of_request(effect.request)
-        form: Any = effect
-        # Written out, as every second effect of a run is one; the text is what `fingerprinted_part` and the canonical encoder would
-        # make of it.
-        if form["type"] == "CallTool":
-            name, given = form["tool_name"], form["input"]
-            return self.of_call(name, given, quoted(name), frozen_text(given))
-        return self.value(fingerprinted_part(form))
+        return self.value(fingerprinted_part(effect))
 
-    def of_call(self, name: str, given: object, name_text: str, given_text: str) -> str:
-        """Return the fingerprint of a call of a tool by its name and input, with the canonical texts of both."""
-        text = f'{{"input":{given_text},"tool_name":{name_text},"type":"CallTool"}}'
-        redactor = self.redactor
-        if redactor.quiet.holds or not redactor.suspicious(text):
-            return sha256(text.encode()).hexdigest()[:DIGITS]
-        return self.value({"type": "CallTool", "tool_name": name, "input": given})
-
-    def of_request(self, request: ModelRequest, rest: str = "") -> str:
-        """Return the fingerprint of a model call; *rest* is what ``rest`` said of it, where it was asked already."""
+    def of_request(self, request: ModelRequest) -> str:
+        """Return the fingerprint of a model call."""
         # A chain over the messages, kept beside each of them: step n adds one link and does not read the n messages
         # before it (replay:J39).
         value = request.messages.fold_on(self._chain_key, self._links, START)
         if request.tail:
             value = self._links(value, request.tail)[-1]
-            if self.told:
-                # Step-scoped messages stand in the line by themselves.
-                del self.told[-len(request.tail) :]
-        # In canonical JSON the member "messages" is the first.
-        text = f'{{"messages":"{value.hex()[:DIGITS]}",{rest or self.rest(request)}'
-        return sha256(text.encode()).hexdigest()[:DIGITS]
+        return _digits(canonical({"messages": value.hex()[:DIGITS], **self._rest(request)}))
 
-    def rest(self, request: ModelRequest) -> str:
-        """Return the canonical JSON of a request after its messages, made once for all that differ in nothing else."""
-        known, rest = self._last
-        # By identity: prompt, tools and settings are the same objects at every step of a run, so the part of the
-        # request that they make is computed once.
-        if known is None or not (
-            known.model is request.model
-            and known.system_prompt is request.system_prompt
-            and known.tools is request.tools
-            and known.tool_choice is request.tool_choice
-            and known.settings is request.settings
+    def _rest(self, request: ModelRequest) -> Mapping[str, Any]:
+        """Return the parts of a request other than its messages; they are computed once while they stay the same objects."""
+        parts = (request.model, request.system_prompt, request.tools, request.tool_choice, request.settings)
+        if self._last_parts is None or any(
+            one is not other for one, other in zip(parts, self._last_parts, strict=True)
         ):
-            # What is kept by its identity is kept alive, so that nothing else can get the same.
-            parts = (request.model, request.system_prompt, request.tools, request.tool_choice, request.settings)
-            key = tuple(map(id, parts))
-            of_parts = self._frames.get(key)
-            if of_parts is None:
-                if len(self._frames) >= KEPT:
-                    self._frames.clear()
-                of_parts = self._frames[key] = (parts, self._frame(request))
-            rest = of_parts[1]
-            self._last = request, rest
-        return rest
+            self._last_parts, self._last_rest = parts, self._make_rest(request)
+        return self._last_rest
 
-    def _frame(self, request: ModelRequest) -> str:
-        """Return the canonical JSON of a request after its messages; in a run it is nearly always the same."""
+    def _make_rest(self, request: ModelRequest) -> Mapping[str, Any]:
         view: dict[str, object] = {
             "type": "CallModel",
             "model": request.model,
@@ -177,9 +134,9 @@ class Fingerprints:
         if request.tool_choice is not None:
             view["tool_choice"] = request.tool_choice
         if request.settings != DEFAULT_SETTINGS:
-            # Where the choice of tools comes from is of no interest; the request says which holds.
-            view["settings"] = self.value(bare(attrs.evolve(request.settings, tool_choice=None)))
-        return frozen_text(view)[1:]
+            # The request holds the tool choice in force; the settings may hold a default of the agent.
+            view["settings"] = self.redactor.value(bare(attrs.evolve(request.settings, tool_choice=None)))
+        return view
 
     def tools(self, specs: Sequence[ToolSpec]) -> str:
         """Return the fingerprint of the tools of a request, as they are offered."""
@@ -205,33 +162,20 @@ class Fingerprints:
 
     def digest(self, message: Message) -> bytes:
         """Return the digest of a message as a model sees it: without its tags and lifetime."""
-        text = written(message, SEEN_OF_MESSAGE)
-        return sha256((self._redacted_text(message) if self.redactor.suspicious(text) else text).encode()).digest()
+        data = bare(message)
+        return sha256(self._clean({name: data[name] for name in data if name not in UNSEEN}).encode()).digest()
 
     def _links(self, value: bytes, messages: Sequence[Message]) -> list[bytes]:
-        """Return the chain after each of *messages*, going on from *value*; step-scoped ones stand at its end."""
-        told, redactor = self.told, self.redactor
-        looks = not redactor.quiet.holds
+        """Return the chain after each of *messages*, continued from *value*; step-scoped ones stand at its end."""
         chain: list[bytes] = []
         for message in messages:
-            if told is None:
-                text = written(message, SEEN_OF_MESSAGE)
-            else:
-                plain, text = PLAIN_AND_SEEN[type(message)](message)
-                told.append(plain)
-            if looks and redactor.suspicious(text):
-                text = self._redacted_text(message)
-            value = sha256(value + sha256(text.encode()).digest()).digest()
+            value = sha256(value + self.digest(message)).digest()
             chain.append(value)
         return chain
 
-    def _redacted_text(self, message: Message) -> str:
-        data = bare(message)
-        return frozen_text(self.redactor.value({name: data[name] for name in data if name not in UNSEEN}))
-
     def _clean(self, value: object) -> str:
-        text = frozen_text(value)
-        return frozen_text(self.redactor.value(value)) if self.redactor.suspicious(text) else text
+        text = canonical(value)
+        return canonical(self.redactor.value(value)) if self.redactor.suspicious(text) else text
 
     def _keep(self, thing: object, known: str) -> str:
         if len(self._kept) >= KEPT:

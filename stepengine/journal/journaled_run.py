@@ -21,7 +21,6 @@ import attrs
 from stepengine.data.effects import RUNS, Spawn
 from stepengine.data.json import JsonValue
 from stepengine.data.limits import Limits
-from stepengine.data.makers import changer_of
 from stepengine.data.models import ModelRequest
 from stepengine.data.outcomes import Outcome, Stop, Value
 from stepengine.data.questions import AnswerLike, Question, answer_problem, answered
@@ -65,7 +64,6 @@ if TYPE_CHECKING:
 __all__ = ("JournaledRun",)
 
 LISTED = 10
-_keeping = changer_of(RunPlan, "keeps_output", "unkept")
 Around: TypeAlias = "Callable[[Performer, Price], Performer]"
 """Wraps a performer, given what models cost."""
 
@@ -98,7 +96,6 @@ class JournaledRun:
         durable: See ``Commits``; calls of one tick share one commit. Where a commit never waits long, it is
             that commit.
         writes: What was written to files by calls whose results are not recorded yet.
-        writer_of_new: What a new run is written with while nothing has to be written first; ``None`` of any other run.
         kept: What of the record serves although something else is asked for now.
         wakes_now: Whether recorded sleeps are over at once.
     """
@@ -127,7 +124,6 @@ class JournaledRun:
         self.decoders: dict[str, Callable[[Any], Any]] = {}
         self.kept: list[Input] = []
         self._unwritten: list[Input] = []
-        self.writer_of_new: Writer | None = None
         self._writer: Writer | None = None
         self._write: Callable[[Record], None] = _leave_out
         self._commits: Commits | None = None
@@ -416,7 +412,6 @@ class JournaledRun:
         where = "" if self.source.stable else workspace
         head = new_head(plan, self._seed, link=self.journal.link, signed=self.journal.signed_by, workspace=where)
         self.append(head)
-        self.writer_of_new = writer
         # Recorded only where the engine chose it: a model that the agent names comes from its code, and a change of it
         # is to be seen.
         model = plan.model if plan.definition.model is None else None
@@ -636,7 +631,6 @@ class JournaledRun:
 
     def _leave_out(self, letter: Letter, why: str) -> None:
         self._unwritten.append(Input("", -1, self.timing.last, {"type": "Refused", "id": letter.id, "why": why}))
-        self.writer_of_new = None  # every record goes through `append` from here on, which writes that first
         self._known.add(letter.id)
         self.warnings.append(f"an answer that was sent was left out: {why}")
 
@@ -728,7 +722,7 @@ class JournaledRun:
             # whether an output has to be kept. It does not know that there is a record.
             known = plan if self.past is None else self.past.with_gone_tools(plan)
             if plan.definition.handle_steps is not None:
-                known = _keeping(known, partial(self._keeps_output, plan.path), self._unkept)
+                known = attrs.evolve(known, keeps_output=partial(self._keeps_output, plan.path), unkept=self._unkept)
             if plan.decode_output is not None:
                 self.decoders[plan.path] = plan.decode_output
             running = self.machines[plan.path] = inner(known, state)
@@ -774,16 +768,7 @@ class JournaledRun:
         # the journal as it was.
         if self._unwritten and self._writer is not None and self.mode.writes:
             self._write_kept(self._writer)
-        write = self._write
-        write(record)
-
-    def add_value(self, path: str, seq: int, at: int, value: object) -> None:
-        """Write what came of an effect, as ``append`` does with a ``Result`` of these."""
-        writer = self._writer
-        if writer is not None and self.mode.writes:
-            if self._unwritten:
-                self._write_kept(writer)
-            (writer.steps or writer).add_value(path, seq, at, value)
+        self._write(record)
 
     def _keep_write(self, path: str, seq: int, write: FileWrite) -> None:
         self.writes.setdefault((path, seq), []).append(write)

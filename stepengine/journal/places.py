@@ -14,12 +14,11 @@ import os
 import re
 import socket
 import stat
-import weakref
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from stepengine.errors import JournalError, JournalLocked, JournalMissing, JournalWriteFailed
 from stepengine.system.after_fork import Lock, renews
@@ -322,20 +321,12 @@ ROOM = 1024 * 1024
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Hearer(Protocol):
-    """Who counts on a reserve."""
-
-    def choose_way(self) -> None:
-        """Look again how much is kept."""
-
-
 class Reserve:
     """
     A mebibyte of one disk, for results that come when it is full; make one with ``Reserve.near(path)``.
 
     Attributes:
         users: How many journals count on it.
-        hearers: Who is told that less is kept, or all of it again.
         is_short: Whether less is kept, so that no effect should begin: there may be no room for what comes of it.
     """
 
@@ -347,7 +338,6 @@ class Reserve:
         self._folder = folder
         self._descriptor: int | None = None
         self.users = 0
-        self.hearers: weakref.WeakSet[Hearer] = weakref.WeakSet()
         self.is_short = True
 
     @classmethod
@@ -385,7 +375,7 @@ class Reserve:
                 try:
                     self._take((ROOM, *LESS))
                 except OSError:  # as in `near`: where no room can be kept, nothing waits for it
-                    self._note_short(is_short=False)
+                    self.is_short = False
             return not self.is_short
 
     def regain(self) -> None:
@@ -416,13 +406,8 @@ class Reserve:
                 if error.errno not in FULL:
                     raise
             else:
-                self._note_short(is_short=size < ROOM)
+                self.is_short = size < ROOM
                 return
-
-    def _note_short(self, *, is_short: bool) -> None:
-        self.is_short = is_short
-        for hearer in list(self.hearers):
-            hearer.choose_way()
 
     def leave(self) -> None:
         """Close what a forked child has of it."""
@@ -432,7 +417,7 @@ class Reserve:
 
     def _release(self) -> bool:
         descriptor, self._descriptor = self._descriptor, None
-        self._note_short(is_short=True)
+        self.is_short = True
         if descriptor is None:
             return False
         os.close(descriptor)

@@ -42,7 +42,6 @@ from stepengine.journal.encoding import (
     bare,
     describe,
     describe_call,
-    is_plain_call,
     must_last,
     outcome_members,
     outcome_of,
@@ -176,8 +175,6 @@ class Pace:
         self._shown = max(self._shown, at)
 
 
-BARE = frozenset({CallModel, CallTool})
-"""What neither starts a run nor waits; nearly all effects are of these two kinds."""
 STARTS = frozenset({*RUNS, RunInBackground})
 OF_CHILDREN = (AwaitRuns, EndRuns)
 """What tells of children in the background, whose ends stand at their own addresses."""
@@ -217,8 +214,7 @@ class Recorder:
     # only in the file, is what must not happen twice; an idempotent call may be lost with its intent
     # (reliability:JR41).
     #
-    # It returns an awaitable and is no coroutine: for a run in memory nothing is waited for, and a coroutine that has
-    # nothing to wait for costs as much as the record. The same holds of `perform`.
+    # It returns an awaitable and is no coroutine: for a run in memory nothing is waited for. The same holds of `perform`.
     def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
         """
         Compare effects with the record, or write down that they are about to happen.
@@ -227,73 +223,17 @@ class Recorder:
             ReplayDivergence: when one is not what was recorded at its address.
             JournalWriteFailed: when an intent cannot be written; then nothing of the batch happens.
         """
-        run = self._run
+        run, replayer = self._run, self._replayer
         if run.fatal is not None:
             raise run.fatal
-        writer = run.writer_of_new
-        if writer is None or len(batch) != 1:
-            return self._begin_all(batch)
-        effect: Any
-        ((path, effect, plan, gather, _),) = batch
-        kind, seq = type(effect), effect.seq
-        if (kind is not CallModel and not is_plain_call(effect, plan)) or seq != self._next.get(path, 0):
-            return self._begin_all(batch)
-        together = None if gather is None else gather.effects[0].seq
-        # A call that must not happen twice lasts before it begins, and so does the first effect of a run, whatever it is.
-        lasts = True
-        takes = writer.steps or writer
-        try:
-            if kind is CallModel:
-                takes.add_request(path, seq, together, effect)
-                lasts = not self._next
-            else:
-                takes.add_call(path, seq, together, effect)
-        except StepEngineError as error:
-            raise run.fail(error) from error.__cause__
-        self._next[path] = seq + 1
-        begin, owed, durable = self._begin, self._owed, run.durable
-        if not (owed or (lasts and run.waits)):
-            return begin(batch)
-        try:
-            waiting = durable()  # `_lasting` without a call, which each effect would take
-        except StepEngineError as error:
-            raise self._note_unwritten(error, owed) from error.__cause__
-        kept = None if waiting is None else owed.copy()
-        owed.clear()
-        return begin(batch) if kept is None or waiting is None else self._begin_after(waiting, kept, batch)
-
-    def _begin_all(self, batch: Sequence[Item]) -> Awaitable[None]:  # noqa: C901 - a call for each would be longer than what it does
-        """Begin whatever there may be; errors as ``begin``."""
-        run, replayer = self._run, self._replayer
         # The first of a run lasts, whatever it is.
         lasts = not (self._next if replayer is None else self._has_begun)
         fresh: list[Item] = []
         for item in batch:
-            path, effect, _, gather, _ = item
-            kind, seq = type(effect), effect.seq
-            together = None if gather is None else gather.effects[0].seq
-            if kind is CallModel:
-                intent, must = Intent(path, seq, effect, "", together), False  # type: ignore[arg-type]
-            else:
-                intent, must = _intent_of(item, together)
-            is_new = replayer is None or not replayer.meets(item, intent)
+            is_new, must = self._begin_one(item)
             if is_new:
                 fresh.append(item)
-                if seq != self._next.get(path, 0):
-                    # Numbers that the machine gave to effects which it then did not ask for are told.
-                    self._append(Input(path, seq, run.timing.last, {"type": "Gap"}))
-                try:
-                    run.append(intent)
-                except StepEngineError as error:
-                    raise run.fail(error) from error.__cause__
                 lasts = lasts or must
-            self._next[path] = seq + 1
-            if kind in BARE:
-                continue
-            if kind in RUNS:
-                run.begins((path, seq))
-            if kind in WAITS and (is_new or self._copies_begun((path, seq))):
-                self._keep_waking(item)
         if fresh:
             self._has_begun = True
         begin = self._begin
@@ -301,6 +241,32 @@ class Recorder:
             return begin(fresh)
         owed, waiting = self._lasting()
         return begin(fresh) if waiting is None else self._begin_after(waiting, owed, fresh)
+
+    def _begin_one(self, item: Item) -> tuple[bool, bool]:
+        """Compare an effect with the record or write that it begins; return whether it is new, and whether that must last."""
+        run, replayer = self._run, self._replayer
+        path, effect, _, gather, _ = item
+        kind, seq = type(effect), effect.seq
+        together = None if gather is None else gather.effects[0].seq
+        if isinstance(effect, CallModel):
+            intent, must = Intent(path, seq, effect, "", together), False
+        else:
+            intent, must = _intent_of(item, together)
+        is_new = replayer is None or not replayer.meets(item, intent)
+        if is_new:
+            if seq != self._next.get(path, 0):
+                # Numbers that the machine gave to effects which it then did not ask for are recorded.
+                self._append(Input(path, seq, run.timing.last, {"type": "Gap"}))
+            try:
+                run.append(intent)
+            except StepEngineError as error:
+                raise run.fail(error) from error.__cause__
+        self._next[path] = seq + 1
+        if kind in RUNS:
+            run.begins((path, seq))
+        if kind in WAITS and (is_new or self._copies_begun((path, seq))):
+            self._keep_waking(item)
+        return is_new, must
 
     # A sync of the disk takes milliseconds, more than all other work of a step; so it is never waited for by itself
     # where it can go with one that comes anyway. That is what is "owed": a reply that only the machine has seen need
@@ -365,8 +331,7 @@ class Recorder:
 
     def around(self, inner: Performer) -> Performer:
         """Return who records in one and the same record what *inner* performs, which starts no run."""
-        # Nothing of a new run is answered from a record, so there is nothing to ask first.
-        return self if self._replayer is not None else _Straight(inner, self._run, self)
+        return self if self._replayer is not None else Recorder(inner, self._run, self)
 
     def _perform(self, item: Item, io: IO) -> Awaitable[Single]:
         run, replayer = self._run, self._replayer
@@ -584,10 +549,8 @@ class Recorder:
 
     # What was used is written down also where the call is stopped: the exception takes nothing along, and nobody who
     # comes later could know.
-    async def _live(  # noqa: C901, PLR0912, PLR0915 - a call for each question would cost as much as its answer
-        self, item: Item, io: IO, attempts: Sequence[object] = (), *, again: bool = False
-    ) -> Single:
-        run, (path, effect, plan, _, _) = self._run, item
+    async def _live(self, item: Item, io: IO, attempts: Sequence[object] = (), *, again: bool = False) -> Single:
+        run, effect, plan = self._run, item.effect, item.plan
         if run.fatal is not None and self._replayer is None:
             return Stop("diverged", run.timing.last, run.fatal)
         kind, noted, noting = type(effect), attempts, io
@@ -602,48 +565,12 @@ class Recorder:
         except BaseException:
             self._note_stopped(item, io)
             raise
-        writer = run.writer_of_new
-        if (
-            writer is None
-            or type(outcome) is not Value
-            or outcome.value is None
-            or outcome.inputs
-            or noted
-            or run.writes
-            or self._changes
-        ):
-            if again and self._replayer is not None:
-                outcome = _with_earlier(outcome, self._replayer.begun(item))
-            kept, owed, waiting = self._keep(item, outcome, noted, io, again=again)
-            if waiting is not None:
-                await self._until(waiting, owed)
-            return kept
-        # What comes of nearly every effect of a new run: `_keep` without what has nothing to do then.
-        at, timing = outcome.at, self._timing
-        if at > timing.last:  # noqa: PLR1730 - a call less, for every outcome
-            timing.last = at
-        try:
-            (writer.steps or writer).add_value(path, effect.seq, at, outcome.value)
-        except StepEngineError as error:
-            raise self._note_unwritten(error, [(item, outcome)]) from error.__cause__
-        if run.waits:
-            owed, durable = self._owed, run.durable
-            owed.append((item, outcome))
-            if kind is CallModel and not io.watched and ToolCallPart in map(type, outcome.value.content):
-                known, is_unseen = self._unseen
-                if is_unseen if known is plan else self._is_unseen(plan):
-                    return outcome
-            try:
-                waiting = durable()  # `_lasting` without a call, which each effect would take
-            except StepEngineError as error:
-                raise self._note_unwritten(error, owed) from error.__cause__
-            if waiting is None:
-                owed.clear()
-            else:
-                settled = owed.copy()
-                owed.clear()
-                await self._until(waiting, settled)
-        return outcome
+        if again and self._replayer is not None:
+            outcome = _with_earlier(outcome, self._replayer.begun(item))
+        kept, owed, waiting = self._keep(item, outcome, noted, io, again=again)
+        if waiting is not None:
+            await self._until(waiting, owed)
+        return kept
 
     async def _commit(self, item: Item, outcome: Single, attempts: Sequence[object]) -> Single:
         """Return an outcome that is durable; several that finish together share one commit."""
@@ -678,10 +605,7 @@ class Recorder:
         if type(settled) is Value and not settled.inputs and settled.value is not None:
             given = settled.value
         try:
-            if attempts or writes:
-                run.append(Result(path, seq, at, given, tuple(attempts), None, writes))
-            else:
-                run.add_value(path, seq, at, given)
+            run.append(Result(path, seq, at, given, tuple(attempts), None, writes))
         except StepEngineError as error:
             raise self._note_unwritten(error, [(item, settled)]) from error.__cause__
         if not run.waits:
@@ -785,12 +709,6 @@ def _intent_of(item: Item, together: int | None) -> tuple[Intent, bool]:
     form = cast("Mapping[str, Any]", describe(item))
     line = getattr(effect, "program_line", 0)
     return Intent(path, effect.seq, form, "", together, None, "", None, line), must_last(item, form)
-
-
-class _Straight(Recorder):
-    """Who records what is asked for by new runs, all but what starts a run: nothing is in the record that could answer it."""
-
-    perform = Recorder._live  # noqa: SLF001 - its own
 
 
 def _halted_with(stop: Stop, ended: ChildResult | BodyEnd | None) -> Stop:

@@ -21,11 +21,11 @@ from attrs import frozen
 
 from stepengine.data.codec import restored
 from stepengine.data.effects import CallModel
-from stepengine.data.fields import PLAIN
+from stepengine.data.json import compact
 from stepengine.data.limits import Limits
 from stepengine.data.messages import AssistantMessage, ToolMessage, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, ModelSettings
-from stepengine.data.outcomes import Begun, Failure, StopKind, Value, quick_value
+from stepengine.data.outcomes import Begun, Failure, StopKind, Value
 from stepengine.data.questions import Answer, Question
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.usage import Usage
@@ -46,7 +46,6 @@ __all__ = (
     "Head",
     "Input",
     "Intent",
-    "Loose",
     "Record",
     "Result",
     "check_attempts",
@@ -396,30 +395,6 @@ def _read(record: Intent | Result) -> Mapping[str, Any] | None:
     return source if source is None or isinstance(source, Mapping) else source.members(record.start, record.end)
 
 
-class Loose(list[Any]):
-    """
-    What records of this process are made of, one thing behind the other.
-
-    A record says where it begins, and what it holds is made when somebody asks for it: kept made it would be seven objects more a
-    step, through which the collector goes again and again in a replay of 10,000.
-    """
-
-    __slots__ = ("_last",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._last: tuple[int, Any] = (-1, None)
-
-    def held(self, start: int) -> Any:
-        """Return what the record that begins at *start* holds."""
-        at, made = self._last
-        # Asked for several times in a row.
-        if at != start:
-            made = self[start](self, start)
-            self._last = start, made
-        return made
-
-
 @attrs.define(eq=False)
 class Intent:
     """
@@ -428,19 +403,19 @@ class Intent:
     Attributes:
         path: The path of the run that asks.
         seq: The effect's number on it.
+        given: The effect's stored form; the effect itself for a model call of this process; ``None`` for one that was read.
         fp: Its fingerprint; ``""`` until somebody needs it.
         gather: The number of the first effect of those that began together; ``None`` for one that began alone.
         program_line: The line of the program that asks for it, from 1; 0 where no program does, and where nobody noted it.
         read_from: What stood in the line it was read from, or the journal's bytes; ``None`` for one of this process.
-        start: Where its line begins in these bytes, or what it is made of; only there, and no object of its own: a long journal has
-            many records.
+        start: Where its line begins in these bytes, or and no object of its own: a long journal has many records.
         end: Where its line ends, without its newline.
     """
 
     kind: ClassVar[str] = "intent"
     path: str
     seq: int
-    _given: CallModel | Mapping[str, Any] | Loose | None
+    given: CallModel | Mapping[str, Any] | None
     fp: str = ""
     gather: int | None = None
     read_from: Mapping[str, Any] | Unread | None = None
@@ -449,13 +424,6 @@ class Intent:
     program_line: int = 0
     start: int = attrs.field(init=False, repr=False)
     end: int = attrs.field(init=False, repr=False)
-
-    @property
-    def given(self) -> CallModel | Mapping[str, Any] | None:
-        """The effect's stored form; for a model call of this process the effect itself, for one that stands in a line ``None``."""
-        given: Any = self._given
-        held: CallModel | Mapping[str, Any] | None = given.held(self.start) if type(given) is Loose else given
-        return held
 
     @property
     def effect(self) -> CallModel | Mapping[str, Any]:
@@ -521,8 +489,9 @@ class Result:
         path: The path of the run that asked.
         seq: The effect's number on it.
         at: Milliseconds since the root run was created.
+        given: The outcome; the value itself for a plain ``Value``; ``None`` for a result that was read.
         read_from: What stood in the line it was read from, or the journal's bytes; ``None`` for one of this process.
-        start: Where its line begins in these bytes, or what it is made of; only there.
+        start: Where its line begins in these bytes; only set there.
         end: Where its line ends, without its newline.
     """
 
@@ -530,7 +499,7 @@ class Result:
     path: str
     seq: int
     at: int
-    _given: Any = None
+    given: Any = None
     _attempts: Sequence[Mapping[str, Any]] | None = ()
     read_from: Mapping[str, Any] | Unread | None = None
     _writes: Sequence[Mapping[str, Any]] | None = ()
@@ -538,23 +507,12 @@ class Result:
     end: int = attrs.field(init=False, repr=False)
 
     @property
-    def given(self) -> Any:
-        """
-        What the machine is sent; ``None`` for a result that was read from a line.
-
-        Of a ``Value`` with this time, nothing sent meanwhile and something in it, it is what that holds: an object less for nearly
-        every record of a long run.
-        """
-        given = self._given
-        return given.held(self.start) if type(given) is Loose else given
-
-    @property
     def outcome(self) -> Value | Failure | None:
         """What the machine is sent; ``None`` for a result that was read from a line."""
         given = self.given
         if given is None or type(given) is Value or type(given) is Failure:
             return given
-        return quick_value(given, self.at)
+        return Value(given, self.at)
 
     @property
     def attempts(self) -> Sequence[Mapping[str, Any]]:
@@ -634,7 +592,7 @@ def shown_address(path: str, seq: int) -> str:
 
 def to_text(value: object) -> str:
     """Return a JSON value as text for a line: compact, nothing sorted, no character that any tool takes for a line end."""
-    return for_line(PLAIN.json(value))
+    return for_line(compact(value))
 
 
 def for_line(text: str) -> str:

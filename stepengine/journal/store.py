@@ -15,7 +15,6 @@ import asyncio
 import hashlib
 import os
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,10 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 import attrs
 from attrs import frozen
 
-from stepengine.data.effects import CallModel, CallTool
-from stepengine.data.makers import changer_of, maker_in_order
-from stepengine.data.messages import ToolCallPart, ToolResult, quick_call
-from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.data.effects import CallModel
 from stepengine.data.transcript import Transcript
 from stepengine.errors import (
     DataError,
@@ -39,20 +35,15 @@ from stepengine.errors import (
 )
 from stepengine.journal.encoding import (
     MAX_INLINE,
-    PLAIN_CALL,
     Encoder,
-    differ_in_messages,
-    is_short,
-    is_short_json,
     may_be_long,
-    plain_form,
 )
 from stepengine.journal.following import Again, ContentTail, NewRecords, Tail
 from stepengine.journal.history import History
 from stepengine.journal.mailbox import Mailbox, MemoryMailbox
 from stepengine.journal.places import ROOM, TO_RECORD, Reserve
 from stepengine.journal.reading import Reading, read_lines
-from stepengine.journal.records import Head, Input, Intent, Loose, Record, Result, to_text
+from stepengine.journal.records import Head, Input, Intent, Record, Result, to_text
 from stepengine.redaction import Redact, Redactor, RedactRule, redactor_for
 from stepengine.system.after_fork import Lock, renewed, renews
 from stepengine.system.threads import ThreadPool
@@ -108,28 +99,10 @@ class Writer(abc.ABC):
     blocks = False
     history: History
     repaired = 0
-    # An attribute, and not these three as attributes of a writer in place of its methods: the interpreter looks up anew at each
-    # call what may be either, and a writer with so many attributes of its own has each of them looked up in a dict.
-    steps: Encoder | None = None
 
     @abc.abstractmethod
     def append(self, record: Record) -> None:
         """Add a record after those before it; it is durable with the next ``commit``."""
-
-    # The records of a step are handed over as what is in them: where lines are made at once, or what is kept is taken apart
-    # anyway, a record would only be made to be thrown away.
-    def add_request(self, path: str, seq: int, gather: int | None, effect: CallModel) -> None:
-        """Add that a model is called, as ``append`` does with an ``Intent`` of these."""
-        self.append(Intent(path, seq, effect, "", gather))
-
-    def add_call(self, path: str, seq: int, gather: int | None, effect: CallTool) -> None:
-        """Add that a tool is called, as ``append`` does with an ``Intent`` of these; only for what ``is_plain_call``."""
-        form = plain_form(effect.tool_name, effect.input, effect.tool_call_id, effect.source)
-        self.append(Intent(path, seq, form, "", gather, program_line=effect.program_line))
-
-    def add_value(self, path: str, seq: int, at: int, value: object) -> None:
-        """Add what came of an effect, as ``append`` does with a ``Result`` of these."""
-        self.append(Result(path, seq, at, value))
 
     @abc.abstractmethod
     def commit(self) -> None:
@@ -407,12 +380,12 @@ class MemoryJournal(Journal):
             raise JournalError(msg)
         text = lines.encode() if isinstance(lines, str) else lines
         data = text if isinstance(text, bytes) else b"".join(text)
-        self._kept = _Kept(read_lines(data, self.name).records)
+        self._records = read_lines(data, self.name).records
         self._writer: _MemoryWriter | None = None
         self._mailbox = MemoryMailbox(self)
 
     def __repr__(self) -> str:
-        return f"<MemoryJournal of {len(self._kept.records())} records>"
+        return f"<MemoryJournal of {len(self._records)} records>"
 
     @property
     def name(self) -> str:
@@ -421,7 +394,7 @@ class MemoryJournal(Journal):
 
     def records(self) -> list[Record]:
         """Return all records."""
-        return list(self._kept.records())
+        return list(self._records)
 
     def writer(self) -> Writer:
         """Take the journal over for writing."""
@@ -441,7 +414,7 @@ class MemoryJournal(Journal):
         # Records may be given by anybody (`MemoryJournal(lines)`), and a journal that is being written is empty at
         # first: what is no head is no answer here, and whoever reads the records is told what is wrong with them, by
         # number.
-        records = self._kept.records()
+        records = self._records
         first = records[0] if records else None
         return first if type(first) is Head else None
 
@@ -460,124 +433,13 @@ class MemoryJournal(Journal):
 
     def keep(self, records: list[Record]) -> None:
         """Replace everything by *records*, which are known to follow from each other."""
-        self._kept = _Kept(records)
-
-
-_with_messages = changer_of(ModelRequest, "messages")
-_reply = maker_in_order(ModelReply, "content", "usage", "stop_reason", "cost", "raw_stop_reason", "model", "request_id")
-_tool_result = maker_in_order(
-    ToolResult, "content", "status", "tool_name", "tool_call_id", "credits_used", "usage", "cost"
-)
-
-
-class _Kept:
-    """
-    The records of a journal in memory.
-
-    A record of a run is kept as what is in it, one thing behind the other in one list, until somebody asks for records: a run of
-    10,000 steps that nobody looks at would else keep 125,000 objects more than one without a journal, and Python's collector goes
-    through all there are again and again. It took 22 us a step, as long as recording did. What is in a list like this is the run's
-    own anyway, so nothing is kept for the collector but what the run keeps, too.
-
-    Attributes:
-        loose: What records are made of; ``_MemoryWriter`` adds to it.
-    """
-
-    def __init__(self, records: list[Record]) -> None:
         self._records = records
-        self.loose = Loose()
-        self._read = 0
-        self._lock = Lock()
-
-    def records(self) -> list[Record]:
-        """Return all records; the list grows, and no record that is in it is made anew."""
-        loose = self.loose
-        if self._read < len(loose):
-            with self._lock:
-                # What is added meanwhile is added behind the end.
-                index, end, made = self._read, len(loose), list[Record]()
-                while index < end:
-                    held = loose[index]
-                    made.append(RECORDS[held](loose, index))
-                    index += WIDTHS[held]
-                self._records += made
-                self._read = end
-        return self._records
-
-
-# What stands first of what a record is made of gives what it holds, as soon as somebody asks for that; or the record, where what it
-# holds is there already.
-
-
-def _whole(loose: Loose, at: int) -> Record:
-    record: Record = loose[at + 1]
-    return record
-
-
-def _value(loose: Loose, at: int) -> Record:
-    return Result(*loose[at + 1 : at + 5])
-
-
-def _reply_of_call(loose: Loose, at: int) -> ModelReply:
-    call_id, name, given, *more = loose[at + 4 : at + 13]
-    return _reply((quick_call(call_id, name, given),), *more)
-
-
-def _returned(loose: Loose, at: int) -> ToolResult:
-    return _tool_result(*loose[at + 4 : at + 11])
-
-
-def _call(loose: Loose, at: int) -> Mapping[str, Any]:
-    return plain_form(*loose[at + 5 : at + 9])
-
-
-def _request(loose: Loose, at: int) -> CallModel:
-    _, seq, _, purpose, frame, shared, length = loose[at + 1 : at + 8]
-    return CallModel(seq, _with_messages(frame, Transcript.of_parts(shared, length)), purpose)
-
-
-def _result(loose: Loose, at: int) -> Record:
-    path, seq, when = loose[at + 1 : at + 4]
-    made = Result(path, seq, when, loose)
-    made.start = at
-    return made
-
-
-def _intent(loose: Loose, at: int) -> Record:
-    path, seq, gather, more = loose[at + 1 : at + 5]
-    if loose[at] is _call:
-        made = Intent(path, seq, loose, "", gather, None, "CallTool", loose[at + 5], more)
-    else:
-        made = Intent(path, seq, loose, "", gather, None, "CallModel", loose[at + 5].model)
-    made.start = at
-    return made
-
-
-WIDTHS: Mapping[Callable[..., Any], int] = {
-    _whole: 2,
-    _value: 5,
-    _reply_of_call: 13,
-    _returned: 11,
-    _call: 9,
-    _request: 8,
-}
-"""How many things in a row make a record, with what gives what it holds."""
-
-RECORDS: Mapping[Callable[..., Any], Callable[[Loose, int], Record]] = {
-    _whole: _whole,
-    _value: _value,
-    _reply_of_call: _result,
-    _returned: _result,
-    _call: _intent,
-    _request: _intent,
-}
-"""What makes the record."""
 
 
 class _MemoryTail(Tail):
     def __init__(self, journal: MemoryJournal) -> None:
         self._journal = journal
-        self._records: list[Record] = journal._kept.records()  # noqa: SLF001 - one of its parts
+        self._records: list[Record] = journal._records  # noqa: SLF001 - one of its parts
         self._given: list[Record] = []
         self._must_restart = False
 
@@ -588,12 +450,12 @@ class _MemoryTail(Tail):
 
     def has_changed(self) -> bool:
         """Return whether records were added, or all of them replaced."""
-        now = self._journal._kept.records()  # noqa: SLF001
+        now = self._journal._records  # noqa: SLF001
         return self._must_restart or now is not self._records or len(now) != len(self._given)
 
     def found(self) -> NewRecords:
         """Return the records that were added."""
-        now, given = self._journal._kept.records(), self._given  # noqa: SLF001
+        now, given = self._journal._records, self._given  # noqa: SLF001
         if now is self._records and len(now) >= len(given) and not self._must_restart:
             more = now[len(given) :]
             given += more
@@ -613,10 +475,8 @@ class _MemoryTail(Tail):
 class _MemoryWriter(Writer):
     def __init__(self, journal: MemoryJournal) -> None:
         self._journal = journal
-        self._loose = journal._kept.loose  # noqa: SLF001 - one of its two halves
-        self._frame: ModelRequest | None = None
-        self.steps = None  # of its own, as those of the class take longer
-        self.history = History(journal._kept.records(), journal.name, journal.missing)  # noqa: SLF001
+        self._records = journal._records  # noqa: SLF001 - one of its two halves
+        self.history = History(self._records, journal.name, journal.missing)
 
     def append(self, record: Record) -> None:
         """
@@ -625,71 +485,15 @@ class _MemoryWriter(Writer):
         Raises:
             JournalWriteFailed: for one that no line would hold, as where there are lines.
         """
-        made: Any = record
-        kind = type(made)
-        if kind is Result and made.is_plain and made.read_from is None:
-            self.add_value(made.path, made.seq, made.at, made.given)
-            return
-        given = made.given if kind is Result or kind is Intent else made.input if kind is Input else None
-        if not (given is None or type(given) is CallModel or is_short(given)):
-            self._check_length(given, record)
-        if kind is Intent and not made.fp and made.read_from is None:
-            self._take_intent(made, given)
-        else:
-            self._loose += (_whole, record)
-
-    # What no line could hold is refused here as by every other journal: an agent that records in memory in its tests must
-    # not fail in production with the first long output.
-    def _check_length(self, given: object, record: Record) -> None:
-        if may_be_long(given):
+        given = (
+            record.given if isinstance(record, Intent | Result) else record.input if isinstance(record, Input) else None
+        )
+        # A record that no line could hold is refused here as by every other journal: an agent that records in memory in
+        # its tests must not fail in production with the first long output.
+        if given is not None and not isinstance(given, CallModel) and may_be_long(given):
             journal = self._journal
             Encoder(journal.redactor, link=False, inline=journal.inline).lines(record)
-
-    def _take_intent(self, record: Intent, form: Any) -> None:
-        if type(form) is CallModel:
-            self.add_request(record.path, record.seq, record.gather, form)
-        elif form["type"] == "CallTool" and len(form) == PLAIN_CALL:
-            _, *call = form.values()
-            self._loose += (_call, record.path, record.seq, record.gather, record.program_line, *call)
-        else:
-            self._loose += (_whole, record)
-
-    def add_request(self, path: str, seq: int, gather: int | None, effect: CallModel) -> None:
-        """Add that a model is called."""
-        request = effect.request
-        frame = self._frame
-        if frame is None or not differ_in_messages(frame, request):
-            frame = self._frame = request
-        shared, length = request.messages.parts
-        self._loose += (_request, path, seq, gather, effect.purpose, frame, shared, length)
-
-    def add_call(self, path: str, seq: int, gather: int | None, effect: CallTool) -> None:
-        """Add that a tool is called; errors as ``append``."""
-        name, given, call_id = effect.tool_name, effect.input, effect.tool_call_id
-        if is_short_json(given):
-            self._loose += (_call, path, seq, gather, effect.program_line, name, given, call_id, effect.source)
-        else:
-            super().add_call(path, seq, gather, effect)
-
-    # Neither a reply nor a result is in the history, nor the call in a reply, which is given an id there; of a result its content
-    # is. Kept as they are they were four objects a step that only the journal held, which took the collector 2 us in a run of
-    # 10,000. Each is added in one go: another thread may ask for the records meanwhile.
-    def add_value(self, path: str, seq: int, at: int, value: Any) -> None:
-        """Add what came of an effect; errors as ``append``."""
-        kind = type(value)
-        if not is_short(value):
-            self._check_length(value, Result(path, seq, at, value))
-        elif kind is ToolResult:
-            more = value.status, value.tool_name, value.tool_call_id, value.credits_used, value.usage, value.cost
-            self._loose += (_returned, path, seq, at, value.content, *more)
-            return
-        elif kind is ModelReply and len(value.content) == 1 and type(value.content[0]) is ToolCallPart:
-            (call,) = value.content
-            if call.provider_data is call.input_error is None:
-                more = value.usage, value.stop_reason, value.cost, value.raw_stop_reason, value.model, value.request_id
-                self._loose += (_reply_of_call, path, seq, at, call.tool_call_id, call.tool_name, call.input, *more)
-                return
-        self._loose += (_value, path, seq, at, value)
+        self._records.append(record)
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
         """Do nothing: lines are made on demand, from the first record on."""
@@ -726,11 +530,9 @@ class LineWriter(Writer):
             blobs=tuple(self.history.blobs),
             stable=journal.stable,
             inline=journal.inline,
-            # Weakly, or each would keep the other alive until garbage is looked for.
-            fails=weakref.WeakMethod(self._break),
         )
         self._encode = self._encoder.lines
-        self._lines = self._encoder.made
+        self._lines: list[bytes] = []
         self._chain = _chain_of(journal, self.history)
         # One commit after the other: lines are chained, and a file has one end. While it is held the file stays open.
         self._storing = threading.Lock()
@@ -741,15 +543,6 @@ class LineWriter(Writer):
         self._closed = False
         self._pid, self._is_forked = os.getpid(), False
         renewed(self)
-        self.choose_way()
-
-    # What nearly every record passes would otherwise be asked each time, and take a call more: whether it has to be signed,
-    # whether there is room for what comes of it, whether an earlier one could not be stored. Each of these leads to `append`.
-    def choose_way(self) -> None:
-        """Let what makes lines take the records of steps itself, as long as nothing has to be asked of each."""
-        is_short = self._reserve is not None and self._reserve.is_short
-        straight = self._chain is None and self._broken is None and not is_short
-        self.steps = self._encoder if straight else None
 
     # Told once in the child, in place of a question at every record and commit.
     def renew(self) -> None:
@@ -807,7 +600,6 @@ class LineWriter(Writer):
 
     def _give_up(self, error: JournalError) -> None:
         self._broken = error
-        self.choose_way()
 
     def _sign(self, chain: Chain, *, closes: bool = False) -> None:
         """Add a signature, which vouches for everything before it."""
@@ -824,9 +616,6 @@ class LineWriter(Writer):
     def _keep_room(self, path: Path) -> None:
         """Count on room for results on the disk of the file at *path*."""
         self._reserve, self._folder = Reserve.near(path), path.parent
-        if self._reserve is not None:
-            self._reserve.hearers.add(self)
-            self.choose_way()
 
     def _need_room(self, reserve: Reserve) -> None:
         """Raise unless there is room again for the outcome of an effect: one that does not begin is never in doubt."""

@@ -13,7 +13,7 @@ from functools import cache
 from typing import NamedTuple
 
 from stepengine.data import events as ev
-from stepengine.data.effects import AskPerson, Leaf, quick_notify
+from stepengine.data.effects import AskPerson, Leaf, Notify
 from stepengine.data.json import canonical
 from stepengine.data.messages import ToolCallPart, ToolResult
 from stepengine.data.outcomes import Failure, Single, Stop
@@ -514,7 +514,7 @@ def _notify_decision(call: ToolMember, decision: str, rule_id: str | None, answe
         reason=answer.reason,
         edited_input=answer.edited_input,
     )
-    yield quick_notify(event)
+    yield Notify(event)
 
 
 def _after(call: ToolMember) -> Flow[None]:

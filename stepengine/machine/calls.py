@@ -20,10 +20,9 @@ import attrs
 from stepengine.data import effects as ef
 from stepengine.data import events as ev
 from stepengine.data import yields as y
-from stepengine.data.effects import Leaf, quick_call_body, quick_call_tool, quick_notify
+from stepengine.data.effects import CallBody, CallTool, Leaf, Notify
 from stepengine.data.json import JsonDict
-from stepengine.data.makers import changer_of
-from stepengine.data.messages import Source, ToolCallPart, ToolResult, quick_call, quick_log
+from stepengine.data.messages import Source, ToolCallLog, ToolCallPart, ToolResult
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Single, Stop, Value, first_of, was_given_up
 from stepengine.data.questions import Question
@@ -186,7 +185,7 @@ def _driven(call: ToolMember) -> Flow[ToolResult]:
 
 def _gone_through(call: ToolMember, steps: Any) -> Flow[None]:
     """Carry out what the steps of a call yield, in the run that makes it; errors as ``follow_up``."""
-    yield quick_notify(call.started())
+    yield Notify(call.started())
     # Driven like a handler, by the same class: its frames stand in the traceback, it is closed on every way out, and
     # what it yields wrongly is told with its line.
     author = Author(f"the tool {call.asked.tool_name!r}", steps, by="tool")
@@ -206,7 +205,7 @@ def _gone_through(call: ToolMember, steps: Any) -> Flow[None]:
     finally:
         call.run.side_events.warn(*author.close())
     call.settle(result, call.run.now)
-    yield quick_notify(call.finished())
+    yield Notify(call.finished())
 
 
 def _drive_to_result(call: ToolMember, author: Author) -> Flow[ToolResult]:
@@ -235,13 +234,13 @@ def _drive_to_result(call: ToolMember, author: Author) -> Flow[ToolResult]:
 
 def _carried_out_shown(call: ToolMember) -> Flow[Any]:
     """Carry out a call whose start and end nobody else shows."""
-    yield quick_notify(call.started())
+    yield Notify(call.started())
     try:
         return (yield from _carried_out(call))
     finally:
         # After a stop nothing is shown of a call: its end is told when the run goes on and the call really ends.
         if call.run.stop is None and call.result is not None:
-            yield quick_notify(call.finished())
+            yield Notify(call.finished())
 
 
 # --- what handlers and hooks ask for ----------------------------------------------------------------------------------
@@ -938,7 +937,7 @@ class ToolMember(EffectMember):
             raise ToolInputError(msg, tool_name=asked.tool_name, issues=(issue,)) from error
         if given is not asked.input and not is_models:
             # What an author wrote is recorded and shown as it was meant; a model's own words stay.
-            self.asked = quick_call(asked.tool_call_id, asked.tool_name, given)
+            self.asked = ToolCallPart(asked.tool_call_id, asked.tool_name, given)
 
     def revalidate(self, changed: ToolCallPart) -> ToolCallPart:
         """Take over a hook's change to the call, under the name that the model used, and return the call as it would run."""
@@ -972,7 +971,7 @@ class ToolMember(EffectMember):
             run.budget.allow(binding.spec.name)
         match binding.runs:
             case Ordinary():
-                self.handed_out = (self._effect(quick_call_tool, validated),)
+                self.handed_out = (self._effect(CallTool, validated),)
             case Control(action):
                 self.finish(run_control(run, action, validated.input))
             case Spawning() as runs:
@@ -983,7 +982,7 @@ class ToolMember(EffectMember):
                 self.handed_out = [child for child in self._children if type(child) is ef.Spawn]
                 self.is_fault = len(self.handed_out) < len(self._children)
             case Yielding():
-                self.handed_out = (self._effect(quick_call_body, validated, at=run.now, values=run.values),)
+                self.handed_out = (self._effect(CallBody, validated, at=run.now, values=run.values),)
             case Driving():
                 self.handed_out = ()
             case Asking(questions):
@@ -1142,7 +1141,7 @@ class ToolMember(EffectMember):
             # What ran, and so with defaults filled in and names mended; what was asked stands in the history.
             given = asked.input if validated is None else validated.input
             run.log_call(
-                quick_log(
+                ToolCallLog(
                     asked.tool_name, given, self.result, run.step, self._duration, asked.tool_call_id, self.source
                 )
             )
@@ -1151,8 +1150,8 @@ class ToolMember(EffectMember):
 
     def show(self) -> Flow[None]:
         """Show a call that never ran: unknown, invalid, denied or skipped."""
-        yield quick_notify(self.started())
-        yield quick_notify(self.finished())
+        yield Notify(self.started())
+        yield Notify(self.finished())
 
     def started(self) -> ev.Event:
         """Return the event that it begins."""
@@ -1197,10 +1196,7 @@ def result_of_call(result: ToolResult, call: ToolCallPart) -> ToolResult:
     # Mostly the performer has put them in already; then the same object goes on, and nothing is made.
     if result.tool_name == call.tool_name and result.tool_call_id == call.tool_call_id:
         return result
-    return _named_result(result, call.tool_name, call.tool_call_id)
-
-
-_named_result = changer_of(ToolResult, "tool_name", "tool_call_id")
+    return attrs.evolve(result, tool_name=call.tool_name, tool_call_id=call.tool_call_id)
 
 
 def unavailable(run: RunState, name: str, known: Sequence[str], hint: str = "") -> ToolNotAvailable:

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from stepengine.data.ceilings import asks, ceiling_of, question_about
-from stepengine.data.effects import AskPerson, Compute, Gather, Leaf, quick_notify
+from stepengine.data.effects import AskPerson, Compute, Gather, Leaf, Notify
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.errors import LimitExceeded
@@ -41,7 +41,7 @@ def with_more(run: RunState, effect: Leaf | Gather | Compute, outcome: Failure |
         asked.add(question.id)
         places = [n for n, one in enumerate(questions) if one is not None and one.id == question.id]
         asking = AskPerson(run.number(), (question,), "limit")
-        yield from map(quick_notify, run.side_events.before(asking))
+        yield from map(Notify, run.side_events.before(asking))
         answer = run.receive((yield asking), asking)
         if type(answer) is Stop:
             again: Sequence[Single] = [answer] * len(places)
@@ -85,10 +85,10 @@ def _again(run: RunState, effect: Leaf | Gather | Compute, refused: Sequence[Lea
     """Ask again for what was refused, under new numbers."""
     leaves = [attrs.evolve(leaf, seq=run.number()) for leaf in refused]
     if type(effect) is not Gather:
-        yield from map(quick_notify, run.side_events.before(leaves[0]))
+        yield from map(Notify, run.side_events.before(leaves[0]))
         return [(yield leaves[0])]  # type: ignore[list-item]
     together = Gather(tuple(leaves), concurrency=effect.concurrency)
-    yield from map(quick_notify, run.side_events.before(together))
+    yield from map(Notify, run.side_events.before(together))
     return (yield together).outcomes  # type: ignore[union-attr]
 
 

@@ -15,7 +15,7 @@ import attrs
 
 from stepengine.data import events as ev
 from stepengine.data import yields as y
-from stepengine.data.effects import Compute, quick_notify
+from stepengine.data.effects import Compute, Notify
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import freeze
 from stepengine.data.messages import (
@@ -24,8 +24,6 @@ from stepengine.data.messages import (
     TextPart,
     ToolCallPart,
     ToolResult,
-    quick_assistant,
-    quick_call,
 )
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Stop, Value
@@ -226,7 +224,7 @@ def _place(author: Author) -> str:
 
 
 def _result(run: RunState, results: tuple[ToolResult, ...] = (), value: object = None) -> y.StepResult:
-    return y.quick_step_result(run.frozen(), results, run.steps_complete, value=value)
+    return y.StepResult(run.frozen(), results, run.steps_complete, value=value)
 
 
 def _steps(run: RunState, _: Author, asked: Any) -> Answer:
@@ -274,7 +272,7 @@ def _own_call(run: RunState, author: Author, asked: y.ToolCall) -> ToolMember:
             )
             raise BadYield(msg, location=author.location)
         source: Source = "handler" if body is None else "tool"
-        return ToolMember(run, quick_call(run.call_ids.new(), asked.tool, asked.input), source, binding)
+        return ToolMember(run, ToolCallPart(run.call_ids.new(), asked.tool, asked.input), source, binding)
     raise unavailable_here(run, asked.tool)
 
 
@@ -315,7 +313,7 @@ def _commit_own(run: RunState, asked: Sequence[y.ToolCall], calls: Sequence[Tool
             parts.append(call.asked)
             results.append(call.result)
     if parts:
-        run.history.commit(quick_assistant(tuple(parts)), results)
+        run.history.commit(AssistantMessage(tuple(parts)), results)
 
 
 def _parallel(run: RunState, author: Author, asked: y.Parallel[Any]) -> Answer:
@@ -399,7 +397,7 @@ def _generate(run: RunState, _: Author, asked: y.GenerateN) -> Answer:
     dropped = sum(len(reply.tool_calls) for reply in replies)
     if dropped:
         text = f"{dropped} tool calls in candidates were dropped; candidates are text"
-        yield quick_notify(ev.HandlerNotice(path=run.plan.path, seq=run.seq, kind="calls_dropped", message=text))
+        yield Notify(ev.HandlerNotice(path=run.plan.path, seq=run.seq, kind="calls_dropped", message=text))
     texts = tuple([reply.said for reply in replies])
     return y.StepResult(run.frozen(), steps_complete=run.steps_complete, n_responses=texts)
 
@@ -416,7 +414,7 @@ def _step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
         match piece:
             case Text(text):
                 run.history.add([AssistantMessage((TextPart(text),))])
-                yield quick_notify(ev.TextCompleted(path=run.plan.path, seq=run.seq, text=text))
+                yield Notify(ev.TextCompleted(path=run.plan.path, seq=run.seq, text=text))
             case Broken(name, problem):
                 fault = True
                 results.append((yield from _report_broken_block(run, name, problem)))
@@ -437,7 +435,7 @@ def _step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
 
 def _report_broken_block(run: RunState, name: str, problem: str) -> Flow[ToolResult]:
     text = f"This tool-call block was not executed: {problem}"
-    yield quick_notify(ev.HandlerNotice(path=run.plan.path, seq=run.seq, kind="broken_block", message=text))
+    yield Notify(ev.HandlerNotice(path=run.plan.path, seq=run.seq, kind="broken_block", message=text))
     return ToolResult.error(text, tool_name=name)
 
 

@@ -25,7 +25,6 @@ from stepengine.data.messages import (
     ToolMessage,
     ToolResult,
     UserMessage,
-    quick_tool,
 )
 from stepengine.data.state import AgentState, suspended_at
 from stepengine.data.transcript import Transcript
@@ -127,7 +126,7 @@ class RunHistory:
         # its result (reliability:I1).
         added: list[Message] = [message]
         for r in results:
-            added.append(quick_tool(r.tool_call_id, r.tool_name, r.content, r.status))  # noqa: PERF401 - a comprehension is a call
+            added.append(ToolMessage(r.tool_call_id, r.tool_name, r.content, r.status))  # noqa: PERF401 - a comprehension is a call
         self._extend(added)
 
     def _extend(self, messages: Sequence[Message]) -> None:

@@ -13,7 +13,7 @@ from types import CoroutineType, GeneratorType
 from typing import Any
 
 from stepengine.data import events as ev
-from stepengine.data.effects import quick_notify
+from stepengine.data.effects import Notify
 from stepengine.data.functions import location_of
 from stepengine.data.hooks import Change
 from stepengine.data.messages import Message, Source, ToolCallPart, ToolResult, UserMessage
@@ -183,7 +183,7 @@ def _drop_failed_hook(run: RunState, point: str, hook: Hook, error: BaseExceptio
 
 def _notify_failure(run: RunState, point: str, hook: Hook, error: BaseException) -> Flow[None]:
     event = ev.HookFailed(path=run.plan.path, seq=run.seq, point=point, hook=_name(hook), error=str(error))
-    yield quick_notify(event)
+    yield Notify(event)
 
 
 def _aborting(run: RunState, point: str) -> Flow[list[Change]]:

@@ -15,7 +15,6 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.hooks import Hooks, StepContext
 from stepengine.data.json import JsonDict, JsonValue, freeze
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
-from stepengine.data.makers import maker_of
 from stepengine.data.messages import Message, ToolResult, tuple_of
 from stepengine.data.outcomes import BodyEnd, Stop
 from stepengine.data.questions import Question
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     # The class of what comes in as a value; nothing is drawn here.
     from random import Random
 
-__all__ = ("Finished", "RunPlan", "ToolBody", "cut_body", "quick_finished", "quick_plan")
+__all__ = ("Finished", "RunPlan", "ToolBody", "cut_body")
 
 
 def _complete(plan: RunPlan) -> Limits:
@@ -167,9 +166,6 @@ class RunPlan:
     unkept: Callable[[JsonValue], str] = attrs.field(default=_fits, eq=False, repr=False)
 
 
-quick_plan = maker_of(RunPlan)
-
-
 @cache
 def _ended() -> tuple[tuple[str, ...], Callable[[Ended[Any]], tuple[Any, ...]]]:
     """Return the names of what is known of an ended run, and what reads all of it; a run that has not ended needs neither."""
@@ -242,9 +238,6 @@ class Finished(Ended[Any]):
             questions=self.pending,
             left=left_by(self.state, self.opening) if is_inline else None,
         )
-
-
-quick_finished = maker_of(Finished)
 
 
 @cache

@@ -14,10 +14,10 @@ from types import GeneratorType
 from typing import Any, NamedTuple, TypeVar, assert_never
 
 from stepengine.data import events as ev
-from stepengine.data.effects import RUNS, WAITS, AskPerson, Effect, Gather, Notify, quick_notify
+from stepengine.data.effects import RUNS, WAITS, AskPerson, Effect, Gather, Notify
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import compact, thaw
-from stepengine.data.messages import TextPart, UserMessage, quick_user
+from stepengine.data.messages import TextPart, UserMessage
 from stepengine.data.outcomes import Failure, Gathered, Stop, Value
 from stepengine.data.state import AgentState, RunPhase, RunStatus, no_longer_waiting
 from stepengine.data.tools import timed_out
@@ -29,7 +29,7 @@ from stepengine.machine.calls import end_background
 from stepengine.machine.ceilings import with_more
 from stepengine.machine.control import HANDLER_ONLY, offered_of
 from stepengine.machine.handler import converse, run_alone
-from stepengine.machine.plan import Finished, RunPlan, ToolBody, quick_finished
+from stepengine.machine.plan import Finished, RunPlan, ToolBody
 from stepengine.machine.protocol import Flow
 from stepengine.machine.settling import output_of, settle_output, text_of
 from stepengine.machine.signals import Abort, Stopped, is_callers, status_of
@@ -78,7 +78,7 @@ def _run_agent(run: RunState) -> Flow[Finished]:
     if plan.opened is not None:
         plan.opened(lambda: run.history.record)
     try:
-        yield quick_notify(started)
+        yield Notify(started)
         ending = yield from _until_end(run)
         return (yield from _finish(run, ending))
     finally:
@@ -98,7 +98,7 @@ def _run_body(run: RunState, body: ToolBody) -> Flow[Finished]:
             ending = yield from _without_background(run, ending)
         if ending.stop is not None and ending.status is RunStatus.SUSPENDED:
             run.suspend(ending.stop.questions)
-        yield from map(quick_notify, run.side_events.take())
+        yield from map(Notify, run.side_events.take())
         run.hand_on_inbox()
         return _make_finished(run, ending)
     finally:
@@ -190,7 +190,7 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls
             if sides.waiting or (not is_shown and watched()):
                 # Not `yield from map(...)`: a function that C calls takes twice as long.
                 for event in sides.before(effect):
-                    yield quick_notify(event)
+                    yield Notify(event)
             outcome = yield effect
             if is_shown:
                 effect = send(None)
@@ -301,7 +301,7 @@ def _open(run: RunState) -> None:
     added: list[UserMessage] = []
     content = "\n\n".join([t for t in (plan.prompt, _shown_params(plan)) if t.strip()])
     if content:
-        added.append(quick_user((TextPart(content),), ("USER_PROMPT",)))
+        added.append(UserMessage((TextPart(content),), ("USER_PROMPT",)))
     # A run that goes on with an open step has its instructions in the history already, before that step; a second copy
     # would stand between a call and its result.
     if run.waiting and run.agent.handle_steps is None and run.reopen_step(added):
@@ -381,7 +381,7 @@ def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
             ending = _end_stopped(stop)._replace(output=kept)
             yield from _tell(run, ending)
     if run.side_events.waiting:
-        yield from map(quick_notify, run.side_events.take())
+        yield from map(Notify, run.side_events.take())
     return _make_finished(run, ending)
 
 
@@ -411,10 +411,10 @@ def _tell(run: RunState, ending: _Ending) -> Flow[None]:
             yield from hooks.on_suspend(run, run.pending)
         case RunStatus.FAILED:
             error, path = ending.error, run.plan.path
-            yield quick_notify(ev.RunFailed(path=path, seq=run.seq, error=str(error), kind=type(error).__name__))
-            yield from map(quick_notify, run.side_events.enter(RunPhase.FAILED, "", run.seq))
+            yield Notify(ev.RunFailed(path=path, seq=run.seq, error=str(error), kind=type(error).__name__))
+            yield from map(Notify, run.side_events.enter(RunPhase.FAILED, "", run.seq))
         case RunStatus.COMPLETED | RunStatus.MAX_STEPS | RunStatus.TRUNCATED | RunStatus.CANCELLED:
-            yield from map(quick_notify, run.side_events.enter(RunPhase.DONE, "", run.seq))
+            yield from map(Notify, run.side_events.enter(RunPhase.DONE, "", run.seq))
         case _:
             assert_never(ending.status)
 
@@ -423,7 +423,7 @@ def _make_finished(run: RunState, ending: _Ending) -> Finished:
     children = run.spent.children
     if children and ending.status is not RunStatus.SUSPENDED:
         children = list(map(no_longer_waiting, children))
-    return quick_finished(
+    return Finished(
         status=ending.status,
         state=run.frozen(),
         stop_reason=run.stop_reason,

@@ -9,7 +9,6 @@ from stepengine.data import events as ev
 from stepengine.data.effects import CallModel, CallTool, Effect, Gather
 from stepengine.data.estimate import transcript_tokens
 from stepengine.data.json import JsonValue, freeze
-from stepengine.data.makers import maker_in_order
 from stepengine.data.models import ModelReply
 from stepengine.data.state import RunPhase
 from stepengine.data.transcript import Transcript
@@ -18,9 +17,6 @@ from stepengine.machine.plan import RunPlan
 from stepengine.machine.protocol import CALLING, EXECUTING, PHASES
 
 __all__ = ("SideEvents",)
-
-
-_phase_changed = maker_in_order(ev.PhaseChanged, "path", "seq", "phase", "detail")
 
 
 class Speaker(Protocol):
@@ -75,7 +71,7 @@ class SideEvents:
         # As `enter`, which most effects of a watched run would call.
         if phase is not None and phase != self._phase and self._plan.watched():
             self._phase = phase
-            entered = _phase_changed(self._plan.path, first.seq, phase[0], phase[1])  # type: ignore[union-attr]
+            entered = ev.PhaseChanged(path=self._plan.path, seq=first.seq, phase=phase[0], detail=phase[1])  # type: ignore[union-attr]
             if not waiting:
                 return (entered,)
             waiting.append(entered)
@@ -88,7 +84,7 @@ class SideEvents:
         if self._phase == (phase, detail) or not self._plan.watched():
             return ()
         self._phase = (phase, detail)
-        return (_phase_changed(self._plan.path, seq, phase, detail),)
+        return (ev.PhaseChanged(path=self._plan.path, seq=seq, phase=phase, detail=detail),)
 
     def warn(self, *texts: str) -> None:
         """Note what went wrong and was dropped."""

@@ -11,7 +11,7 @@ from stepengine.data.json import JsonDict
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import BodyEnd, Stop
 from stepengine.data.state import ChildResult
-from stepengine.data.usage import Spending, Usage, add_cost, known_costs, quick_spending, quick_usage
+from stepengine.data.usage import Spending, Usage, add_cost, known_costs
 
 __all__ = ("Spent",)
 
@@ -118,7 +118,7 @@ class Spent:
         by_agent = JsonDict({agent_id: own})
         agent_costs = known_costs(by_agent, {agent_id: self._own_cost})
         model_costs = known_costs(by_model, {model: tally.cost for model, tally in self._by_model.items()})
-        mine = quick_spending(own, self._own_cost, self._own_credits, by_agent, by_model, agent_costs, model_costs)
+        mine = Spending(own, self._own_cost, self._own_credits, by_agent, by_model, agent_costs, model_costs)
         return mine + self._children if self._children is not NOTHING else mine
 
 
@@ -154,5 +154,5 @@ class _Tally:
     def usage(self) -> Usage:
         if self._value is None:
             sent, said, read, written, thought, requests = self._numbers
-            self._value = quick_usage(sent, said, read, written, thought, requests, self._at_least)
+            self._value = Usage(sent, said, read, written, thought, requests, self._at_least)
         return self._value

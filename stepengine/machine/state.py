@@ -19,7 +19,6 @@ from stepengine.data.effects import AskPerson, CallModel, Compute, Gather, Leaf
 from stepengine.data.estimate import Measured
 from stepengine.data.hooks import Change, HookContext
 from stepengine.data.json import JsonDict, JsonValue, freeze
-from stepengine.data.makers import changer_of
 from stepengine.data.messages import Message, ToolCallLog, UserMessage
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import BodyEnd, Failure, Gathered, SetOutput, Single, Stop, Value
@@ -49,15 +48,6 @@ __all__ = ("RunState",)
 MAX_TOKENS = StopReason.MAX_TOKENS
 OF_A_STEP = ("step", "final_answer")
 ZERO = Decimal(0)
-
-# A handler may look at the state after each of its steps, so one is made at each. `attrs.evolve` of a class of so many
-# fields converts and checks all of them again; this sets fields by position.
-state_now = changer_of(
-    AgentState,
-    *("child_run_ids", "message_history", "view", "system_prompt", "tool_definitions", "output", "steps_remaining"),
-    *("step_index", "usage", "cost", "credits_used", "context", "pending", "next_call", "left_out"),
-)
-"""What changes in a run, put into the state that it began with; not by name, since so many names cost a microsecond."""
 
 
 class RunState:
@@ -242,25 +232,23 @@ class RunState:
             return known
         spent = self.spent
         self._entries = spent.entries
-        self._frozen = value = state_now(
+        self._frozen = value = attrs.evolve(
             self._start,
-            # A list in a tuple takes two thirds of the time that a generator in it takes, so it stands all over the
-            # package; the empty tuple takes none.
-            tuple([c.run_id for c in spent.children if c.run_id]) if spent.children else (),
-            history.record,
-            history.view,
-            self.system_prompt,
-            self.definitions,
-            self.output.value,
-            self.budget.steps_left,
-            self.step_index,
-            spent.usage(),
-            spent.cost,
-            spent.credits_used,
-            self._context,
-            self.pending,
-            self.call_ids.next,
-            history.left_out,
+            child_run_ids=tuple(child.run_id for child in spent.children if child.run_id),
+            message_history=history.record,
+            view=history.view,
+            system_prompt=self.system_prompt,
+            tool_definitions=self.definitions,
+            output=self.output.value,
+            steps_remaining=self.budget.steps_left,
+            step_index=self.step_index,
+            usage=spent.usage(),
+            cost=spent.cost,
+            credits_used=spent.credits_used,
+            context=self._context,
+            pending=self.pending,
+            next_call=self.call_ids.next,
+            left_out=history.left_out,
         )
         return value
 

@@ -14,9 +14,8 @@ import attrs
 from attrs import frozen
 
 from stepengine.data import events as ev
-from stepengine.data.effects import quick_call_model, quick_notify
+from stepengine.data.effects import CallModel, Notify
 from stepengine.data.json import compact
-from stepengine.data.makers import changer_of, maker_in_order, maker_of, quick
 from stepengine.data.messages import (
     AssistantMessage,
     AssistantPart,
@@ -27,10 +26,9 @@ from stepengine.data.messages import (
     ToolMessage,
     ToolResult,
     UserMessage,
-    quick_assistant,
     system_reminder,
 )
-from stepengine.data.models import ModelReply, ModelRequest, StopReason, quick_request
+from stepengine.data.models import ModelReply, ModelRequest, StopReason
 from stepengine.data.state import RunStatus
 from stepengine.data.thoughts import parted
 from stepengine.data.usage import Usage, add_cost
@@ -87,11 +85,6 @@ class StepReply:
 
 
 # One is made at each step; the constructor takes several times as long (see `data/makers.py`).
-_quick_reply = maker_of(StepReply)
-_step_started = maker_in_order(ev.StepStarted, "path", "seq", "step", "steps_remaining")
-_step_finished = maker_in_order(ev.StepFinished, "path", "seq", "step", "ended_turn", "usage", "cost", "status")
-
-
 def run_turn(run: RunState) -> Flow[None]:
     """Run steps until the turn ends or the budget is spent; a turn with background children at work goes on for them."""
     # Children in the background may still be at work when the model has ended its turn: what they say is a message,
@@ -203,7 +196,7 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
         # After the `post_step` hooks: they may have done I/O while somebody sent a message, which keeps the turn open.
         ended = _ends(run, calls) and (not points.on_stop or (yield from _may_end(run)))
         if watched():
-            yield quick_notify(_finished_event(run, ended, COMPLETED))
+            yield Notify(_finished_event(run, ended, COMPLETED))
     except BaseException as error:
         # Yielding in an `except` is allowed here since whoever closes the machine is told nothing more: to a
         # `GeneratorExit` no value may be yielded.
@@ -228,20 +221,22 @@ def _over(run: RunState, calls: Sequence[ToolMember], spent: LimitReached | None
 
 
 def _started_event(run: RunState) -> ev.Event:
-    return _step_started(run.plan.path, run.seq, run.step, run.budget.steps_left)
+    return ev.StepStarted(path=run.plan.path, seq=run.seq, step=run.step, steps_remaining=run.budget.steps_left)
 
 
 def _notify_abandoned_step(run: RunState, error: BaseException) -> Flow[None]:
     """Report the end of a step that *error* leaves; when the machine is being closed, nothing is reported any more."""
     if run.plan.watched() and not isinstance(error, GeneratorExit):
-        yield quick_notify(_finished_event(run, False, status_after(error)))
+        yield Notify(_finished_event(run, False, status_after(error)))
 
 
 def _finished_event(run: RunState, ended: bool, status: RunStatus) -> ev.Event:  # noqa: FBT001 - by keyword it takes longer
     # Sums are made when they are asked for, and only where somebody watches: kept up to date with each reply they would
     # be made for nobody.
     usage, cost = run.spent.usage(), run.spent.cost
-    return _step_finished(run.plan.path, run.seq, run.step, ended, usage, cost, status)
+    return ev.StepFinished(
+        path=run.plan.path, seq=run.seq, step=run.step, ended_turn=ended, usage=usage, cost=cost, status=status
+    )
 
 
 def reopened_step(run: RunState, message: AssistantMessage, stored: Sequence[ToolMessage]) -> Flow[bool]:
@@ -279,7 +274,7 @@ def step_request(run: RunState, over: StepWith, tail: Sequence[Message]) -> Mode
     specs = run.specs if over.tools is None else tuple([run.bindings[name].spec for name in over.tools])
     # Several providers refuse a choice of tools in a request that offers none.
     choice = (over.tool_choice or settings.tool_choice) if specs else None
-    return quick_request(
+    return ModelRequest(
         model=over.model or run.plan.model or run.model_of(),
         system_prompt=run.system_prompt,
         messages=run.history.view,
@@ -345,7 +340,7 @@ def _ask(run: RunState, request: ModelRequest, purpose: Purpose) -> Flow[ModelRe
     """Call the model, and again for what its reply leaves out."""
     # The quick way for the reply that is whole, which is nearly every one: `_whole` is a generator more for all that
     # pass it.
-    effect = quick_call_model(run.number(), request, purpose, run.coming_call_id)
+    effect = CallModel(run.number(), request, purpose, call_id=run.coming_call_id)
     reply = run.take_reply((yield effect), effect)
     return (yield from _whole(run, request, purpose, reply)) if reply.stop_reason in UNFINISHED else reply
 
@@ -393,7 +388,7 @@ def _more(
     # What was said so far goes into the tail, as it came, thoughts and signatures included: a provider continues its
     # own words only when they come back unchanged. The history has none of it yet.
     longer = attrs.evolve(request, tail=(*request.tail, AssistantMessage(begun.content), *asked))
-    effect = quick_call_model(run.number(), longer, purpose, _after(run, begun))
+    effect = CallModel(run.number(), longer, purpose, call_id=_after(run, begun))
     return run.take_reply((yield effect), effect)
 
 
@@ -424,9 +419,6 @@ def _join_replies(paused: ModelReply, more: ModelReply) -> ModelReply:
 # --- its reply --------------------------------------------------------------------------------------------------------
 
 
-_with_id = changer_of(ToolCallPart, "tool_call_id")
-
-
 def _give_ids(run: RunState, reply: ModelReply) -> StepReply:
     """Give every call of a reply an id of ours; the last call of a reply that was cut off stays text."""
     parts: list[AssistantPart] = []
@@ -442,10 +434,10 @@ def _give_ids(run: RunState, reply: ModelReply) -> StepReply:
         else:
             # Our own ids, and not the provider's: calls of handlers have none from anywhere, some providers send none, or
             # one twice (reliability:MP49, MP50), and with counters the same run has the same ids on every replay.
-            call = _with_id(part, run.call_ids.new())
+            call = attrs.evolve(part, tool_call_id=run.call_ids.new())
             parts.append(call)
             calls.append(call)
-    return _quick_reply(reply, quick_assistant(tuple(parts)), calls, len(calls) < len(parts))
+    return StepReply(reply, AssistantMessage(tuple(parts)), calls, len(calls) < len(parts))
 
 
 def _show_reply(run: RunState, reply: StepReply) -> Flow[None]:
@@ -462,11 +454,11 @@ def _show_reply(run: RunState, reply: StepReply) -> Flow[None]:
     # They belong to the model call, as its deltas do: it is the last effect that was numbered.
     path, seq = run.plan.path, run.seq - 1
     if thinking:
-        yield quick_notify(quick(ev.ThinkingCompleted)(path=path, seq=seq, text="".join(thinking)))
+        yield Notify(ev.ThinkingCompleted(path=path, seq=seq, text="".join(thinking)))
     if text:
-        yield quick_notify(quick(ev.TextCompleted)(path=path, seq=seq, text=text))
+        yield Notify(ev.TextCompleted(path=path, seq=seq, text=text))
     if _is_empty(reply.model.content):
-        yield quick_notify(ev.Warned(path=path, seq=seq, message="The model sent an empty reply."))
+        yield Notify(ev.Warned(path=path, seq=seq, message="The model sent an empty reply."))
 
 
 def _warn_of_written_call(run: RunState, reply: ModelReply) -> None:

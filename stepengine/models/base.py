@@ -11,7 +11,7 @@ from typing import Any, assert_never
 import attrs
 from attrs import frozen
 
-from stepengine.data.json import frozen_compact
+from stepengine.data.json import compact
 from stepengine.data.messages import (
     AssistantPart,
     CitationPart,
@@ -360,4 +360,4 @@ def deltas_of_part(part: AssistantPart, index: int) -> Sequence[ModelDelta]:
 
 def raw_of(call: ToolCallPart) -> str:
     """Return the arguments of a call as its model wrote them, or would have."""
-    return call.raw_input if call.raw_input is not None else frozen_compact(call.input)
+    return call.raw_input if call.raw_input is not None else compact(call.input)

@@ -34,7 +34,6 @@ from stepengine.data.events import (
     WaitFinished,
     WaitStarted,
 )
-from stepengine.data.makers import maker_in_order
 from stepengine.data.messages import ToolCallPart, ToolResult
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import Failure, Single, Stop, Value
@@ -49,18 +48,6 @@ __all__ = ("ended", "finished", "model_finished", "model_started", "started", "t
 At: TypeAlias = dict[str, Any]
 """Where an event stands, and what else all of its kind have."""
 
-# Calls of models and tools, which a run makes at every step, get theirs from quick makers, with nothing in between.
-_model_started = maker_in_order(ModelStarted, "path", "seq", "model", "purpose", "request")
-_model_finished = maker_in_order(
-    ModelFinished, "path", "seq", "model", "reply", "error", "duration_ms", "kind", "call_ids"
-)
-_tool_started = maker_in_order(
-    ToolStarted, "path", "seq", "tool_name", "tool_call_id", "input", "source", "category", "child_path"
-)
-_tool_finished = maker_in_order(
-    ToolFinished, "path", "seq", "tool_name", "tool_call_id", "result", "duration_ms", "child_path"
-)
-
 # A member of an enumeration is looked up by a function of its metaclass, and this one is asked for at each step.
 MAX_TOKENS = StopReason.MAX_TOKENS
 STOPPED = "the run ended before this gave a result"
@@ -70,22 +57,22 @@ def model_started(item: Item) -> ModelStarted:
     """Return what is shown before a model is called."""
     effect: CallModel = item.effect  # type: ignore[assignment]
     request = effect.request
-    return _model_started(item.path, effect.seq, request.model, effect.purpose, request)
+    return ModelStarted(path=item.path, seq=effect.seq, model=request.model, purpose=effect.purpose, request=request)
 
 
 def tool_started(item: Item, binding: ToolBinding | None) -> ToolStarted:
     """Return what is shown before a tool is called, *binding*, if the run knows it."""
     path = item.path
     effect: CallTool | CallBody = item.effect  # type: ignore[assignment]
-    return _tool_started(
-        path,
-        effect.seq,
-        effect.tool_name,
-        effect.tool_call_id,
-        effect.input,
-        effect.source,
-        "" if binding is None else binding.spec.category,
-        child_path(path, effect.seq) if type(effect) is CallBody else "",
+    return ToolStarted(
+        path=path,
+        seq=effect.seq,
+        tool_name=effect.tool_name,
+        tool_call_id=effect.tool_call_id,
+        input=effect.input,
+        source=effect.source,
+        category="" if binding is None else binding.spec.category,
+        child_path=child_path(path, effect.seq) if isinstance(effect, CallBody) else "",
     )
 
 
@@ -169,25 +156,32 @@ def model_finished(item: Item, outcome: Single, duration_ms: int) -> ModelFinish
     effect: CallModel = item.effect  # type: ignore[assignment]
     if type(outcome) is Value:
         reply: ModelReply = outcome.value
-        return _model_finished(
-            path, effect.seq, effect.request.model, reply, "", duration_ms, "", _call_ids(effect, reply)
+        return ModelFinished(
+            path=path,
+            seq=effect.seq,
+            model=effect.request.model,
+            reply=reply,
+            duration_ms=duration_ms,
+            call_ids=_call_ids(effect, reply),
         )
     error, kind = _error(outcome), _kind(outcome)
-    return _model_finished(path, effect.seq, effect.request.model, None, error, duration_ms, kind, ())
+    return ModelFinished(
+        path=path, seq=effect.seq, model=effect.request.model, error=error, duration_ms=duration_ms, kind=kind
+    )
 
 
 def tool_finished(item: Item, outcome: Single, duration_ms: int) -> ToolFinished:
     """Return what is shown after a tool was called."""
     path = item.path
     effect: CallTool | CallBody = item.effect  # type: ignore[assignment]
-    return _tool_finished(
-        path,
-        effect.seq,
-        effect.tool_name,
-        effect.tool_call_id,
-        outcome.value if type(outcome) is Value else _instead_of_result(outcome),
-        duration_ms,
-        child_path(path, effect.seq) if type(effect) is CallBody else "",
+    return ToolFinished(
+        path=path,
+        seq=effect.seq,
+        tool_name=effect.tool_name,
+        tool_call_id=effect.tool_call_id,
+        result=outcome.value if isinstance(outcome, Value) else _instead_of_result(outcome),
+        duration_ms=duration_ms,
+        child_path=child_path(path, effect.seq) if isinstance(effect, CallBody) else "",
     )
 
 

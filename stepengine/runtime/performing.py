@@ -45,7 +45,6 @@ from stepengine.data.events import (
     ToolLog,
 )
 from stepengine.data.json import freeze
-from stepengine.data.makers import maker_in_order, quick
 from stepengine.data.messages import ToolCallPart, ToolResult, UserMessage
 from stepengine.data.models import (
     ModelDelta,
@@ -58,7 +57,7 @@ from stepengine.data.models import (
     ToolCallEnded,
     ToolCallStarted,
 )
-from stepengine.data.outcomes import Begun, Failure, Single, Stop, Value, quick_value
+from stepengine.data.outcomes import Begun, Failure, Single, Stop, Value
 from stepengine.data.state import AgentState, ChildResult, RunStatus, no_longer_waiting, prompt_tokens
 from stepengine.data.tools import Asking, Ordinary, ToolBinding, ToolSpec, Yielding
 from stepengine.data.usage import Usage, add_cost
@@ -102,10 +101,6 @@ __all__ = (
     "Pricing",
     "ToolSetting",
 )
-
-
-_text_delta = maker_in_order(TextDelta, "path", "seq", "text")
-_tool_input_delta = maker_in_order(ToolInputDelta, "path", "seq", "tool_name", "tool_call_id", "text")
 
 
 class _Nothing:
@@ -155,7 +150,7 @@ class Innermost:
         # and a replay hears it at the same place (replay:J16).
         inputs = self._take_inbox(item.path) if self._inbox or self._inboxes else ()
         elapsed = self._elapsed
-        return quick_value(value, elapsed(), inputs)
+        return Value(value, elapsed(), inputs)
 
     def _failure(self, item: Item, error: StepEngineError) -> Single:
         late = self._tree.too_late(item.path)
@@ -795,7 +790,15 @@ def _shown_whole(reply: ModelReply, item: Item, io: IO) -> ModelReply:
                 effect: CallModel = item.effect  # type: ignore[assignment]
                 coming = effect.call_id
                 call_id = "" if coming is None else coming(calls)
-                io.emit(_tool_input_delta(item.path, effect.seq, part.tool_name, call_id, raw_of(part)))
+                io.emit(
+                    ToolInputDelta(
+                        path=item.path,
+                        seq=effect.seq,
+                        tool_name=part.tool_name,
+                        tool_call_id=call_id,
+                        text=raw_of(part),
+                    )
+                )
                 calls += 1
             else:
                 for delta in deltas_of_part(part, calls):
@@ -804,7 +807,7 @@ def _shown_whole(reply: ModelReply, item: Item, io: IO) -> ModelReply:
 
 
 def _show_input(item: Item, io: IO, name: str, call_id: str, text: str) -> None:
-    io.emit(_tool_input_delta(item.path, item.effect.seq, name, call_id, text))
+    io.emit(ToolInputDelta(path=item.path, seq=item.effect.seq, tool_name=name, tool_call_id=call_id, text=text))
 
 
 def _coming_id(item: Item, number: int) -> str:
@@ -826,7 +829,7 @@ async def _streamed(provider: ModelProvider, request: ModelRequest, item: Item, 
                 if type(delta) is TextChunk:  # most are, so nothing more is called for it
                     text = delta.text
                     heard.said += len(text)
-                    emit(_text_delta(path, seq, text))
+                    emit(TextDelta(path=path, seq=seq, text=text))
                     shown = True
                     continue
                 if type(delta) is ReplyDone:
@@ -849,9 +852,9 @@ def _show_delta(delta: ModelDelta, calls: dict[int, tuple[str, str]], item: Item
     path, seq = item.path, item.effect.seq
     match delta:
         case TextChunk(text=text):
-            io.emit(_text_delta(path, seq, text))
+            io.emit(TextDelta(path=path, seq=seq, text=text))
         case ThinkingChunk(text=text):
-            io.emit(quick(ThinkingDelta)(path=path, seq=seq, text=text))
+            io.emit(ThinkingDelta(path=path, seq=seq, text=text))
         case ToolCallStarted(index=index, tool_name=name):
             calls[index] = name, _coming_id(item, len(calls))
             return False

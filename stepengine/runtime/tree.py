@@ -21,7 +21,6 @@ from stepengine.data.ceilings import ceiling_of
 from stepengine.data.effects import Spawn
 from stepengine.data.events import Event, PhaseChanged, RunFailed
 from stepengine.data.json import thaw
-from stepengine.data.makers import changer_of
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Begun, Failure, Outcome, Single, Stop
 from stepengine.data.questions import Answer, AnswerLike, Interactor, Question
@@ -50,7 +49,7 @@ from stepengine.tooling.context import Belongings
 if TYPE_CHECKING:
     from stepengine.system.writes import FileWrite
 
-__all__ = ("ChildPlanner", "MachineMaker", "RunTree", "Services", "lent")
+__all__ = ("ChildPlanner", "MachineMaker", "RunTree", "Services")
 
 # A letter comes from somebody who does not hold the run and cannot press again, so what is under way gets a chance to
 # be no doubt later. Whoever holds the run says how long.
@@ -135,12 +134,6 @@ class Services:
     wakes_now: bool = False
     mail: PostBox | None = None
     record: Level | None = None
-
-
-# By position, as a run of its own is started thousands of times in a process; `attrs.evolve` would convert and check
-# twenty fields for six new ones.
-lent = changer_of(Services, "models", "tools", "window", "planner", "remembered", "seed")
-"""What one tree is lent of the services of an engine: these are its own."""
 
 
 class _Wrapping(NamedTuple):

@@ -26,7 +26,6 @@ from stepengine.data.messages import (
     TextPart,
     ThinkingPart,
     ToolCallPart,
-    quick_call,
 )
 from stepengine.data.models import (
     ModelDelta,
@@ -37,7 +36,6 @@ from stepengine.data.models import (
     TextChunk,
     ThinkingChunk,
     ToolCallChunk,
-    quick_reply,
 )
 from stepengine.data.tools import ToolLike
 from stepengine.data.usage import Usage
@@ -110,7 +108,7 @@ def tool_call(
     if isinstance(input, str):
         call = attrs.evolve(call_part(name, input, {}), provider_data=None)
     else:
-        call = quick_call("", name, freeze_object(input or {}))
+        call = ToolCallPart("", name, freeze_object(input or {}))
     return _reply((TextPart(text), call) if text else (call,), usage, cost, stop_reason)
 
 
@@ -166,7 +164,7 @@ def _reply(
     dollars = None if cost is None else _dollars(cost)
     if stop_reason is None:
         reason = TOOL_USE if ToolCallPart in map(type, content) else END_TURN
-        return quick_reply(content, usage=usage, cost=dollars, stop_reason=reason)
+        return ModelReply(content, usage=usage, cost=dollars, stop_reason=reason)
     return ModelReply(content, usage=usage, cost=dollars, stop_reason=StopReason(stop_reason))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from attrs import frozen
 
 from stepengine.data.json import JsonDict, JsonList, compact, freeze, freeze_object
-from stepengine.data.tools import Validated, quick_validated
+from stepengine.data.tools import Validated
 from stepengine.errors import DataError, DefinitionError
 from stepengine.tooling.places import is_bundled, place_of
 from stepengine.tooling.schemas import NAMED_SCHEMAS, SCHEMAS, refusal
@@ -229,7 +229,7 @@ class FunctionInputs:
             arguments = validate(value)
         except self._refused as error:
             arguments = self._as_json_text(value, error)
-        return quick_validated(self._as_input(value, arguments), arguments)
+        return Validated(self._as_input(value, arguments), arguments)
 
     def _as_json_text(self, value: JsonDict, first: ValidationError) -> object:
         """Validate the same input as JSON text: strict types take more forms from JSON than from Python objects."""

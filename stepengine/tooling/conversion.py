@@ -26,9 +26,6 @@ from stepengine.data.messages import (
     TextPart,
     ToolReferencePart,
     ToolResult,
-    quick_json,
-    quick_result,
-    quick_text,
 )
 from stepengine.errors import DataError, DefinitionError, ToolError
 
@@ -75,10 +72,10 @@ def as_result(value: Any, max_chars: int | None = None) -> ToolResult:
     limit = RESULT_CHARS if max_chars is None else min(max_chars, RESULT_CHARS)
     kind = type(value)
     if kind is str and len(value) <= limit:
-        return quick_result((quick_text(value if value.isascii() else clean(value)),))
+        return ToolResult((TextPart(value if value.isascii() else clean(value)),))
     try:
         if kind in SMALL and limit == RESULT_CHARS:
-            return quick_result((quick_json(freeze(value)),))
+            return ToolResult((JsonPart(freeze(value)),))
         result = _result(value)
         useless = result.change.useless_at("tool") if result.change is not None else ""
         return ToolResult.error(f"the tool returned {useless}") if useless else _capped(result, limit)

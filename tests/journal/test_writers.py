@@ -1,0 +1,195 @@
+"""
+Writers: what they refuse, what a recorder writes, and which earlier request a request is stored against.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from stepengine.data.effects import CallModel
+from stepengine.data.messages import (
+    AssistantMessage,
+    ToolCallPart,
+    ToolMessage,
+    UserMessage,
+)
+from stepengine.data.models import ModelRequest
+from stepengine.data.transcript import Transcript
+from stepengine.errors import JournalWriteFailed
+from stepengine.journal import FileJournal, Journal, MemoryJournal, places
+from stepengine.journal.encoding import KEPT_BASES, Encoder
+from stepengine.journal.journaled_run import JournaledRun
+from stepengine.journal.mailbox import Letter
+from stepengine.journal.recorder import Recorder
+from stepengine.journal.records import Input, Intent, Result
+from stepengine.journal.store import Writer
+from stepengine.runtime.performer import Item
+from stepengine.runtime.performing import NOTHING
+
+TALK = [UserMessage("add"), AssistantMessage([ToolCallPart("c", "t", {"b": 1, "a": [2]})]), ToolMessage("c", "t", "3")]
+CALL = {"type": "CallTool", "tool_name": "t", "input": {}, "tool_call_id": "", "source": "model"}
+RECORDS: dict[str, Callable[[Writer], None]] = {
+    "request": lambda writer: writer.append(Intent("", 0, CallModel(0, ModelRequest("m/m")))),
+    "call": lambda writer: writer.append(Intent("", 0, CALL)),
+    "value": lambda writer: writer.append(Result("", 0, 0, "x")),
+}
+
+
+@pytest.mark.spec("reliability:JR09")
+@pytest.mark.parametrize("what", RECORDS)
+def test_a_journal_that_gave_up_refuses_every_record(tmp_path: Path, what: str) -> None:
+    writer = FileJournal(tmp_path / "run.jsonl", sync="write").writer()
+    with pytest.raises(JournalWriteFailed, match="a record has at most"):
+        writer.append(Result("", 0, 0, ["x" * 30_000] * 600))
+    with pytest.raises(JournalWriteFailed, match="a record has at most"):
+        RECORDS[what](writer)
+    writer.close()
+
+
+@pytest.mark.spec("reliability:JR08")
+@pytest.mark.parametrize("what", RECORDS)
+def test_where_no_room_is_kept_only_results_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    writer: Any = FileJournal(tmp_path / "run.jsonl", sync="write").writer()
+
+    def full(folder: Path, size: int) -> int:
+        raise OSError(errno.ENOSPC, f"{folder} has no {size} bytes left")
+
+    monkeypatch.setattr(places, "_room", full)
+    if writer._reserve is None:
+        pytest.skip("this system keeps no room")
+    assert writer._reserve.spend()
+    if what == "value":
+        RECORDS[what](writer)
+    else:
+        with pytest.raises(JournalWriteFailed, match="an effect begins only where"):
+            RECORDS[what](writer)
+    assert (what == "value") is bool(writer._lines)
+    monkeypatch.undo()
+    RECORDS[what](writer)
+    assert writer._lines, "there is room again"
+    writer.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+@pytest.mark.spec("reliability:SS14")
+def test_a_forked_process_cannot_write_the_journal_of_its_parent(tmp_path: Path) -> None:
+    writer = FileJournal(tmp_path / "run.jsonl", sync="write").writer()
+    child = os.fork()
+    if not child:
+        refused = 0
+        for hand in RECORDS.values():
+            try:
+                hand(writer)
+            except JournalWriteFailed:
+                refused += 1
+        os._exit(40 + refused)
+    assert 43 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    writer.close()
+
+
+REQUEST = ModelRequest("m/m", messages=Transcript(TALK[:1]))
+
+
+def recorder_of(run: Any) -> Recorder:
+    """
+    Return who records a new run, around what performs nothing.
+    """
+    inner: Any = SimpleNamespace(begin=lambda batch: NOTHING)
+    return Recorder(inner, run)
+
+
+def new_run(journal: Journal) -> JournaledRun:
+    run = JournaledRun.record(journal)
+    run._take(journal.writer())
+    return run
+
+
+def asked(seq: int) -> tuple[Item]:
+    plan: Any = SimpleNamespace(tools={})
+    return (Item("", CallModel(seq, REQUEST), plan),)
+
+
+@pytest.mark.spec("replay:J16")
+def test_numbers_that_nothing_was_asked_by_are_told_before_what_is_asked_next() -> None:
+    journal = MemoryJournal()
+    run = new_run(journal)
+    recorder = recorder_of(run)
+    for seq in (0, 3, 4):
+        recorder.begin(asked(seq))
+    run.close()
+
+    gap = {"type": "Gap"}
+    assert [0, (3, gap), 3, 4] == [
+        (record.seq, record.input) if type(record) is Input else record.seq  # type: ignore[union-attr]
+        for record in journal.records()
+    ]
+
+
+@pytest.mark.spec("waiting:WT2")
+def test_what_is_left_out_of_a_new_run_is_told_before_its_next_record() -> None:
+    journal = MemoryJournal()
+    run = new_run(journal)
+    recorder = recorder_of(run)
+    recorder.begin(asked(0))
+    run._leave_out(Letter(kind="answer", value="x", id="late", topic="q"), "nobody asks that any more")
+    recorder.begin(asked(1))
+    run.close()
+
+    first, refused, second = journal.records()
+    assert isinstance(refused, Input)
+    assert {"type": "Refused", "id": "late", "why": "nobody asks that any more"} == refused.input
+    assert [Intent, Intent] == [type(first), type(second)]
+
+
+# --- differences ----------------------------------------------------------------------------------------------------
+
+moves = st.lists(
+    st.tuples(st.sampled_from(("", "", "1")), st.sampled_from(("longer", "same", "other", "new")), st.integers(0, 9)),
+    max_size=14,
+)
+
+
+@pytest.mark.spec("replay:J19")
+@example([("", "new", 0), ("", "new", 0), *[("", "longer", 0)] * 3, ("", "other", 1)])
+@example([("", "new", 0), ("", "new", 0), *[("", "longer", 0)] * 2, ("", "other", 1)])
+@example([("", "new", 0), ("", "new", 0), *[("", "longer", 0)] * 2, ("", "new", 0), ("", "other", 1)])
+@given(moves)
+def test_a_request_is_the_difference_to_that_of_the_last_four_of_its_path_that_it_shares_most_with(moves: Any) -> None:
+    """
+    Those that go on from each other are counted and not kept; here each of the four is.
+    """
+    encoder = Encoder(MemoryJournal(redact="off").redactor, link=False)
+    kept: dict[str, deque[tuple[int, Transcript]]] = {}
+    made: list[Transcript] = [Transcript([UserMessage("go")])]
+    for seq, (path, move, pick) in enumerate(moves):
+        last = kept[path][-1][1] if path in kept else made[-1]
+        if move == "longer":
+            transcript = last.extend((UserMessage(f"{seq}"),))
+        elif move == "other":
+            transcript = made[pick % len(made)]
+        else:
+            transcript = last if move == "same" else Transcript([UserMessage(f"new {seq}")])
+        made.append(transcript)
+        asked = Intent(path, seq, CallModel(seq, ModelRequest("m/m", messages=transcript)))
+        request = json.loads(encoder.lines(asked)[-1])["effect"]["request"]
+        found = [item["seq"] for item in request["messages"] if item["type"] == "Slice"]
+        bases = [*kept.get(path, kept.get("", ()) if path else ())]
+        best = max(reversed(bases), key=lambda base: (base[1].shared_prefix(transcript), len(base[1])), default=None)
+
+        assert set(found) <= ({best[0]} if best else set())
+        assert found or best is None or not best[1].shared_prefix(transcript)
+        kept.setdefault(path, deque(maxlen=KEPT_BASES)).append((seq, transcript))
