@@ -1092,7 +1092,7 @@ class ToolMember(EffectMember):
         self.result = result_of_call(result, self.asked)
         if result.credits_used:
             self.run.spent.count_credits(result.credits_used)
-        if result.usage is not None:
+        if result.usage is not None or result.cost is not None:
             self.run.spent.count(self.asked.tool_name, result.usage, result.cost, 0)
         if result.change is not None:
             # Here and nowhere else: the next call and every hook see it, and nothing later makes it a second time.

@@ -28,9 +28,10 @@ from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded, ModelError, StepEngineError
 from stepengine.machine.plan import RunPlan
 from stepengine.runtime.performer import IO, Item, Performer, child_path
+from stepengine.runtime.prices import Prices
 from stepengine.runtime.sizes import estimated_tokens
 
-__all__ = ("Ledgers", "LimitGate", "Price", "Refusals", "Repeats", "SpendingLedger", "UsageMeter")
+__all__ = ("Ledgers", "LimitGate", "Refusals", "Repeats", "SpendingLedger", "UsageMeter")
 
 TOLD_AT = 3
 """Observers are told of so many equal calls in a row."""
@@ -41,9 +42,6 @@ ROUNDED_UP = Context(prec=12, rounding=ROUND_CEILING)
 
 Bounds: TypeAlias = "tuple[int | None, Decimal | float | None]"
 """Limits in tokens and in dollars."""
-
-Price = Callable[[str, Usage], "Decimal | None"]
-"""Returns US dollars for a model string and what it used; ``None`` when the price is unknown."""
 
 
 class SpendingLedger:
@@ -301,14 +299,14 @@ class UsageMeter:
         inner: What performs.
         refusals: Shared with the gate inside.
         ledgers: The ledgers of the tree.
-        price: What usage costs, for limits in US dollars.
+        prices: What model calls cost, for limits in US dollars.
     """
 
-    def __init__(self, inner: Performer, refusals: Refusals, ledgers: Ledgers, price: Price) -> None:
+    def __init__(self, inner: Performer, refusals: Refusals, ledgers: Ledgers, prices: Prices) -> None:
         self._inner = inner
         self._refusals = refusals
         self._ledgers = ledgers
-        self._price = price
+        self._prices = prices
         # What each call is metered for: its worst case, and whether there was room for that.
         self._reserved: dict[str, dict[int, tuple[int, Decimal, bool]]] = {}
         # Children that were counted and have not started, by path: their numbers, and whether a model asked for them.
@@ -356,7 +354,7 @@ class UsageMeter:
         # The worst case: what goes in, by estimate, and all that the settings allow to come out. What was not needed is
         # given back with the reply, so a limit is only passed by the error of the estimate (reliability:R6).
         prompt, output = estimated_tokens(request), request.settings.max_tokens or 0
-        cost = self._price(request.model, Usage(input_tokens=prompt, output_tokens=output))
+        cost = self._prices.for_usage(request.model, Usage(input_tokens=prompt, output_tokens=output))
         error = ledger.refusal(prompt + output, cost)
         if error is None:
             ledger.reserve(prompt + output, cost or FREE)
@@ -435,23 +433,24 @@ class UsageMeter:
         return outcome
 
     def _usage_of_call(self, item: Item, outcome: Single, tokens: int, cost: Decimal) -> tuple[int, Decimal]:
-        """Return what a model call used; what it did not say counts as it was reserved."""
+        """Return the tokens and the cost to count for a model call; *tokens* and *cost* were reserved for it."""
         model = cast("CallModel", item.effect).request.model
+        stated: Decimal | None = None
         if type(outcome) is Value and isinstance(outcome.value, ModelReply):
-            usage, price = outcome.value.usage, outcome.value.cost
-            model = outcome.value.model or model
+            reply = outcome.value
+            usage, stated, computed = reply.usage, reply.cost, self._prices.for_reply(model, reply)
         elif type(outcome) is Failure and isinstance(outcome.error, ModelError):
-            usage, price = outcome.error.usage or Usage(), None
+            usage = outcome.error.usage or Usage()
+            computed = self._prices.for_usage(model, usage)
         elif type(outcome) is Stop and outcome.begun is not None:
-            usage, price = outcome.begun.usage, outcome.begun.cost
+            usage, stated = outcome.begun.usage, outcome.begun.cost
+            computed = self._prices.for_usage(model, usage)
         else:
             return 0, FREE
-        # A reply that does not say what it used counts as what was reserved for it: as nothing, a service that is
-        # silent about usage would have no limit.
-        if usage is None:
-            return tokens, cost
-        price = self._price(model, usage) if price is None else price
-        return usage.total_tokens, cost if price is None else price
+        # The larger cost counts: a gateway may state 0 for a model whose price it does not know. What a reply does not
+        # report counts as reserved, or a service that reports nothing would have no limit (requirements:X76).
+        known = [one for one in (stated, computed) if one is not None]
+        return tokens if usage is None else usage.total_tokens, max(known, default=cost)
 
 
 def _too_deep(path: str, limits: Limits, what: str = "child") -> LimitExceeded | None:
