@@ -392,8 +392,11 @@ def _generate(run: RunState, _: Author, asked: y.GenerateN) -> Answer:
         msg = f"agent {run.agent.id!r} has no step left for GenerateN; raise Limits(max_steps=...)"
         run.budget.reach(LimitExceeded(msg, kind="steps", limit=run.budget.most_steps))
     run.budget.check()
-    run.budget.take_step()
-    request = step_request(run, PLAIN, step_prompt(run))
+    try:
+        request = step_request(run, PLAIN, step_prompt(run))
+    # Also counted if the request is refused: a handler that catches the error and asks again must end (reliability:GN02).
+    finally:
+        run.budget.take_step()
     replies: list[ModelReply] = yield from carry_out(Candidates(run, request, asked.n))
     # Two candidates may each want to write the same file; which of them is taken is decided later, by the handler.
     dropped = sum(len(reply.tool_calls) for reply in replies)

@@ -210,7 +210,7 @@ async def test_a_parallel_is_one_action_whatever_it_holds():
 
     def boss(ctx):
         yield from Parallel([Perform(counting.work, turns=0) for _ in range(2_000)])
-        yield from map_agents("kid", range(30))
+        yield from map_agents("kid", range(30), prompt=str)
         with pytest.raises(BaseException, match="asked for more than 2 actions"):
             yield Perform(int)
 

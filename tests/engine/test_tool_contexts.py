@@ -25,7 +25,9 @@ def family(*tools):
     """
     An agent and the child that it may spawn, both with *tools*.
     """
-    kid = AgentDefinition("kid", model="t/m", description="Looks.", display_name="The Kid", tools=tools)
+    kid = AgentDefinition(
+        "kid", model="t/m", description="Looks.", display_name="The Kid", step_prompt="Go on.", tools=tools
+    )
     fields = {"description": "Leads.", "tools": [*tools, "spawn_agents"], "spawnable_agents": [kid]}
     return AgentDefinition("boss", model="t/m", **fields)
 
