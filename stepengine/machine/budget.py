@@ -60,11 +60,6 @@ class Budget:
         if self.reached is not None and self.reached is not before:
             raise LimitReached(self.reached)
 
-    @property
-    def steps_taken(self) -> int:
-        """How many steps the run has taken."""
-        return self.most_steps - self.steps_left
-
     def take_step(self) -> None:
         """Take a step."""
         self.steps_left -= 1

@@ -190,6 +190,7 @@ def _gone_through(call: ToolMember, steps: Any) -> Flow[None]:
     # Driven like a handler, by the same class: its frames stand in the traceback, it is closed on every way out, and
     # what it yields wrongly is told with its line.
     author = Author(f"the tool {call.asked.tool_name!r}", steps, by="tool")
+    call.run.authors.append(author)
     try:
         result = yield from _drive_to_result(call, author)
     except Stopped as stopped:
@@ -205,6 +206,7 @@ def _gone_through(call: ToolMember, steps: Any) -> Flow[None]:
     # Closed before the call is settled: what its `finally` says must still stand before the end of the call.
     finally:
         call.run.side_events.warn(*author.close())
+        call.run.authors.pop()
     call.settle(result, call.run.now)
     yield quick_notify(call.finished())
 

@@ -97,6 +97,7 @@ def run_alone(run: RunState) -> Flow[None]:
 def converse(run: RunState, author: Author) -> Flow[Any]:
     """Advance the handler until it returns or ends the run; return its value. It is closed on every way out."""
     throws = 0
+    run.authors.append(author)
     try:
         asked = author.send(None)
         while type(asked) is not Returned:
@@ -123,6 +124,7 @@ def converse(run: RunState, author: Author) -> Flow[Any]:
     # having run (reliability:I6).
     finally:
         run.side_events.closed_with(author.close())
+        run.authors.pop()
 
 
 def _output_from_return(run: RunState, author: Author, value: Any) -> Any:

@@ -8,7 +8,6 @@ together -> ``post_step`` hooks -> end decision. The open step is held outside t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from itertools import chain
 from typing import Literal, TypeAlias
 
 import attrs
@@ -289,7 +288,7 @@ def step_request(run: RunState, over: StepWith, tail: Sequence[Message]) -> Mode
     # stands before the next message, and the provider's prompt cache would be lost at every step
     # (generator-contract:D33).
     tail = (*run.tail, *tail)
-    if run.plan.path and not run.budget.steps_taken:
+    if run.plan.path and run.budget.steps_left == run.budget.most_steps:
         _check_user_message(run, tail)
     return quick_request(
         model=over.model or run.plan.model or run.model_of(),
@@ -304,7 +303,7 @@ def step_request(run: RunState, over: StepWith, tail: Sequence[Message]) -> Mode
 
 def _check_user_message(run: RunState, tail: Sequence[Message]) -> None:
     """Raise ``InputError`` if neither the view nor *tail* holds a user message: a child would be paid for without a task."""
-    if any(type(message) is UserMessage for message in chain(run.history.view, tail)):
+    if UserMessage in map(type, run.history.view) or UserMessage in map(type, tail):
         return
     agent = run.agent.id
     msg = (
