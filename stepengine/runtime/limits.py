@@ -116,7 +116,7 @@ class SpendingLedger:
         """Return why this run's own limits have no room for a call, or ``None``."""
         most, used = self.max_tokens, self.tokens + self.reserved_tokens
         if most is not None and used + tokens > most:
-            msg = f"the run and its children have used or reserved {used} of {most} tokens; the next model call needs about {tokens}"
+            msg = f"the run and its children have used or reserved {used} of {most} tokens; the next model call needs about {tokens}; raise Limits(max_tokens=...)"
             more = max(self.limits.max_tokens or 0, used + tokens - most) if self.limits.ask else None
             return LimitExceeded(msg, kind="tokens", limit=most, path=self.path if more else "", more=more)
         dollars = self.max_cost
@@ -134,7 +134,7 @@ class SpendingLedger:
         # What others have reserved counts as spent. Without it, ten calls that start together would each find the whole
         # budget (reliability:SP07).
         if spent + cost > dollars:
-            msg = f"the run and its children have spent or reserved {spent} of {dollars} US dollars; the next model call needs about {cost}"
+            msg = f"the run and its children have spent or reserved {spent} of {dollars} US dollars; the next model call needs about {cost}; raise Limits(max_cost_usd=...)"
             again = self._more_dollars(spent + cost - dollars) if self.limits.ask else None
             return LimitExceeded(msg, kind="cost", limit=float(dollars), path=self.path if again else "", more=again)
         return None
@@ -175,7 +175,7 @@ class SpendingLedger:
                 most, started = ledger.limits.max_total_children, ledger.asked
             if most is not None and started + count > most:
                 more = "" if count == 1 else f", {count} more are asked for at once"
-                msg = f"the run tree has started {started} children{more}, and max_total_children is {most}"
+                msg = f"the run tree has started {started} children{more}, and max_total_children is {most}; raise Limits(max_total_children=...)"
                 return LimitExceeded(msg, kind="children", limit=most)
             ledger = ledger.parent
         self.count_children(count, by_model=by_model)
@@ -457,7 +457,7 @@ def _too_deep(path: str, limits: Limits, what: str = "child") -> LimitExceeded |
     depth, most = path.count(".") + 1, limits.max_depth
     if most is None or depth <= most:
         return None
-    msg = f"the {what} would stand {depth} levels below the root, and max_depth is {most}"
+    msg = f"the {what} would stand {depth} levels below the root, and max_depth is {most}; raise Limits(max_depth=...)"
     return LimitExceeded(msg, kind="depth", limit=most)
 
 
@@ -470,7 +470,7 @@ def _too_many_at_once(count: int, given: Limits) -> LimitExceeded | None:
     most = given.max_children
     if most is None or count <= most:
         return None
-    msg = f"{count} children are asked for at once, and max_children is {most}; nothing has started, ask for fewer at a time"
+    msg = f"{count} children are asked for at once, and max_children is {most}; nothing has started, ask for fewer at a time or raise Limits(max_children=...)"
     return LimitExceeded(msg, kind="children", limit=most)
 
 
@@ -480,7 +480,7 @@ def _too_many(effect: Spawn, limits: Limits, spawned: dict[str, int]) -> LimitEx
     most = limits.max_children
     if most is None or count <= most:
         return None
-    msg = f"this is child {count} of one call, and max_children is {most}"
+    msg = f"this is child {count} of one call, and max_children is {most}; raise Limits(max_children=...)"
     return LimitExceeded(msg, kind="children", limit=most)
 
 
