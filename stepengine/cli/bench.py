@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from stepengine.engine.packages import PackagedAgent
     from stepengine.models import Models, Provider
     from stepengine.permissions import Policy
-    from stepengine.runtime.performing import Pricing
+    from stepengine.runtime.prices import Pricing
     from stepengine.system.workspace import Workspace
 
 __all__ = (

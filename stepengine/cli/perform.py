@@ -156,7 +156,7 @@ def reason_of(run: Run, options: Options, bench: Bench) -> str:
     error = run.result.error
     while isinstance(error, ChildError):
         error = error.__cause__
-    no_model = isinstance(error, UnknownModel) and not (options.models or run.result.state.usage.requests)
+    no_model = isinstance(error, UnknownModel) and error.kind == "no_model" and not options.models
     return bench.without_model if no_model else _unknown(error, options)
 
 

@@ -382,7 +382,8 @@ class ToolResult:
         tool_call_id: The call that this answers; set by the machine.
         credits_used: Credits that the tool reports, never money.
         usage: Tokens of models that the tool had called, as far as it was told; ``None`` for one that calls none.
-        cost: What these cost in US dollars; beside a *usage*, ``None`` says that it is unknown.
+        cost: US dollars that the call cost. With a *usage*, ``None`` means that the cost is unknown. Without one, the usage of the
+            run becomes a lower bound.
         side_effects: What it did to the world.
         change: What the tool wants changed in its run, such as ``Change(context={...})``; made once, when the call has
             run, so that the next call and every hook see it.

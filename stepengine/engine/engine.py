@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from stepengine.runtime.clock import Clock
     from stepengine.runtime.handle import ResultMaker, RunHandle
     from stepengine.runtime.hub import ObserverLike
-    from stepengine.runtime.performing import Pricing
+    from stepengine.runtime.prices import Pricing
     from stepengine.runtime.rates import RateLimitsLike
     from stepengine.runtime.retry import RetryPolicy
     from stepengine.runtime.tree import RunTree

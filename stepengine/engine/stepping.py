@@ -16,7 +16,6 @@ import linecache
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
-from traceback import walk_tb
 from types import FrameType, GeneratorType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
@@ -61,11 +60,9 @@ from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.records import ROOT, Address, Intent, Result, shown_address
 from stepengine.journal.replayer import NO_LEEWAY, Leeway, RecordedPart, Replayer
 from stepengine.journal.store import Journal
-from stepengine.machine.author import Author
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.machine.run import parts_of
+from stepengine.machine.run import find_machine
 from stepengine.machine.signals import is_callers
-from stepengine.machine.state import RunState
 from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.performer import Item, child_path, computed
 from stepengine.tooling.context import Belongings
@@ -482,7 +479,7 @@ class Stepper:
             if isinstance(error, KeyboardInterrupt) or not is_callers(error):
                 raise
             # What ends the program of who runs it, such as ``sys.exit``, ends the run, and nothing of who looks at it.
-            run.finished = Finished(status=RunStatus.FAILED, state=_state_in(error) or run.state, error=error)
+            run.finished = Finished(status=RunStatus.FAILED, state=_state_of(run), error=error)
             return
         run.effect = effect
         members = effect.effects if type(effect) is Gather else (effect,)
@@ -818,30 +815,16 @@ def _state_of(run: _Running) -> AgentState:
     """Return the state of a run whose machine waits, or has ended."""
     if run.finished is not None:
         return run.finished.state
-    for part in parts_of(run.machine):
-        for value in _locals_of(part).values():
-            if type(value) is RunState:
-                return value.frozen()
-    return run.state
-
-
-def _state_in(error: BaseException) -> AgentState | None:
-    """Return the state of the run whose machine an error left, from the frames that it passed."""
-    for frame, _ in walk_tb(error.__traceback__):
-        for value in frame.f_locals.values():
-            if type(value) is RunState:
-                return value.frozen()
-    return None
+    machine = find_machine(run.machine)
+    return run.state if machine is None else machine.state
 
 
 def _frames(machine: object) -> Iterator[Frame]:
     """Give the frames of the author's generator that a machine waits for: of a hook, where one was called."""
-    author: Author | None = None
-    for part in parts_of(machine):
-        for value in _locals_of(part).values():
-            author = value if type(value) is Author else author
-    if author is None:
+    known = find_machine(machine)
+    if known is None or not known.authors:
         return
+    author = known.authors[-1]
     top: FrameKind = author.by
     has_program = False
     for generator in _chain(author.steps):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import GeneratorType
 from typing import Any, TypeVar, cast
 
@@ -22,32 +22,56 @@ def map_agents(
     agent: str | AgentDefinition[Out],
     items: Iterable[Item],
     *,
-    prompt: str | Callable[[Item], str] = "",
+    prompt: str | Callable[[Item], str] | None = None,
     params: Callable[[Item], Any] | None = None,
     concurrency: int = 8,
 ) -> Generator[Yieldable, StepResult, tuple[ChildResult[Out], ...]]:
     """
     Run one child per item, *concurrency* at a time, and return their results in the order of the items.
 
+    Without *prompt* and *params*, an item that is a string is the prompt of its child, and a mapping is its params.
+
     It is one ``Parallel``, so one action: as soon as a child has ended, the next one starts. Memory grows with the items and
     the results.
 
     Args:
         agent: The id of a spawnable agent, or its definition.
-        items: One child each; all are taken before the first child starts.
-        prompt: The prompt of every child, or a function that makes it from the item.
-        params: A function that makes the params from the item; none by default.
-        concurrency: How many children run at once; a ``max_concurrent_children`` that was set holds beside it.
+        items: One child each; all are read when ``map_agents`` is called.
+        prompt: The prompt of every child, or a function that returns the prompt for an item.
+        params: A function that returns the params for an item; none by default.
+        concurrency: How many children run at once; a ``max_concurrent_children`` that was set also holds.
 
     A child that fails is an entry with ``is_error``; the others are not affected.
 
     Raises:
+        BadYield: when ``map_agents`` is called without *prompt* and *params*, and an item is neither a string nor a mapping.
         LimitExceeded: when a limit that was set has no room for that many children; none has started.
     """
-    calls = [
-        AgentCall(agent, prompt(item) if callable(prompt) else prompt, params(item) if params else None)
-        for item in items
-    ]
+    return _run_all([_call_for(agent, number, item, prompt, params) for number, item in enumerate(items)], concurrency)
+
+
+def _call_for(
+    agent: str | AgentDefinition[Out],
+    number: int,
+    item: Item,
+    prompt: str | Callable[[Item], str] | None,
+    params: Callable[[Item], Any] | None,
+) -> AgentCall[Out]:
+    if prompt is not None or params is not None:
+        text = prompt(item) if callable(prompt) else prompt or ""
+        return AgentCall(agent, text, None if params is None else params(item))
+    if isinstance(item, str):
+        return AgentCall(agent, item)
+    if isinstance(item, Mapping):
+        return AgentCall(agent, "", item)
+    msg = (
+        f"item {number} of map_agents is a {type(item).__name__}, which is neither a prompt (a string) nor params (a mapping); "
+        "pass prompt= or params= as a function of the item, such as prompt=str"
+    )
+    raise BadYield(msg)
+
+
+def _run_all(calls: Sequence[AgentCall[Out]], concurrency: int) -> Steps[tuple[ChildResult[Out], ...]]:
     return (yield from Parallel(calls, concurrency=max(concurrency, 1))) if calls else ()
 
 

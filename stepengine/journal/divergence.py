@@ -18,9 +18,7 @@ from stepengine.errors import ReplayDivergence
 from stepengine.journal.fingerprints import fingerprinted_part
 from stepengine.journal.history import History
 from stepengine.journal.records import Address, Intent, file_of, shown_address
-from stepengine.machine.author import Author
-from stepengine.machine.run import parts_of
-from stepengine.machine.state import RunState
+from stepengine.machine.run import find_machine
 from stepengine.redaction import Redactor
 
 __all__ = (
@@ -65,23 +63,17 @@ class Field(NamedTuple):
 
 def parked_at(machine: object) -> str:
     """
-    Return where the handler or hook of a parked machine waits, ``""`` when none of the author's does.
+    Return where the author's code of a parked machine waits, ``""`` when none of it does.
 
-    That is ``file:line``, of a program that a model wrote its line. The author's generator hangs at the innermost part of the
-    machine that drives it.
+    That is ``file:line`` of the innermost handler, tool or hook; for a program that a model wrote, its line.
     """
-    found, place = "", None
-    for part in parts_of(machine):
-        frame = getattr(part, "gi_frame", None)
-        for value in frame.f_locals.values() if frame is not None else ():
-            if type(value) is Author:
-                found = value.location or found
-            elif type(value) is RunState:
-                place = value.place
-    if place is None:
-        return found
-    text, line = place
-    return f"line {line} of the program: {line_of(text, line)}"
+    known = find_machine(machine)
+    if known is None:
+        return ""
+    if known.place is not None:
+        text, line = known.place
+        return f"line {line} of the program: {line_of(text, line)}"
+    return next((found for author in reversed(known.authors) if (found := author.location)), "")
 
 
 def defined_at(handler: object) -> str:

@@ -50,22 +50,25 @@ from stepengine.journal.records import ROOT, Address, Input, Intent, Record, Res
 from stepengine.journal.store import Commits, Extension, Journal, MemoryJournal, Writer
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.redaction import left_out
-from stepengine.runtime.limits import Price
 from stepengine.runtime.mail import Message, answer_in
 from stepengine.runtime.performer import Item, Middleware, Performer, is_repeatable
 from stepengine.runtime.performing import ModelRegistry
+from stepengine.runtime.prices import Prices
 from stepengine.runtime.tree import ChildPlanner, Level, MachineMaker, Services
 from stepengine.system.writes import FileWrite
 
 if TYPE_CHECKING:
+    from decimal import Decimal
+
+    from stepengine.data.usage import Usage
     from stepengine.journal.replayer import Leeway, RecordedPart, Replayer
     from stepengine.journal.sleeping import Bed
 
 __all__ = ("JournaledRun",)
 
 LISTED = 10
-Around: TypeAlias = "Callable[[Performer, Price], Performer]"
-"""Wraps a performer, given what models cost."""
+Around: TypeAlias = "Callable[[Performer, Callable[[str, Usage], Decimal | None]], Performer]"
+"""Wraps a performer, given a function that returns the cost of a usage."""
 
 
 class JournaledRun:
@@ -694,8 +697,8 @@ class JournaledRun:
         """Give the wrappers of live effects, beside those of the services."""
         around = self._around
         if around is not None:
-            prices, clock = services.pricing, services.clock
-            yield lambda inner: around(inner, lambda model, usage: prices and prices(model, usage, clock.now()))
+            prices = Prices(services.pricing, services.clock.now)
+            yield lambda inner: around(inner, prices.for_usage)
 
     def tell(self, request: ModelRequest, times: int) -> None:
         """Tell the provider of a model call that the record answers it, with every attempt that it took."""

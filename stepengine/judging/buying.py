@@ -26,7 +26,7 @@ from stepengine.errors import DataError, LimitExceeded, ModelError
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.models import Models, Provider
 from stepengine.redaction import redactor_for
-from stepengine.runtime.performing import Pricing
+from stepengine.runtime.prices import Pricing
 from stepengine.runtime.sizes import estimated_tokens
 
 __all__ = ("Buyer", "ReplyBook")

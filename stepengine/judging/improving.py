@@ -48,7 +48,7 @@ from stepengine.judging.evaluating import (
 from stepengine.judging.scoring import PASS, Pair, Scores, scores_of
 from stepengine.judging.statistics import FEWEST_CASES
 from stepengine.models import Models
-from stepengine.runtime.performing import Pricing
+from stepengine.runtime.prices import Pricing
 
 __all__ = ("HELD_OUT", "Improvement", "Split", "Trials", "problems_of", "split_of")
 

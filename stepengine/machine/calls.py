@@ -189,6 +189,7 @@ def _gone_through(call: ToolMember, steps: Any) -> Flow[None]:
     # Driven like a handler, by the same class: its frames stand in the traceback, it is closed on every way out, and
     # what it yields wrongly is told with its line.
     author = Author(f"the tool {call.asked.tool_name!r}", steps, by="tool")
+    call.run.authors.append(author)
     try:
         result = yield from _drive_to_result(call, author)
     except Stopped as stopped:
@@ -204,6 +205,7 @@ def _gone_through(call: ToolMember, steps: Any) -> Flow[None]:
     # Closed before the call is settled: what its `finally` says must still stand before the end of the call.
     finally:
         call.run.side_events.warn(*author.close())
+        call.run.authors.pop()
     call.settle(result, call.run.now)
     yield Notify(call.finished())
 
@@ -1091,7 +1093,7 @@ class ToolMember(EffectMember):
         self.result = result_of_call(result, self.asked)
         if result.credits_used:
             self.run.spent.count_credits(result.credits_used)
-        if result.usage is not None:
+        if result.usage is not None or result.cost is not None:
             self.run.spent.count(self.asked.tool_name, result.usage, result.cost, 0)
         if result.change is not None:
             # Here and nowhere else: the next call and every hook see it, and nothing later makes it a second time.

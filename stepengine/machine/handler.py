@@ -95,6 +95,7 @@ def run_alone(run: RunState) -> Flow[None]:
 def converse(run: RunState, author: Author) -> Flow[Any]:
     """Advance the handler until it returns or ends the run; return its value. It is closed on every way out."""
     throws = 0
+    run.authors.append(author)
     try:
         asked = author.send(None)
         while type(asked) is not Returned:
@@ -121,6 +122,7 @@ def converse(run: RunState, author: Author) -> Flow[Any]:
     # having run (reliability:I6).
     finally:
         run.side_events.closed_with(author.close())
+        run.authors.pop()
 
 
 def _output_from_return(run: RunState, author: Author, value: Any) -> Any:
@@ -390,8 +392,11 @@ def _generate(run: RunState, _: Author, asked: y.GenerateN) -> Answer:
         msg = f"agent {run.agent.id!r} has no step left for GenerateN; raise Limits(max_steps=...)"
         run.budget.reach(LimitExceeded(msg, kind="steps", limit=run.budget.most_steps))
     run.budget.check()
-    run.budget.take_step()
-    request = step_request(run, PLAIN, step_prompt(run))
+    try:
+        request = step_request(run, PLAIN, step_prompt(run))
+    # Also counted if the request is refused: a handler that catches the error and asks again must end (reliability:GN02).
+    finally:
+        run.budget.take_step()
     replies: list[ModelReply] = yield from carry_out(Candidates(run, request, asked.n))
     # Two candidates may each want to write the same file; which of them is taken is decided later, by the handler.
     dropped = sum(len(reply.tool_calls) for reply in replies)

@@ -99,6 +99,7 @@ def _check_change(run: RunState, point: str, hook: Hook, said: object) -> None:
 
 def _drive(run: RunState, what: str, steps: GeneratorType[Any, Any, Any]) -> Flow[Any]:
     author = Author(what, steps, by="hook")
+    run.authors.append(author)
     try:
         asked = author.send(None)
         for _ in range(MAX_YIELDS):
@@ -114,6 +115,7 @@ def _drive(run: RunState, what: str, steps: GeneratorType[Any, Any, Any]) -> Flo
         raise HandlerError(msg, kind="RuntimeError", location=author.location)
     finally:
         run.side_events.warn(*author.close())
+        run.authors.pop()
 
 
 def _answer(run: RunState, author: Author, asked: Any) -> Flow[StepResult]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Generator
 from types import GeneratorType
 from typing import Any, NamedTuple, TypeVar, assert_never
 
@@ -18,7 +18,7 @@ from stepengine.data.effects import RUNS, WAITS, AskPerson, Effect, Gather, Noti
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import compact, thaw
 from stepengine.data.messages import TextPart, UserMessage
-from stepengine.data.outcomes import Failure, Gathered, Stop, Value
+from stepengine.data.outcomes import Failure, Gathered, Outcome, Stop, Value
 from stepengine.data.state import AgentState, RunPhase, RunStatus, no_longer_waiting
 from stepengine.data.tools import timed_out
 from stepengine.errors import HandlerError, LimitExceeded, LimitReached, StepEngineError, ToolError
@@ -35,7 +35,7 @@ from stepengine.machine.settling import output_of, settle_output, text_of
 from stepengine.machine.signals import Abort, Stopped, is_callers, status_of
 from stepengine.machine.state import RunState
 
-__all__ = ("parts_of", "run_agent")
+__all__ = ("Machine", "find_machine", "run_agent")
 
 T = TypeVar("T")
 
@@ -50,7 +50,51 @@ class _Ending(NamedTuple):
     was_returned: bool = False
 
 
-def run_agent(plan: RunPlan, state: AgentState) -> Flow[Finished]:
+class Machine(Generator[Effect, Outcome | None, Finished]):
+    """
+    One run: a generator of effects that also tells where the run waits. Made by ``run_agent``.
+
+    Attributes:
+        send: Sends the outcome of an effect; returns the next one.
+        throw: Raises in the run; returns the next effect.
+        close: Ends the run where it waits.
+    """
+
+    __slots__ = ("_run", "close", "send", "throw")
+
+    send: Callable[[Outcome | None], Effect]
+    throw: Any
+    close: Callable[[], None]
+
+    def __init__(self, run: RunState, flow: Flow[Finished]) -> None:
+        self._run = run
+        # The generator's own methods: a method of this class would be one more call for each effect.
+        self.send, self.throw, self.close = flow.send, flow.throw, flow.close
+
+    @property
+    def authors(self) -> tuple[Author, ...]:
+        """The author's generators that the run is in, from the outside in: its handler or tool body, then the hook or tool it waits for."""
+        return tuple(self._run.authors)
+
+    @property
+    def state(self) -> AgentState:
+        """The state of the run at this moment."""
+        return self._run.frozen()
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """Of the body of a tool that works through a program: its text, and the line where it is, from 1."""
+        return self._run.place
+
+
+def find_machine(generator: object) -> Machine | None:
+    """Return the machine that *generator* is or delegates to; ``None`` if there is none, such as after its end."""
+    while generator is not None and not isinstance(generator, Machine):
+        generator = getattr(generator, "gi_yieldfrom", None)
+    return generator
+
+
+def run_agent(plan: RunPlan, state: AgentState) -> Machine:
     """
     Run an agent.
 
@@ -67,7 +111,7 @@ def run_agent(plan: RunPlan, state: AgentState) -> Flow[Finished]:
     """
     run = RunState(plan, state, offered_of(plan))
     # Outermost, so that the events that it shows itself, which are most of a watched run's, pass nobody else.
-    return exchange(run, _run_agent(run) if plan.body is None else _run_body(run, plan.body))
+    return Machine(run, exchange(run, _run_agent(run) if plan.body is None else _run_body(run, plan.body)))
 
 
 def _run_agent(run: RunState) -> Flow[Finished]:
@@ -216,19 +260,6 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls
         return returned
     finally:
         flow.close()
-
-
-def parts_of(machine: Any) -> Iterator[Any]:
-    """Give what a parked machine is made of, from the outside in: generators, and last of all something that is not one."""
-    # A generator shows where it waits only through its frame, and `exchange` sends its part by hand, which hides it
-    # from `gi_yieldfrom`. Divergences name the author's line by this.
-    while machine is not None:
-        yield machine
-        frame = getattr(machine, "gi_frame", None)
-        if frame is not None and frame.f_code is exchange.__code__:
-            machine = frame.f_locals["flow"]
-        else:
-            machine = getattr(machine, "gi_yieldfrom", None)
 
 
 def _until_end(run: RunState) -> Flow[_Ending]:

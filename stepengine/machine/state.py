@@ -32,6 +32,7 @@ from stepengine.errors import (
     StepEngineError,
     UnknownModel,
 )
+from stepengine.machine.author import Author
 from stepengine.machine.background import NO_CHILDREN, Background
 from stepengine.machine.budget import Budget, is_spent, raisable_error
 from stepengine.machine.finding import with_finder
@@ -89,6 +90,7 @@ class RunState:
         computed: Of the body of a tool, what each ``Compute`` of it came to.
         place: Of the body of a tool, the text that it works through and the line of that, from 1, where it is.
         background: Its children in the background.
+        authors: The author's generators that it is in: its handler or the body of a tool, and the hook or tool that this waits for.
     """
 
     # Slots by hand, as this is the one class of the machine that is edited: what is frozen stands around it. A slip in
@@ -104,6 +106,7 @@ class RunState:
         "_stops_refused",
         "_values",
         "agent",
+        "authors",
         "background",
         "began",
         "bindings",
@@ -177,6 +180,7 @@ class RunState:
         self.changes: list[Change | SetOutput | UserMessage] = []
         self.computed: list[JsonValue] = []
         self.place: tuple[str, int] | None = None
+        self.authors: list[Author] = []
         # One empty value that all runs share: hardly a run has children in the background, and the question `is not
         # NO_CHILDREN` at each step costs no call.
         self.background: Background = NO_CHILDREN

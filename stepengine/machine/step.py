@@ -33,7 +33,7 @@ from stepengine.data.state import RunStatus
 from stepengine.data.thoughts import parted
 from stepengine.data.usage import Usage, add_cost
 from stepengine.data.yields import StepWith
-from stepengine.errors import ContextOverflow, LimitExceeded, LimitReached, ModelError, StepEngineError
+from stepengine.errors import ContextOverflow, InputError, LimitExceeded, LimitReached, ModelError, StepEngineError
 from stepengine.machine import hooks
 from stepengine.machine.background import NO_CHILDREN
 from stepengine.machine.batch import called_by_model, run_batch
@@ -269,11 +269,22 @@ def reopened_step(run: RunState, message: AssistantMessage, stored: Sequence[Too
 
 
 def step_request(run: RunState, over: StepWith, tail: Sequence[Message]) -> ModelRequest:
-    """Return the request of a step: system prompt, view, the tails of run and step, tools and settings."""
+    """
+    Return the request of a step: system prompt, view, the tails of run and step, tools and settings.
+
+    Raises:
+        InputError: for the first request of a child, when it has no user message.
+    """
     settings = run.agent.settings if over.settings is None else run.agent.settings.merged(over.settings)
     specs = run.specs if over.tools is None else tuple([run.bindings[name].spec for name in over.tools])
     # Several providers refuse a choice of tools in a request that offers none.
     choice = (over.tool_choice or settings.tool_choice) if specs else None
+    # The tail stands behind the messages and is in no transcript. Put into the history, a step prompt would change what
+    # stands before the next message, and the provider's prompt cache would be lost at every step
+    # (generator-contract:D33).
+    tail = (*run.tail, *tail)
+    if run.plan.path and run.budget.steps_left == run.budget.most_steps:
+        _check_user_message(run, tail)
     return ModelRequest(
         model=over.model or run.plan.model or run.model_of(),
         system_prompt=run.system_prompt,
@@ -281,11 +292,20 @@ def step_request(run: RunState, over: StepWith, tail: Sequence[Message]) -> Mode
         tools=specs,
         tool_choice=choice,
         settings=settings,
-        # The tail stands behind the messages and is in no transcript. Put into the history, a step prompt would change
-        # what stands before the next message, and the provider's prompt cache would be lost at every step
-        # (generator-contract:D33).
-        tail=(*run.tail, *tail),
+        tail=tail,
     )
+
+
+def _check_user_message(run: RunState, tail: Sequence[Message]) -> None:
+    """Raise ``InputError`` if neither the view nor *tail* holds a user message: a child would be paid for without a task."""
+    if UserMessage in map(type, run.history.view) or UserMessage in map(type, tail):
+        return
+    agent = run.agent.id
+    msg = (
+        f"agent {agent!r} was started without a prompt and params, so its first request has no user message. Start it with "
+        f"AgentCall({agent!r}, prompt), or give it an instructions_prompt"
+    )
+    raise InputError(msg)
 
 
 def step_prompt(run: RunState) -> Sequence[Message]:

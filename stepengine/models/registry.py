@@ -21,6 +21,8 @@ ENTRY_POINTS = "stepengine.models"
 """The entry-point group: the name of an entry is a prefix, what it loads makes a provider."""
 
 OPENROUTER = "openrouter"
+SHOWN_NAMES = 5
+"""How many registered providers a message names; 32 of them hide what it says."""
 ALIKE = 0.75
 """How near a provider's name has to be to be meant, where OpenRouter is named beside it."""
 
@@ -363,7 +365,12 @@ class Models:
         return model.strip()
 
     def _names(self) -> str:
-        return ", ".join([repr(name) for name in self.providers]) or "(none is registered)"
+        first = [repr(name) for name in self.providers[:SHOWN_NAMES]]
+        more = len(self.providers) - len(first)
+        return (
+            ", ".join(first) + (f" and {more} more (`stepengine models` lists them)" if more else "")
+            or "(none is registered)"
+        )
 
     def _match(self, model: str) -> ModelRef:
         found = [prefix for prefix in self._sources if self._provider(prefix).supports_model(model)]

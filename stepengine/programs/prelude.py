@@ -412,11 +412,18 @@ def _se_fill(made, told):
         setattr(made, name, _se_read(inner))
     return made
 
-async def map_agents(agent, items, *, prompt="", params=None, concurrency=8):
+async def map_agents(agent, items, *, prompt=None, params=None, concurrency=8):
     calls = []
     for item in items:
-        said = prompt if isinstance(prompt, str) else prompt(item)
-        calls.append(AgentCall(agent, said, None if params is None else params(item)))
+        if prompt is not None or params is not None:
+            text = prompt or "" if prompt is None or isinstance(prompt, str) else prompt(item)
+            calls.append(AgentCall(agent, text, None if params is None else params(item)))
+        elif isinstance(item, str):
+            calls.append(AgentCall(agent, item))
+        elif isinstance(item, dict):
+            calls.append(AgentCall(agent, "", item))
+        else:
+            raise FileExistsError("item " + str(len(calls)) + " of map_agents is a " + type(item).__name__ + ", which is neither a prompt (a string) nor params (a mapping); pass prompt= or params= as a function of the item, such as prompt=str")
     return _se_value(await _se_from(Parallel(calls, concurrency=max(concurrency, 1)))) if calls else ()
 
 async def best_of(agent, prompt="", params=None, *, n=3, concurrency=8, judge):

@@ -22,7 +22,7 @@ from stepengine.data.questions import AnswerLike, Question
 from stepengine.data.state import RunPhase, RunResult
 from stepengine.data.transcript import Transcript
 from stepengine.data.yields import a_topic
-from stepengine.errors import StepEngineError
+from stepengine.errors import InputError, StepEngineError
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.mail import Message, result_message
 from stepengine.runtime.performer import Item
@@ -312,8 +312,22 @@ class RunHandle(Generic[Out]):
         """
         return self.send_message(Message(secrets.token_hex(16) if id is None else id, path, a_topic(topic), value))
 
-    def send_message(self, message: Message) -> bool:
-        """Do what ``post`` does with a message that is made already."""
+    def send_message(self, message: Message | str) -> bool:
+        """
+        Send a message that is made already, as ``post`` does; text is a user message, as for ``send_input``.
+
+        Raises:
+            InputError: for anything else; otherwise as ``post`` and ``send_input``.
+        """
+        if isinstance(message, str):
+            self.send_input(message)
+            return True
+        if not isinstance(message, Message):
+            msg = (
+                f"send_message takes text or a Message, not a {type(message).__name__}; "
+                "to answer a Receive, write handle.post(topic, value)"
+            )
+            raise InputError(msg)
         if self.done:
             msg = f"the run {self.run_id!r} has ended here and takes no messages; engine.post(journal, ...) keeps one for whoever resumes it"
             raise StepEngineError(msg)

@@ -28,9 +28,10 @@ from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded, ModelError, StepEngineError
 from stepengine.machine.plan import RunPlan
 from stepengine.runtime.performer import IO, Item, Performer, child_path
+from stepengine.runtime.prices import Prices
 from stepengine.runtime.sizes import estimated_tokens
 
-__all__ = ("Ledgers", "LimitGate", "Price", "Refusals", "Repeats", "SpendingLedger", "UsageMeter")
+__all__ = ("Ledgers", "LimitGate", "Refusals", "Repeats", "SpendingLedger", "UsageMeter")
 
 TOLD_AT = 3
 """Observers are told of so many equal calls in a row."""
@@ -41,9 +42,6 @@ ROUNDED_UP = Context(prec=12, rounding=ROUND_CEILING)
 
 Bounds: TypeAlias = "tuple[int | None, Decimal | float | None]"
 """Limits in tokens and in dollars."""
-
-Price = Callable[[str, Usage], "Decimal | None"]
-"""Returns US dollars for a model string and what it used; ``None`` when the price is unknown."""
 
 
 class SpendingLedger:
@@ -118,7 +116,7 @@ class SpendingLedger:
         """Return why this run's own limits have no room for a call, or ``None``."""
         most, used = self.max_tokens, self.tokens + self.reserved_tokens
         if most is not None and used + tokens > most:
-            msg = f"the run and its children have used or reserved {used} of {most} tokens; the next model call needs about {tokens}"
+            msg = f"the run and its children have used or reserved {used} of {most} tokens; the next model call needs about {tokens}; raise Limits(max_tokens=...)"
             more = max(self.limits.max_tokens or 0, used + tokens - most) if self.limits.ask else None
             return LimitExceeded(msg, kind="tokens", limit=most, path=self.path if more else "", more=more)
         dollars = self.max_cost
@@ -136,7 +134,7 @@ class SpendingLedger:
         # What others have reserved counts as spent. Without it, ten calls that start together would each find the whole
         # budget (reliability:SP07).
         if spent + cost > dollars:
-            msg = f"the run and its children have spent or reserved {spent} of {dollars} US dollars; the next model call needs about {cost}"
+            msg = f"the run and its children have spent or reserved {spent} of {dollars} US dollars; the next model call needs about {cost}; raise Limits(max_cost_usd=...)"
             again = self._more_dollars(spent + cost - dollars) if self.limits.ask else None
             return LimitExceeded(msg, kind="cost", limit=float(dollars), path=self.path if again else "", more=again)
         return None
@@ -177,7 +175,7 @@ class SpendingLedger:
                 most, started = ledger.limits.max_total_children, ledger.asked
             if most is not None and started + count > most:
                 more = "" if count == 1 else f", {count} more are asked for at once"
-                msg = f"the run tree has started {started} children{more}, and max_total_children is {most}"
+                msg = f"the run tree has started {started} children{more}, and max_total_children is {most}; raise Limits(max_total_children=...)"
                 return LimitExceeded(msg, kind="children", limit=most)
             ledger = ledger.parent
         self.count_children(count, by_model=by_model)
@@ -301,14 +299,14 @@ class UsageMeter:
         inner: What performs.
         refusals: Shared with the gate inside.
         ledgers: The ledgers of the tree.
-        price: What usage costs, for limits in US dollars.
+        prices: What model calls cost, for limits in US dollars.
     """
 
-    def __init__(self, inner: Performer, refusals: Refusals, ledgers: Ledgers, price: Price) -> None:
+    def __init__(self, inner: Performer, refusals: Refusals, ledgers: Ledgers, prices: Prices) -> None:
         self._inner = inner
         self._refusals = refusals
         self._ledgers = ledgers
-        self._price = price
+        self._prices = prices
         # What each call is metered for: its worst case, and whether there was room for that.
         self._reserved: dict[str, dict[int, tuple[int, Decimal, bool]]] = {}
         # Children that were counted and have not started, by path: their numbers, and whether a model asked for them.
@@ -356,7 +354,7 @@ class UsageMeter:
         # The worst case: what goes in, by estimate, and all that the settings allow to come out. What was not needed is
         # given back with the reply, so a limit is only passed by the error of the estimate (reliability:R6).
         prompt, output = estimated_tokens(request), request.settings.max_tokens or 0
-        cost = self._price(request.model, Usage(input_tokens=prompt, output_tokens=output))
+        cost = self._prices.for_usage(request.model, Usage(input_tokens=prompt, output_tokens=output))
         error = ledger.refusal(prompt + output, cost)
         if error is None:
             ledger.reserve(prompt + output, cost or FREE)
@@ -435,30 +433,31 @@ class UsageMeter:
         return outcome
 
     def _usage_of_call(self, item: Item, outcome: Single, tokens: int, cost: Decimal) -> tuple[int, Decimal]:
-        """Return what a model call used; what it did not say counts as it was reserved."""
+        """Return the tokens and the cost to count for a model call; *tokens* and *cost* were reserved for it."""
         model = cast("CallModel", item.effect).request.model
+        stated: Decimal | None = None
         if type(outcome) is Value and isinstance(outcome.value, ModelReply):
-            usage, price = outcome.value.usage, outcome.value.cost
-            model = outcome.value.model or model
+            reply = outcome.value
+            usage, stated, computed = reply.usage, reply.cost, self._prices.for_reply(model, reply)
         elif type(outcome) is Failure and isinstance(outcome.error, ModelError):
-            usage, price = outcome.error.usage or Usage(), None
+            usage = outcome.error.usage or Usage()
+            computed = self._prices.for_usage(model, usage)
         elif type(outcome) is Stop and outcome.begun is not None:
-            usage, price = outcome.begun.usage, outcome.begun.cost
+            usage, stated = outcome.begun.usage, outcome.begun.cost
+            computed = self._prices.for_usage(model, usage)
         else:
             return 0, FREE
-        # A reply that does not say what it used counts as what was reserved for it: as nothing, a service that is
-        # silent about usage would have no limit.
-        if usage is None:
-            return tokens, cost
-        price = self._price(model, usage) if price is None else price
-        return usage.total_tokens, cost if price is None else price
+        # The larger cost counts: a gateway may state 0 for a model whose price it does not know. What a reply does not
+        # report counts as reserved, or a service that reports nothing would have no limit (requirements:X76).
+        known = [one for one in (stated, computed) if one is not None]
+        return tokens if usage is None else usage.total_tokens, max(known, default=cost)
 
 
 def _too_deep(path: str, limits: Limits, what: str = "child") -> LimitExceeded | None:
     depth, most = path.count(".") + 1, limits.max_depth
     if most is None or depth <= most:
         return None
-    msg = f"the {what} would stand {depth} levels below the root, and max_depth is {most}"
+    msg = f"the {what} would stand {depth} levels below the root, and max_depth is {most}; raise Limits(max_depth=...)"
     return LimitExceeded(msg, kind="depth", limit=most)
 
 
@@ -471,7 +470,7 @@ def _too_many_at_once(count: int, given: Limits) -> LimitExceeded | None:
     most = given.max_children
     if most is None or count <= most:
         return None
-    msg = f"{count} children are asked for at once, and max_children is {most}; nothing has started, ask for fewer at a time"
+    msg = f"{count} children are asked for at once, and max_children is {most}; nothing has started, ask for fewer at a time or raise Limits(max_children=...)"
     return LimitExceeded(msg, kind="children", limit=most)
 
 
@@ -481,7 +480,7 @@ def _too_many(effect: Spawn, limits: Limits, spawned: dict[str, int]) -> LimitEx
     most = limits.max_children
     if most is None or count <= most:
         return None
-    msg = f"this is child {count} of one call, and max_children is {most}"
+    msg = f"this is child {count} of one call, and max_children is {most}; raise Limits(max_children=...)"
     return LimitExceeded(msg, kind="children", limit=most)
 
 

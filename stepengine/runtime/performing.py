@@ -11,10 +11,9 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from datetime import datetime
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar, assert_never, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, assert_never, cast
 
 import attrs
 from attrs import frozen
@@ -75,7 +74,7 @@ from stepengine.errors import (
 from stepengine.machine.plan import Finished
 from stepengine.models._stopping import note_usage, usage_when_stopped
 from stepengine.models.base import Provider, deltas_of_part, raw_of
-from stepengine.runtime.logs import LOGGER, LineLogger
+from stepengine.runtime.logs import LineLogger
 from stepengine.runtime.mail import Message, misfit_of
 from stepengine.runtime.performer import IO, Item, child_path
 from stepengine.runtime.rates import Notice, Obstacle, ParsingRegistry, queued
@@ -98,7 +97,6 @@ __all__ = (
     "Innermost",
     "ModelProvider",
     "ModelRegistry",
-    "Pricing",
     "ToolSetting",
 )
 
@@ -132,6 +130,7 @@ class Innermost:
         self._by_kind = self._PERFORM
         self._inbox, self._inboxes = tree.inbox, tree.inboxes
         self._providers: dict[str, ModelProvider] = {}
+        self._prices = tree.prices
 
     def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
         """Nothing needs to be prepared to perform something."""
@@ -235,7 +234,7 @@ class Innermost:
         if usage is not None:
             # Nothing used costs nothing, also where the model has no price: `None` would make the sum unknown for ever
             # (reliability:I4).
-            cost = self._cost(model, usage) if usage.total_tokens else Decimal(0)
+            cost = self._prices.for_usage(model, usage) if usage.total_tokens else Decimal(0)
             self._tree.stopped_calls[item.path, item.effect.seq] = Begun(attrs.evolve(usage, at_least=True), cost)
         raise raised
 
@@ -278,44 +277,16 @@ class Innermost:
         usage, cost = reply.usage, reply.cost
         # A bill that the provider states wins over our prices; these are only for replies that state none.
         if cost is None and usage is not None:
-            cost = self._cost_of_reply(model, reply)
-            if reply.provider_data and (missing := self._unpriced(model, reply)):
+            cost = self._prices.for_reply(model, reply)
+            if reply.provider_data and (missing := self._prices.unpriced_parts(model, reply)):
                 usage = attrs.evolve(usage, at_least=True)
                 reply = attrs.evolve(reply, provider_data={**reply.provider_data, "unpriced": missing})
         if spent is not None:
-            cost = add_cost(cost, self._cost(model, spent) if spent.total_tokens else Decimal(0))
+            cost = add_cost(cost, self._prices.for_usage(model, spent) if spent.total_tokens else Decimal(0))
             usage = spent + (usage or Usage(at_least=True))
         if usage is reply.usage and cost is reply.cost:
             return reply
         return attrs.evolve(reply, usage=usage, cost=cost)
-
-    def _cost_of_reply(self, model: str, reply: ModelReply) -> Decimal | None:
-        """Return what a reply cost; a gateway's own name that has no price is priced by the name that was asked."""
-        pricing, usage = self._services.pricing, reply.usage or Usage()
-        whole: Callable[[str, ModelReply, datetime], Decimal | None] | None = getattr(pricing, "of_reply", None)
-        if whole is not None:
-            return self._price_or_none(model, lambda: whole(model, reply, self._tree.now()))
-        cost = self._cost(reply.model or model, usage)
-        return self._cost(model, usage) if cost is None and reply.model is not None else cost
-
-    def _unpriced(self, model: str, reply: ModelReply) -> tuple[str, ...]:
-        """Return the parts of *reply* that have no price, which makes its cost a lower bound."""
-        of: Callable[[str, ModelReply, datetime], tuple[str, ...]] | None
-        of = getattr(self._services.pricing, "unpriced", None)
-        return () if of is None else self._price_or_none(model, lambda: of(model, reply, self._tree.now())) or ()
-
-    def _cost(self, model: str, usage: Usage) -> Decimal | None:
-        pricing = self._services.pricing
-        return None if pricing is None else self._price_or_none(model, lambda: pricing(model, usage, self._tree.now()))
-
-    def _price_or_none(self, model: str, price: Callable[[], Priced | None]) -> Priced | None:
-        try:
-            return price()
-        # A price table of the user's that raises must not lose a reply that was paid for: its cost is unknown, and that
-        # is said.
-        except Exception as error:  # noqa: BLE001
-            LOGGER.warning("the pricing of %r raised, so its cost is unknown", model, exc_info=error)
-            return None
 
     # --- tool calls ---------------------------------------------------------------------------------------------------
 
@@ -716,15 +687,6 @@ def _because(error: PerformError, cause: BaseException) -> PerformError:
 
 # --- what model calls need ---------------------------------------------------------------------------------------------
 
-Priced = TypeVar("Priced")
-Pricing: TypeAlias = Callable[[str, Usage, datetime], "Decimal | None"]
-"""
-Returns US dollars for a model string, what was used and when; ``None`` when the price is unknown.
-
-A callable that also has a method ``of_reply(model, reply, at)`` is asked that for replies, and one that has ``unpriced`` of the
-same form for the names of what has no price: where there is any, the cost is a lower bound.
-"""
-
 
 class ModelProvider(Protocol):
     """What is needed of a provider; ``stepengine.models.Provider`` has it."""
@@ -894,9 +856,9 @@ def _is_stop(raised: BaseException) -> bool:
 
 def _with_use(late: Stop, value: object) -> Stop:
     """Return *late*, an outcome that came too late, with what it had used if it is a reply."""
-    if not isinstance(value, ModelReply) or value.usage is None:
+    if not isinstance(value, ModelReply) or (value.usage is None and value.cost is None):
         return late
-    return attrs.evolve(late, begun=Begun(value.usage, value.cost))
+    return attrs.evolve(late, begun=Begun(value.usage or Usage(at_least=True), value.cost))
 
 
 def _as_ours(model: str, raised: BaseException) -> StepEngineError:

@@ -10,7 +10,6 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from datetime import datetime, timedelta
-from decimal import Decimal
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -39,7 +38,8 @@ from stepengine.runtime.hub import Hub
 from stepengine.runtime.limits import Ledgers, LimitGate, Refusals, Repeats, SpendingLedger, UsageMeter
 from stepengine.runtime.mail import Mail, Message, PostBox, answer_in
 from stepengine.runtime.performer import Item, Middleware, Performer
-from stepengine.runtime.performing import NOTHING, Deferred, Innermost, ModelRegistry, Pricing, ToolSetting
+from stepengine.runtime.performing import NOTHING, Deferred, Innermost, ModelRegistry, ToolSetting
+from stepengine.runtime.prices import Prices, Pricing
 from stepengine.runtime.rates import Rates
 from stepengine.runtime.retry import Retries, RetryPolicy
 from stepengine.runtime.standstill import Standstill, waits_of
@@ -176,6 +176,7 @@ class RunTree:
         is_held: Whether somebody has a handle of it.
         is_replaying: Whether nothing new may begin before every run of it has come to the end of its record.
         deferred: The tool calls that wait for their results from outside.
+        prices: Computes what its model calls cost.
         runs: Those that are under way, by path.
         elsewhere: What says that a child must end, of those that another process drives, by path.
     """
@@ -207,6 +208,7 @@ class RunTree:
         "mail",
         "now_ms",
         "orphans",
+        "prices",
         "reraise",
         "root",
         "runs",
@@ -286,6 +288,7 @@ class RunTree:
         self._created: datetime = plan.created
         self.now_ms = services.clock.now_ms
         self._start = self.now_ms()
+        self.prices = Prices(services.pricing, self.now)
         self.innermost = Innermost(self, Retries(services.retry, services.seed or plan.run_id))
         self.mail = Mail(services.mail, self.steer, self.hub.warnings.append)
         self.is_replaying = services.record is not None
@@ -319,7 +322,7 @@ class RunTree:
         for wrap in services.middlewares:
             performer = wrap(performer)
         recording = performer
-        performer = meter = UsageMeter(performer, refusals, self._ledgers, self._price)
+        performer = meter = UsageMeter(performer, refusals, self._ledgers, self.prices)
         # Outside of the recorder, so that a run that goes on counts what was recorded, too: three equal calls are
         # three, also when a crash stands between them.
         performer = repeats = Repeats(performer, refusals)
@@ -347,9 +350,6 @@ class RunTree:
         # Nothing is refused and nothing stopped here, which is what stands between who records and the innermost.
         around: Callable[[Performer], Performer] | None = getattr(wrapping.recording, "around", None)
         return wrapping.recording if around is None or len(services.middlewares) > 1 else around(self.innermost)
-
-    def _price(self, model: str, usage: Usage) -> Decimal | None:
-        return None if self.services.pricing is None else self.services.pricing(model, usage, self.now())
 
     def ledger(self, path: str) -> SpendingLedger:
         """Return what the run at *path*, which is under way, has spent and reserved."""
@@ -599,7 +599,7 @@ class RunTree:
         self.standstill.close()
         self.background.close()
         self._wrapping = None
-        del self.innermost
+        del self.innermost, self.prices
         self.hub.on_crash = self.hub.history = None
         self.root.release()
 

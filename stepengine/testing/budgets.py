@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -27,6 +28,7 @@ from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.limits import Ledgers, LimitGate, Refusals, UsageMeter
 from stepengine.runtime.performer import IO, Item, Middleware, Performer
 from stepengine.runtime.performing import NOTHING
+from stepengine.runtime.prices import Prices
 from stepengine.runtime.sizes import expected_tokens
 from stepengine.testing.invariants import Watched, name_of, refuse
 
@@ -39,8 +41,11 @@ DOLLARS_PER_TOKEN = Decimal("0.000001")
 """What a simulated model costs."""
 
 
-def _price(_: str, usage: Usage) -> Decimal:
+def _price(_: str, usage: Usage, at: datetime) -> Decimal:  # noqa: ARG001 - called by position
     return usage.total_tokens * DOLLARS_PER_TOKEN
+
+
+PRICES = Prices(_price, lambda: datetime.fromtimestamp(0, UTC))
 
 
 class _Nothing:
@@ -150,7 +155,7 @@ class Budgets:
         self._ledgers = Ledgers()
         gate = LimitGate(_Acting(happens), self._refusals, now)
         self._recording = recording(gate)
-        self._meter = UsageMeter(self._recording, self._refusals, self._ledgers, _price)
+        self._meter = UsageMeter(self._recording, self._refusals, self._ledgers, PRICES)
         self._nodes: dict[str, _Node] = {}
         self._held: dict[tuple[str, int], int] = {}
 

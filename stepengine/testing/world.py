@@ -51,9 +51,8 @@ from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.store import MemoryJournal
 from stepengine.machine import Finished, run_agent
 from stepengine.machine.plan import RunPlan
-from stepengine.machine.run import parts_of
+from stepengine.machine.run import find_machine
 from stepengine.machine.signals import is_callers
-from stepengine.machine.state import RunState
 from stepengine.runtime.failfast import given_up, has_failed
 from stepengine.runtime.performer import Item, child_path, computed, is_repeatable
 from stepengine.runtime.tree import Services
@@ -791,12 +790,8 @@ def _advanced(machine: Generator[Effect, Outcome | None, Finished], outcome: Out
 
 def _state_in(machine: object) -> AgentState | None:
     """Return the state of a run whose machine waits."""
-    for part in parts_of(machine):
-        frame = getattr(part, "gi_frame", None)
-        for value in () if frame is None else frame.f_locals.values():
-            if type(value) is RunState:
-                return value.frozen()
-    return None
+    known = find_machine(machine)
+    return None if known is None else known.state
 
 
 def _is_named(effect: Leaf) -> TypeGuard[CallTool | CallFunction]:

@@ -17,11 +17,11 @@ from stepengine.machine.state import RunState
 ROOT = Path(__file__).resolve().parents[2]
 MOST = {
     "bare call": (83, 23),
-    "call with a body": (297, 38),
+    "call with a body": (298, 38),
     "bare STEP": (131, 23),
     "watched STEP": (190, 28),
     "streamed STEP": (197, 29),
-    "two children": (691, 46),
+    "two children": (699, 46),
     "recorded STEP": (327, 40),
     "recorded STEP, a key": (384, 41),
 }

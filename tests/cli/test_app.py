@@ -604,6 +604,27 @@ agent = AgentDefinition("lead", spawnable_agents=["kid"], handle_steps=h)
     assert not as_json or places == json.loads(result.stdout)["error"]["notes"]
 
 
+CHILD_ASKS = """
+def h(ctx):
+    return (yield from AgentCall("kid", "go"))
+agent = AgentDefinition("lead", spawnable_agents=["kid"], handle_steps=h)
+"""
+
+
+@pytest.mark.spec("requirements:G13")
+def test_a_child_with_an_unknown_provider_is_reported_with_its_model_and_at_most_five_providers() -> None:
+    Path("team").mkdir()
+    agent_file('agent = AgentDefinition("kid", model="antropic/claude")', "team/kid")
+    result = command("run", agent_file(CHILD_ASKS, "team/lead"), "-q")
+
+    assert 2 == result.exit_code
+    assert "the model 'antropic/claude' names the provider 'antropic'" in result.stderr
+    assert "did you mean 'anthropic'?" in result.stderr
+    assert "needs a model" not in result.stderr
+    assert result.stderr.count("', '") <= 4
+    assert "more (`stepengine models` lists them)" in result.stderr
+
+
 def place_of(file: str, whose: str) -> str:
     """Return ``file:line`` of the line with the comment about *whose* it is."""
     lines = Path(file).read_text(encoding="utf-8").splitlines()

@@ -5,11 +5,14 @@ What holds for a run when nobody set a limit, seen from outside (reliability 4.9
 from __future__ import annotations
 
 import asyncio
+from decimal import Decimal
 
+import httpx2
 import pytest
 
-from stepengine import AgentCall, AgentDefinition, Engine, GenerateN, RunStatus, ToolCall, tool
+from stepengine import STEP, AgentCall, AgentDefinition, Engine, GenerateN, Limits, RunStatus, ToolCall, tool
 from stepengine.errors import LimitReached
+from stepengine.models import Models, OpenAIChatProvider
 from stepengine.testing import ScriptedModel, text, tool_call
 
 
@@ -117,3 +120,29 @@ async def test_candidates_are_at_most_sixty_four():
     await Engine(models=model).run(AgentDefinition("a", model="t/m", handle_steps=handle), "go")
 
     assert ([64, ("candidates", 64)], 64) == (seen, len(model.calls))
+
+
+@pytest.mark.spec("requirements:X76", "providers:PV81")
+@pytest.mark.parametrize("usage", [None, {"prompt_tokens": 0, "completion_tokens": 0}])
+async def test_a_dollar_limit_counts_the_cost_header_of_a_gateway_that_reports_no_usage(usage):
+    body = {"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]} | ({"usage": usage} if usage else {})
+    answered = []
+
+    def answer(request):
+        answered.append(request)
+        return httpx2.Response(200, json=body, headers={"x-litellm-response-cost": "2.0"})
+
+    def handle(ctx):
+        for _ in range(6):
+            yield STEP
+
+    provider = OpenAIChatProvider("proxy", "k", base_url="http://localhost/v1", transport=httpx2.MockTransport(answer))
+    engine = Engine(
+        models=Models({"proxy": provider}), pricing=lambda model, usage, at: Decimal(usage.total_tokens) / 10**6
+    )
+    agent = AgentDefinition("a", model="proxy/m", handle_steps=handle)
+    result = await engine.run(agent, "go", limits=Limits(max_cost_usd=5))
+    await provider.close()
+
+    assert (RunStatus.FAILED, "cost", 3) == (result.status, result.error.kind, len(answered))
+    assert 6 == result.cost

@@ -677,7 +677,7 @@ async def test_a_grandchild_knows_its_ancestors():
 async def test_a_child_without_a_model_uses_its_spawners():
     scripted = ScriptedModel(["a", "b"])
     mine, own = AgentDefinition("mine"), AgentDefinition("own", model="test/own")
-    boss = parent(AgentCall(mine), AgentCall(own), spawnable_agents=[mine, own])
+    boss = parent(AgentCall(mine, "go"), AgentCall(own, "go"), spawnable_agents=[mine, own])
     await Engine(models=scripted, default_model="test/default").run(boss)
 
     assert {"test/m", "test/own"} == {c.model for c in scripted.calls}

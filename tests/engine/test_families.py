@@ -95,7 +95,7 @@ async def test_a_state_names_exactly_the_tools_of_its_own_agent_with_their_speci
     def handle(ctx):
         seen[ctx.agent_state.agent_id] = dict(ctx.agent_state.tool_definitions)
         if ctx.agent_state.agent_id == "boss":
-            yield AgentCall("child")
+            yield AgentCall("child", "go")
         yield STEP
 
     child = AgentDefinition("child", model="test/m", tools=["other"], handle_steps=handle)

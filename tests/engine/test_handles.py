@@ -862,3 +862,29 @@ async def test_a_thousand_handles_with_a_stuck_reader_each_end_all_and_need_no_m
     assert much < A_THOUSAND, (little, much)
     # A thousand pieces that wait one by one would be 10 MB.
     assert long < FIFTY_LONG, long
+
+
+@pytest.mark.spec("requirements:N3")
+async def test_text_for_send_message_is_a_user_message_and_anything_else_is_refused_with_the_way():
+    asked = asyncio.Event()
+    go_on = asyncio.Event()
+
+    async def wait() -> None:
+        asked.set()
+        await go_on.wait()
+
+    def handle_steps(ctx):
+        yield from Perform(wait)
+        yield STEP
+
+    model = ScriptedModel([text("ok")])
+    async with Engine(models=model) as engine:
+        handle = engine.start(AgentDefinition("a", model="t/m", handle_steps=handle_steps), "go")
+        await asked.wait()
+        assert handle.send_message("more")
+        with pytest.raises(InputError, match=r"takes text or a Message, not a dict; .*handle\.post"):
+            handle.send_message({"text": "more"})
+        go_on.set()
+        await handle.result()
+
+    assert ["go", "more"] == [message.text for message in model.calls[0].all_messages]

@@ -210,7 +210,7 @@ async def test_a_parallel_is_one_action_whatever_it_holds():
 
     def boss(ctx):
         yield from Parallel([Perform(counting.work, turns=0) for _ in range(2_000)])
-        yield from map_agents("kid", range(30))
+        yield from map_agents("kid", range(30), prompt=str)
         with pytest.raises(BaseException, match="asked for more than 2 actions"):
             yield Perform(int)
 
@@ -237,7 +237,7 @@ async def test_the_defaults_for_calls_of_models_bind_no_handler_and_take_nothing
 
     assert 170 + 16 == len(counting.done)
     assert ["completed"] * 16 == [entry["status"] for entry in shown[:16]]
-    assert "this is child 17 of one call, and max_children is 16" == shown[16]["error"]
+    assert "this is child 17 of one call, and max_children is 16; raise Limits(max_children=...)" == shown[16]["error"]
 
 
 @tool
@@ -315,7 +315,9 @@ async def test_a_limit_above_counts_what_handlers_below_ask_for_and_gives_back_w
     made = AgentDefinition("boss", spawnable_agents=[child], handle_steps=boss, limits=Limits(max_total_children=10))
     result = await asyncio.wait_for(Engine([made], models=ScriptedModel([])).run("boss"), 20)
 
-    expected = "the run tree has started 10 children, and max_total_children is 10"
+    expected = (
+        "the run tree has started 10 children, and max_total_children is 10; raise Limits(max_total_children=...)"
+    )
     assert ["seconds", 8, expected] == result.unwrap()
     assert Counter({"": 8, "cut": 1, "hang": 1}) == Counter(seen)
 

@@ -51,7 +51,7 @@ nap = AgentDefinition("nap", handle_steps=nap_steps)
 @pytest.mark.parametrize("loser", [Sleep(4000), Receive("stop"), AgentCall(nap)], ids=["sleep", "receive", "child"])
 async def test_a_child_beside_a_race_that_an_answer_won_is_not_suspended(loser: Any) -> None:
     def handle_steps(ctx: Any) -> Any:
-        yield from Start(AgentCall(mail))
+        yield from Start(AgentCall(mail, "go"))
         return (yield from Race(Ask("Go?", options=("yes", "no")), loser))
 
     lead = AgentDefinition("lead", handle_steps=handle_steps, spawnable_agents=[mail, nap])

@@ -19,11 +19,13 @@ from stepengine import (
     Change,
     Decision,
     Engine,
+    GenerateN,
     Hooks,
     Limits,
     RunStatus,
     ToolCall,
     Usage,
+    UserMessage,
     load_agent,
     tool,
 )
@@ -646,3 +648,68 @@ async def test_a_run_and_a_child_tell_what_was_spent_under_the_same_names():
         assert (Usage(10, 5, requests=1), {"kid": child.usage}, {"m/small": child.usage}) == (
             child.usage, child.usage_by_agent, child.usage_by_model,
         )  # fmt: skip
+
+
+NO_MESSAGE = "agent 'kid' was started without a prompt and params, so its first request has no user message"
+
+
+def starts_kid(call):
+    def handle(ctx):
+        child = (yield call).value
+        return child[0] if isinstance(child, tuple) else child
+
+    return handle
+
+
+@pytest.mark.spec("generator-contract:L17")
+@pytest.mark.parametrize("steps", [None, "STEP", "GenerateN"])
+async def test_a_child_whose_first_request_has_no_user_message_fails_and_asks_no_model(steps):
+    def kid(ctx):
+        yield STEP if steps == "STEP" else GenerateN(2)
+
+    agent = AgentDefinition("kid", model="t/m", system_prompt="Work.", handle_steps=None if steps is None else kid)
+    boss = AgentDefinition("boss", spawnable_agents=[agent], handle_steps=starts_kid(AgentCall("kid")))
+    model = ScriptedModel([text("paid for")] * 2)
+    result = await Engine([boss], models=model).run("boss", "Go.")
+
+    assert [] == model.calls
+    assert RunStatus.FAILED == result.output.status
+    assert NO_MESSAGE in str(result.output.error)
+    assert "instructions_prompt" in str(result.output.error)
+
+
+@pytest.mark.spec("generator-contract:L17")
+@pytest.mark.parametrize(
+    ("fields", "call"),
+    [
+        ({}, AgentCall("kid", "Look.")),
+        ({}, AgentCall("kid", params={"q": 1})),
+        ({"instructions_prompt": "Look."}, AgentCall("kid")),
+        ({"step_prompt": "Look."}, AgentCall("kid")),
+        ({"include_message_history": True}, AgentCall("kid")),
+        ({"hooks": Hooks(pre_step=lambda ctx: Change(tail=[UserMessage("Look.")]))}, AgentCall("kid")),
+    ],
+)
+async def test_a_child_may_have_its_user_message_from_anywhere(fields, call):
+    agent = AgentDefinition("kid", model="t/m", **fields)
+    boss = AgentDefinition("boss", spawnable_agents=[agent], handle_steps=starts_kid(call))
+    result = await Engine([boss], models=ScriptedModel([text("seen")])).run("boss", "Go.")
+
+    assert "seen" == result.output.unwrap()
+
+
+async def test_a_root_run_needs_no_prompt():
+    result = await Engine(models=ScriptedModel([text("seen")])).run(AgentDefinition("a", model="t/m"))
+
+    assert "seen" == result.unwrap()
+
+
+@pytest.mark.spec("generator-contract:L17")
+async def test_a_model_that_starts_a_child_without_a_prompt_is_told_so():
+    kid = AgentDefinition("kid", model="t/m", description="Looks.")
+    boss = AgentDefinition("boss", model="t/m", tools=["spawn_agents"], spawnable_agents=[kid])
+    model = ScriptedModel([tool_call("spawn_agents", {"agents": [{"agent_type": "kid"}]}), text("ok")])
+    result = await Engine([boss], models=model).run("boss", "Go.")
+
+    assert 2 == len(model.calls)
+    assert NO_MESSAGE in result.tool_calls[0].result.text

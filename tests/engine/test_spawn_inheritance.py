@@ -290,7 +290,7 @@ async def test_a_handler_may_override_the_tools_and_the_model_of_a_child_that_it
     other = agent("other")
 
     def handle(ctx):
-        children = yield Parallel(AgentCall("kid"), AgentCall(strong), AgentCall(other))
+        children = yield Parallel(AgentCall("kid", "go"), AgentCall(strong, "go"), AgentCall(other, "go"))
         return [c.status.value for c in children.value]
 
     scripted = ScriptedModel(["a", "b"])

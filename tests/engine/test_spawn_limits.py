@@ -177,7 +177,7 @@ def look() -> str:
 async def test_what_a_child_said_before_its_budget_was_spent_reaches_its_parent_with_the_limit(kid, reply, why):
     child = AgentDefinition("kid", model="test/m", description="Looks.", tools=[look], **kid)
     calls: dict[str, dict[str, Any]] = {
-        "spawn_agents": {"agents": [{"agent_type": "kid"}]},
+        "spawn_agents": {"agents": [{"agent_type": "kid", "prompt": "look"}]},
         "task": {"agent": "kid", "prompt": "look"},
         "tool": {"prompt": "look"},
     }
@@ -188,7 +188,7 @@ async def test_what_a_child_said_before_its_budget_was_spent_reaches_its_parent_
             result = (yield ToolCall(name, value)).tool_result
             seen.append((result.is_error, result.text))
         try:
-            yield from AgentCall("kid")
+            yield from AgentCall("kid", "look")
         except ChildError as error:
             seen.append((True, f"{error.message} {error.result.text}"))
 
@@ -245,7 +245,7 @@ async def test_time_is_over_as_soon_as_code_that_blocked_the_loop_returns(asked,
             elif asked == "perform":
                 yield Perform(blocking_later)
             else:
-                yield Parallel([AgentCall("leaf")] * (1 if asked == "child" else 3))
+                yield Parallel([AgentCall("leaf", "go")] * (1 if asked == "child" else 3))
             yield Perform(after.append, "more")
         finally:
             after.append("closed")
@@ -260,7 +260,7 @@ async def test_time_is_over_as_soon_as_code_that_blocked_the_loop_returns(asked,
     )
 
     def outer(ctx):
-        child = yield AgentCall("inner")
+        child = yield AgentCall("inner", "go")
         return [child.value.status.value, child.value.error.kind]
 
     root = AgentDefinition("root", model="test/m", handle_steps=outer, spawnable_agents=[inner])

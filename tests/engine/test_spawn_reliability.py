@@ -488,7 +488,7 @@ async def test_a_child_has_a_fresh_state_with_a_budget_of_its_own_and_everything
     def look(ctx):
         seen[ctx.agent_state.run_id] = ctx.agent_state
         after = yield STEP
-        if ctx.prompt:
+        if ctx.prompt == "broken":
             raise RuntimeError(ctx.prompt)
         return after.agent_state.usage.requests
 
@@ -496,7 +496,7 @@ async def test_a_child_has_a_fresh_state_with_a_budget_of_its_own_and_everything
 
     def boss(ctx):
         yield STEP
-        children = yield Parallel(AgentCall("kid"), AgentCall("kid", "broken"))
+        children = yield Parallel(AgentCall("kid", "go"), AgentCall("kid", "broken"))
         return [c.run_id for c in children.value], children.agent_state
 
     made = AgentDefinition("boss", model="test/m", spawnable_agents=[kid], handle_steps=boss)

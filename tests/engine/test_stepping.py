@@ -113,6 +113,62 @@ def test_the_frames_of_a_waiting_handler_are_those_of_its_author_with_all_their_
     assert 'read {"n": 1}' == moment.asked
 
 
+def looking_tool(timeout: float | None, number: int = 1) -> Any:
+    @tool(timeout=timeout, uses=[read])
+    def look() -> Any:
+        """Look."""
+        return (yield from inner(number))  # the tool waits
+
+    return look
+
+
+def looker(timeout: float | None, number: int = 1) -> Any:
+    return AgentDefinition("looker", model="t/m", tools=[looking_tool(timeout, number)])
+
+
+@pytest.mark.spec("judging:JG5")
+@pytest.mark.parametrize("timeout", [None, 5.0])
+def test_the_frames_of_a_waiting_tool_are_shown_with_and_without_a_time_limit(timeout: float | None) -> None:
+    agent = looker(timeout)
+    with stepped(agent, recorded(agent, [tool_call("look"), text("ok")])) as stepper:
+        stepper.go(1)
+        moment = stepper.moment()
+
+    assert ["look", "inner"] == [
+        frame.function.rpartition(".")[2] for frame in moment.frames if frame.kind != "package"
+    ]
+    assert "return (yield from inner(number))  # the tool waits" == moment.frames[0].source.strip()
+    assert moment.location.startswith(f"{__file__}:")
+
+
+@pytest.mark.spec("reliability:R13")
+@pytest.mark.parametrize("timeout", [None, 5.0])
+def test_a_divergence_in_a_tool_names_its_line_with_and_without_a_time_limit(timeout: float | None) -> None:
+    agent = looker(timeout)
+    journal = recorded(agent, [tool_call("look"), text("ok")])
+    with (
+        Engine([looker(timeout, number=2)], models=ScriptedModel([])) as engine,
+        pytest.raises(ReplayDivergence) as raised,
+    ):
+        engine.replay_sync(journal)
+
+    assert raised.value.site.startswith(f"{__file__}:")
+    assert raised.value.site in str(raised.value)
+
+
+@pytest.mark.spec("judging:JG5")
+def test_a_hook_that_waits_in_a_tool_with_a_time_limit_is_the_one_that_is_shown() -> None:
+    def asks(ctx: Any, call: Any) -> Any:
+        yield from Perform(int)  # the hook waits
+
+    agent = attrs.evolve(looker(5.0), hooks=Hooks(pre_tool=asks))
+    with stepped(agent, recorded(agent, [tool_call("look"), text("ok")])) as stepper:
+        waiting = [next((f for f in m.frames if f.kind != "package"), None) for m in stepper.moments()]
+        tops = [(frame.kind, frame.source.partition("# ")[2]) for frame in waiting if frame is not None]
+
+    assert [("hook", "the hook waits"), ("hook", "the hook waits"), ("tool", "the tool waits")] == tops
+
+
 @pytest.mark.spec("judging:JG5")
 def test_what_cannot_be_looked_into_is_one_line_and_ends_the_chain() -> None:
     class Delegate:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from decimal import Decimal
 
 import pytest
 
@@ -24,7 +25,9 @@ def family(*tools):
     """
     An agent and the child that it may spawn, both with *tools*.
     """
-    kid = AgentDefinition("kid", model="t/m", description="Looks.", display_name="The Kid", tools=tools)
+    kid = AgentDefinition(
+        "kid", model="t/m", description="Looks.", display_name="The Kid", step_prompt="Go on.", tools=tools
+    )
     fields = {"description": "Leads.", "tools": [*tools, "spawn_agents"], "spawnable_agents": [kid]}
     return AgentDefinition("boss", model="t/m", **fields)
 
@@ -113,6 +116,21 @@ async def test_what_a_body_logs_and_what_it_raised_reach_the_log_of_the_engine_w
     ] == lines
     assert {"n": 1} == caplog.records[0].data
     assert 'raise KeyError("gone")' in caplog.records[1].data["traceback"]
+
+
+@pytest.mark.spec("requirements:D15")
+async def test_a_cost_that_a_tool_reports_without_usage_counts_for_the_run():
+    @tool(in_thread=False)
+    def ask_elsewhere() -> ToolResult:
+        """Ask a paid service."""
+        return ToolResult.text("done", cost=Decimal("0.25"))
+
+    model = ScriptedModel([tool_call("ask_elsewhere", cost="0.50"), text("ok", cost="0.50")])
+    result = await Engine(models=model).run(AgentDefinition("a", model="t/m", tools=[ask_elsewhere]), "go")
+
+    assert Decimal("1.25") == result.cost
+    assert Decimal("0.25") == result.cost_by_model["ask_elsewhere"]
+    assert result.usage.at_least
 
 
 @pytest.mark.spec("requirements:E12", "requirements:X20")

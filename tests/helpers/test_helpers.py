@@ -138,6 +138,27 @@ def test_map_agents_over_nothing_asks_for_nothing() -> None:
     assert stop.value.value == ()
 
 
+@pytest.mark.spec("requirements:J13")
+def test_map_agents_without_prompt_and_params_uses_strings_as_prompts_and_mappings_as_params() -> None:
+    yielded, _ = finish(map_agents("kid", ["pears", {"q": "plums"}]), [sent(value=(child("a"), child("b")))])
+
+    assert yielded == [Parallel([AgentCall("kid", "pears"), AgentCall("kid", "", {"q": "plums"})], concurrency=8)]
+
+
+@pytest.mark.spec("requirements:J13")
+@pytest.mark.parametrize("item", [1, None, ["pears"], ("pears",), b"pears", AgentState()])
+def test_map_agents_without_prompt_and_params_refuses_other_items_when_it_is_called(item: object) -> None:
+    with pytest.raises(BadYield, match=r"item 1 of map_agents is .*; pass prompt= or params="):
+        map_agents("kid", ["pears", item])
+
+
+@pytest.mark.spec("requirements:J13")
+def test_map_agents_with_a_prompt_or_params_takes_any_item() -> None:
+    for way in ({"prompt": "look"}, {"prompt": str}, {"params": lambda n: {"n": n}}, {"prompt": ""}):
+        yielded, _ = finish(map_agents("kid", [1], **way), [sent(value=(child("a"),))])
+        assert len(yielded[0].calls) == 1
+
+
 def test_best_of_gives_the_judge_only_what_completed() -> None:
     children = (child("bad", RunStatus.FAILED), child("short"), child("the longest"))
 

@@ -5,15 +5,17 @@ Budgets of a run tree.
 from __future__ import annotations
 
 import asyncio
+import time
 from decimal import Decimal
 
+import attrs
 import pytest
 
 from stepengine.data.effects import CallModel, Gather, Spawn
 from stepengine.data.limits import Limits
 from stepengine.data.messages import UserMessage
 from stepengine.data.models import ModelReply, ModelRequest, ModelSettings
-from stepengine.data.outcomes import Failure, Value
+from stepengine.data.outcomes import Begun, Failure, Value
 from stepengine.data.state import AgentState, RunStatus
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
@@ -150,6 +152,73 @@ async def test_what_answered_is_priced_and_not_what_was_asked(world):
     assert 2_000 == seen[0].value.cost
     assert "cost" == seen[1].error.kind
     assert 1 == len(provider.requests)
+
+
+@pytest.mark.spec("requirements:X76")
+@pytest.mark.parametrize(
+    ("cost", "usage"),
+    [
+        (Decimal(2), None),  # only the cost is stated
+        (Decimal(2), Usage()),
+        (Decimal(2), Usage(input_tokens=1)),  # the stated cost is larger
+        (Decimal(0), Usage(input_tokens=2_000)),  # the computed cost is larger
+        (None, Usage(input_tokens=2_000)),
+    ],
+)
+async def test_a_dollar_limit_counts_the_larger_of_the_stated_and_the_computed_cost(world, cost, usage):
+    def pricing(model, usage, at):
+        return Decimal(usage.total_tokens) / 1_000
+
+    seen, provider = [], world.Provider([ModelReply("x", usage=usage, cost=cost)] * 6)
+    plan = world.plan(limits=Limits(max_cost_usd=5))
+    await world.tree(calls(world, 6, seen), models=provider, plan=plan, pricing=pricing).run()
+
+    assert 3 == len(provider.requests)
+    assert ("cost", 5) == (seen[3].error.kind, seen[3].error.limit)
+
+
+@pytest.mark.spec("requirements:X76")
+async def test_a_reply_that_states_a_cost_and_no_usage_counts_its_reserved_tokens(world):
+    request = attrs.evolve(REQUEST, settings=ModelSettings(max_tokens=90))
+    seen, provider = [], world.Provider([ModelReply("x", cost=Decimal(1))] * 3)
+    plan = world.plan(limits=Limits(max_tokens=250))
+    await world.tree(calls(world, 3, seen, request=request), models=provider, plan=plan).run()
+
+    assert [Value, Value, Failure] == [type(outcome) for outcome in seen]
+
+
+@pytest.mark.spec("requirements:X76")
+async def test_the_computed_cost_of_a_reply_is_that_of_the_whole_reply(world):
+    """A pricing with ``of_reply`` knows more than the tokens, such as a cheaper tier."""
+
+    class Tiers:
+        def __call__(self, model, usage, at):
+            return Decimal(usage.total_tokens) / 1_000
+
+        def of_reply(self, model, reply, at):
+            return Decimal(reply.usage.total_tokens) / 2_000
+
+    seen, provider = [], world.Provider(replies(6, input_tokens=2_000))
+    plan = world.plan(limits=Limits(max_cost_usd=4.5))
+    await world.tree(calls(world, 6, seen), models=provider, plan=plan, pricing=Tiers()).run()
+
+    assert 5 == len(provider.requests)
+
+
+@pytest.mark.spec("requirements:X76")
+async def test_a_reply_that_arrives_after_the_deadline_counts_its_stated_cost(world):
+    async def late(request):
+        time.sleep(0.03)  # noqa: ASYNC251 - so that no timer can stop the call
+        return ModelReply("x", cost=Decimal(2))
+
+    def machine(plan, state):
+        stopped = yield CallModel(0, REQUEST)
+        return world.done(state, stopped.begun)
+
+    plan = world.plan(limits=Limits(max_seconds=0.01))
+    finished = await world.tree(machine, models=world.Provider([late]), plan=plan).run()
+
+    assert Begun(Usage(at_least=True), Decimal(2)) == finished.output
 
 
 @pytest.mark.spec("reliability:R6")

@@ -118,7 +118,7 @@ def reply(request: Any) -> ModelReply:
 
 def parent_steps(ctx: Any) -> Any:
     yield STEP
-    yield from AgentCall("child")
+    yield from AgentCall("child", "Go.")
     yield from Ask("Go on?")
     return "done"
 

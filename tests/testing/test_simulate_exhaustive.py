@@ -24,7 +24,7 @@ KID = AgentDefinition("kid", tools=["look"])
 
 def short(ctx):
     yield STEP
-    yield Parallel([ToolCall("read"), AgentCall("kid"), Perform.idempotent(int)])
+    yield Parallel([ToolCall("read"), AgentCall("kid", "look"), Perform.idempotent(int)])
     try:
         yield from Perform(str)
     except PerformError:

@@ -181,9 +181,9 @@ def busy(ctx):
     yield STEP
     yield GenerateN(2)
     yield Parallel([ToolCall("read", {"n": 1}), ToolCall("read", {"n": 2})])
-    yield AgentCall("kid")
+    yield AgentCall("kid", "look")
     with contextlib.suppress(LimitExceeded):
-        yield Parallel([AgentCall("kid"), AgentCall("kid")])
+        yield Parallel([AgentCall("kid", "look"), AgentCall("kid", "look")])
     for _ in range(4):
         yield STEP
 
