@@ -22,7 +22,7 @@ from stepengine.cli.recording import find_recorded, is_ours, latest, lies_in_sta
 from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.toolset import in_code_mode, is_in_code_mode
-from stepengine.data.definition import AgentDefinition
+from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.frozen import frozen
 from stepengine.data.limits import Limits
 from stepengine.data.questions import Answer, AnswerLike
@@ -229,17 +229,21 @@ def other_versions(history: History) -> list[str]:
 
 def agent_of(history: History, given: str, folders: Iterable[Path] = (), *, option: str = "--agent") -> AgentDefinition:
     """
-    Return the agent *given* on the command line, or the one whose id is recorded.
+    Return the agent *given* on the command line, or the one whose id is recorded; of a file of several the recorded one.
 
     Raises:
         DefinitionError: when it is not found.
         JournalError: when the journal holds no run.
     """
     from stepengine.engine import load_agent
+    from stepengine.engine.loading import AgentPlace
 
-    if given:
-        return load_agent(given, folders=folders)
     agent_id = agent_id_of(history)
+    if given:
+        place = AgentPlace.of_text(given)
+        if place is not None and not place.id and place.file.is_file() and len(place.agents()) > 1:
+            given = str(attrs.evolve(place, id=normalised_id(agent_id)))
+        return load_agent(given, folders=folders)
     # The id comes out of a file that may be anybody's: it must not name a file to be run.
     if PLAIN_ID.fullmatch(agent_id) is None or Path(agent_id).exists():
         msg = f"{history.name} is a run of {agent_id!r}; say where that agent is with {option} PATH"

@@ -270,7 +270,9 @@ class _EvaluationAgents:
         """Return an engine: tools may write in a working copy, and run programs there where ``--shell`` was typed."""
         file = next((file for known, file in self._files if known is agent), "")
         own = attrs.evolve(self._options, agent=file, cwd=root, write=True, quiet=True)
-        return bench_for(own, agent, performs=performs, is_new=True, asks_nobody=True, headless=False).engine
+        return bench_for(
+            own, agent, performs=performs, is_new=True, asks_nobody=True, unattended=True, headless=False
+        ).engine
 
 
 def _check_tools(agents: dict[str, AgentDefinition], of: _EvaluationAgents) -> None:
