@@ -124,7 +124,7 @@ def evaluate(
 
     Leaves with:
       0    every gate holds
-      1    a gate does not hold, or a check is broken
+      1    a gate does not hold or is not decided, or a check is broken
       2    wrong usage, or the evaluation cannot be run; nothing was spent
       4    the budget is spent, the report is partial
       5    a journal of --recheck does not fit the present code
