@@ -52,6 +52,7 @@ __all__ = (
     "module_of",
     "tools_in",
     "tools_of",
+    "warn_left_out",
 )
 
 NEAR = 0.75
@@ -206,7 +207,7 @@ def _place_of_id(agent_id: str, places: tuple[Path, ...]) -> AgentPlace:
         found = _find(folder, wanted, broken)
         if found is not None:
             for said in broken:
-                _warn_of(said)
+                warn_left_out(said)
             _tell_of_shadow(found, wanted)
             return found
     names = [normalised_id(file.stem) for folder in places for file in _files(folder)]
@@ -260,7 +261,7 @@ def load_agents(path: str | Path, *, sandboxed: bool = False) -> tuple[AgentDefi
         return (place.load(),) if place.id else agent_place(path).agents()
     loaded = load_folder(Path(path))
     for said in loaded.problems:
-        _warn_of(said)
+        warn_left_out(said)
     return loaded.agents
 
 
@@ -283,7 +284,7 @@ def _load_sandboxed(path: Path) -> tuple[AgentDefinition, ...]:
     if not found:
         raise next(iter(broken.values()), None) or DefinitionError(f"there are no agent files in {str(path)!r}")
     for file, problem in broken.items():
-        _warn_of(_said_of(file, problem))
+        warn_left_out(_said_of(file, problem))
     return tuple(found)
 
 
@@ -306,7 +307,7 @@ def load_schedules(path: str | Path) -> tuple[Schedule, ...]:
         return schedules_of(module_of(file), str(file))
     loaded = load_folder(Path(path))
     for said in loaded.problems:
-        _warn_of(said)
+        warn_left_out(said)
     return loaded.schedules
 
 
@@ -533,5 +534,6 @@ def _said_of(file: Path, error: DefinitionError) -> str:
     return error.message if error.message.startswith(f"{file}:") else f"{file}: {error.message}"
 
 
-def _warn_of(said: str) -> None:
+def warn_left_out(said: str) -> None:
+    """Warn that a file of a folder cannot be loaded, with a ``BrokenFile`` warning that says why."""
     warnings.warn(f"{said}; this file is left out", BrokenFile, stacklevel=3)

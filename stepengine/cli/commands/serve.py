@@ -388,10 +388,12 @@ def engine_again(module: str, options: dict[str, Any]) -> Engine | DurableEngine
     Raises:
         DefinitionError: when files that were fine at the start make none any more.
     """
+    from stepengine.engine.loading import warn_left_out
+
     paths = {name: None if options[name] is None else Path(options[name]) for name in PATHS}
     made = attrs.evolve(Options(quiet=True), **{**options, **paths})
     try:
-        return engine_of(module, made.in_force())[0]
+        return engine_of(module, made.in_force(), warn_left_out)[0]
     except UsageProblem as error:
         raise DefinitionError(str(error)) from error
 
