@@ -393,8 +393,8 @@ def new_journal(path: str, *, sign: str = "") -> Journal:
         taken = run in SqliteJournal(name).runs()
         made: Journal = SqliteJournal(name, run or f"r{secrets.token_hex(6)}", sign=sign or None)
     else:
-        taken = Path(path).is_file() and Path(path).stat().st_size > 0
         made = FileJournal(path, sign=sign or None)
+        taken = Path(path).is_file() and Path(path).stat().st_size > 0 and not _is_unstarted(made)
     if taken:
         msg = (
             f"{path!r} exists already; `stepengine resume {path}` continues its run, `stepengine show {path}` shows it. "
@@ -402,6 +402,14 @@ def new_journal(path: str, *, sign: str = "") -> Journal:
         )
         raise UsageProblem(msg)
     return made
+
+
+def _is_unstarted(journal: Journal) -> bool:
+    """Return whether a journal holds only the head of a run, which a crash left before the run started."""
+    try:
+        return len(journal.records()) == 1
+    except JournalError:
+        return False
 
 
 def name_of(journal: Journal) -> str:
