@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 import attrs
 from attrs import frozen
 
+from stepengine.cli.approvals import is_judged
 from stepengine.cli.options import Options
 from stepengine.cli.screen.render import is_terminal
 from stepengine.cli.settings import Settings, UsageProblem
@@ -33,9 +34,12 @@ if TYPE_CHECKING:
     from stepengine.cli.screen.progress import Progress
     from stepengine.data.events import Event
     from stepengine.data.hooks import Hooks
+    from stepengine.data.sources import ToolSource
+    from stepengine.data.tools import ToolLike
     from stepengine.engine import Engine
     from stepengine.engine.loading import AgentPlace
     from stepengine.engine.packages import PackagedAgent
+    from stepengine.journal.history import History
     from stepengine.models import Models, Provider
     from stepengine.permissions import Policy
     from stepengine.runtime.prices import Pricing
@@ -107,9 +111,11 @@ def bench_for(
     observers: Sequence[Callable[[Event], object]] = (),
     headless: bool | None = None,
     asks_nobody: bool = False,
-    hooks: Sequence[str] | None = None,
+    unattended: bool = False,
+    recorded: History | None = None,
     others: Sequence[AgentDefinition] = (),
     script: Provider | None = None,
+    tools: Sequence[ToolLike | ToolSource] | None = None,
 ) -> Bench:
     """
     Return an engine for *agent* and those that it may spawn.
@@ -123,29 +129,32 @@ def bench_for(
         observers: Who else is shown the events of runs.
         headless: Whether nobody is there to answer; by default that is the case where stdin is not a terminal.
         asks_nobody: Whether the person at the terminal is not asked, who would have to answer for many runs.
-        hooks: The names of the hooks of a recorded run: of those of the command line only these are there; by default all.
+        unattended: Whether nobody ever answers a question of the run, as in an evaluation.
+        recorded: The record of a run: of the hooks of the command line only those in it are there, and the run asks as it did.
         others: More agents that the engine has, with those that they may spawn.
         script: What answers in place of models; ``None`` for models.
+        tools: The tools that the agents' files hold beside them; ``None`` to look them up.
 
     Raises:
         UsageProblem: when an option cannot be used, or the agent's tools need ``--write``, ``--shell`` or ``--web``.
     """
-    from stepengine.cli.toolset import allowed_tools, uncalled_tools
+    from stepengine.cli.toolset import ToolRequest, allowed_tools, tools_beside, uncalled_tools
     from stepengine.engine import Engine
+    from stepengine.engine.packages import id_of
 
     if not options.cwd.is_dir():
         msg = f"--cwd {str(options.cwd)!r} is not a folder"
         raise UsageProblem(msg)
     settings = options.settings
-    agents = family(agent, options.agent, settings.agent_folders)
-    for other in others:
-        known = {normalised_id(one.id) for one in agents}
-        below = family(other, options.agent, settings.agent_folders)
-        agents += [one for one in below if normalised_id(one.id) not in known]
+    families = [family(one, options.agent, settings.agent_folders) for one in (agent, *others)]
+    known = {normalised_id(id_of(member)): member for members in reversed(families) for member in members}
+    agents = [member for members in families for member in members if known.pop(normalised_id(id_of(member)), None)]
     progress = make_progress(options)
     is_chat = options.asks and is_new
     somebody = _somebody(progress, options) if performs and not (is_chat or asks_nobody) else None
     alone = not sys.stdin.isatty() if is_chat else somebody is None
+    # The journal that every run has by itself is no sign that somebody will come back to answer.
+    denies = True if headless is None and is_new and not options.journal and alone else headless
     homeless = _homeless(options, agents)
     own = next((one for one in agents if one.model and one.model not in homeless), None)
     if options.base_url and is_new and own is not None and not _models_of_server(options):
@@ -159,19 +168,23 @@ def bench_for(
     models = models_of(options, homeless) if script is None else script
     default, problem = _default_model(models, settings)
     options = attrs.evolve(options, place=_place(options) if performs else None)
+    own = tools_beside(options, agents) if tools is None else tools
+    can_ask = not unattended and not denies and (recorded is None or is_judged(recorded, agent))
+    policy = policy_of(options)
+    request = ToolRequest(families, own, (options.journal, into), can_ask=can_ask, is_judged=policy is not None)
+    given = allowed_tools(options, request) if performs else uncalled_tools(options.cwd.resolve(), own)
     engine = Engine(
         agents,
-        allowed_tools(options, agents, (options.journal, into)) if performs else uncalled_tools(options.cwd.resolve()),
+        given,
         models,
         pricing=pricing_of(options),
         observers=[*([progress] if progress else []), *observers],
         default_model=default,
         agent_models=_agent_models(options, agents, is_new=is_new),
-        hooks=_own_hooks(hooks, agent),
-        permissions=policy_of(options),
+        hooks=_own_hooks(recorded, agent),
+        permissions=policy or (request.policy(options, recorded) if can_ask else None),
         interactor=somebody,
-        # The journal that every run has by itself is no sign that somebody will come back to answer.
-        headless=True if headless is None and is_new and not options.journal and alone else headless,
+        headless=denies,
         workspace=options.place or options.cwd.resolve(),
     )
     if options.place is not None:
@@ -192,13 +205,14 @@ def _place(options: Options) -> Workspace | None:
         raise UsageProblem(msg) from None
 
 
-def _own_hooks(recorded: Sequence[str] | None, agent: AgentDefinition) -> Hooks:
+def _own_hooks(history: History | None, agent: AgentDefinition) -> Hooks:
     """Return the hooks of the command line; of a run that was recorded those that it had beside the agent's own, or all."""
     from stepengine.context import require_finished_todos, summarize
     from stepengine.data.hooks import Hooks
     from stepengine.journal.encoding import name_of
 
     own = [name_of(hook) for point in attrs.astuple(agent.hooks, recurse=False) for hook in point]
+    recorded = None if history is None else () if history.head is None else history.head.hooks
 
     def had(hook: object) -> list[Any]:
         name = name_of(hook)

@@ -23,7 +23,7 @@ from stepengine.cli.recording import find_recorded, is_ours, latest, lies_in_sta
 from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.toolset import in_code_mode, is_in_code_mode
-from stepengine.data.definition import AgentDefinition
+from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.limits import Limits
 from stepengine.data.questions import Answer, AnswerLike
 from stepengine.data.state import RunResult, RunStatus
@@ -229,17 +229,21 @@ def other_versions(history: History) -> list[str]:
 
 def agent_of(history: History, given: str, folders: Iterable[Path] = (), *, option: str = "--agent") -> AgentDefinition:
     """
-    Return the agent *given* on the command line, or the one whose id is recorded.
+    Return the agent *given* on the command line, or the one whose id is recorded; of a file of several the recorded one.
 
     Raises:
         DefinitionError: when it is not found.
         JournalError: when the journal holds no run.
     """
     from stepengine.engine import load_agent
+    from stepengine.engine.loading import AgentPlace
 
-    if given:
-        return load_agent(given, folders=folders)
     agent_id = agent_id_of(history)
+    if given:
+        place = AgentPlace.of_text(given)
+        if place is not None and not place.id and place.file.is_file() and len(place.agents()) > 1:
+            given = str(attrs.evolve(place, id=normalised_id(agent_id)))
+        return load_agent(given, folders=folders)
     # The id comes out of a file that may be anybody's: it must not name a file to be run.
     if PLAIN_ID.fullmatch(agent_id) is None or Path(agent_id).exists():
         msg = f"{history.name} is a run of {agent_id!r}; say where that agent is with {option} PATH"
@@ -389,8 +393,8 @@ def new_journal(path: str, *, sign: str = "") -> Journal:
         taken = run in SqliteJournal(name).runs()
         made: Journal = SqliteJournal(name, run or f"r{secrets.token_hex(6)}", sign=sign or None)
     else:
-        taken = Path(path).is_file() and Path(path).stat().st_size > 0
         made = FileJournal(path, sign=sign or None)
+        taken = Path(path).is_file() and Path(path).stat().st_size > 0 and not _is_unstarted(made)
     if taken:
         msg = (
             f"{path!r} exists already; `stepengine resume {path}` continues its run, `stepengine show {path}` shows it. "
@@ -398,6 +402,14 @@ def new_journal(path: str, *, sign: str = "") -> Journal:
         )
         raise UsageProblem(msg)
     return made
+
+
+def _is_unstarted(journal: Journal) -> bool:
+    """Return whether a journal holds only the head of a run, which a crash left before the run started."""
+    try:
+        return len(journal.records()) == 1
+    except JournalError:
+        return False
 
 
 def name_of(journal: Journal) -> str:

@@ -128,7 +128,7 @@ def case_of(file: str, options: Options, *, performs: bool, beside: Iterable[Rer
         complain(f"agent {member or f'{agent.id} of {place}'}")
     for said in other_versions(history):
         complain(f"warning: {said}")
-    bench = bench_for(attrs.evolve(options, quiet=True), agent, performs=performs, hooks=hooks)
+    bench = bench_for(attrs.evolve(options, quiet=True), agent, performs=performs, recorded=history)
     return RerunCase(file, journal, agent, hooks, bench)
 
 

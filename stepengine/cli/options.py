@@ -120,8 +120,12 @@ class Options:
             metavar="KIND:WHERE",
         ),
     ] = ""
-    write: Annotated[bool, typer.Option("--write", help="Let tools change files in that folder.")] = False
-    shell: Annotated[bool, typer.Option("--shell", help="Let tools run programs, starting in that folder.")] = False
+    write: Annotated[bool, typer.Option("--write", help="Let tools change files in that folder without asking.")] = (
+        False
+    )
+    shell: Annotated[
+        bool, typer.Option("--shell", help="Let tools run programs, starting in that folder, without asking.")
+    ] = False
     web: Annotated[
         str, typer.Option(help="Let tools read the public web; a SearXNG instance to search with.", metavar="URL")
     ] = ""

@@ -246,7 +246,7 @@ def _read(folder: Path, stem: str) -> dict[str, Any] | None:
 def _rebuilt(folder: Path, stem: str) -> dict[str, object]:
     """Return what the journal of a run tells of it; nothing when there is none."""
     from stepengine.journal import FileJournal
-    from stepengine.journal.show import spending_of, status_of
+    from stepengine.journal.show import run_id_of, spending_of, status_of
 
     path = folder / f"{stem}.jsonl"
     if not path.is_file():
@@ -259,7 +259,7 @@ def _rebuilt(folder: Path, stem: str) -> dict[str, object]:
         return {"version": 1, "status": "unreadable", "journal": str(path)}
     return {
         "version": 1,
-        "run_id": root["run_id"],
+        "run_id": run_id_of(history),
         "agent": {"id": root["agent_id"] if history.head is None else history.head.agent},
         "journal": str(path),
         "created": history.head.created if history.head is not None else None,
@@ -297,7 +297,8 @@ def find_recorded(text: str) -> RecordedRun | None:
         UsageProblem: when there are several.
     """
     known = entries() if text and "/" not in text else []
-    found = [entry for entry in known if entry.stem.startswith(text) or entry.text("run_id").startswith(text)]
+    exact = [entry for entry in known if text in (entry.stem, entry.text("run_id"))]
+    found = exact or [e for e in known if e.stem.startswith(text) or e.text("run_id").startswith(text)]
     if len(found) > 1:
         more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
         msg = f"{text!r} is the beginning of several runs: {', '.join([e.stem for e in found[:LISTED]])}{more}"
@@ -501,13 +502,20 @@ class RunRecording:
                 status = status if self.journal.history().is_complete else "interrupted"
         self._is_new = False
         self._update(
-            run_id=result.state.run_id,
+            run_id=self._run_id(result),
             status=status,
             questions=[_question(question) for question in result.pending_questions],
             waits=_waits(result.waits_for),
             usage=attrs.asdict(result.usage),
             cost=None if result.cost is None else str(result.cost),
         )
+
+    def _run_id(self, result: RunResult) -> str:
+        if self.journal is None or self._entry is None or not self._entry.info.get("forked_from"):
+            return result.state.run_id
+        from stepengine.journal.show import run_id_of
+
+        return run_id_of(self.journal.history())
 
     def _update(self, **changes: object) -> None:
         if self._entry is None:

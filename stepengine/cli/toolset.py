@@ -2,42 +2,145 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from attrs import frozen
 
+from stepengine.cli.approvals import OPTIONS, approval_policy, approvals_needed, asked_categories, own_specs, restricted
 from stepengine.cli.options import Options
 from stepengine.cli.recording import EDITORS, HISTORY, runs_folder
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
+from stepengine.data.sources import ToolSource
 from stepengine.data.tools import ToolLike, ToolSpec, Yielding
 from stepengine.errors import DefinitionError, WorkspaceLost
 
 if TYPE_CHECKING:
     from stepengine.journal.history import History
+    from stepengine.permissions import Policy
     from stepengine.tooling.definition import Tool
 
-__all__ = ("allowed_tools", "in_code_mode", "is_in_code_mode", "uncalled_tools")
-
-FLAGS = (
-    ("write", "changes files", "--write"),
-    ("execute", "runs programs", "--shell"),
-    ("network", "reaches the web", "--web URL, the address of a SearXNG instance"),
+__all__ = (
+    "ToolRequest",
+    "allowed_tools",
+    "in_code_mode",
+    "is_in_code_mode",
+    "tools_beside",
+    "uncalled_tools",
+    "with_held",
 )
-"""Category of tools, what they do, and the option that allows it."""
+
+WEB = "network"
+"""The category of the bundled tools that need an address, which ``--web`` gives."""
 
 
-def uncalled_tools(root: Path) -> list[ToolLike]:
-    """Return the tools for their names and schemas: what they may touch does not matter, they are never called."""
+@frozen
+class ToolRequest:
+    """
+    What the agents of a run need of tools.
+
+    Attributes:
+        families: Each agent that can be started, followed by those that it may spawn.
+        beside: The tools that their files hold beside them.
+        journals: Journals that no tool shows, since it would find in them what it says itself.
+        can_ask: Whether somebody can approve a call that the options do not allow.
+        is_judged: Whether the user has set a policy, which judges the calls of all tools.
+    """
+
+    families: Sequence[Sequence[AgentDefinition]]
+    beside: Sequence[ToolLike | ToolSource] = ()
+    journals: Sequence[str] = ()
+    can_ask: bool = False
+    is_judged: bool = False
+
+    @property
+    def agents(self) -> list[AgentDefinition]:
+        """All agents, those in several families several times."""
+        return [agent for family in self.families for agent in family]
+
+    def bundled_names(self, agent: AgentDefinition) -> list[str]:
+        """Return the names in *agent*, and in the bodies of its tools, that stand for bundled tools: no object has them."""
+        own = {spec.name for spec in own_specs([*agent.tools, *self.beside])}
+        names = [one for one in agent.tools if isinstance(one, str)]
+        return [name for name in (*names, *_used_names(agent)) if name not in own]
+
+    @property
+    def all_bundled_names(self) -> list[str]:
+        """The names of bundled tools in all agents."""
+        return [name for agent in self.agents for name in self.bundled_names(agent)]
+
+    def bundled_specs(self, agent: AgentDefinition) -> list[ToolSpec]:
+        """Return the specs of the bundled tools that *agent* names."""
+        names = self.bundled_names(agent)
+        return [spec for name, spec in _specs().items() if name in names] if names else []
+
+    def specs(self, agent: AgentDefinition) -> list[ToolSpec]:
+        """Return the specs of the bundled tools that *agent* names, of its own tools and of those of its file."""
+        return [*self.bundled_specs(agent), *own_specs([*self.beside, *agent.tools])]
+
+    def policy(self, options: Options, recorded: History | None) -> Policy | None:
+        """Return the policy that asks about calls which the options do not allow; a recorded run asks what it asked."""
+        specs = {spec.name: spec for agent in self.agents for spec in self.specs(agent)}
+        categories = restricted(options)
+        if recorded is not None:
+            categories = asked_categories(recorded, specs, categories)
+        return approval_policy(categories, specs.values())
+
+    def with_approvals(self, options: Options) -> Options:
+        """Return *options* with the categories of bundled tools that are there because somebody can be asked about them."""
+        if not self.can_ask:
+            return options
+        named = {spec.category for agent in self.agents for spec in self.bundled_specs(agent)}
+        write, shell = options.write or "write" in named, options.shell or "execute" in named
+        return attrs.evolve(options, write=write, shell=shell)
+
+    def check(self, options: Options) -> None:
+        """
+        Refuse an agent with tools that the options do not allow, where nobody can approve their calls.
+
+        Raises:
+            UsageProblem: naming the agent, the tools and the option.
+        """
+        for category, (does, option) in OPTIONS.items():
+            if not self.can_ask and category in restricted(options):
+                self._refuse(category, does, option)
+        if not options.web:
+            self._refuse(WEB, "reaches the web", "--web URL, the address of a SearXNG instance")
+
+    def _refuse(self, category: str, does: str, option: str) -> None:
+        # An agent that has the tool itself is named before one that only spawns it.
+        for family in sorted(self.families, key=lambda family: not self._refused(family[0], category)):
+            if names := {name for agent in family for name in self._refused(agent, category)}:
+                msg = f"agent {family[0].id!r} {does} with {', '.join(sorted(names))}; allow that with {option}"
+                raise UsageProblem(msg)
+
+    def _refused(self, agent: AgentDefinition, category: str) -> list[str]:
+        """Return the names of the tools of *agent* in a category that is not allowed; own ones reach the web as they like."""
+        bundled = [spec.name for spec in self.bundled_specs(agent) if spec.category == category]
+        if category == WEB or self.is_judged:
+            return bundled
+        return [*bundled, *approvals_needed(own_specs([*self.beside, *agent.tools]), category)]
+
+
+def uncalled_tools(root: Path, own: Sequence[ToolLike | ToolSource] = ()) -> list[ToolLike | ToolSource]:
+    """
+    Return *own* tools, and the bundled ones of other names, for their names and schemas.
+
+    They are never called, so it does not matter what the bundled ones may touch.
+    """
     from stepengine.tools import file_tools, search_tools, shell_tools
 
     files = file_tools(root, write=True, propose=True, allow_wide_root=True)
     searches, shell = search_tools(root, allow_wide_root=True), shell_tools(root, allow_wide_root=True, watch=True)
-    return [*files, *searches, *shell, *_harmless_tools(), *_web_tools("http://localhost")]
+    bundled = [*files, *searches, *shell, *_harmless_tools(), *_web_tools("http://localhost")]
+    names = {_name_of(tool) for tool in own}
+    return [*own, *[tool for tool in bundled if tool.spec.name not in names]]
 
 
 CHILDREN = ("start_agents", "wait_agents", "message_agent", "cancel_agent", "list_agents")
@@ -89,18 +192,20 @@ def _kept_below(root: Path) -> list[str]:
     return [f"{place.relative_to(root).as_posix()}{end}" for place, end in kept if place.is_relative_to(root)]
 
 
-def allowed_tools(options: Options, agents: list[AgentDefinition], journals: Sequence[str] = ()) -> list[ToolLike]:
+def allowed_tools(options: Options, request: ToolRequest) -> list[ToolLike | ToolSource]:
     """
-    Return the tools that the options allow; they do not show *journals*, in which they would find what they say themselves.
+    Return the tools of the agents' files, and the bundled tools that the options allow or about which somebody can be asked.
 
     Raises:
         UsageProblem: when a tool that an agent names cannot work, or needs an option that was not given.
     """
     from stepengine.tooling.definition import late_tools, name_of
 
-    named = [name for agent in agents for name in (*agent.tool_names, *_used_names(agent))]
+    named = request.all_bundled_names
+    options = request.with_approvals(options)
+    request.check(options)
     root = options.cwd.resolve()
-    hidden = [*_kept_below(root), *[pattern for journal in journals for pattern in _files_of(journal, root)]]
+    hidden = [*_kept_below(root), *[pattern for journal in request.journals for pattern in _files_of(journal, root)]]
     make = partial(_local_tools, options, root, hidden)
     tools: list[ToolLike] = []
     try:
@@ -109,7 +214,7 @@ def allowed_tools(options: Options, agents: list[AgentDefinition], journals: Seq
         msg = f"--workspace {options.workspace}: {error.message}"
         raise UsageProblem(msg) from None
     except DefinitionError as error:
-        if local := sorted([name for name in named if name in _specs() and _specs()[name].category != "network"]):
+        if local := sorted([name for name in named if name in _specs() and _specs()[name].category != WEB]):
             why = error.message.partition(";")[0]
             msg = f"{', '.join(local)} cannot work there: {why}; name a project folder with --cwd"
             raise UsageProblem(msg) from None
@@ -120,14 +225,8 @@ def allowed_tools(options: Options, agents: list[AgentDefinition], journals: Seq
         except DefinitionError as error:
             msg = f"--web: {error.message}"
             raise UsageProblem(msg) from None
-    missing = {*named} - {name_of(tool) for tool in tools}
-    # Where all are there, nothing has to be built to know what those are that are not.
-    unmet = {name: spec for name, spec in _specs().items() if name in missing} if missing else {}
-    for category, does, flag in FLAGS:
-        if names := sorted([name for name, spec in unmet.items() if spec.category == category]):
-            msg = f"agent {agents[0].id!r} {does} with {', '.join(names)}; allow that with {flag}"
-            raise UsageProblem(msg)
-    return tools
+    own = {_name_of(tool) for tool in request.beside}
+    return [*request.beside, *[tool for tool in tools if name_of(tool) not in own]]
 
 
 def _local_tools(options: Options, root: Path, hidden: Sequence[str]) -> list[Tool]:
@@ -174,6 +273,52 @@ def _used_names(agent: AgentDefinition) -> list[str]:
     bodies = [tool.binding().runs for tool in own]
     uses = [one for body in bodies if isinstance(body, Yielding) for one in body.uses]
     return [one for one in uses if isinstance(one, str)]
+
+
+def with_held(agents: Iterable[AgentDefinition]) -> list[AgentDefinition]:
+    """Return *agents* and the definitions that they hold to spawn them, each once."""
+    found: list[AgentDefinition] = []
+    waiting = list(agents)
+    for agent in waiting:
+        if not any(agent is one for one in found):
+            found.append(agent)
+            waiting += [child for child in agent.spawnable_agents if isinstance(child, AgentDefinition)]
+    return found
+
+
+def _name_of(tool: ToolLike | ToolSource) -> str:
+    return tool.spec.name if isinstance(tool, ToolLike) else tool.name
+
+
+def tools_beside(options: Options, agents: Sequence[AgentDefinition]) -> list[ToolLike | ToolSource]:
+    """
+    Return the tools that the files of *agents* hold at module level, ``tools = [...]``, each once.
+
+    Raises:
+        DefinitionError: when two files have different tools of one name.
+    """
+    from stepengine.engine.loading import merge_tools, tools_in
+
+    return merge_tools({file: tools_in(file) for file in _files_with(options, agents)})
+
+
+def _files_with(options: Options, agents: Sequence[AgentDefinition]) -> list[Path]:
+    """Return the files of *agents* that are imported: the one that was typed, and those that their ids name."""
+    from stepengine.engine.loading import AgentPlace, agent_place
+    from stepengine.engine.packages import member_of
+
+    typed = AgentPlace.of_text(options.agent) if options.agent else None
+    beside = set() if typed is None else {one.id for one in typed.agents()}
+    found: list[Path] = []
+    for agent in agents:
+        if member_of(agent) is not None:
+            continue
+        place = typed if agent.id in beside else None
+        with contextlib.suppress(DefinitionError):
+            place = place or agent_place(agent.id, folders=options.settings.agent_folders)
+        if place is not None and not place.sandboxed:
+            found.append(place.file)
+    return list(dict.fromkeys(found))
 
 
 # --- code mode --------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepengine.cli.bench import bench_for, models_of
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import hooks_of, journal_at, recorded_agent
+from stepengine.cli.journals import journal_at, recorded_agent
 from stepengine.cli.options import Options
 from stepengine.cli.screen.render import counted, cut, say
 from stepengine.cli.settings import UsageProblem
@@ -125,7 +125,7 @@ class _Screen:
     def _load(self) -> tuple[Engine, AgentDefinition]:
         history = self._tape.history
         agent = recorded_agent(self._tape.journal, self._options, history)
-        return bench_for(self._options, agent, performs=False, hooks=hooks_of(history)).engine, agent
+        return bench_for(self._options, agent, performs=False, recorded=history).engine, agent
 
     def close(self) -> None:
         """End what is watched."""

@@ -22,7 +22,7 @@ from stepengine.data.waiting import Waits
 from stepengine.durable.body import plan_run, request_of_root
 from stepengine.durable.database import DatabaseAway, url_of
 from stepengine.durable.messages import keep_delivering
-from stepengine.durable.operate import Operator, Waiting, check_asks_nobody, check_id, new_id
+from stepengine.durable.operate import Operator, Waiting, check_asks_nobody, check_id, new_id, question_waits
 from stepengine.durable.process import WorkerProcess, WorkerSetting, release_of
 from stepengine.durable.rates import SharedRates
 from stepengine.durable.records import followed, order_from_journal, read_archive, write_journal
@@ -484,11 +484,7 @@ class DurableEngine:
     def _suspended_result(self, run: str, asked: list[Waiting], left: list[Waits]) -> RunResult:
         questions = tuple([question for each in asked for question in each.questions])
         state = AgentState(run_id=run, pending=questions)
-        waits = [
-            Waits(kind="question", path=each.path, seq=each.seq, question=question)
-            for each in asked
-            for question in each.questions
-        ]
+        waits = question_waits(asked)
         return RunResult(
             status=RunStatus.SUSPENDED, state=state, pending_questions=questions, journal=run, waits_for=(*waits, *left)
         )

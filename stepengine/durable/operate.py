@@ -11,7 +11,7 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
@@ -41,7 +41,7 @@ from stepengine.durable.wire import Order, Reply, Seed, answers_form, portable_f
 from stepengine.errors import AnswerRejected, InputError, JournalCorrupt, JournalError, StepEngineError
 from stepengine.journal.encoding import restored
 
-__all__ = ("OVER", "Operator", "RunView", "Step", "Waiting", "new_id")
+__all__ = ("OVER", "Operator", "RunView", "Step", "Waiting", "new_id", "question_waits")
 
 OVER = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
 """The states of runs that no worker resumes by itself."""
@@ -219,6 +219,15 @@ def _read(text: str, where: str) -> Any:
     except (ValueError, RecursionError) as error:
         msg = f"{where} holds no JSON: {error}"
         raise JournalCorrupt(msg) from None
+
+
+def question_waits(asked: Iterable[Waiting]) -> list[Waits]:
+    """Return the questions of *asked* as things that a run waits for."""
+    return [
+        Waits(kind="question", path=each.path, seq=each.seq, question=question)
+        for each in asked
+        for question in each.questions
+    ]
 
 
 @frozen(kw_only=True)

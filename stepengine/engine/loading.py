@@ -8,7 +8,7 @@ How their modules are named and what they import from beside them is told in ``b
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Self
@@ -18,6 +18,8 @@ from attrs import frozen
 
 from stepengine.data.alike import did_you_mean
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
+from stepengine.data.sources import ToolSource
+from stepengine.data.tools import ToolLike
 from stepengine.engine import packages, trust
 from stepengine.engine.beside import module_at, module_with
 from stepengine.engine.modules import EXPECTED, agents_of, sandboxed_loader
@@ -46,7 +48,11 @@ __all__ = (
     "load_agents",
     "load_folder",
     "load_schedules",
+    "merge_tools",
     "module_of",
+    "tools_in",
+    "tools_of",
+    "warn_left_out",
 )
 
 NEAR = 0.75
@@ -201,7 +207,7 @@ def _place_of_id(agent_id: str, places: tuple[Path, ...]) -> AgentPlace:
         found = _find(folder, wanted, broken)
         if found is not None:
             for said in broken:
-                _warn_of(said)
+                warn_left_out(said)
             _tell_of_shadow(found, wanted)
             return found
     names = [normalised_id(file.stem) for folder in places for file in _files(folder)]
@@ -224,11 +230,12 @@ def _tell_of_shadow(found: AgentPlace, wanted: str) -> None:
 
 @frozen
 class Loaded:
-    """The agents and the schedules of a folder, and what is wrong with the files that hold none."""
+    """The agents, schedules and tools of a folder, and what is wrong with the files that hold none."""
 
     agents: tuple[AgentDefinition, ...]
     problems: tuple[str, ...]
     schedules: tuple[Schedule, ...] = ()
+    tools: tuple[ToolLike | ToolSource, ...] = ()
 
 
 def load_agents(path: str | Path, *, sandboxed: bool = False) -> tuple[AgentDefinition, ...]:
@@ -254,7 +261,7 @@ def load_agents(path: str | Path, *, sandboxed: bool = False) -> tuple[AgentDefi
         return (place.load(),) if place.id else agent_place(path).agents()
     loaded = load_folder(Path(path))
     for said in loaded.problems:
-        _warn_of(said)
+        warn_left_out(said)
     return loaded.agents
 
 
@@ -277,7 +284,7 @@ def _load_sandboxed(path: Path) -> tuple[AgentDefinition, ...]:
     if not found:
         raise next(iter(broken.values()), None) or DefinitionError(f"there are no agent files in {str(path)!r}")
     for file, problem in broken.items():
-        _warn_of(_said_of(file, problem))
+        warn_left_out(_said_of(file, problem))
     return tuple(found)
 
 
@@ -300,7 +307,7 @@ def load_schedules(path: str | Path) -> tuple[Schedule, ...]:
         return schedules_of(module_of(file), str(file))
     loaded = load_folder(Path(path))
     for said in loaded.problems:
-        _warn_of(said)
+        warn_left_out(said)
     return loaded.schedules
 
 
@@ -310,7 +317,7 @@ def load_folder(folder: Path) -> Loaded:
 
     Raises:
         DefinitionError: when there is no such folder, it holds files and none of them can be loaded, or schedules of two files
-            have one id.
+            have one id, or their tools one name.
     """
     if not folder.is_dir():
         msg = f"there is no folder {str(folder)!r} with agent files"
@@ -334,7 +341,8 @@ def load_folder(folder: Path) -> Loaded:
     if broken and not agents:
         raise next(iter(broken.values()))
     problems = tuple([_said_of(file, error) for file, error in broken.items()])
-    return Loaded(tuple(agents), problems, tuple([schedule for schedule, _ in schedules.values()]))
+    tools = merge_tools({file: tools_in(file) for file in _files(folder) if file not in broken})
+    return Loaded(tuple(agents), problems, tuple([schedule for schedule, _ in schedules.values()]), tuple(tools))
 
 
 def agent_folders(more: Iterable[Path] = ()) -> tuple[Path, ...]:
@@ -437,6 +445,42 @@ def schedules_of(module: ModuleType, name: str) -> tuple[Schedule, ...]:
         raise DefinitionError(msg) from None
 
 
+def tools_in(file: Path) -> tuple[ToolLike | ToolSource, ...]:
+    """
+    Return the tools that an agent file has beside its agents, ``tools = [...]`` at module level.
+
+    Raises:
+        DefinitionError: when loading the file fails.
+    """
+    return () if trust.is_sandboxed(file) else tools_of(module_of(file))
+
+
+def tools_of(module: ModuleType) -> tuple[ToolLike | ToolSource, ...]:
+    """Return the tools in ``tools`` of a module. Names in it are for its agents; a list without any tool is something else."""
+    given = getattr(module, "tools", ())
+    has_tools = isinstance(given, list | tuple) and any(isinstance(one, ToolLike | ToolSource) for one in given)
+    return tuple([one for one in given if not isinstance(one, str)]) if has_tools else ()
+
+
+def merge_tools(by_file: Mapping[Path, Iterable[ToolLike | ToolSource]]) -> list[ToolLike | ToolSource]:
+    """
+    Return the tools of several files, each once.
+
+    Raises:
+        DefinitionError: when two files have different tools of one name.
+    """
+    found: dict[str, tuple[ToolLike | ToolSource, Path]] = {}
+    for file, tools in by_file.items():
+        for tool in tools:
+            # What is no tool at all is refused by the engine.
+            name = tool.spec.name if isinstance(tool, ToolLike) else str(getattr(tool, "name", tool))
+            first, where = found.setdefault(name, (tool, file))
+            if first is not tool:
+                msg = f"{where} and {file} both have a tool {name!r} in their 'tools'. List it in the tools of the agents that use it."
+                raise DefinitionError(msg)
+    return [tool for tool, _ in found.values()]
+
+
 def module_of(file: Path) -> ModuleType:
     """
     Return the module of an agent file, loaded once.
@@ -490,5 +534,6 @@ def _said_of(file: Path, error: DefinitionError) -> str:
     return error.message if error.message.startswith(f"{file}:") else f"{file}: {error.message}"
 
 
-def _warn_of(said: str) -> None:
+def warn_left_out(said: str) -> None:
+    """Warn that a file of a folder cannot be loaded, with a ``BrokenFile`` warning that says why."""
     warnings.warn(f"{said}; this file is left out", BrokenFile, stacklevel=3)

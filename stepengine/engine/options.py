@@ -246,6 +246,7 @@ class ForkOptions(TypedDict, total=False):
         into: Where the new journal goes; by default into memory.
         restore_files: The folder that ``file_tools`` was given, or several: the files that were written after that place are
             brought back to what they were then, or ``UndoRefused`` is raised; by default files stay as they are.
+        run_id: The id of the new run; by default one that begins with the id of its parent.
     """
 
     edit: Any
@@ -256,6 +257,7 @@ class ForkOptions(TypedDict, total=False):
     allow_repeat: bool
     into: JournalLike | None
     restore_files: Roots | None
+    run_id: str
 
 
 class StartForkOptions(ForkOptions, total=False):

@@ -35,6 +35,7 @@ def branch(
     allow_repeat: bool = False,
     into: JournalLike | None = None,
     restore_files: Roots | None = None,
+    run_id: str = "",
 ) -> Journal:
     """
     Return a new journal that ends with the result of the effect *at*; resuming it goes on from there.
@@ -49,6 +50,7 @@ def branch(
         into: Where the new journal goes; by default into memory.
         restore_files: The folder that ``file_tools`` was given: the files that were written after *at* are brought back to
             what they were then, as ``undo`` does; by default files stay as they are.
+        run_id: The id of the new run; by default one that begins with the id of its parent.
 
     Raises:
         JournalError: when there is no such effect, it has no result, its outcome cannot be edited, or something would be
@@ -66,7 +68,7 @@ def branch(
     cut.at((address[0], address[1] + 1))
     if not allow_repeat:
         check_repeats(history, cut, f"forking at {shown_address(*address)}", undone=restore_files is not None)
-    run = f"{str(root['run_id'])[:40]}-{secrets.token_hex(4)}"
+    run = run_id or f"{str(root['run_id'])[:40]}-{secrets.token_hex(4)}"
     records = _keep_before(history, cut, address, run)
     if edit is not None:
         records = _edit_result(history, records, address, edit)

@@ -196,6 +196,7 @@ async def fork(
     allow_repeat: bool = False,
     into: JournalLike | None = None,
     restore_files: Roots | None = None,
+    run_id: str = "",
 ) -> RunResult:
     """
     Go on from the middle of a run in a journal of its own; see ``branch`` for the arguments.
@@ -210,7 +211,7 @@ async def fork(
     from stepengine.journal.forks import branch
 
     given, _ = sorted_answers(answers)
-    made = branch(journal, at, edit, allow_repeat=allow_repeat, into=into, restore_files=restore_files)
+    made = branch(journal, at, edit, allow_repeat=allow_repeat, into=into, restore_files=restore_files, run_id=run_id)
     waiting = made.history().open_questions()
     texts = {question.text for _, question in waiting.values()}
     asked = {key: answer for key, answer in given.items() if key in waiting or key in texts}

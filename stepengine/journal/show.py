@@ -64,6 +64,7 @@ __all__ = (
     "render",
     "render_effects",
     "result_tree",
+    "run_id_of",
     "run_tree",
     "spending_of",
     "status_of",
@@ -172,6 +173,11 @@ def ended_of(history: History) -> ChildResult | None:
     known = history.results.get(ROOT)
     value = getattr(history.outcome(known), "value", None) if known is not None else None
     return value if isinstance(value, ChildResult) else None
+
+
+def run_id_of(history: History) -> str:
+    """Return the id of the run. The start of a fork still has the id of its parent, whose results may depend on it."""
+    return str(history.root["run_id"]) if history.head is None else history.head.run
 
 
 def status_of(history: History) -> str:

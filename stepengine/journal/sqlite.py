@@ -404,6 +404,7 @@ class SqliteWriter(LineWriter):
     def count(self, lines: list[bytes]) -> None:
         """Note that these lines are stored."""
         self._count += len(lines)
+        self._is_stored = True
 
     def failure(self, error: Exception) -> JournalWriteFailed:
         """Return the error of this run for what the database said."""

@@ -541,6 +541,8 @@ class LineWriter(Writer):
         self._folder = Path()
         self._is_lost = False
         self._closed = False
+        # Whether the journal holds the start of the run, and whether that is at least among the lines that wait.
+        self._is_stored = self._has_start = bool(reading.records)
         self._pid, self._is_forked = os.getpid(), False
         renewed(self)
 
@@ -579,6 +581,8 @@ class LineWriter(Writer):
         except (JournalError, DataError) as error:
             self._break(error)
             raise
+        if type(record) is Intent:
+            self._has_start = True
 
     def _append_signed(self, record: Record, chain: Chain) -> None:
         """Add a record to a journal that is signed, with the signatures that are due around it."""
@@ -590,6 +594,7 @@ class LineWriter(Writer):
             self._break(error)
             raise
         self._lines += lines
+        self._has_start = self._has_start or type(record) is Intent
         chain.take(record, lines)
         if chain.is_due:
             self._sign(chain)
@@ -610,7 +615,7 @@ class LineWriter(Writer):
     def _sign_last(self) -> None:
         """Sign what is left before the journal is given back; if lines were lost, nobody vouches for its end."""
         chain = self._chain
-        if chain is not None and chain.is_unclosed and self._broken is None and not self._is_lost:
+        if chain is not None and chain.is_unclosed and self._broken is None and not self._is_lost and self._has_start:
             self._sign(chain, closes=True)
 
     def _keep_room(self, path: Path) -> None:
@@ -647,6 +652,7 @@ class LineWriter(Writer):
                 except JournalError as error:
                     self.lose(error)
                     raise
+                self._is_stored = True
         finally:
             storing.release()
 
@@ -684,7 +690,8 @@ class LineWriter(Writer):
         # One takes at a time, and another thread may add behind the end meanwhile.
         lines = self._lines[:]
         del self._lines[: len(lines)]
-        return [] if self._is_lost else lines
+        # A head alone is no run: a run that could not start leaves nothing, so that it can be started again.
+        return [] if self._is_lost or not self._has_start else lines
 
     def lose(self, error: JournalError) -> None:
         """Give up for good: lines were lost."""
@@ -696,7 +703,11 @@ class LineWriter(Writer):
             raise self._broken
 
     def _write_error(self, why: str) -> JournalWriteFailed:
-        msg = f"{self._journal.name} cannot be written: {why}. What was committed before is whole; resume from it"
+        if self._is_stored:
+            then = "What was committed before is whole; resume from it"
+        else:
+            then = "Nothing was run or recorded; start the run again, in the same journal if you like"
+        msg = f"{self._journal.name} cannot be written: {why}. {then}"
         return JournalWriteFailed(msg)
 
     @abc.abstractmethod

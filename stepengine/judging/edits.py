@@ -25,6 +25,7 @@ import sysconfig
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -38,8 +39,9 @@ from stepengine.data.messages import JsonPart, ToolResult
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure
 from stepengine.data.questions import Answer
+from stepengine.engine.loading import BrokenFile
 from stepengine.engine.stepping import Tape
-from stepengine.errors import JournalError, ModelError, ReplayDivergence, StepEngineError
+from stepengine.errors import AgentError, JournalError, ModelError, ReplayDivergence, StepEngineError
 from stepengine.journal import Journal, Purse
 from stepengine.journal.records import ROOT
 from stepengine.journal.replayer import Leeway
@@ -301,9 +303,11 @@ class _Walking:
     def _told(self, what: Mapping[str, Any]) -> dict[str, Any]:
         try:
             if what["do"] == "next":
-                return attrs.asdict(asyncio.run(self._next()))
+                with naming_broken_files():
+                    return attrs.asdict(asyncio.run(self._next()))
             go = self._first if self._debugger is None else self._again
-            found = go(what["at"], whole=what["whole"])
+            with naming_broken_files():
+                found = go(what["at"], whole=what["whole"])
         except _NoPlace as error:
             return {"no_place": str(error)}
         except BaseException as error:  # noqa: BLE001 - whatever the author's code raises, a sentence comes of it
@@ -436,6 +440,26 @@ def error_text(error: BaseException) -> str:
         return error.message
     last = next((f"{name}:{line}: " for name, line in reversed(list(places_of(error)))), "")
     return f"{last}{type(error).__name__}: {error}"
+
+
+@contextlib.contextmanager
+def naming_broken_files() -> Iterator[None]:
+    """
+    Load code and look up its agents in this context, so that a missing agent is explained by the files that cannot be loaded.
+
+    Raises:
+        AgentError: in place of one that only says that there is no such agent, where a file of the agents was left out.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", BrokenFile)
+        try:
+            yield
+        except AgentError as error:
+            broken = [str(one.message) for one in caught if issubclass(one.category, BrokenFile)]
+            if not broken:
+                raise
+            msg = "; ".join([*broken, error.message])
+            raise AgentError(msg) from error
 
 
 def _files_of(error: BaseException) -> Iterator[str]:

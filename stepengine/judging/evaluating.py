@@ -291,6 +291,16 @@ class Outcome:
     spent: Decimal
     stopped: str = ""
 
+    @property
+    def planned(self) -> int:
+        """The number of samples of the whole evaluation."""
+        return len(self.evaluation.cases) * len(self.sides) * self.n
+
+    @property
+    def missing(self) -> int:
+        """The number of samples that were not run."""
+        return self.planned - len(self.samples)
+
 
 # --- definitions ------------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from stepengine.journal.replayer import address_of
 from stepengine.judging.blame import blame, expected_calls
 from stepengine.judging.checks import Check
 from stepengine.judging.desk import Maker, talk
-from stepengine.judging.edits import error_text, next_of
+from stepengine.judging.edits import error_text, naming_broken_files, next_of
 from stepengine.judging.impact import expected_of, first_difference, impact
 from stepengine.judging.origins import origin_of
 from stepengine.judging.pinning import pin, seen_from
@@ -229,10 +229,11 @@ async def _worked(first: Mapping[str, Any], hear: Callable[[float | None], Seque
                 raise asyncio.CancelledError
         return _Till(heard[0].get("budget"), calls, say, most)
 
-    engine = maker.engine()
-    async with engine:
-        job = _Job(engine=engine, files=first["files"], asked=first["asked"], agreed=agreed, say=say)
-        done = await KINDS[first["kind"]](job)
+    with naming_broken_files():
+        engine = maker.engine()
+        async with engine:
+            job = _Job(engine=engine, files=first["files"], asked=first["asked"], agreed=agreed, say=say)
+            done = await KINDS[first["kind"]](job)
     # Where the records lie meanwhile tells nobody anything.
     told = json.dumps(done)
     for run, file in first["files"].items():

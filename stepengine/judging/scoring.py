@@ -328,8 +328,13 @@ class GateOfScores:
         return made
 
     def problem(self, scores: Scores) -> str:
-        """Return why it does not hold; ``""`` when it does."""
+        """Return why it does not hold, or why that is not decided; ``""`` when it holds."""
         named = self.named(GateNames.of(scores.outcome.evaluation))
+        outcome = scores.outcome
+        if outcome.missing:
+            return f"not decided: {outcome.missing} of {outcome.planned} samples are missing; `--continue` runs them"
+        if outcome.stopped:
+            return f"not decided: {outcome.stopped}"
         for side, _ in named:
             if side in scores.unmeasured:
                 return f"not measured: {scores.unmeasured[side]} samples of {side} have an error of the provider, or of a server of tools"

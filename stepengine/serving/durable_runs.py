@@ -22,6 +22,7 @@ import attrs
 from stepengine.data.codec import plain
 from stepengine.data.questions import AnswerLike
 from stepengine.durable import DatabaseAway, DurableEngine, DurableScheduler, Upkeep, migrate
+from stepengine.durable.operate import question_waits
 from stepengine.durable.register import Register, Registered, make_register
 from stepengine.durable.schedules import durable_standings
 from stepengine.engine.scheduler import Standing
@@ -327,13 +328,16 @@ class DurableRuns:
     async def _under_way(self, row: RunRow) -> RunStanding:
         # Of one look: what a run that rests asks, asked for by itself, would be what it asked before or after that, and whoever
         # waits for its question would be told that there is none.
-        resting = await self._operator.resting([row.run]) if row.status == "running" else {}
+        resting = await self._operator.resting([row.run]) if row.status != "started" else {}
         rests = row.run in resting
-        asked = resting[row.run][0] if rests else await self._operator.waiting(row.run)
+        asked, left = resting[row.run] if rests else (await self._operator.waiting(row.run), [])
+        questions = tuple([question for each in asked for question in each.questions])
         return RunStanding(
             row=row,
             status="suspended" if rests else "running",
-            questions=tuple([question for each in asked for question in each.questions]),
+            questions=questions,
+            waits_for=(*question_waits(asked), *left) if rests else (),
+            parent=_parent_of(row),
         )
 
     async def _look_at_ended(self, row: RunRow) -> RunStanding:
@@ -356,6 +360,7 @@ class DurableRuns:
             error=row.error or ("" if result.error is None else str(result.error)),
             usage=plain(result.usage) if has_result else None,
             cost=str(result.cost) if has_result and result.cost is not None else None,
+            parent=_parent_of(row),
         )
 
     # --- watching -----------------------------------------------------------------------------------------------------
@@ -589,6 +594,11 @@ class DurableRuns:
 
 AnyRuns: TypeAlias = Runs | DurableRuns
 """What routes work with."""
+
+
+def _parent_of(row: RunRow) -> Mapping[str, str] | None:
+    fork = row.request.get("fork")
+    return {"run": str(fork["run"]), "at": str(fork["at"])} if isinstance(fork, Mapping) else None
 
 
 def _not_here(message: str) -> Problem:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from stepengine.data.definition import AgentDefinition
     from stepengine.data.messages import Message
     from stepengine.data.usage import Usage
+    from stepengine.data.waiting import Waits
 
 __all__ = ("OPERATIONS", "PAGES")
 
@@ -302,6 +303,8 @@ class RunDetails(View):
     agents: Annotated[int, Field(description="How many agents ran in it.")]
     asks: Annotated[bool, Field(description="Whether it waits for a person.")]
     doing: Annotated[str, Field(description="The kind of effect that is under way.")]
+    output: Annotated[str | None, Field(description="The beginning of its output, as text or JSON.")]
+    forked_from: Annotated[str | None, Field(description="Of a fork, the id of its parent.")]
 
 
 class RunSummary(View):
@@ -316,8 +319,28 @@ class RunSummary(View):
     details: Annotated[RunDetails | None, Field(description="With ?details=1.")] = None
 
 
+class WaitView(View):
+    """One thing that a suspended run waits for."""
+
+    kind: Annotated[str, Field(description="`question`, `time`, `message` or `child`.")]
+    said: Annotated[str, Field(description="The same in words.")]
+    path: Annotated[str, Field(description="The path of the run that waits, of a child such as `0.1`.")]
+    seq: int
+    wakes_at: Annotated[str | None, Field(description="When the time comes, or the patience ends.")]
+    question: Annotated[str | None, Field(description="The id of the question.")]
+    topic: Annotated[str | None, Field(description="The topic of the message.")]
+    paths: Annotated[list[str], Field(description="The paths of the children.")]
+
+
+class ForkOrigin(View):
+    """Where a fork began."""
+
+    run: Annotated[str, Field(description="The id of the run that was forked.")]
+    at: Annotated[str, Field(description="The last effect that was kept.")]
+
+
 class RunView(RunSummary):
-    """How a run stands."""
+    """The state of a run."""
 
     phase: str | None
     epoch: str | None
@@ -327,6 +350,11 @@ class RunView(RunSummary):
     error: str
     usage: dict[str, Any] | None
     cost_usd: str | None
+    waits_for: Annotated[list[WaitView], Field(description="What a suspended run waits for.")]
+    wakes_at: Annotated[
+        str | None, Field(description="When a suspended run resumes by itself: the first of its times.")
+    ]
+    forked_from: Annotated[ForkOrigin | None, Field(description="Of a fork, where it began.")]
 
 
 class RunList(View):
@@ -696,7 +724,17 @@ async def _details(request: Request, row: RunRow) -> RunDetails:
         agents=brief.agents,
         asks=brief.asks,
         doing=brief.doing,
+        output=_beginning(brief.output),
+        forked_from=brief.parent,
     )
+
+
+def _beginning(output: Any) -> str | None:
+    """Return the beginning of an output in one line: a text as it is, anything else as JSON."""
+    if output is None:
+        return None
+    text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+    return " ".join(text[:MOST_PROMPT].split())
 
 
 def _prompt(asked: Any) -> str:
@@ -803,6 +841,22 @@ def _run(look: RunStanding) -> RunView:
         error=look.error,
         usage=look.usage,
         cost_usd=look.cost,
+        waits_for=[_wait(one) for one in look.waits_for],
+        wakes_at=min([one.wakes_at.isoformat() for one in look.waits_for if one.wakes_at is not None], default=None),
+        forked_from=None if look.parent is None else ForkOrigin(**look.parent),
+    )
+
+
+def _wait(one: Waits) -> WaitView:
+    return WaitView(
+        kind=one.kind,
+        said=one.words,
+        path=one.path,
+        seq=one.seq,
+        wakes_at=None if one.wakes_at is None else one.wakes_at.isoformat(),
+        question=None if one.question is None else one.question.id,
+        topic=one.topic or None,
+        paths=list(one.children),
     )
 
 

@@ -82,6 +82,7 @@ from stepengine.serving.watching import Had, Shared, live_events
 
 if TYPE_CHECKING:
     from stepengine.data.events import Event
+    from stepengine.data.waiting import Waits
     from stepengine.engine import Engine
     from stepengine.engine.schedules import Schedule
     from stepengine.journal.history import History
@@ -169,6 +170,8 @@ class RunStanding:
         error: Why it failed.
         usage: Tokens.
         cost: US dollars; ``None`` where a price is not known.
+        waits_for: What a suspended run waits for.
+        parent: Of a fork the id of its parent, ``run``, and the last effect that it kept, ``at``.
     """
 
     row: RunRow
@@ -181,6 +184,8 @@ class RunStanding:
     error: str = ""
     usage: Any = None
     cost: Any = None
+    waits_for: tuple[Waits, ...] = ()
+    parent: Mapping[str, str] | None = None
 
 
 class Runs:
@@ -830,6 +835,9 @@ class Runs:
             error=error,
             usage=plain(spending.usage),
             cost=None if spending.cost is None else str(spending.cost),
+            # Only a run that rests waits: of one under way in another process the record may be behind.
+            waits_for=tuple(history.waits()) if ended is None and row.status == "suspended" else (),
+            parent=None if history.head is None else history.head.parent,
         )
 
     def events(self, row: RunRow, after: str | None) -> AsyncGenerator[Event, None]:
@@ -1135,7 +1143,7 @@ class Runs:
         new = attrs.evolve(
             row, run=run, owner=caller.name, status="running", created=now, changed=now, tries=0, error="", request=request
         )  # fmt: skip
-        options: dict[str, Any] = {"edit": edit} if has_edit else {}
+        options: dict[str, Any] = {"run_id": run, **({"edit": edit} if has_edit else {})}
         source, into = self.journal(row.run), self.journal(run)
         try:
             if changes:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attrs import frozen
 
-from stepengine.data.codec import restored
+from stepengine.data.codec import plain, restored
 from stepengine.data.json import thaw
 from stepengine.data.models import ModelReply
 from stepengine.data.questions import Question
@@ -32,6 +32,7 @@ from stepengine.errors import JournalError, JournalMissing, StepEngineError
 from stepengine.journal.following import Follower
 from stepengine.journal.programs import program_of
 from stepengine.journal.records import ROOT, Address, Intent, Result
+from stepengine.journal.show import ended_of
 from stepengine.journal.store import MemoryJournal
 from stepengine.judging.viewing.page import PLACE
 from stepengine.judging.viewing.payload import RunPayload, Texts
@@ -208,7 +209,13 @@ class Views:
         """Return what a list says of a run beside what the server knows of it; nothing where its journal cannot be read."""
         if not isinstance(self._runs, Runs):
             look = await self._runs.look(row)
-            return Brief(cost=look.cost, waits=tuple([one.text for one in look.questions]), asks=bool(look.questions))
+            waits = [_waits_for(one) for one in look.waits_for] or [one.text for one in look.questions]
+            times = [one.wakes_at for one in look.waits_for if one.wakes_at is not None]
+            parent = None if look.parent is None else look.parent["run"]
+            return Brief(
+                cost=look.cost, waits=tuple(waits[:MOST_WAITS]), wakes=min(times, default=None), asks=bool(look.questions),
+                output=look.output, parent=parent,
+            )  # fmt: skip
         key = (row.run, row.status, row.changed)
         if key in self._rested:
             self._rested.move_to_end(key)
@@ -352,6 +359,8 @@ class Brief:
         doing: The newest of what it does now.
         agents: How many agents ran in it.
         asks: Whether it waits for a person.
+        output: Its output, JSON; ``None`` before its end.
+        parent: Of a fork the id of its parent.
     """
 
     steps: int | None = None
@@ -363,6 +372,8 @@ class Brief:
     doing: str = ""
     agents: int = 1
     asks: bool = False
+    output: Any = None
+    parent: str | None = None
 
 
 @frozen
@@ -403,6 +414,7 @@ class _Digest:
             for record in news.records:
                 self._take(record)
         history = self._follower.history
+        ended = ended_of(history)
         waits = [] if history.is_complete else history.waits()
         times = [one.wakes_at for one in waits if one.wakes_at is not None]
         doing = [] if history.is_complete else list(history.open.values())[-1:]
@@ -416,6 +428,8 @@ class _Digest:
             doing="".join([f"{one.type}" for one in doing]),
             agents=self._agents,
             asks=any(one.question is not None for one in waits),
+            output=None if ended is None else plain(ended.output),
+            parent=None if history.head is None or history.head.parent is None else history.head.parent["run"],
         )
 
     def _take(self, record: object) -> None:

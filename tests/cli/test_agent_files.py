@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from stepengine.cli.app import app
 from stepengine.cli.commands.worker import offered_by
+from stepengine.errors import DefinitionError
 
 TEAM = """
 from stepengine import AgentCall, AgentDefinition
@@ -117,6 +118,61 @@ def test_a_worker_of_a_folder_tells_of_a_broken_file_and_takes_the_others(
 
     assert ["well"] == [agent.id for agent in offered_by("agents").agents]
     assert "agents/broken.py: loading it failed with ModuleNotFoundError" in capsys.readouterr().err
+
+
+@pytest.mark.spec("requirements:X74")
+def test_a_recorded_run_finds_its_agent_in_a_file_of_several(team: Path) -> None:
+    typed("run", "team/crew.py#boss", "go", "-q", "--journal", "run.jsonl")
+
+    assert "kid said hello\n" == typed("replay", "run.jsonl", "--agent", "team/crew.py", "-q").stdout
+    assert (
+        "run.jsonl  boss" in typed("debug", "run.jsonl", "--agent", "team/crew.py", "--exec", "print ctx.prompt").stdout
+    )
+    (team / "other.py").write_text(
+        "from stepengine import AgentDefinition\nagents = [AgentDefinition('a'), AgentDefinition('b')]\n"
+    )
+    missing = typed("replay", "run.jsonl", "--agent", "other.py", "-q", code=2)
+    assert "other.py holds no agent 'boss'; it holds 'a', 'b'" in missing.stderr
+
+
+TOOLS = """
+from stepengine import AgentDefinition, ToolCall, tool
+
+@tool
+def read_files(paths: list) -> str:
+    "Count."
+    return f"{len(paths)} of the file's own"
+
+def handle_steps(ctx):
+    turn = yield ToolCall("read_files", {"paths": ["a", "b"]})
+    return turn.tool_result.text
+
+agents = [AgentDefinition("counter", tools=["read_files"], handle_steps=handle_steps), AgentDefinition("other")]
+tools = [read_files, "glob"]
+"""
+
+
+@pytest.mark.spec("requirements:X74")
+def test_the_tools_of_a_file_are_there_for_every_command(team: Path) -> None:
+    (team / "counter.py").write_text(TOOLS)
+    said = "2 of the file's own\n"
+
+    assert said == typed("run", "counter.py#counter", "-q", "--journal", "run.jsonl").stdout
+    assert said == typed("replay", "run.jsonl", "--agent", "counter.py", "-q").stdout
+    assert said == typed("fork", "run.jsonl", "--at", "0", "--into", "fork.jsonl", "--agent", "counter.py", "-q").stdout
+    assert ["read_files"] == [tool.spec.name for tool in offered_by("counter.py").tools]
+
+
+@pytest.mark.spec("requirements:X74")
+def test_the_tools_of_the_files_of_a_folder_are_there_and_two_of_one_name_are_refused(team: Path) -> None:
+    (team / "agents").mkdir()
+    (team / "agents/counter.py").write_text(TOOLS)
+    found = [tool.spec.name for tool in offered_by("agents").tools]
+    (team / "agents/second.py").write_text(TOOLS.replace('"counter"', '"second"').replace('"other"', '"another"'))
+    with pytest.raises(DefinitionError, match="both have a tool 'read_files' in their 'tools'"):
+        offered_by("agents")
+
+    assert ["read_files"] == found
 
 
 def test_every_agent_of_a_file_is_listed(team: Path) -> None:

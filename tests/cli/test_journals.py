@@ -266,6 +266,10 @@ def test_fork_goes_on_with_another_outcome_in_a_file_of_its_own(ended: str, scri
     assert "exists already" in command("fork", ended, "--at", "2", code=2).stderr
     shown = command("show", "run.fork-2.jsonl").stdout
     assert all(part in shown for part in ("forked from run", "nothing", "changed"))
+    fork, parent = [json.loads(command("show", file, "--json").stdout)["run"] for file in ("run.fork-2.jsonl", ended)]
+    assert fork != parent
+    assert f"  run {fork} of " in shown.splitlines()[0]
+    assert f"forked from run {parent} at " in shown
     assert Path(ended).read_bytes() == before
 
 

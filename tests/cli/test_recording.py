@@ -244,6 +244,11 @@ def test_a_fork_of_a_recorded_run_is_one_more() -> None:
     assert "one: no\n" == said.stdout
     assert {"stem": stem, "at": "0"} == entries()[0].info["forked_from"]
     assert f"recorded as {entries()[0].stem}" in said.stderr
+    fork, parent = [entry.text("run_id") for entry in entries()]
+    assert fork != parent
+    # The id of a fork begins with the id of its parent, which still names the parent.
+    assert "one: yes\n" == command("replay", parent, "-q").stdout
+    assert "one: no\n" == command("replay", fork, "-q").stdout
 
 
 @pytest.mark.spec("requirements:X55", "interfaces:IF97", "interfaces:IF101")

@@ -9,7 +9,7 @@ import pytest
 
 from stepengine import AgentDefinition, Engine, StepContext, Steps, ToolCall
 from stepengine.cli.options import Options
-from stepengine.cli.toolset import HARMLESS, allowed_tools
+from stepengine.cli.toolset import HARMLESS, ToolRequest, allowed_tools
 from stepengine.data.tools import ToolLike
 from stepengine.tooling.definition import LateTool, Tool, name_of
 
@@ -18,7 +18,7 @@ NOBODY = AgentDefinition("nobody")
 
 
 def allowed(agent: AgentDefinition, folder: Path, **options: object) -> list[ToolLike]:
-    return allowed_tools(attrs.evolve(Options(), cwd=folder, **options), [agent])
+    return allowed_tools(attrs.evolve(Options(), cwd=folder, **options), ToolRequest([[agent]]))
 
 
 @pytest.mark.spec("performance:Q13")

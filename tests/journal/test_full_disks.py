@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from stepengine import AgentDefinition, Engine, Parallel, Perform, RunStatus, ToolContext, call, tool
-from stepengine.errors import JournalError, JournalWriteFailed
+from stepengine.cli.app import app
+from stepengine.errors import JournalError, JournalMissing, JournalWriteFailed
 from stepengine.journal import FileJournal, Journal, SqliteJournal, check, files, places, sqlite
 from stepengine.journal.files import FileWriter
 from stepengine.journal.places import ROOM, Reserve
@@ -181,6 +183,51 @@ async def test_a_disk_that_an_effect_fills_costs_no_result_and_the_next_effect_d
             assert [] == in_doubt(FileJournal(path).history())
 
     assert RunStatus.COMPLETED is result.status
+
+
+@pytest.mark.spec("reliability:JR08")
+@pytest.mark.parametrize("kind", ["file", "sqlite"])
+def test_a_disk_that_is_full_at_the_start_leaves_no_run_and_everything_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    def journal() -> Journal:
+        return FileJournal(tmp_path / "run.jsonl") if kind == "file" else SqliteJournal(tmp_path / "runs.db", "one")
+
+    def full(folder: Path, size: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Reserve, "_known", {})
+    with Engine([agent_of([], tmp_path, lambda _: None)]) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(places, "_room", full)
+            with pytest.raises(JournalWriteFailed, match="Nothing was run or recorded; start the run again"):
+                engine.run_sync("fills", "go", journal=journal())
+        report = check(journal())
+        with pytest.raises(JournalMissing, match="holds no run"):
+            engine.resume_sync(journal())
+        monkeypatch.setattr(Reserve, "_known", {})
+        again = engine.run_sync("fills", "go", journal=journal())
+
+    assert (0, False) == (report.records, bool(report))
+    assert "holds no record" in report.problems[0]
+    assert RunStatus.COMPLETED is again.status
+
+
+@pytest.mark.spec("reliability:JR08")
+def test_a_head_that_a_crash_left_alone_is_no_run_and_the_next_run_replaces_it(tmp_path: Path):
+    path, done = tmp_path / "run.jsonl", list[int]()
+    with Engine([agent_of(done, tmp_path, lambda _: None)]) as engine:
+        engine.run_sync("fills", "go", journal=FileJournal(path))
+        path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+        checked = CliRunner().invoke(app, ["check", str(path)])
+        with pytest.raises(JournalMissing, match="holds no run"):
+            engine.resume_sync(FileJournal(path))
+        again = engine.run_sync("fills", "go", journal=FileJournal(path))
+
+    assert "no run has started: start it again" in checked.stdout
+    assert "can be resumed" not in checked.stdout
+    assert RunStatus.COMPLETED is again.status
+    assert check(FileJournal(path)).is_complete
 
 
 @pytest.mark.spec("reliability:JR09")

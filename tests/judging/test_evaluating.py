@@ -325,6 +325,20 @@ def test_the_budget_ends_the_evaluation_with_whole_blocks_and_is_never_overspent
     assert {0, 2} == {len(sides) for sides in counted}
 
 
+@pytest.mark.spec("judging:JG67")
+def test_a_gate_over_an_incomplete_evaluation_is_not_decided(greeting: Any) -> None:
+    words = ("eval", "greeting.py", "--seed", "1", "--gate", "pass >= 0")
+    partial = greeting.type(*words, "--out", "o", "--budget", "0.010", code=4)
+    again = greeting.type(*words, "--recheck", "o", "--html", code=1)
+    whole = greeting.type(*words, "--continue", "o", code=0)
+
+    for said in (partial, again):
+        assert re.search(r"gate pass >= 0: not decided: \d+ of 20 samples are missing", " ".join(said.stderr.split()))
+        assert "gate pass >= 0: holds" not in said.output
+    assert "not decided" in Path("o/report.html").read_text()
+    assert "gate pass >= 0: holds" in whole.stdout
+
+
 @pytest.mark.spec("judging:JG12", "judging:JG119", "judging:JG123")
 def test_what_cannot_be_run_is_told_all_at_once_before_anything_is_spent(folder: Any) -> None:
     folder.write(

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,11 @@ def sleeping(ctx):
     return "slept"
 
 
+def dozing(ctx):
+    yield Sleep(172_800)
+    return "awake"
+
+
 def talking(ctx):
     yield STEP
     result = yield from call(wait_for, what="it")
@@ -73,6 +79,7 @@ AGENTS = [
     AgentDefinition("asking", tools=[deploy], handle_steps=asking),
     AgentDefinition("receiving", handle_steps=receiving),
     AgentDefinition("sleeping", handle_steps=sleeping),
+    AgentDefinition("dozing", handle_steps=dozing),
     AgentDefinition("saying", model="test/own"),
     AgentDefinition("talking", model="anthropic/claude-sonnet-4-5", tools=[wait_for], handle_steps=talking),
 ]
@@ -382,12 +389,42 @@ def test_a_fork_goes_on_from_the_middle_as_a_run_of_its_own(server: Server) -> N
         fork = f"/runs/{made['run_id']}"
         ended = server.look(fork, until="completed", of="root")
         no_place = server.ask("POST", f"{path}/fork", {"at": 99})[0]
+        listed = {run["run_id"]: run["details"] for run in server.ask("GET", "/runs?details=1", of="root")[1]["runs"]}
+        shown = server.ask("GET", f"{fork}/view", of="root")[1] if not server.db else None
 
+    origin = ended["forked_from"]
+    assert (path.removeprefix("/runs/"), "0") == (origin["run"], origin["at"].lstrip("#"))
+    assert origin["run"] == listed[fork.removeprefix("/runs/")]["forked_from"]
+    assert "deployed to Rome on Friday" == listed[fork.removeprefix("/runs/")]["output"]
+    assert listed[origin["run"]]["forked_from"] is None
+    assert shown is None or fork.endswith(shown["run"]["run"])
     assert (403, "admin") == (refused[0], refused[1]["scope"])
     assert fork != path
     assert "deployed to Rome on Friday" == ended["output"]
     assert ["Rome on Friday", "Rome on Friday"] == DONE
     assert 400 <= no_place < 500
+
+
+@pytest.mark.spec("studio:SV31")
+def test_a_run_that_waits_reports_what_it_waits_for_and_when_it_wakes(server: Server) -> None:
+    with server.running():
+        for_message = server.look(server.start("receiving", "x"), until="suspended")
+        path = server.start("dozing")
+        for_time = server.look(path, until="suspended")
+        for_answer = server.look(server.start("asking", "Rome"), until="suspended")
+        ended = server.look(server.start("sleeping"), until="completed")
+        listed = server.ask("GET", "/runs?details=1&agent=dozing")[1]["runs"][0]["details"]
+
+    assert [("message", "go", None)] == [(w["kind"], w["topic"], w["wakes_at"]) for w in for_message["waits_for"]]
+    assert "waits for a message on go" in for_message["waits_for"][0]["said"].replace("'", "")
+    assert for_message["wakes_at"] is None
+    assert ["time"] == [wait["kind"] for wait in for_time["waits_for"]]
+    assert for_time["waits_for"][0]["wakes_at"] == for_time["wakes_at"] == listed["wakes"]
+    assert datetime.fromisoformat(for_time["wakes_at"]) > datetime.now(UTC) + timedelta(days=1)
+    assert [("question", for_answer["questions"][0]["id"])] == [
+        (w["kind"], w["question"]) for w in for_answer["waits_for"]
+    ]
+    assert ([], None) == (ended["waits_for"], ended["wakes_at"])
 
 
 @pytest.mark.spec("studio:ST2")

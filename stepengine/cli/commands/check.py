@@ -47,6 +47,7 @@ def _is_good(report: Report) -> bool:
 
 def _describe_report(report: Report) -> Iterator[str]:
     state = "complete" if report.is_complete else "without an end: it can be resumed"
+    state = "and no run has started: start it again" if report.records == 1 else state
     known = "not usable as it is" if report.problems else f"{report.records} records, {state}"
     yield f"{'ok' if _is_good(report) else 'BAD':<4}{report.name}  {known}"
     yield from [f"      {problem}" for problem in report.problems]

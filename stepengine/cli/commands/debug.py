@@ -29,7 +29,7 @@ from attrs import frozen
 
 from stepengine.cli.bench import bench_for
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import hooks_of, journal_at, name_of, new_journal, on_journal, recorded_agent
+from stepengine.cli.journals import journal_at, name_of, new_journal, on_journal, recorded_agent
 from stepengine.cli.judging import script_of
 from stepengine.cli.options import File, Last, Options, with_options
 from stepengine.cli.screen.render import counted, cut, money, say
@@ -179,7 +179,7 @@ def _debug(options: Options, asked: _DebugOptions, tally: Tally) -> Exit:
     try:
         history = journal.history()
         agent = recorded_agent(journal, options, history)
-        bench = bench_for(options, agent, performs=False, hooks=hooks_of(history))
+        bench = bench_for(options, agent, performs=False, recorded=history)
         with _hush_handler(asked, as_json=options.as_json):
             stepper = bench.engine.stepper(journal, agent=agent)
     except ReplayDivergence:
@@ -921,7 +921,7 @@ class DebugSession:
             target = new_journal(into)
             history = self._debugger.stepper.history
             agent = recorded_agent(self._debugger.journal, options, history)
-            bench = bench_for(options, agent, into=name_of(target), hooks=hooks_of(history))
+            bench = bench_for(options, agent, into=name_of(target), recorded=history)
             debugger = self._debugger.with_engine(bench.engine)
             models = None if asked.live else ScriptedModel(asked.replies)
             edit = asked.edit

@@ -124,7 +124,7 @@ def evaluate(
 
     Leaves with:
       0    every gate holds
-      1    a gate does not hold, or a check is broken
+      1    a gate does not hold or is not decided, or a check is broken
       2    wrong usage, or the evaluation cannot be run; nothing was spent
       4    the budget is spent, the report is partial
       5    a journal of --recheck does not fit the present code
@@ -270,7 +270,9 @@ class _EvaluationAgents:
         """Return an engine: tools may write in a working copy, and run programs there where ``--shell`` was typed."""
         file = next((file for known, file in self._files if known is agent), "")
         own = attrs.evolve(self._options, agent=file, cwd=root, write=True, quiet=True)
-        return bench_for(own, agent, performs=performs, is_new=True, asks_nobody=True, headless=False).engine
+        return bench_for(
+            own, agent, performs=performs, is_new=True, asks_nobody=True, unattended=True, headless=False
+        ).engine
 
 
 def _check_tools(agents: dict[str, AgentDefinition], of: _EvaluationAgents) -> None:

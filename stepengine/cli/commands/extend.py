@@ -12,7 +12,6 @@ from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import (
     answers_of,
     asks_again,
-    hooks_of,
     journal_at,
     limits_again,
     name_of,
@@ -72,7 +71,7 @@ def _extend(options: Options, answers: Iterable[str], *, allow_repeat: bool, tru
     doubts = not trusts and not is_ours(journal)
     if doubts and asks_again(journal, history):
         take_back(journal)
-    bench = bench_for(options, agent, hooks=hooks_of(history))
+    bench = bench_for(options, agent, recorded=history)
     extend = bench.engine.extend
     limits = limits_again(journal, options)
     asked = partial(extend, answers=given, allow_repeat=allow_repeat, limits=limits, ask_again=doubts)

@@ -21,7 +21,6 @@ from stepengine.cli.journals import (
     answers_of,
     as_usage,
     follow_run,
-    hooks_of,
     journal_at,
     limits_again,
     name_of,
@@ -126,7 +125,7 @@ def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
     refuse_foreign_yes(journal, history, at, edited=branch.edit is not None)
     into = _target(options, branch)
     agent = recorded_agent(journal, options, history)
-    bench = bench_for(options, agent, into="" if into is None else name_of(into), hooks=hooks_of(history))
+    bench = bench_for(options, agent, into="" if into is None else name_of(into), recorded=history)
     edit = None if branch.edit is None else _edit(branch.edit)
     limits = limits_again(journal, options)
     about = {"agent_id": agent.id, "prompt": str(history.root.get("prompt", ""))}

@@ -394,7 +394,9 @@ class _PlannedSearch:
         """Return an engine: tools may write in a working copy, and run programs there where ``--shell`` was typed."""
         file = str(self.file.file) if agent.id == self.agent.id else ""
         own = attrs.evolve(self.options, agent=file, cwd=root, write=True, quiet=True)
-        return bench_for(own, agent, performs=performs, is_new=True, asks_nobody=True, headless=False).engine
+        return bench_for(
+            own, agent, performs=performs, is_new=True, asks_nobody=True, unattended=True, headless=False
+        ).engine
 
     def load(self, agent: Any) -> AgentDefinition:
         """Return the agent of a judge."""

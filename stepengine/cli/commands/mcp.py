@@ -51,7 +51,7 @@ def serve(
     It speaks on standard input and output, for an editor or any other client, or with --http over streamable HTTP. Each AGENT
     is an id or the path of an agent file; a client sees one tool for each, with the agent's prompt and params. What a run
     asks, permissions included, is asked of whoever sits at the client; for a client that shows no questions they are declined,
-    and the result says so. Nothing is changed and no program run unless --write or --shell allows it, as for `stepengine run`.
+    and the result says so. Each call that changes something or runs a program is asked about, unless --write or --shell allows it.
 
     Examples:
       stepengine mcp serve code_searcher

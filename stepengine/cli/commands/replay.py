@@ -12,7 +12,7 @@ import typer
 
 from stepengine.cli.bench import bench_for
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import as_usage, hooks_of, is_cut_off, journal_at, on_journal, perform_run, recorded_agent
+from stepengine.cli.journals import as_usage, is_cut_off, journal_at, on_journal, perform_run, recorded_agent
 from stepengine.cli.options import File, Last, Options, TrustAnswers, with_options
 from stepengine.cli.perform import print_result
 from stepengine.cli.recording import is_ours
@@ -87,7 +87,7 @@ def _parking(options: Options, live: Sequence[str], speed: float | None) -> Exit
     journal = journal_at(options.journal)
     history = journal.history()
     agent = recorded_agent(journal, options, history)
-    bench = bench_for(options, agent, performs=False, hooks=hooks_of(history))
+    bench = bench_for(options, agent, performs=False, recorded=history)
     stepper = bench.engine.stepper(journal, agent=agent)
     try:
         while stepper.advance():
@@ -115,7 +115,7 @@ def _replay(options: Options, live: Sequence[str], speed: float | None, *, trust
     journal = journal_at(options.journal)
     history = journal.history()
     agent = recorded_agent(journal, options, history)
-    bench = bench_for(options, agent, performs=bool(live), hooks=hooks_of(history))
+    bench = bench_for(options, agent, performs=bool(live), recorded=history)
     engine = bench.engine
     # A run without an effect has no place from which a model could answer anew: it asks none.
     asks_anew = anew and any(seq >= 0 for _, seq in history.intents)
@@ -140,7 +140,7 @@ def repeat(journal: Journal, options: Options, on_divergence: OnDivergence = "ra
     """Return what the present code makes of a recorded run; nothing is performed."""
     history = journal.history()
     agent = recorded_agent(journal, options, history)
-    bench = bench_for(options, agent, performs=False, hooks=hooks_of(history))
+    bench = bench_for(options, agent, performs=False, recorded=history)
 
     async def ended() -> RunResult:
         async with bench.engine:

@@ -19,7 +19,6 @@ from stepengine.cli.journals import (
     answers_of,
     asks_again,
     follow_run,
-    hooks_of,
     journal_at,
     limits_again,
     on_journal,
@@ -158,7 +157,7 @@ def _resume(options: Options, answers: Iterable[str], how: GoingOn, *, trusts: b
     history = journal.history()
     agent = recorded_agent(journal, options, history)
     again = not trusts and asks_again(journal, history)
-    bench = bench_for(options, agent, performs=not history.is_complete, hooks=hooks_of(history))
+    bench = bench_for(options, agent, performs=not history.is_complete, recorded=history)
     limits = limits_again(journal, options)
     _refuse_waiting(history, given)
     if in_doubt == "ask" and can_ask():

@@ -19,7 +19,7 @@ import attrs
 import typer
 from attrs import frozen
 
-from stepengine.cli.bench import bench_for
+from stepengine.cli.bench import bench_for, policy_of
 from stepengine.cli.commands.deployment import database_of, report_problems
 from stepengine.cli.commands.undo import root_of
 from stepengine.cli.commands.worker import offered_by
@@ -27,6 +27,7 @@ from stepengine.cli.exits import Exit, complain
 from stepengine.cli.judging import ScriptFile, run_script_of
 from stepengine.cli.options import Model, Options, with_options
 from stepengine.cli.settings import UsageProblem
+from stepengine.cli.toolset import ToolRequest, with_held
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.runtime.logs import LOGGER
@@ -118,8 +119,8 @@ def serve(
     there is one token, which is shown at the start and ends with the server.
 
     MODULE names agents as for `stepengine worker`: `agents = [...]` or `agent = ...`, and beside them, where they are
-    needed, `tools`, `models` and `options`. For agents without these, tools are allowed as for `stepengine run`: nothing
-    is changed and no program run unless --write or --shell says so. With --script no model is asked and no key is needed:
+    needed, `tools`, `models` and `options`. Each call of a tool that changes something or runs a program needs an approval,
+    unless --write or --shell allows it. With --script no model is asked and no key is needed:
     each run gets the replies of FILE from the first on, and one that is resumed or forked those behind its record.
 
     What is under way when the server is stopped, or killed, goes on at the next start with the same --runs. Several may
@@ -344,8 +345,10 @@ def engine_of(
     # What a page of AG-UI sends beside words: its tools, context and state.
     agents = [attrs.evolve(agent, hooks=agent.hooks + page_hooks()) for agent in offered.agents]
     script = run_script_of(options.script) if options.script else None
-    if offered.tools or offered.models is not None or offered.options:
-        return Engine(agents, offered.tools, script or offered.models, **offered.options), offered.schedules
+    if offered.models is not None or offered.options:
+        request = ToolRequest([with_held(agents)], offered.tools, can_ask=True)
+        setting = {"permissions": policy_of(options) or request.policy(options, None)} | offered.options
+        return Engine(agents, offered.tools, script or offered.models, **setting), offered.schedules
     first, *others = agents
     file = module if Path(module).is_file() else ""
     bench = bench_for(
@@ -356,6 +359,7 @@ def engine_of(
         asks_nobody=True,
         headless=False,
         script=script,
+        tools=offered.tools,
     )
     return bench.engine, offered.schedules
 
@@ -384,10 +388,12 @@ def engine_again(module: str, options: dict[str, Any]) -> Engine | DurableEngine
     Raises:
         DefinitionError: when files that were fine at the start make none any more.
     """
+    from stepengine.engine.loading import warn_left_out
+
     paths = {name: None if options[name] is None else Path(options[name]) for name in PATHS}
     made = attrs.evolve(Options(quiet=True), **{**options, **paths})
     try:
-        return engine_of(module, made.in_force())[0]
+        return engine_of(module, made.in_force(), warn_left_out)[0]
     except UsageProblem as error:
         raise DefinitionError(str(error)) from error
 

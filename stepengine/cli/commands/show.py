@@ -149,7 +149,7 @@ def effects_of(history: History) -> Iterator[ShownEffect]:
 
 
 def _whole(history: History) -> dict[str, object]:
-    from stepengine.journal.show import ended_of, spending_of, status_of
+    from stepengine.journal.show import ended_of, run_id_of, spending_of, status_of
 
     root, head = history.root, history.head
     spending = spending_of(history)
@@ -159,7 +159,7 @@ def _whole(history: History) -> dict[str, object]:
     waits = history.waits() if status_of(history) == "suspended" else []
     return {
         "journal": history.name,
-        "run": root["run_id"],
+        "run": run_id_of(history),
         "agent": root["agent_id"],
         "status": status_of(history),
         "created": head.created if head is not None else None,

@@ -72,8 +72,8 @@ def studio(
     folder that holds journals, or a database of them, these are the runs. Journals that it did not start are listed and
     shown; none of them goes on before somebody has seen what would happen next and agreed to it.
 
-    Tools are allowed as for `stepengine run`: what changes something is asked about in the page, unless --write or
-    --shell says otherwise. Needs the extra `serve`.
+    Each call of a tool that changes something or runs a program is asked about in the page, unless --write or --shell
+    allows it. That holds for bundled tools and for those of your agent files. Needs the extra `serve`.
 
     With --script no model is asked and no key is needed: each run gets the replies of FILE from the first on, and one that
     is resumed or forked those behind its record. The page says so.

@@ -204,7 +204,7 @@ def _steppers(
         agent = recorded_agent(journal, options, history)
         with contextlib.suppress(DefinitionError):
             complain(f"lines and variables come from {agent_place(options.agent or agent_id, folders=folders)}")
-        ours = bench_for(options, agent, performs=False).engine
+        ours = bench_for(options, agent, performs=False, recorded=history).engine
         plain = Engine(family(agent, options.agent, folders), uncalled_tools(options.cwd.resolve()))
     except (StepEngineError, UsageProblem) as error:
         if wanted.agent:

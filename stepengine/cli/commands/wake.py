@@ -19,7 +19,7 @@ from attrs import frozen
 
 from stepengine.cli.bench import bench_for
 from stepengine.cli.exits import Exit, complain, exit_code
-from stepengine.cli.journals import asks_again, hooks_of, limits_again, recorded_agent
+from stepengine.cli.journals import asks_again, limits_again, recorded_agent
 from stepengine.cli.options import Options, with_options
 from stepengine.cli.perform import GRACE, result_of
 from stepengine.cli.recording import RunRecording, entry_of, runs_folder
@@ -278,7 +278,7 @@ class _Waking:
         options = attrs.evolve(options, agent=options.agent or self._agents.files.get(agent_id, ""))
         agent = self._agent(journal, options, history)
         again = not self._trusts and asks_again(journal, history)
-        bench = bench_for(options, agent, asks_nobody=True, headless=False, hooks=hooks_of(history))
+        bench = bench_for(options, agent, asks_nobody=True, headless=False, recorded=history)
         limits = limits_again(journal, attrs.evolve(options, settings=settings))
         return (bench, {"agent": agent, "limits": limits, "in_doubt": "ask", "ask_again": again}), entry
 

@@ -231,7 +231,7 @@ def offered_by(module: str, leave_out: Callable[[str], object] | None = None) ->
         UsageProblem: when there is no such thing, or it cannot be imported; it says what would have been fine.
         DefinitionError: when it cannot be loaded, or names no agent.
     """
-    from stepengine.engine.loading import AgentPlace, load_folder, module_of, schedules_of
+    from stepengine.engine.loading import AgentPlace, load_folder, module_of, schedules_of, tools_of
     from stepengine.engine.modules import agents_of
 
     path, place = Path(module), AgentPlace.of_text(module)
@@ -242,7 +242,7 @@ def offered_by(module: str, leave_out: Callable[[str], object] | None = None) ->
         if not found.agents:
             msg = f"{module} holds no agent files"
             raise UsageProblem(msg)
-        return OfferedByModule(found.agents, schedules=found.schedules)
+        return OfferedByModule(found.agents, found.tools, schedules=found.schedules)
     if not (path if place is None else place.file).exists() and (place is not None or "/" in module):
         msg = f"there is no {module}; a Python file, a folder of agent files, or a module that can be imported would be fine"
         raise UsageProblem(msg)
@@ -255,9 +255,7 @@ def offered_by(module: str, leave_out: Callable[[str], object] | None = None) ->
     if not isinstance(options, dict):
         msg = f"options in {module} is no dict of options of Engine, such as {{'limits': Limits(max_steps=20)}}"
         raise UsageProblem(msg)
-    return OfferedByModule(
-        agents, tuple(getattr(loaded, "tools", ())), getattr(loaded, "models", None), dict(options), schedules
-    )
+    return OfferedByModule(agents, tools_of(loaded), getattr(loaded, "models", None), dict(options), schedules)
 
 
 def _left_out(problem: str) -> None:

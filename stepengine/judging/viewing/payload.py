@@ -50,7 +50,7 @@ from stepengine.data.visible import visible
 from stepengine.journal.history import History
 from stepengine.journal.programs import program_of
 from stepengine.journal.records import ROOT, Address, Input, Intent, Result, shown_address
-from stepengine.journal.show import WAITS, about_of, ended_of, status_of
+from stepengine.journal.show import WAITS, about_of, ended_of, run_id_of, status_of
 from stepengine.redaction import redactor_for
 from stepengine.runtime.performer import child_path
 
@@ -523,7 +523,7 @@ class RunPayload:
             "fork": f"stepengine fork {shlex.quote(self.file)}",
             "resume": f"stepengine resume {shlex.quote(self.file)}",
             "agent": self._name(root["agent_id"]),
-            "run": self._name(root["run_id"]),
+            "run": self._name(run_id_of(history)),
             "status": self._name(status_of(history)),
             "created": "" if head is None else self._name(head.created),
             "engine": "" if head is None else self._name(head.engine),

@@ -175,6 +175,52 @@ def test_every_save_shows_the_same_place_old_and_new_and_the_server_imports_none
     assert str(shop.process.pid) not in imported.read_text().split()
 
 
+TODOS = """
+from stepengine import AgentDefinition, Perform
+
+
+def handle_steps(ctx):
+    found = yield Perform(len, ctx.prompt)
+    return found
+
+
+agent = AgentDefinition("todos", handle_steps=handle_steps)
+"""
+
+
+@pytest.mark.spec("studio:ST6")
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (TODOS.replace("found = yield", "found of yield"), "SyntaxError: invalid syntax (todos.py, line 6)"),
+        (
+            TODOS.replace("\nfrom", "\nimport no_such_module\nfrom"),
+            "ModuleNotFoundError: No module named 'no_such_module' (",
+        ),
+    ],
+)
+def test_of_a_folder_of_agents_the_broken_file_is_named_with_its_line(tmp_path: Path, code: str, said: str) -> None:
+    shop = Shop(tmp_path)
+    shop.options = ("--agents", "agents", "--runs", "runs")
+    (tmp_path / "agents").mkdir()
+    todos = tmp_path / "agents" / "todos.py"
+    todos.write_text(TODOS)
+    (tmp_path / "agents" / "other.py").write_text(TODOS.replace("todos", "other"))
+    with shop.open() as opened, opened.client() as client_:
+        run = done(client_, "todos", "tea")
+        with looking(client_, run, "0") as page:
+            page.look()
+            save(todos, code)
+            problem = page.look()["now"]["problem"]
+        failed = judged(client_, kind="blame", runs=[run], check="output == 4")
+
+    assert f"agents/todos.py: loading it failed with {said}" in problem
+    assert problem.index("todos.py") < problem.index("no agent has the id 'todos'")
+    assert said in str(failed), failed
+    if "Module" in said:
+        assert "todos.py:2)" in problem
+
+
 @pytest.mark.spec("studio:ST6")
 def test_code_that_breaks_hangs_or_leaves_is_told_and_the_last_good_look_stays(
     client: httpx2.Client, shop: Shop

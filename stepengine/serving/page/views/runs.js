@@ -34,10 +34,11 @@ function useRuns(base) {
 export function Row({ run, now }) {
   const more = run.details, isLive = run.status === "running" || run.status === "started";
   const seconds = isLive ? (now - Date.parse(run.created)) / 1000 : more && more.seconds;
-  const waits = run.status === "suspended" && more ? more.wakes ? `until ${when(more.wakes)}` : more.waits.join(" · ") : isLive && more && more.waits.length ? more.waits.join(" · ") : "";
+  const waits = more && (run.status === "suspended" || isLive) ? [...new Set([...more.waits, ...(more.wakes ? [`until ${when(more.wakes)}`] : [])])].join(" · ") : "";
+  const output = more && run.status === "completed" && more.output ? more.output : "";
   return html`<div role="listitem"><a class="row-link" href=${to(["runs", run.run_id])} style=${{ height: `${HEIGHT}px` }}>
     <${Status} status=${isLive && more && more.asks ? "suspended" : run.status} />
-    <span class="main"><span class="title">${(more && more.prompt) || html`<span class="dim">without a prompt</span>`}</span><span class="sub"><b>${run.agent}</b>${run.session_id ? html` · ${run.session_id}` : null}${more && more.agents > 1 ? ` · ${more.agents} agents` : ""}${waits ? html` · <span class="waits">${waits}</span>` : null}</span></span>
+    <span class="main"><span class="title">${(more && more.prompt) || html`<span class="dim">without a prompt</span>`}</span><span class="sub"><b>${run.agent}</b>${run.session_id ? html` · ${run.session_id}` : null}${more && more.agents > 1 ? ` · ${more.agents} agents` : ""}${more && more.forked_from ? html` · <span class="fork" title=${`Forked from ${more.forked_from}`}>fork of ${more.forked_from.slice(0, 8)}</span>` : null}${waits ? html` · <span class="waits">${waits}</span>` : null}${output ? html` · <span class="output">${output}</span>` : null}</span></span>
     <span class="fig"><span>${more && more.steps !== null ? count(more.steps) : ""}</span><small>${more && more.steps !== null ? "steps" : ""}</small></span>
     <span class="fig"><span>${more ? money(more.cost_usd) : ""}</span><small>${more && more.tokens ? `${count(more.tokens)} tokens` : ""}</small></span>
     <span class="fig wide"><span>${lasting(seconds)}</span><small>${when(run.created)}</small></span>
@@ -73,11 +74,12 @@ function One({ id, section, query }) {
     try { await api.post(at("runs", id, what)); announce(what); run.again(); } catch (problem) { fail(problem); }
   }
   if (run.error && !view) return html`<${Head} title="Run" /><${Problem} error=${run.error} /><p><a href=${to(["runs"])}>All runs</a></p>`;
-  return html`<header class="head of-run"><div class="crumbs"><a href=${to(["runs"])}>Runs</a><span aria-hidden="true">/</span>${view ? html`<h1>${view.agent}</h1><${Status} status=${view.questions.length && !isOver ? "suspended" : view.status} />` : null}<span class="mono dim" title=${id}>${id.slice(0, 8)}</span>${view && view.session_id ? html`<a href=${to(["chat", view.agent, view.session_id])}>conversation ${view.session_id}</a>` : null}</div>
+  return html`<header class="head of-run"><div class="crumbs"><a href=${to(["runs"])}>Runs</a><span aria-hidden="true">/</span>${view ? html`<h1>${view.agent}</h1><${Status} status=${view.questions.length && !isOver ? "suspended" : view.status} />` : null}<span class="mono dim" title=${id}>${id.slice(0, 8)}</span>${view && view.forked_from ? html`<a class="fork" href=${to(["runs", view.forked_from.run])}>fork of ${view.forked_from.run.slice(0, 8)}</a>` : null}${view && view.session_id ? html`<a href=${to(["chat", view.agent, view.session_id])}>conversation ${view.session_id}</a>` : null}</div>
       <nav class="tabs" aria-label="Parts of the run">${SECTIONS.map((each) => html`<a href=${to(["runs", id, ...(each === SECTIONS[0] ? [] : [each.id])], Object.fromEntries(["step", "tab"].filter((name) => query.get(name)).map((name) => [name, query.get(name)])))} aria-current=${each === open ? "page" : undefined}>${each.title}</a>`)}</nav>
       <div class="tools">${view && !isOver ? html`<button type="button" class="danger" onClick=${() => act("cancel")}>Cancel</button>` : null}${view && view.status === "stranded" ? html`<button type="button" onClick=${() => act("resume")}>Go on</button>` : null}<a class="button" href=${at("runs", id, "journal")} download>Journal</a></div>
     </header>
     <${Problem} error=${error || run.error} />
+    ${view && view.waits_for.some((each) => each.kind !== "question") ? html`<p class="standing" role="status">${view.waits_for.filter((each) => each.kind !== "question").map((each) => html`<span class="waits">${each.said.replace(each.wakes_at || "\0", when(each.wakes_at))}</span>`)}${view.wakes_at ? html`<span class="dim">Resumes by itself ${when(view.wakes_at)}.</span>` : null}</p>` : null}
     <${open.View} id=${id} run=${view} query=${query} again=${run.again} />`;
 }
 

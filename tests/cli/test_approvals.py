@@ -1,0 +1,217 @@
+"""
+Which tool calls need an option or an approval, for bundled tools and for those of agent files alike.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from typer.testing import CliRunner, Result
+
+from stepengine.cli.app import app
+from tests.offline import NO_NETWORK, ROOT
+
+SECONDS = 30
+NAMESAKE = """
+from stepengine import AgentDefinition, ToolCall, tool
+
+@tool
+def {name}(text: str) -> str:
+    "Say it."
+    return f"own {{text}}"
+
+def handle_steps(ctx):
+    turn = yield ToolCall("{name}", {{"text": "words"}})
+    return turn.tool_result.text
+
+agent = AgentDefinition("asker", tools=[{name}], handle_steps=handle_steps)
+"""
+EVALUATION = """
+from stepengine.judging import Case, Evaluation, contains
+
+evaluation = Evaluation("said", cases=[Case("one", "go", checks=[contains("own words")])], agents={"a": "asker.py"})
+"""
+WRITER = """
+from stepengine import AgentDefinition, ToolCall, tool
+
+@tool(category="write")
+def note(text: str) -> str:
+    "Write a note."
+    with open("note.txt", "w") as file:
+        file.write(text)
+    return "noted"
+
+def handle_steps(ctx):
+    turn = yield ToolCall("note", {"text": "milk"})
+    return turn.tool_result.text
+
+agent = AgentDefinition("own", tools=[note], handle_steps=handle_steps)
+"""
+BUNDLED = """
+from stepengine import AgentDefinition, ToolCall
+
+def handle_steps(ctx):
+    turn = yield ToolCall("write_file", {"path": "note.txt", "content": "milk"})
+    return turn.tool_result.text
+
+agent = AgentDefinition("bundled", tools=["write_file"], handle_steps=handle_steps)
+"""
+READER = """
+from stepengine import AgentDefinition
+agent = AgentDefinition("a-reader", tools=["read_files"], model="test/m")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    tmp_path.chmod(0o700)
+    (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
+    (tmp_path / "shop").mkdir()
+    monkeypatch.chdir(tmp_path / "shop")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "shop"
+
+
+def typed(*words: str) -> Result:
+    return CliRunner().invoke(app, [*words])
+
+
+@contextmanager
+def served(folder: Path, *words: str) -> Iterator[httpx2.Client]:
+    """
+    Give a client with all rights on a server that the command line starts.
+    """
+    path = os.pathsep.join([str(folder.parent), str(ROOT)])
+    line = [sys.executable, "-m", "stepengine", *words, "--port", "0"]
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(line, cwd=folder, env=environment, text=True, stderr=subprocess.PIPE)
+    try:
+        said = ""
+        assert process.stderr is not None
+        while not (token := re.search(r"sk-stepengine-[\w-]+", said)):
+            read = process.stderr.readline()
+            assert read, said
+            said += read
+        url = re.search(r"http://[\d.:]+", said)
+        assert url is not None
+        headers = {"authorization": f"Bearer {token[0]}"}
+        with httpx2.Client(base_url=url[0], headers=headers, trust_env=False, timeout=SECONDS) as client:
+            yield client
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def settled(client: httpx2.Client, agent: str) -> dict[str, Any]:
+    """
+    Start a run, and return its view when it has ended or waits.
+    """
+    run = client.post("/runs", json={"agent": agent}).raise_for_status().json()["run_id"]
+    return until_settled(client, run)
+
+
+def until_settled(client: httpx2.Client, run: str) -> dict[str, Any]:
+    view: dict[str, Any] = {"status": "running"}
+    while view["status"] == "running" and not view.get("questions"):
+        view = client.get(f"/runs/{run}").raise_for_status().json()
+    return view
+
+
+@pytest.mark.spec("requirements:X121")
+@pytest.mark.parametrize("name", ["web_search", "read_url", "read_docs", "write_file", "run_terminal_command"])
+def test_a_tool_of_an_agent_file_that_is_called_like_a_bundled_one_needs_no_option(folder: Path, name: str) -> None:
+    (folder / "asker.py").write_text(NAMESAKE.format(name=name))
+    (folder / "evals.py").write_text(EVALUATION)
+    ran = typed("run", "asker.py", "-q")
+    evaluated = typed("eval", "evals.py", "--yes", "--out", "out", "-q", "--gate", "pass >= 1")
+
+    assert (0, "own words\n") == (ran.exit_code, ran.stdout), ran.stderr
+    assert 0 == evaluated.exit_code, evaluated.output
+
+
+@pytest.mark.spec("requirements:X121")
+def test_a_server_asks_about_tools_that_change_something_bundled_or_not(folder: Path) -> None:
+    (folder / "agents").mkdir()
+    for name, text in (("a_reader", READER), ("own", WRITER), ("bundled", BUNDLED)):
+        (folder / "agents" / f"{name}.py").write_text(text)
+    (folder / "agents" / "asker.py").write_text(NAMESAKE.format(name="web_search"))
+    with served(folder, "serve", "agents") as client:
+        asked = {agent: settled(client, agent) for agent in ("own", "bundled")}
+        before = (folder / "note.txt").exists()
+        free = settled(client, "asker")
+        run, question = asked["own"]["run_id"], asked["own"]["questions"][0]["id"]
+        client.post(f"/runs/{run}/answers", json={"answers": {question: "yes"}}).raise_for_status()
+        while (answered := client.get(f"/runs/{run}").json())["status"] in ("running", "suspended"):
+            pass
+    replayed = typed("replay", f"runs/{run}.jsonl", "--agent", "agents/own.py", "-q")
+
+    assert ["May note run?", "May write_file run?"] == [view["questions"][0]["text"] for view in asked.values()]
+    assert not before
+    assert ("completed", "own words") == (free["status"], free["output"])
+    assert ("completed", "noted") == (answered["status"], answered["output"])
+    assert (0, "noted\n") == (replayed.exit_code, replayed.stdout), replayed.stderr
+
+
+@pytest.mark.spec("requirements:X121")
+@pytest.mark.parametrize("more", ["", "\nfrom stepengine.testing import ScriptedModel\nmodels = ScriptedModel([])\n"])
+def test_a_served_file_with_models_of_its_own_follows_the_same_rule(folder: Path, more: str) -> None:
+    (folder / "own.py").write_text(WRITER + more)
+    with served(folder, "serve", "own.py") as client:
+        asked = settled(client, "own")
+    with served(folder, "serve", "own.py", "--write", "--runs", "others") as client:
+        done = settled(client, "own")
+
+    assert ["May note run?"] == [one["text"] for one in asked["questions"]]
+    assert ("completed", "noted") == (done["status"], done["output"])
+
+
+@pytest.mark.spec("requirements:X121")
+@pytest.mark.parametrize(("text", "name", "tool"), [(WRITER, "own", "note"), (BUNDLED, "bundled", "write_file")])
+def test_a_run_asks_where_somebody_can_answer_and_is_refused_where_nobody_can(
+    folder: Path, text: str, name: str, tool: str
+) -> None:
+    (folder / "it.py").write_text(text)
+    refused = typed("run", "it.py", "-q")
+    asked = typed("run", "it.py", "-q", "--journal", "run.jsonl")
+    written = (folder / "note.txt").exists()
+    resumed = typed("resume", "run.jsonl", "--agent", "it.py", "-q", "--answer", "q0=yes")
+    replayed = typed("replay", "run.jsonl", "--agent", "it.py", "-q")
+    (folder / "note.txt").unlink()
+    allowed = typed("run", "it.py", "-q", "--write")
+
+    assert 2 == refused.exit_code
+    assert f"agent '{name}' changes files with {tool}; allow that with --write" in refused.stderr
+    assert (3, False) == (asked.exit_code, written), asked.stderr
+    assert [0, 0, 0] == [one.exit_code for one in (resumed, replayed, allowed)], resumed.stderr + replayed.stderr
+    assert resumed.stdout == replayed.stdout == allowed.stdout
+    assert "milk" == (folder / "note.txt").read_text()
+
+
+@pytest.mark.spec("requirements:X121")
+def test_the_agent_that_has_the_tool_is_named_and_not_the_first_one(folder: Path) -> None:
+    lead = "agent = AgentDefinition('lead', spawnable_agents=['bundled'], tools=['spawn_agents'], model='test/m')"
+    (folder / "agents").mkdir()
+    (folder / "agents" / "bundled.py").write_text(BUNDLED.replace('"write_file"]', '"web_search"]'))
+    (folder / "agents" / "a_reader.py").write_text(READER)
+    (folder / "agents" / "lead.py").write_text(f"from stepengine import AgentDefinition\n{lead}\n")
+    refused = typed("serve", "agents", "--port", "0")
+
+    assert 2 == refused.exit_code
+    assert "agent 'bundled' reaches the web with web_search; allow that with --web URL" in refused.stderr
+
+
+@pytest.mark.spec("requirements:X121")
+def test_a_tool_that_needs_no_permission_runs(folder: Path) -> None:
+    (folder / "it.py").write_text(WRITER.replace('category="write"', 'category="write", requires_permission=False'))
+    ran = typed("run", "it.py", "-q")
+
+    assert (0, "noted\n") == (ran.exit_code, ran.stdout), ran.stderr
