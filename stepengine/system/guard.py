@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from stepengine.data.frozen import frozen
+from stepengine.system.path_rules import possible_paths
 
 if TYPE_CHECKING:
     from stepengine.system.argv import Argv
@@ -67,13 +68,16 @@ class CallGuard:
         resolved = os.path.realpath if is_here else os.path.normpath
         top = _steps(resolved(folder))
         for path in self.named:
-            try:
-                real = _steps(resolved(folder / path))
-            except (OSError, ValueError) as error:
-                return f"{path!r} cannot be resolved: {error}"
-            starts = [len(top)] if real[: len(top)] == top else range(len(real))
-            if why := next(filter(None, [self.file(real[:at], real[at:]) for at in starts]), ""):
-                return f"{path!r} {why}"
+            if not (readings := possible_paths(path)):
+                return f"{path!r} cannot be resolved: it is encoded too often"
+            for reading in readings:
+                try:
+                    real = _steps(resolved(folder / reading))
+                except (OSError, ValueError) as error:
+                    return f"{path!r} cannot be resolved: {error}"
+                starts = [len(top)] if real[: len(top)] == top else range(len(real))
+                if why := next(filter(None, [self.file(real[:at], real[at:]) for at in starts]), ""):
+                    return f"{path!r} {why}"
         return ""
 
 
