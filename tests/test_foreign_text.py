@@ -106,9 +106,9 @@ from stepengine.system.connection import _Broken
 from stepengine.system.connection import _parse_head as parsed_frame
 from stepengine.system.far import Elsewhere, _entry, _read_listing
 from stepengine.system.far import RemotePlace as FarPlace
-from stepengine.system.path_rules import PROTECTED, SECRETS, PathRules
+from stepengine.system.path_rules import PROTECTED, SECRETS, PathRules, possible_paths
 from stepengine.system.paths import shown
-from stepengine.system.patterns import GlobPattern, IgnorePattern, safe_columns
+from stepengine.system.patterns import GlobPattern, IgnorePattern, find_pattern_problem, safe_columns
 from stepengine.system.repository import _facts
 from stepengine.system.skills import NAME, _mapping
 from stepengine.system.text import decode, stream_lines
@@ -829,9 +829,26 @@ PLACES = (
     Place(
         "glob",
         globbed,
-        (of("*a"), of("**/a/"), of("{a,"), of("{a,b}"), of("[a"), of("?*")),
-        ("system/patterns.py:_compile", "system/patterns.py:expanded"),
+        (of("*a"), of("**/a/"), of("{a,"), of("{a,b}"), of("[a"), of("?*"), of("{[,]"), of("[{]{"), of("[}]")),
+        ("system/patterns.py:_compile",),
         most=512,
+    ),
+    Place(
+        "patterns of rules and paths in calls",
+        lambda text: (find_pattern_problem(text), possible_paths(text)),
+        (
+            of("%25"),
+            of("%"),
+            of("25"),
+            of("file:"),
+            of("~/"),
+            of("\\"),
+            of("\t"),
+            of(" "),
+            of("[\\"),
+            of("[\\]"),
+            of("file:%5C"),
+        ),
     ),
     Place(
         "secret and protected paths",
@@ -1859,7 +1876,7 @@ APART: dict[str, str] = {
     "acp/prompts.py:_kept_blocks": "JSON of a capped size, in a folder that was made for its owner alone",
     "acp/servers.py:_name_of": "at most 28 characters",
     "acp/updates.py:_shown_result": "bytes of a capped size",
-    "acp/workplace.py:BorrowedFiles._content": "UTF-8 of at most 4 MiB of a file of the workspace",
+    "acp/workplace.py:BorrowedFiles.content": "UTF-8 of at most 4 MiB of a file of the workspace",
     "acp/workplace.py:BorrowedTerminals.output": "UTF-8 of at most 1 MiB that a command printed",
     "acp/program.py:AgentProgram._check": "at most 64 bytes that a process of this one wrote",
     "acp/program.py:AgentProgram._watch": "at most 64 bytes that a process of this one wrote",

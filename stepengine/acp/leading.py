@@ -15,7 +15,7 @@ import contextlib
 import math
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import Context
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -25,7 +25,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.acp.program import AgentProgram, environment_of
-from stepengine.acp.workplace import BorrowedFiles, BorrowedTerminals, command_of
+from stepengine.acp.workplace import BorrowedFiles, BorrowedTerminals, RequestedFile, command_of
 from stepengine.data.definition import AgentDefinition, InputSchema
 from stepengine.data.hooks import Change, StepContext
 from stepengine.data.json import JsonDict, canonical, mended
@@ -50,7 +50,7 @@ from stepengine.leading.turns import (
     to_the_end,
     turns_of,
 )
-from stepengine.system.guard import GUARD
+from stepengine.system.guard import GUARD, CallGuard
 from stepengine.system.workspace import Workspace
 from stepengine.tooling.context import ToolContext
 from stepengine.tooling.definition import Tool
@@ -126,7 +126,8 @@ class ExternalAgent(AgentDefinition[ExternalReply]):
     program, gives it the prompt in a session, and ends it with everything that it started. The turn is one recorded effect, with what
     the program said beside its result, so that a replay needs no such program; each time that it asks for permission is another one,
     judged by the engine's policy and its people as a call of ``ID_edit``, ``ID_execute``, ``ID_read``, ``ID_fetch`` or ``ID_other``,
-    of the categories ``"write"``, ``"execute"``, ``"read"``, ``"network"`` and ``""``. Without a policy everything is allowed, as for
+    of the categories ``"write"``, ``"execute"``, ``"read"``, ``"network"`` and ``""``. So is each file that it reads or writes through us,
+    and each command that it has us run, unless the same was just allowed. Without a policy everything is allowed, as for
     tools. Its params are ``{"session": ...}``, to go on with an earlier reply's session, which the program must be able to load.
 
     It needs the extra ``acp``.
@@ -181,7 +182,7 @@ class ExternalAgent(AgentDefinition[ExternalReply]):
             fields = {
                 "input_schema": InputSchema(prompt="What to do.", params=PARAMS),
                 **fields,
-                "tools": [_turn_tool(led, timeout), *permission_tools(id)],
+                "tools": [_turn_tool(led, timeout), *permission_tools(id, _guard_keeper(led))],
                 "handle_steps": turns_of(id, _begun, _reply, carried=("session",)),
             }
         elif "handle_steps" not in fields:  # `attrs.evolve` makes one of its fields
@@ -245,9 +246,7 @@ def _turn_tool(led: _Led, timeout: float | None) -> Tool[Any, Any]:
     }
 
     async def run(ctx: ToolContext, given: JsonDict) -> ToolResult:
-        key = ("external agent", led.id)
-        talk = ctx.of_run(key, lambda: _Talk(led)) if ctx.is_of_run else _Talk(led)
-        return await talk.turn(ctx, given)
+        return await _talk_of(led, ctx).turn(ctx, given)
 
     return Tool(
         led.id,
@@ -258,8 +257,24 @@ def _turn_tool(led: _Led, timeout: float | None) -> Tool[Any, Any]:
         annotations=ToolAnnotations(destructive=True, open_world=True),
         # The author gave the command; what it does then asks for itself.
         requires_permission=False,
+        # The answers of a turn repeat what was asked about, which was judged by itself.
+        about=(),
         timeout=math.inf if timeout is None else timeout,
     )
+
+
+def _talk_of(led: _Led, ctx: ToolContext) -> _Talk:
+    """Return the conversation with the program that the run of a call has."""
+    return ctx.of_run(("external agent", led.id), lambda: _Talk(led)) if ctx.is_of_run else _Talk(led)
+
+
+def _guard_keeper(led: _Led) -> Callable[[ToolContext, JsonDict], None]:
+    """Return a function that hands the conversation the rules about files that bind an allowed call."""
+
+    def keep(ctx: ToolContext, given: JsonDict) -> None:
+        _talk_of(led, ctx).guards[canonical(given)] = GUARD.get()
+
+    return keep
 
 
 class _Talk:
@@ -279,6 +294,8 @@ class _Talk:
         self._files: BorrowedFiles | None = None
         self._terminals: BorrowedTerminals | None = None
         self._granted: set[str] = set()
+        self._granted_files: set[tuple[str, str]] = set()
+        self.guards: dict[str, CallGuard | None] = {}
         self._methods: Sequence[str] = ()
         self._closes = False
 
@@ -482,6 +499,9 @@ class _Talk:
         if allowed and isinstance(command := asked.get("command"), str | list):
             # Once, so that nobody is asked twice about a command that we are told to run next.
             self._granted.add(command if isinstance(command, str) else shlex.join(command))
+        if allowed:
+            kind = asked_kind(_category(told.get("kind")))
+            self._granted_files.update((kind, self._below(path)) for path in asked.get("paths", ()))
         chosen = next((options[kind] for kind in (ALLOWED if allowed else DENIED) if kind in options), None)
         if allowed is None or chosen is None:
             return {"outcome": {"outcome": "cancelled"}}
@@ -514,7 +534,11 @@ class _Talk:
         words = command_of(given)
         line = shlex.join(words)
         if line not in self._granted:
-            asked = {"title": f"Run {line}"[:SHOWN_CHARS], "command": words}
+            asked: dict[str, Any] = {"title": f"Run {line}"[:SHOWN_CHARS], "command": words}
+            # A person has to see where a command runs, and which variables change what it does.
+            around = {name: given[name] for name in ("cwd", "env") if given.get(name)}
+            if around:
+                asked["details"] = compact(around)
             if not await self._ask("execute", asked):
                 msg = "the command was not allowed"
                 raise ToolError(msg)
@@ -522,15 +546,62 @@ class _Talk:
         assert self._terminals is not None  # noqa: S101 - else nobody comes here
         return await self._terminals.create(given)
 
+    def _below(self, path: str) -> str:
+        """Return a path of the program as a path below the workspace, where it names one; no link is followed."""
+        assert self._files is not None  # noqa: S101
+        return os.path.relpath(os.path.normpath(self._files.folder / path), self._files.folder)
+
     async def _read(self, given: Mapping[str, Any]) -> dict[str, Any]:
         assert self._files is not None  # noqa: S101
-        text = await self._files.read(given)
-        return {"content": text}
+        file = await asyncio.to_thread(self._files.find_readable, given)
+        with self._bound_by(await self._judged("read", file, {"title": f"Read {file.path}"[:SHOWN_CHARS]})):
+            return {"content": await self._files.read(file, given)}
 
     async def _write(self, given: Mapping[str, Any]) -> dict[str, Any]:
         assert self._files is not None  # noqa: S101
-        await self._files.write(self.said.ctx, given)
+        file = await asyncio.to_thread(self._files.find_writable, given)
+        difference = await asyncio.to_thread(self._difference_to, file, given["content"])
+        asked = {"title": f"Write {file.path}"[:SHOWN_CHARS], "details": difference[:ENTRY_CHARS]}
+        with self._bound_by(await self._judged("edit", file, asked)):
+            await self._files.write(self.said.ctx, file, given["content"])
         return {}
+
+    def _difference_to(self, file: RequestedFile, content: str) -> str:
+        """Return what writing a file changes in it; all of the content where there is no text to compare with."""
+        from stepengine.tools.files.edits import unified_diff
+
+        assert self._files is not None  # noqa: S101
+        try:
+            before = self._files.content(file)
+        except ToolError:
+            before = None
+        return unified_diff(before, mended(content), file.path)
+
+    async def _judged(self, kind: str, file: RequestedFile, asked: Mapping[str, Any]) -> CallGuard | None:
+        """
+        Have a request for a file judged as a call, and return the rules about files that bind it.
+
+        Raises:
+            ToolError: when it is not allowed.
+        """
+        granted = {(kind, path) for path in file.paths}
+        if granted <= self._granted_files:
+            self._granted_files -= granted
+            return GUARD.get()
+        given = {**asked, "paths": list(file.paths)}
+        if not await self._ask(kind, given):
+            msg = f"{file.path!r} was not allowed"
+            raise ToolError(msg)
+        return self.guards.pop(canonical(given), GUARD.get())
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _bound_by(guard: CallGuard | None) -> Iterator[None]:
+        token = GUARD.set(guard)
+        try:
+            yield
+        finally:
+            GUARD.reset(token)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -556,6 +627,8 @@ class _Talk:
         program, connection, prompting = self._program, self._connection, self._prompting
         self._program = self._connection = self._prompting = None
         self._granted.clear()
+        self._granted_files.clear()
+        self.guards.clear()
         self._asks.clear()
         self.said.finish()
         if connection is not None:

@@ -1,7 +1,7 @@
 """
 What the program of another agent may ask us to do in the workspace: to read and write files, and to run commands.
 
-What must not be here: whether a command may run, which rules and people have decided before.
+What must not be here: whether a file may be used or a command may run, which rules and people have decided before.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from attrs import frozen
 
 from stepengine.acp.program import ALWAYS, environment_of
 from stepengine.data.json import JsonDict, mended
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from stepengine.system.root import Root
     from stepengine.tools.shell.process import CommandProcess
 
-__all__ = ("BorrowedFiles", "BorrowedTerminals", "command_of")
+__all__ = ("BorrowedFiles", "BorrowedTerminals", "RequestedFile", "command_of")
 
 # A file travels as one line of JSON, in which a letter takes up to three times its bytes (an e with an accent is six
 # characters): 12 MiB at this size. So whatever a program was given to read fits into the 16 MiB of a line
@@ -63,20 +64,70 @@ def command_of(given: Mapping[str, Any]) -> list[str]:
     return [mended(word) for word in words]
 
 
+@frozen
+class RequestedFile:
+    """
+    A file of the workspace that the program asks for.
+
+    Attributes:
+        path: Its path below the workspace, with all links resolved.
+        paths: The paths by which rules know it: as the program wrote it, and *path* where that is another one.
+    """
+
+    path: str
+    paths: tuple[str, ...]
+
+
 class BorrowedFiles:
     """The files of the workspace, as the program may ask for them: those that our own tools would touch, and no others."""
 
     def __init__(self, folder: Path, may: str) -> None:
-        self._folder = folder
+        self.folder = folder
         self._may = may
         self._tools: dict[str, Any] | None = None
 
-    async def read(self, given: Mapping[str, Any]) -> str:
-        """Return the text of a file, or some lines of it."""
+    def find_readable(self, given: Mapping[str, Any]) -> RequestedFile:
+        """
+        Return the file that a request to read names.
+
+        Raises:
+            ToolError: where no files are read, and for a path outside of the workspace.
+        """
         if self._may == "none":
             msg = "files are not read here"
             raise ToolError(msg)
-        text = await asyncio.to_thread(self._content, text_of(given.get("path"), 4_096))
+        return self._find(given)
+
+    def find_writable(self, given: Mapping[str, Any]) -> RequestedFile:
+        """
+        Return the file that a request to write names.
+
+        Raises:
+            ToolError: where no files are written, for a path outside of the workspace, and for content that is no text.
+        """
+        if self._may != "write" or not isinstance(given.get("content"), str):
+            msg = "files are not written here" if self._may != "write" else "content is the text of the file"
+            raise ToolError(msg)
+        return self._find(given)
+
+    def _find(self, given: Mapping[str, Any]) -> RequestedFile:
+        path = text_of(given.get("path"), 4_096)
+        if not path or "\0" in path:
+            msg = "path is the path of a file"
+            raise ToolError(msg)
+        real = Path(os.path.realpath(self.folder / path))
+        if not real.is_relative_to(self.folder):
+            msg = f"{path!r} is outside of the workspace"
+            raise PathOutsideRoot(msg)
+        found = real.relative_to(self.folder).as_posix()
+        written = Path(os.path.normpath(self.folder / path))
+        # Where the program wrote a name outside of the workspace that leads into it, only the place in it counts.
+        names = [written.relative_to(self.folder).as_posix()] if written.is_relative_to(self.folder) else []
+        return RequestedFile(found, tuple(dict.fromkeys([*names, found])))
+
+    async def read(self, file: RequestedFile, given: Mapping[str, Any]) -> str:
+        """Return the text of a file, or some lines of it."""
+        text = await asyncio.to_thread(self.content, file)
         line, limit = given.get("line"), given.get("limit")
         if type(line) is not int and type(limit) is not int:
             return text
@@ -84,42 +135,48 @@ class BorrowedFiles:
         lines = text.splitlines(keepends=True)[first:]
         return "".join(lines[: max(0, limit)] if type(limit) is int else lines)
 
-    def _content(self, path: str) -> str:
+    def content(self, file: RequestedFile) -> str:
+        """
+        Return the text of a file.
+
+        Raises:
+            ToolError: for a file that is missing, withheld, too large or no text, and for one that a link leads elsewhere by now.
+        """
         from stepengine.system.path_policy import PathPolicy
         from stepengine.system.root import Root
         from stepengine.system.text import read_capped
 
-        root = Root(self._folder, PathPolicy())
+        root = Root(self.folder, PathPolicy())
         try:
-            opened = root.open_file(path)
+            opened = root.open_file(file.path)
             try:
+                # A link that was put there after the request was judged leads to another file.
+                if "/".join(opened.parts) != file.path:
+                    msg = f"{file.path!r} is not the file that was allowed"
+                    raise ToolError(msg)
                 data = read_capped(opened.fd, READ_BYTES)
             finally:
                 calls.close(opened.fd)
         finally:
             root.close()
         if data is None:
-            msg = f"{path!r} has more than {READ_BYTES:,} bytes"
+            msg = f"{file.path!r} has more than {READ_BYTES:,} bytes"
             raise ToolError(msg)
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError:
-            msg = f"{path!r} is no text in UTF-8"
+            msg = f"{file.path!r} is no text in UTF-8"
             raise ToolError(msg) from None
 
-    async def write(self, ctx: ToolContext, given: Mapping[str, Any]) -> None:
+    async def write(self, ctx: ToolContext, file: RequestedFile, content: str) -> None:
         """Write a file, as our own tool does: whole or not at all, never a protected one, and so that it can be undone."""
-        content = given.get("content")
-        if self._may != "write" or not isinstance(content, str):
-            msg = "files are not written here" if self._may != "write" else "content is the text of the file"
-            raise ToolError(msg)
         if self._tools is None:
             from stepengine.tools import file_tools
 
-            self._tools = {tool.spec.name: tool for tool in file_tools(self._folder, write=True)}
+            self._tools = {tool.spec.name: tool for tool in file_tools(self.folder, write=True)}
         tool = self._tools["write_file"]
-        path = text_of(given.get("path"), 4_096)
-        valid = tool.binding().validate(JsonDict({"path": path, "content": mended(content)}))
+        # The tool follows no links, so it writes the file that was judged or none.
+        valid = tool.binding().validate(JsonDict({"path": file.path, "content": mended(content)}))
         # Without what the run has seen: the program changes files by itself, too.
         result = await tool.execute(valid.arguments, attrs.evolve(ctx, tool_name="write_file", belongings=None))
         if result.is_error:

@@ -20,6 +20,7 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.sources import ToolSource
 from stepengine.data.tools import ToolLike, ToolSpec, Yielding
 from stepengine.errors import DefinitionError, WorkspaceLost
+from stepengine.system.patterns import escape_pattern
 
 if TYPE_CHECKING:
     from stepengine.journal.history import History
@@ -181,15 +182,21 @@ def _files_of(journal: str, root: Path) -> list[str]:
     if not place.is_relative_to(root):
         return []
     file = place.relative_to(root)
-    more = f"{file.stem}.before-*{file.suffix}" if database is None else f"{file.name}-*"
-    return [file.as_posix(), file.with_name(more).as_posix()]
+    folder = "" if file.parent == Path() else f"{escape_pattern(file.parent.as_posix())}/"
+    stem, suffix, name = map(escape_pattern, (file.stem, file.suffix, file.name))
+    more = f"{stem}.before-*{suffix}" if database is None else f"{name}-*"
+    return [f"{folder}{name}", f"{folder}{more}"]
 
 
 def _kept_below(root: Path) -> list[str]:
     """Return the patterns of what is kept of runs, editors' sessions and chats, as far as it is below *root*."""
     runs = runs_folder()
     kept = [] if runs is None else [(runs, "/"), (runs.parent / EDITORS, "/"), (runs.parent / HISTORY, "")]
-    return [f"{place.relative_to(root).as_posix()}{end}" for place, end in kept if place.is_relative_to(root)]
+    return [
+        f"{escape_pattern(place.relative_to(root).as_posix())}{end}"
+        for place, end in kept
+        if place.is_relative_to(root)
+    ]
 
 
 def allowed_tools(options: Options, request: ToolRequest) -> list[ToolLike | ToolSource]:

@@ -24,9 +24,20 @@ from stepengine.cli.settings import UsageProblem
 if TYPE_CHECKING:
     from stepengine.engine.trust import Foreign, Wishes
 
-__all__ = ("OPTION", "at_the_gate", "refuse_foreign", "refuse_inside", "trust")
+__all__ = ("OPTION", "at_the_gate", "grouped_wishes", "refuse_foreign", "refuse_inside", "trust")
 
-LISTED = 40
+HARMLESS = "tools, read"
+WISHED = (
+    "host",
+    "writes",
+    "reads",
+    "tools, execute",
+    "tools, network",
+    "tools, write",
+    "tools, of no category",
+    "agent",
+)
+"""The kinds of wishes in the order in which a person is shown them; categories of others follow."""
 CONTENT = re.compile(r"sha256:[0-9a-f]{64}")
 OPTION = typer.Option(
     "--trust", help="Run ./agents if its files have this content; for CI.", metavar="sha256:...", show_default=False
@@ -225,16 +236,37 @@ def _agreed_to(wishes: Wishes, missing: Sequence[str] | None) -> bool:
 
 
 def _describe_wishes(wishes: Wishes, missing: Sequence[str] | None) -> str:
-    """Return what a package wants, and what that is worth."""
+    """Return all that a package wants, and what that is worth."""
     asks = wishes.asks if missing is None else missing
-    lines = [*[f"  {wanted}" for wanted in asks[:LISTED]], *[f"  and {len(asks) - LISTED} more"] * (len(asks) > LISTED)]
     return "\n".join(
         [
             "it wants:" if missing is None else "new is:",
-            *(lines or ["  no tool, folder or host"]),
+            *(grouped_wishes(asks) or ["  no tool, folder or host"]),
             "So it says itself. It is a program, and may do whatever you may.",
         ]
     )
+
+
+def grouped_wishes(asks: Sequence[str]) -> list[str]:
+    """
+    Return a line for each kind of wish, hosts, folders and tools that change something first.
+
+    Nothing is left out: a person agrees to all of it. What many harmless tools would hide stands in front of them, and as
+    counts behind them, next to the question.
+    """
+    groups: dict[str, list[str]] = {}
+    for wanted in asks:
+        kind, _, rest = wanted.partition(" ")
+        if kind == "tool":
+            rest, _, category = rest.rpartition(": ")
+            kind = f"tools, {category}"
+        groups.setdefault(kind, []).append(rest)
+    kinds = sorted(groups, key=lambda kind: (WISHED.index(kind) if kind in WISHED else len(WISHED), kind))
+    # What only reads is the least of it. Categories of the package's own come before that.
+    kinds.sort(key=lambda kind: kind == HARMLESS)
+    lines = [f"  {kind}: {', '.join(groups[kind])}" for kind in kinds]
+    counts = ", ".join([f"{len(groups[kind])} {kind}" for kind in kinds])
+    return [*lines, f"  in all: {counts}"] if lines else []
 
 
 def _user(number: int) -> str:

@@ -62,6 +62,8 @@ OWN = "stepengine"
 """The publisher that nobody else may be: its ids mean what comes with the engine."""
 FILE_BYTES = 256 * 1024
 AGENTS, MEMBERS = 200, 500
+WISHES = 500
+"""What a person can still read before they agree."""
 ID_CHARS, TEXT_CHARS, DESCRIPTION_CHARS = 100, 300, 2_000
 ID = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 VALUE = re.compile(r"(?P<module>\w+(?:\.\w+)*)(?::(?P<attribute>\w+(?:\.\w+)*))?")
@@ -368,7 +370,29 @@ def declaration_of(content: bytes, where: str = FILE) -> dict[str, Any]:
     )
     found = [_read_declared(str(key), value, f"{where}: agents.{str(key)[:ID_CHARS]}") for key, value in agents.items()]
     lists = {name: _texts(told.get(name, []), f"{where}: {name}") for name in ("reads", "writes", "hosts")}
-    return {"agents": {each.id: each for each in found}, **lists}
+    lists["hosts"] = tuple([_ascii_host(host, f"{where}: hosts") for host in lists["hosts"]])
+    declared = {"agents": {each.id: each for each in found}, **lists}
+    wanted = len({name for each in found for name in (*each.tools, *each.spawns)}) + sum(map(len, lists.values()))
+    _expect(
+        wanted <= WISHES,
+        f"{where} wants {wanted:,} tools, agents, folders and hosts; {WISHES} at most, as a person agrees to all of them",
+    )
+    return declared
+
+
+def _ascii_host(host: str, where: str) -> str:
+    """Return a host in ASCII: letters of other scripts look like those of the host that a person knows."""
+    if host.isascii():
+        return host.lower()
+    import idna
+
+    name, colon, port = host.removeprefix("*.").partition(":")
+    try:
+        encoded = idna.encode(name, uts46=True).decode("ascii").lower()
+    except (idna.IDNAError, UnicodeError):
+        msg = f"{where} has {_short(host)}, which is no host; one like 'api.example.com' would be fine"
+        raise DefinitionError(msg) from None
+    return f"{'*.' if host.startswith('*.') else ''}{encoded}{colon}{port}"
 
 
 def _read_declared(agent_id: str, value: object, where: str) -> Declared:

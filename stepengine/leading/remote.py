@@ -269,6 +269,8 @@ def _turn_tool(led: _Led, timeout: float | None) -> Tool[Any, Any]:
         # Again it finds its run by its key: what it does there is not done twice.
         annotations=ToolAnnotations(idempotent=True, destructive=True, open_world=True),
         requires_permission=False,
+        # The answers of a turn repeat what was asked about, which was judged by itself.
+        about=(),
         timeout=math.inf if timeout is None else timeout,
     )
 

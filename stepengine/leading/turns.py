@@ -150,12 +150,22 @@ def asked_kind(category: str) -> str:
     return next((name for name, one in ASKED.items() if one == category), OTHER)
 
 
-def permission_tools(name: str) -> list[Tool[Any, Any]]:
-    """Return the tools whose calls stand for what the agent *name* does if it may."""
-    return [_permission_tool(name, kind) for kind in (*ASKED, OTHER)]
+def permission_tools(
+    name: str, on_allowed: Callable[[ToolContext, JsonDict], None] | None = None
+) -> list[Tool[Any, Any]]:
+    """
+    Return the tools whose calls stand for what the agent *name* does if it may.
+
+    Args:
+        name: The id of the agent.
+        on_allowed: Called with the context and the input of each allowed call, while that call runs.
+    """
+    return [_permission_tool(name, kind, on_allowed) for kind in (*ASKED, OTHER)]
 
 
-def _permission_tool(name: str, kind: str) -> Tool[Any, Any]:
+def _permission_tool(
+    name: str, kind: str, on_allowed: Callable[[ToolContext, JsonDict], None] | None
+) -> Tool[Any, Any]:
     """Return the tool whose call stands for something that the program does if it may; what it is was done by nobody yet."""
     text: Mapping[str, object] = {"type": "string"}
     members = {
@@ -167,20 +177,22 @@ def _permission_tool(name: str, kind: str) -> Tool[Any, Any]:
     }
     schema = {"type": "object", "properties": members, "required": ["title"], "additionalProperties": False}
     about = "do something" if kind == OTHER else kind
+
+    def allowed(ctx: ToolContext, given: JsonDict) -> dict[str, object]:
+        if on_allowed is not None:
+            on_allowed(ctx, given)
+        return {"allowed": True}
+
     return Tool(
         f"{name}_{kind}",
         f"Asks whether the agent {name} may {about}.",
         schema,
-        _allowed,
+        allowed,
         category=ASKED.get(kind, ""),
         annotations=ToolAnnotations(idempotent=True, read_only=kind == "read"),
         in_thread=False,
         preview=_previewed,
     )
-
-
-def _allowed(_: JsonDict) -> dict[str, object]:
-    return {"allowed": True}
 
 
 def _previewed(given: JsonDict) -> ToolPreview:

@@ -142,8 +142,13 @@ class CommandForm:
         if not self.prefix or not all(self.prefix):
             msg = 'a rule about commands names a program and the words after it, such as ["git", "status"]'
             raise DefinitionError(msg)
-        if len(self.prefix) == 1 and any(c.isspace() for c in self.prefix[0]):
+        if any(c.isspace() for c in self.prefix[0]):
             msg = f"{self.prefix[0]!r} is one word with blanks in it; write its words one by one, such as {self.prefix[0].split()!r}"
+            raise DefinitionError(msg)
+        if self.prefix[-1] == "*" and len(self.prefix) > 1:
+            msg = (
+                f"a command never ends in the word '*'; {list(self.prefix[:-1])!r} is about all commands that begin so"
+            )
             raise DefinitionError(msg)
 
 

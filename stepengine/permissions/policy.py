@@ -47,7 +47,7 @@ from stepengine.permissions.rules import (
 )
 from stepengine.system.atomic import replace_path
 from stepengine.system.guard import CallGuard, FileGuard
-from stepengine.system.path_rules import INSTRUCTING, PathRules
+from stepengine.system.path_rules import INSTRUCTING, PathRules, possible_paths
 
 Mode: TypeAlias = Literal["default", "plan", "accept_edits", "dont_ask", "bypass"]
 """What holds where no rule of a ``Policy`` matches; the policy says what each means."""
@@ -286,7 +286,8 @@ class Policy:
         rules = [rule for rule in self._ordered if rule.holds(request)]
         first = self._first(rules, request)
         looks = first is not None and _only_looks(first) and isinstance(first.matcher, Command)
-        denied = [rule.matcher.denied for rule in rules if rule.decision == "deny" and isinstance(rule.matcher, Path)]
+        about_files = [rule.matcher for rule in rules if rule.decision == "deny" and isinstance(rule.matcher, Path)]
+        denied = [glob for path in about_files for glob in path.denied]
         guard = CallGuard(
             file=self._file_guard(rules, request),
             command=partial(confined, first.matcher.form, denied) if looks else None,  # type: ignore[union-attr]
@@ -556,7 +557,8 @@ def _only_looks(rule: Rule) -> bool:
 
 def _instructs(request: Request) -> bool:
     """Return whether a call names a file that instructs later runs."""
-    return any(INSTRUCTS.match(path.split("/")) for path in request.paths)
+    readings = [possible_paths(path) for path in request.paths]
+    return not all(readings) or any(INSTRUCTS.match(path.split("/")) for found in readings for path in found)
 
 
 @contextmanager

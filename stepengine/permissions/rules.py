@@ -24,8 +24,8 @@ from stepengine.data.tools import ToolSpec
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.permissions.commands import CommandForm, denies, permits, says_what_runs
 from stepengine.system.argv import Argv, Script, parse_command
-from stepengine.system.path_rules import folded
-from stepengine.system.patterns import GlobPattern
+from stepengine.system.path_rules import folded, is_file_address, possible_paths
+from stepengine.system.patterns import GlobPattern, escape_brackets, find_pattern_problem
 from stepengine.system.urls import parse_url
 
 Effect: TypeAlias = Literal["allow", "deny", "ask"]
@@ -49,6 +49,9 @@ DURATIONS = frozenset({"timeout", "timeout_seconds"})
 PREFIX_WORDS = 3
 """Of how many words the longest beginning of a command is that is offered to be allowed with anything behind it."""
 USUAL_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443, "ftp": 21}
+TOOL_CHARS = re.compile(r"[A-Za-z0-9_-]*")
+TOOL_NAME_CHARS = 64
+TOOL_SEPARATORS = re.compile(r"[/.:]+")
 ADDRESS = re.compile(r"(?i:https?|wss?|ftp)://")
 PLAIN_URL = re.compile(r"([a-z][a-z0-9+.-]*)://([A-Za-z0-9.-]*[A-Za-z0-9])\.?(?::([0-9]{1,5}))?(?:[/?#][!-\[\]-~]*)?")
 
@@ -95,11 +98,12 @@ class Request:
         """
         The files that the call names: those that its tool declares, else those that stand in members such as ``path``.
 
-        What a tool declares counts as no file only when it begins like an address of the web: ``a://b`` is a path, too.
+        What a tool declares counts as no file only when it begins like an address of the web: ``a://b`` is a path, too. Of other tools
+        a ``file:`` address is a path in whatever member it stands.
         """
         if self.tool.about is not None:
             return [place for place in self._declared if not _is_only_address(place)]
-        return list(self.texts(PATHS))
+        return [*self.texts(PATHS), *_file_addresses(self.input)]
 
     @property
     def urls(self) -> list[str]:
@@ -111,6 +115,20 @@ class Request:
     @property
     def _declared(self) -> tuple[str, ...]:
         return self.tool.places(self.input)
+
+
+def _file_addresses(value: object) -> Iterator[str]:
+    """Give the addresses of files in a value, but for those of members that are paths anyway."""
+    if isinstance(value, str):
+        if is_file_address(value):
+            yield value
+    elif isinstance(value, Mapping):
+        for name, member in value.items():
+            if name not in PATHS:
+                yield from _file_addresses(member)
+    elif isinstance(value, list):
+        for member in value:
+            yield from _file_addresses(member)
 
 
 def _may_be_address(place: str) -> bool:
@@ -206,6 +224,7 @@ class ToolNamed:
 
     def __attrs_post_init__(self) -> None:
         _not_empty(self.name, 'the name of a tool, such as "read_files" or "mcp__github__*"')
+        _check_tool_name(self.name)
 
     def matches(self, request: Request, _decision: Effect) -> bool:
         """Return whether the rule is about a call."""
@@ -224,6 +243,9 @@ class Category:
 
     def __attrs_post_init__(self) -> None:
         _not_empty(self.name, 'a category, such as "write"')
+        if self.name != self.name.strip():
+            msg = f"no category is {self.name!r}; write {self.name.strip()!r}"
+            raise DefinitionError(msg)
 
     def matches(self, request: Request, _decision: Effect) -> bool:
         """Return whether the rule is about a call."""
@@ -262,6 +284,10 @@ class Path:
     ``files``, ``file_path``, ``folder``, ``directory``, ``directories`` and ``cwd``, or are what the tool says that its calls
     are about (``@tool(about=...)``). With *tool* only calls of that tool are meant.
 
+    A path is judged in every way that a program may read it: see ``possible_paths``. A deny or question matches when one of these
+    does, an allow when all do. ``[*]``, ``[[]`` and ``[{]`` stand for the character itself. A glob with brackets or braces is also about
+    the names that are written exactly so.
+
     The bundled tools are bound by the files that they would touch or show, too, links and other names of a file resolved:
     what a deny fits is refused, or left out of listings and searches, which say so; and so is what would have been asked
     about, when nobody was asked about the call. A tool that says what it is about is bound by where these paths lead when the
@@ -271,13 +297,18 @@ class Path:
     kind: ClassVar[str] = "path"
     glob: str
     tool: str | None = None
-    _exact: GlobPattern = attrs.field(init=False, eq=False, repr=False)
-    _folded: GlobPattern = attrs.field(init=False, eq=False, repr=False)
+    _exact: tuple[GlobPattern, ...] = attrs.field(init=False, eq=False, repr=False)
+    _folded: tuple[GlobPattern, ...] = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
+        if why := find_pattern_problem(self.glob):
+            msg = f"the pattern {self.glob!r} can match nothing: {why}"
+            raise DefinitionError(msg)
+        if self.tool is not None:
+            _check_tool_name(self.tool)
         try:
-            object.__setattr__(self, "_exact", GlobPattern(self.glob))
-            object.__setattr__(self, "_folded", GlobPattern(folded([self.denied])))
+            object.__setattr__(self, "_exact", tuple([GlobPattern(glob) for glob in _both_meanings(self.glob)]))
+            object.__setattr__(self, "_folded", tuple([GlobPattern(folded([glob])) for glob in self.denied]))
         except ToolError as error:
             raise DefinitionError(error.message) from None
 
@@ -286,15 +317,17 @@ class Path:
         if not self.is_of(request):
             return False
         paths = request.paths
+        readings = [possible_paths(path) for path in paths]
         if decision == "allow":
-            return bool(paths) and all(_stays(p) and self._exact.match(_parts(p)) for p in paths)
-        return any(self._may_be(path) for path in paths)
+            return bool(paths) and all(readings) and all(self._is_within(p) for found in readings for p in found)
+        # What has too many readings may be any path.
+        return not all(readings) or any(self._may_be(path) for found in readings for path in found)
 
     @property
-    def denied(self) -> str:
-        """The glob by which a deny or a question means files: that of the rule, plainly written, and what is below a folder."""
+    def denied(self) -> tuple[str, ...]:
+        """The globs by which a deny or a question means files: those of the rule, plainly written, and what is below a folder."""
         names = _parts(self.glob)
-        return "/".join(names if names and not names[-1].strip("*") else (*names, "**"))
+        return _both_meanings("/".join(names if names and not names[-1].strip("*") else (*names, "**")))
 
     def is_of(self, request: Request) -> bool:
         """Return whether the rule is about calls of this tool at all."""
@@ -302,17 +335,32 @@ class Path:
 
     def fits(self, parts: Sequence[str], low: Sequence[str], decision: Effect) -> bool:
         """Return whether the rule is about a file, by its place below the root of a tool, links resolved; *low*: see ``lowered``."""
-        return self._exact.match(parts) if decision == "allow" else self._folded.match(low)
+        if decision == "allow":
+            return any(glob.match(parts) for glob in self._exact)
+        return any(glob.match(low) for glob in self._folded)
+
+    def _is_within(self, path: str) -> bool:
+        if is_file_address(path) or not _stays(path):
+            return False
+        # What is behind `file:` is another reading, which is judged by itself.
+        parts = _parts(path.removeprefix("file:"))
+        return any(glob.match(parts) for glob in self._exact)
 
     def _may_be(self, path: str) -> bool:
         parts = _without_climbs(_parts(folded([path])))
         if parts is None:
             return True  # it leads out, so nobody can say what it names
         starts = range(len(parts)) if path.startswith("/") else (0,)
-        return any(self._folded.match(parts[start:]) for start in starts)
+        return any(glob.match(parts[start:]) for start in starts for glob in self._folded)
 
     def __str__(self) -> str:
         return f"path {self.glob}" + (f" of {self.tool}" if self.tool else "")
+
+
+def _both_meanings(glob: str) -> tuple[str, ...]:
+    """Return a glob, and where it has brackets or braces also the one in which these are characters of names."""
+    plain = escape_brackets(glob)
+    return (glob,) if plain == glob else (glob, plain)
 
 
 def lowered(parts: Sequence[str]) -> tuple[str, ...]:
@@ -341,10 +389,6 @@ def _parts(path: str) -> tuple[str, ...]:
     return tuple([part for part in path.split("/") if part not in {"", "."}])
 
 
-def _lower(host: str) -> str:
-    return host.lower()
-
-
 @frozen
 class Domain:
     """
@@ -355,14 +399,26 @@ class Domain:
     """
 
     kind: ClassVar[str] = "domain"
-    host: str = attrs.field(converter=_lower)
+    host: str
     tool: str | None = None
 
     def __attrs_post_init__(self) -> None:
         _not_empty(self.host, 'a host, such as "docs.example.org" or "*.example.org"')
-        if "/" in self.host or "*" in self.host.removeprefix("*."):
+        if self.tool is not None:
+            _check_tool_name(self.tool)
+        wild, name = ("*.", self.host[2:]) if self.host.startswith("*.") else ("", self.host)
+        is_address = name.count(":") > 1 and not name.startswith("[")  # of IPv6
+        origin = (
+            None if set("/@?#* ") & set(name) else _origin_of(f"http://[{name}]/" if is_address else f"http://{name}/")
+        )
+        if origin is None:
             msg = f"{self.host!r} is no host; 'docs.example.org' or '*.example.org' would be fine"
             raise DefinitionError(msg)
+        if origin.port not in (None, USUAL_PORTS["http"]) or name.endswith(f":{origin.port}"):
+            msg = f"{self.host!r} has a port, and rules are about hosts; write {wild + origin.host!r}"
+            raise DefinitionError(msg)
+        # As addresses are compared: in lower case and ASCII.
+        object.__setattr__(self, "host", wild + origin.host)
 
     def matches(self, request: Request, decision: Effect) -> bool:
         """Return whether the rule is about a call."""
@@ -682,6 +738,20 @@ def _is_tool(name: str | None, request: Request) -> bool:
     return name is None or _starred(_same(name), _same(request.tool.name))
 
 
+def _check_tool_name(pattern: str) -> None:
+    """Refuse a pattern that fits no name of a tool."""
+    plain = pattern.replace("*", "")
+    if TOOL_CHARS.fullmatch(plain) and len(plain) <= TOOL_NAME_CHARS:
+        return
+    near = TOOL_SEPARATORS.sub("__", pattern)
+    like = f", as in {near!r}" if near != pattern and TOOL_CHARS.fullmatch(near.replace("*", "")) else ""
+    msg = (
+        f"no tool has a name like {pattern!r}: names have up to {TOOL_NAME_CHARS} letters, digits, _ and -, and only * stands for "
+        f"anything; tools of a server are called server__tool{like}"
+    )
+    raise DefinitionError(msg)
+
+
 def _not_empty(text: object, what: str) -> None:
     if not isinstance(text, str) or not text.strip():
         msg = f"a rule needs {what}, not {text!r}"
@@ -706,7 +776,7 @@ class Scope:
         if self.kind not in ORDER:
             msg = f"{self.kind!r} is not a scope of a rule; the scopes are 'global', 'agent', 'session' and 'user'"
             raise DefinitionError(msg)
-        if (self.kind == "global") != (self.id is None) and self.kind != "user":
+        if ((self.kind == "global") != (self.id is None) and self.kind != "user") or self.id == "":
             msg = f"the scope {self.kind!r} " + (
                 "has no id" if self.kind == "global" else f"needs the id of the {self.kind}"
             )

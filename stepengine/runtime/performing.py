@@ -43,7 +43,7 @@ from stepengine.data.events import (
     ToolInputDelta,
     ToolLog,
 )
-from stepengine.data.json import freeze
+from stepengine.data.json import JsonDict, freeze
 from stepengine.data.messages import ToolCallPart, ToolResult, UserMessage
 from stepengine.data.models import (
     ModelDelta,
@@ -58,7 +58,7 @@ from stepengine.data.models import (
 )
 from stepengine.data.outcomes import Begun, Failure, Single, Stop, Value
 from stepengine.data.state import AgentState, ChildResult, RunStatus, no_longer_waiting, prompt_tokens
-from stepengine.data.tools import Asking, Ordinary, ToolBinding, ToolSpec, Yielding
+from stepengine.data.tools import Asking, Ordinary, ToolAnnotations, ToolBinding, ToolSpec, Yielding
 from stepengine.data.usage import Usage, add_cost
 from stepengine.data.waiting import Awaited, ChildRef, Received
 from stepengine.errors import (
@@ -81,7 +81,7 @@ from stepengine.runtime.rates import Notice, Obstacle, ParsingRegistry, queued
 from stepengine.runtime.retry import Retries, known_usage
 from stepengine.runtime.sizes import estimated_tokens
 from stepengine.runtime.standstill import waits_of
-from stepengine.system.guard import GUARD, CallGuard
+from stepengine.system.guard import GUARD, PROJECT_RULES, CallGuard
 from stepengine.system.threads import ThreadPool
 from stepengine.system.workspace import WORKSPACE, Workspace
 from stepengine.tooling.context import ResourceMap, ToolContext
@@ -354,6 +354,7 @@ class Innermost:
     async def _call_function(self, item: Item, io: IO) -> Single:
         call = cast("CallFunction", item.effect).call
         token = WORKSPACE.set(self._services.tools.workspace)
+        rules = PROJECT_RULES.set(partial(self._project_rules, item))
         try:
             # The JSON form is what the handler gets, live as on replay: with the object itself live, a handler could
             # use what a replay does not have (reliability:GN17).
@@ -371,8 +372,29 @@ class Innermost:
         except (Exception, GeneratorExit) as error:  # noqa: BLE001
             return self._failure(item, _function_failed(call.name, error))
         finally:
+            PROJECT_RULES.reset(rules)
             WORKSPACE.reset(token)
         return self._value(item, value)
+
+    def _project_rules(self, item: Item) -> CallGuard | None:
+        """Return what rules say about the files of the project, as of a tool that reads them."""
+        guard = self._services.tools.guard
+        if guard is None:
+            return None
+        from stepengine.permissions import Request  # an engine without rules does not load them
+
+        spec = ToolSpec("project_context", category="read", annotations=ToolAnnotations(read_only=True))
+        info = item.plan.info
+        return guard(
+            Request(
+                tool=spec,
+                input=JsonDict(),
+                agent_id=item.plan.definition.id,
+                session_id=info.session_id,
+                user_id=info.user_id,
+                source="handler",
+            )
+        )
 
     async def _returned(self, name: str, body: Callable[[], Any], fn: object) -> object:
         # Synchronous functions go to a thread: one that blocks would hold up every run of the loop.

@@ -5,6 +5,8 @@ A rule judges the words of a call before it runs. Which files those words lead t
 search names none at all. So whoever carries a call out says here what the rules make of each file, and every ``Root`` asks:
 a tool that is added later is bound without knowing of it. It is ambient because the bodies of tools are called with their
 own arguments, some of them in threads, which take the context variables of their caller along.
+
+What the engine reads of a project for a prompt is bound likewise, although no call asks for it: see ``project_guard``.
 """
 
 from __future__ import annotations
@@ -17,11 +19,22 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import frozen
 
+from stepengine.system.path_rules import possible_paths
+
 if TYPE_CHECKING:
     from stepengine.system.argv import Argv
     from stepengine.system.root import Root
 
-__all__ = ("GUARD", "CallGuard", "CommandGuard", "FileGuard", "file_guard", "left_out")
+__all__ = (
+    "GUARD",
+    "PROJECT_RULES",
+    "CallGuard",
+    "CommandGuard",
+    "FileGuard",
+    "file_guard",
+    "left_out",
+    "project_guard",
+)
 
 FileGuard: TypeAlias = Callable[[Sequence[str], Sequence[str]], str]
 """
@@ -67,18 +80,53 @@ class CallGuard:
         resolved = os.path.realpath if is_here else os.path.normpath
         top = _steps(resolved(folder))
         for path in self.named:
-            try:
-                real = _steps(resolved(folder / path))
-            except (OSError, ValueError) as error:
-                return f"{path!r} cannot be resolved: {error}"
-            starts = [len(top)] if real[: len(top)] == top else range(len(real))
-            if why := next(filter(None, [self.file(real[:at], real[at:]) for at in starts]), ""):
-                return f"{path!r} {why}"
+            if not (readings := possible_paths(path)):
+                return f"{path!r} cannot be resolved: it is encoded too often"
+            for reading in readings:
+                try:
+                    real = _steps(resolved(folder / reading))
+                except (OSError, ValueError) as error:
+                    return f"{path!r} cannot be resolved: {error}"
+                if why := _judge_place(self.file, top, real):
+                    return f"{path!r} {why}"
         return ""
 
 
 GUARD: contextvars.ContextVar[CallGuard | None] = contextvars.ContextVar("stepengine_guard", default=None)
 """What binds the call that runs now."""
+
+
+PROJECT_RULES: contextvars.ContextVar[Callable[[], CallGuard | None]] = contextvars.ContextVar(
+    "stepengine_project_rules", default=lambda: None
+)
+"""Returns what binds a function that reads the project for a prompt."""
+
+
+def project_guard(folder: Path, top: Path) -> CallGuard | None:
+    """
+    Return what binds reading the project of *folder* for a prompt; ``None`` where no rule is about files.
+
+    Args:
+        folder: The folder that agents work in; rules are about paths below it.
+        top: The top of its repository. A file outside of *folder* is judged by every end of its path, one outside of *top* by none:
+            it is the user's own.
+    """
+    guard = PROJECT_RULES.get()()
+    if guard is None or guard.file is None:
+        return None
+    file, base, project = guard.file, _steps(os.path.realpath(folder)), _steps(os.path.realpath(top))
+
+    def judge(root: Sequence[str], parts: Sequence[str]) -> str:
+        real = (*root, *parts)
+        return _judge_place(file, base, real) if real[: len(project)] == project else ""
+
+    return CallGuard(file=judge)
+
+
+def _judge_place(file: FileGuard, base: tuple[str, ...], real: tuple[str, ...]) -> str:
+    """Return why a file is withheld: by its path below *base*, and elsewhere by every end of its path."""
+    starts = [len(base)] if real[: len(base)] == base else range(len(real))
+    return next(filter(None, [file(real[:at], real[at:]) for at in starts]), "")
 
 
 def _steps(path: str) -> tuple[str, ...]:

@@ -9,6 +9,9 @@ from pathlib import Path
 import attrs
 from attrs import frozen
 
+from stepengine.errors import DefinitionError
+from stepengine.system.patterns import find_pattern_problem
+
 __all__ = ("PathPolicy", "is_wide")
 
 
@@ -33,6 +36,13 @@ def _patterns(given: Sequence[str]) -> tuple[str, ...]:
     return tuple(given)
 
 
+def _can_match(_: object, field: attrs.Attribute[tuple[str, ...]], patterns: tuple[str, ...]) -> None:
+    for pattern in patterns:
+        if why := find_pattern_problem(pattern):
+            msg = f"{field.name}: the pattern {pattern!r} can match nothing: {why}"
+            raise DefinitionError(msg)
+
+
 @frozen(kw_only=True)
 class PathPolicy:
     """
@@ -48,9 +58,9 @@ class PathPolicy:
         allow_wide_root: Accept ``/``, the home folder, and folders that contain it.
     """
 
-    withhold: tuple[str, ...] = attrs.field(default=(), converter=_patterns)
-    allow_secrets: tuple[str, ...] = attrs.field(default=(), converter=_patterns)
-    allow_protected: tuple[str, ...] = attrs.field(default=(), converter=_patterns)
+    withhold: tuple[str, ...] = attrs.field(default=(), converter=_patterns, validator=_can_match)
+    allow_secrets: tuple[str, ...] = attrs.field(default=(), converter=_patterns, validator=_can_match)
+    allow_protected: tuple[str, ...] = attrs.field(default=(), converter=_patterns, validator=_can_match)
     refuse_hardlinks: bool = False
     cross_mounts: bool = False
     allow_wide_root: bool = False

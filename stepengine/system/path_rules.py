@@ -2,18 +2,21 @@
 Which files the bundled tools never show, and which they never write.
 
 A pattern without ``/`` matches the name of a file or folder at any depth, and what is below it. With ``/`` inside it
-matches those names in a row, at any depth. ``*`` and ``?`` stay within a name, ``**`` does not. Names are compared
-case-folded in Unicode's composed form, as some disks do.
+matches those names in a row, at any depth. ``*`` and ``?`` stay within a name, ``**`` does not; ``[*]`` is a plain ``*``. Names
+are compared case-folded in Unicode's composed form, as some disks do.
+
+``possible_paths`` lists the paths that a program may read in an argument. A rule judges all of them.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from urllib.parse import unquote
 
-__all__ = ("INSTRUCTING", "INSTRUCTION_FILES", "PROTECTED", "SECRETS", "PathRules")
+__all__ = ("INSTRUCTING", "INSTRUCTION_FILES", "PROTECTED", "SECRETS", "PathRules", "is_file_address", "possible_paths")
 
 # fmt: off
 SECRETS = (
@@ -52,14 +55,65 @@ def folded(parts: Sequence[str]) -> str:
     return unicodedata.normalize("NFC", "/".join(parts)).casefold()
 
 
+SPELLED = re.compile(r"[%\\\t\r\n]|\s*file:|~|\$|[A-Za-z]:", re.IGNORECASE)
+FILE_ADDRESS = re.compile(r"\s*file:(?=([/\\])?)", re.IGNORECASE)
+ELSEWHERE = re.compile(r"~|\$|[A-Za-z]:/")
+SPELLINGS = 32
+"""No honest path has more readings than a few; one with more is not judged but refused."""
+
+
+def is_file_address(text: str) -> bool:
+    """Return whether a text begins as the address of a file does, such as ``file:///srv/a.txt``."""
+    found = FILE_ADDRESS.match(_without_breaks(text))
+    return found is not None and found[1] is not None
+
+
+def possible_paths(text: str) -> tuple[str, ...]:
+    """
+    Return the paths that a program may read in an argument, the text as it is first; none where there are too many to judge.
+
+    Programs decode ``%2f``, take ``file:`` addresses and backslashes, and expand ``~``, variables and drives. What
+    such a path starts at is not known, so it is returned as an absolute path.
+    """
+    if not (SPELLED.match(text) or "%" in text or "\\" in text or _without_breaks(text) != text):
+        return (text,)
+    found = [text]
+    for path in found:  # grows meanwhile: a program may do several of these, in any order
+        found += [other for other in _other_readings(path) if other not in found]
+        if len(found) > SPELLINGS:
+            return ()
+    return tuple(found)
+
+
+def _without_breaks(text: str) -> str:
+    return re.sub(r"[\t\r\n]", "", text)
+
+
+def _other_readings(path: str) -> Iterator[str]:
+    yield _without_breaks(path)
+    if (address := FILE_ADDRESS.match(path)) is not None:
+        yield path[address.end() :]
+        yield re.split(r"[?#]", path[address.end() :], maxsplit=1)[0]
+    yield unquote(path)
+    yield path.replace("\\", "/")
+    if ELSEWHERE.match(path):
+        yield f"/{path}"
+
+
 def _translated(pattern: str) -> str:
     text = folded([pattern]).strip("/")
     body = re.sub(
-        r"\*\*/|\*\*|\*|\?|[^*?]+",
-        lambda m: {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(m[0], re.escape(m[0])),
+        r"\[.\]|\*\*/|\*\*|\*|\?|[^*?\[]+|\[",
+        lambda m: {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(m[0]) or _translated_name(m[0]),
         text,
     )
     return f"(?:^|/){body}(?:/|$)"
+
+
+def _translated_name(text: str) -> str:
+    """Return the expression for characters of a name; a single one in brackets is also the name that is written so."""
+    is_escape = len(text) == len("[x]") and text.startswith("[") and text.endswith("]")
+    return f"(?:{re.escape(text[1])}|{re.escape(text)})" if is_escape else re.escape(text)
 
 
 def _compile(patterns: Iterable[str]) -> re.Pattern[str] | None:

@@ -1,7 +1,7 @@
 """
 Patterns of paths and of text, matched in time that no pattern can blow up.
 
-``GlobPattern`` is what tools take (``*``, ``?``, ``[...]``, ``**``, ``{a,b}``), ``IgnorePattern`` is a line of a
+``GlobPattern`` is what tools take (``*``, ``?``, ``[...]``, ``**``, ``{a,b}``; ``[*]`` is a plain ``*``), ``IgnorePattern`` is a line of a
 ``.gitignore`` file, read as git reads it. A component becomes an expression that never goes back over what a ``*``
 has taken, as ``fnmatch`` makes them; components are followed as a set of places, not by trying one way after another.
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -23,7 +24,10 @@ from stepengine.errors import ToolError
 __all__ = (
     "GlobPattern",
     "IgnorePattern",
+    "escape_brackets",
+    "escape_pattern",
     "expanded",
+    "find_pattern_problem",
     "safe_columns",
 )
 
@@ -32,6 +36,16 @@ PATTERN_CHARS = 512
 COMPONENTS = 64
 LINE_CHARS, SLASHES = 4_096, 200
 """No path is so long or so deep that a longer line of a ``.gitignore`` file could mean it."""
+
+BRACES = re.compile(r"(?:(?<!\[)\{|\{(?!\]))((?:\[[{},]\]|[^{}])*+)\}")
+COMMA = re.compile(r"(?<!\[),|,(?!\])")
+"""A brace or comma alone in brackets is a character of a name."""
+ESCAPED = re.compile(r"\[.\]", re.DOTALL)
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)|(?i:(file)):")
+BASE = re.compile(r"~[\w.-]*(?:/|$)|\$(?:\w+|\{\w+\})(?:/|$)|%\w+%(?:/|$)|[A-Za-z]:(?:/|$)")
+"""How a path begins that a shell or another system starts at a folder of its own."""
+ENCODED_SLASH = re.compile(r"%(?:2[Ff]|5[Cc])")
+BLANK_AT_END = re.compile(r"(?<![^/]) +| +(?![^/])")
 
 Component = Callable[[str], object] | None
 """Matches one name; ``None`` stands for ``**``, any number of names."""
@@ -75,12 +89,48 @@ def expanded(pattern: str) -> list[str]:
             msg = f"the pattern {pattern!r} cannot be used: its braces stand for more than {FORMS} patterns"
             raise ToolError(msg)
         form = forms.pop()
-        inner = re.search(r"\{([^{}]*,[^{}]*)\}", form)
+        inner = next((found for found in BRACES.finditer(form) if COMMA.search(found[1])), None)
         if inner is None:
             done.append(form)
         else:
-            forms += [form[: inner.start()] + choice + form[inner.end() :] for choice in inner[1].split(",")]
+            forms += [form[: inner.start()] + choice + form[inner.end() :] for choice in COMMA.split(inner[1])]
     return done
+
+
+def escape_brackets(pattern: str) -> str:
+    """Return a pattern in which brackets and braces stand for themselves."""
+    return re.sub(r"[\[\]{}]", r"[\g<0>]", pattern)
+
+
+def escape_pattern(path: str) -> str:
+    """Return a pattern that matches exactly this path."""
+    return re.sub(r"[^\w./-]", r"[\g<0>]", path)
+
+
+def find_pattern_problem(pattern: str) -> str:
+    """
+    Return why a pattern of files can match nothing, and what to write in its place; ``""`` where it can.
+
+    A pattern is about paths below a root. So what only a shell, a browser or another system reads as a path binds no file.
+    """
+    if any(unicodedata.category(character) == "Cc" for character in pattern):
+        return "it holds a control character"
+    if ".." in pattern.split("/"):
+        return "paths are relative to the root and stay below it"
+    if "\\" in ESCAPED.sub("", pattern):
+        return (
+            f"write / between names, as in {pattern.replace(chr(92), '/')!r}; a backslash in a name is written '[\\]'"
+        )
+    if (address := SCHEME.match(pattern)) and (address[1] or address[2]).lower() != "file":
+        return "write a rule about domains for a web address, and a path without a scheme for a file"
+    if address or BASE.match(pattern):
+        plain = pattern[address.end() :] if address else pattern.removeprefix("~/")
+        example = f", as in {plain!r}" if plain and BASE.match(plain) is None and not plain.startswith("/") else ""
+        return f"paths are relative to the root{example}; a name that begins so is written {f'[{pattern[0]}]'!r}..."
+    if ENCODED_SLASH.search(pattern):
+        return f"write / between names, as in {ENCODED_SLASH.sub('/', pattern)!r}"
+    blank = BLANK_AT_END.sub(lambda found: "".join(f"[{character}]" for character in found[0]), pattern)
+    return "" if blank == pattern else f"it has a blank at an end of a name; where that is meant, write {blank!r}"
 
 
 def _compile(form: str, pattern: str) -> list[Component]:

@@ -23,6 +23,7 @@ from stepengine.system import calls
 from stepengine.system.argv import Argv
 from stepengine.system.calls import Fd
 from stepengine.system.environment import NAMES_BYTES, CommandEnvironment, Private, find_program, looking
+from stepengine.system.guard import GUARD, file_guard, project_guard
 from stepengine.system.path_policy import PathPolicy
 from stepengine.system.path_rules import INSTRUCTION_FILES
 from stepengine.system.root import Missing, Root
@@ -70,24 +71,33 @@ def read_project(
         )
         return made
     folder = folder.resolve()
-    if instructions:
-        _Instructions(folder, made).read(user=user)
-    if skills:
-        catalog = find_skills(folder, user=user)
-        made["warnings"] += catalog.warnings
-        left = CATALOG_BYTES
-        for skill in catalog.skills.values():
-            left -= len(skill.name) + len(skill.description.encode())
-            if left < 0:
-                made["warnings"].append(
-                    f"the skill {skill.name!r} and those after it are not listed: {CATALOG_BYTES:,} bytes are"
-                )
-                break
-            made["skills"].append({"name": skill.name, "description": skill.description, "scope": skill.scope})
-    if facts:
-        made["facts"] = {"platform": sys.platform, **_git(folder)}
+    # No call asks for these files, and they reach the model all the same: rules about files hold for them as for a tool's.
+    token = GUARD.set(project_guard(folder, project_top(folder)))
+    try:
+        if instructions:
+            _Instructions(folder, made).read(user=user)
+        if skills:
+            _list_skills(folder, made, user=user)
+        if facts:
+            made["facts"] = {"platform": sys.platform, **_git(folder)}
+    finally:
+        GUARD.reset(token)
     made["warnings"] = [visible(text, strict=True) for text in made["warnings"][:CHANGED_FILES]]
     return made
+
+
+def _list_skills(folder: Path, made: dict[str, Any], *, user: bool) -> None:
+    catalog = find_skills(folder, user=user)
+    made["warnings"] += catalog.warnings
+    left = CATALOG_BYTES
+    for skill in catalog.skills.values():
+        left -= len(skill.name) + len(skill.description.encode())
+        if left < 0:
+            made["warnings"].append(
+                f"the skill {skill.name!r} and those after it are not listed: {CATALOG_BYTES:,} bytes are"
+            )
+            break
+        made["skills"].append({"name": skill.name, "description": skill.description, "scope": skill.scope})
 
 
 class _Instructions:
@@ -160,7 +170,8 @@ class _Instructions:
             with closing(walk(root.holds, opened.fd, opened.parts, WalkBudget(ENTRIES, SECONDS), enter)) as entries:
                 count = 0
                 for parts, entry in entries:
-                    if entry.name in INSTRUCTION_FILES and len(parts) > len(opened.parts) + 1 and count < DEEPER_FILES:
+                    is_deeper = entry.name in INSTRUCTION_FILES and len(parts) > len(opened.parts) + 1
+                    if is_deeper and count < DEEPER_FILES and not root.withholds(parts):
                         count += 1
                         yield visible("/".join(parts[len(opened.parts) :]), strict=True)
         except OSError:
@@ -186,7 +197,8 @@ def _git(folder: Path) -> dict[str, object]:
         if look is None or program is None:
             return {}
         names = _run_git(program, look.question, folder, env, NAMES_BYTES)
-        return _facts(_run_git(program, look.argv, folder, {**env, **look.variables(names)}, STATUS_BYTES))
+        status = _run_git(program, look.argv, folder, {**env, **look.variables(names)}, STATUS_BYTES)
+        return _facts(status, project_top(folder))
     except (OSError, ToolError, subprocess.SubprocessError):
         return {}
     finally:
@@ -214,8 +226,13 @@ def _run_git(program: str, argv: Argv, folder: Path, env: Mapping[str, str], mos
     return said
 
 
-def _facts(status: bytes) -> dict[str, object]:
-    """Return branch and changed files as ``git status --porcelain=v2 --branch -z`` has them."""
+def _facts(status: bytes, top: Path) -> dict[str, object]:
+    """
+    Return branch and changed files as ``git status --porcelain=v2 --branch -z`` has them, paths relative to *top*.
+
+    Files that rules keep from tools are not among them.
+    """
+    guard, real = file_guard(), tuple([part for part in os.path.realpath(top).split("/") if part])
     made: dict[str, Any] = {"branch": "", "changed": [], "changed_count": 0}
     entries = iter(status.decode("utf-8", "replace").split("\0"))
     for entry in entries:
@@ -228,7 +245,7 @@ def _facts(status: bytes) -> dict[str, object]:
         path = rest if kind == "?" else (entry.split(" ", FIELDS[kind])[-1] if kind in FIELDS else "")
         if kind == "2":
             next(entries, "")  # where it was before
-        if path:
+        if path and not (guard and guard(real, [part for part in path.split("/") if part])):
             made["changed_count"] += 1
             if made["changed_count"] <= CHANGED_FILES:
                 made["changed"].append(visible(path, strict=True))

@@ -119,6 +119,17 @@ def files(session: str, text: str) -> None:
         say(session, json.dumps(answer.get("result", answer.get("error", {}).get("message"))) + "\n")
 
 
+def edits(session: str, text: str) -> None:
+    """
+    Ask for a permission and write the file twice; then again by another name of the file.
+    """
+    for name, writes in (("shop.py", 2), ("link", 1)):
+        path = str(Path.cwd() / name)
+        permitted(session, title=f"Edit {name}", kind="edit", locations=[{"path": path}])
+        for number in range(writes):
+            ask("fs/write_text_file", sessionId=session, path=path, content=f"{name} {number}\n")
+
+
 def terminal(session: str, text: str) -> None:
     """
     Run a command as the text says, print what became of it, and leave another one at work.
@@ -174,7 +185,7 @@ def slow(session: str, text: str) -> str | None:
 
 
 WAYS = {
-    "dies": dies, "silent": waits, "deaf": waits, "asks": asks, "once": once, "files": files, "spends": spends, "odd": odd,
+    "dies": dies, "silent": waits, "deaf": waits, "asks": asks, "once": once, "files": files, "edits": edits, "spends": spends, "odd": odd,
     "env": variables, "slow": slow, "terminal": terminal,
 }  # fmt: skip
 

@@ -25,7 +25,7 @@ from stepengine.acp import ExternalAgent, program
 from stepengine.acp import leading as leading_module
 from stepengine.errors import DefinitionError, ExternalAgentError
 from stepengine.journal import FileJournal
-from stepengine.permissions import Policy, Rule
+from stepengine.permissions import Every, Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools import Workspace
 
@@ -121,6 +121,14 @@ async def test_what_the_program_wants_to_be_allowed_is_judged_by_the_policy(proj
         if event.type == "permission_decided" and "_e" in event.tool_name
     ]
     assert [("other_execute", "allow"), ("other_edit", "deny")] == decided
+
+
+@pytest.mark.spec("interfaces:IF121")
+async def test_a_denied_path_is_refused_to_the_program_and_does_not_end_its_turn(project: Path) -> None:
+    rules = [Rule.allow_command(["pytest"]), Rule.deny_path("shop.py")]
+    result = await Engine([led(project, "asks")], permissions=Policy(rules)).run("other", "go")
+
+    assert "The tests: y. The edit: n." == result.unwrap()["text"]
 
 
 @pytest.mark.spec("interfaces:IF121")
@@ -436,3 +444,92 @@ async def test_a_handler_that_leads_three_is_killed_and_resumed_and_replayed_wit
     assert "['You said: hello', 'You said: hello', 'You said: hello']\n" == second
     third, _ = await asyncio.to_thread(begun(str(project / "gone")).communicate)
     assert second == third
+
+
+FILE_REQUESTS = [
+    ("fs/read_text_file", {"path": "{here}/open/a.txt"}),
+    ("fs/read_text_file", {"path": "{here}/closed/b.txt"}),
+    ("fs/read_text_file", {"path": "{here}/open/link"}),
+    ("fs/read_text_file", {"path": "{here}/open/twin"}),
+    ("fs/write_text_file", {"path": "{here}/open/a.txt", "content": "new\n"}),
+    ("fs/write_text_file", {"path": "{here}/closed/b.txt", "content": "new\n"}),
+]
+READS, WRITES = ("a", "b", "link", "twin"), ("a", "b")
+
+
+async def allowed_requests(project: Path, policy: Policy) -> tuple[set[str], set[str]]:
+    """
+    Return which of the requests a program could make under a policy: those to read, and those to write.
+    """
+    for folder in ("open", "closed"):
+        shutil.rmtree(project / folder, ignore_errors=True)
+        (project / folder).mkdir()
+    (project / "open/a.txt").write_text("a\n")
+    (project / "closed/b.txt").write_text("b\n")
+    (project / "open/link").symlink_to("../closed/b.txt")
+    (project / "open/twin").hardlink_to(project / "closed/b.txt")
+    asked = json.dumps(FILE_REQUESTS).replace("{here}", str(project))
+    result = await Engine([led(project, "files")], permissions=policy).run("other", asked)
+    assert result.status is RunStatus.COMPLETED, result.error
+    answers = [isinstance(json.loads(line), dict) for line in result.text.splitlines()]
+    wrote = {"a": (project / "open/a.txt").read_text(), "b": (project / "closed/b.txt").read_text()}
+    assert answers[4:] == [wrote[name] == "new\n" for name in WRITES]
+    read = {name for name, done in zip(READS, answers, strict=False) if done}
+    return read, {name for name, done in zip(WRITES, answers[4:], strict=True) if done}
+
+
+@pytest.mark.parametrize(
+    ("policy", "read", "written"),
+    [
+        (Policy([Rule("allow", Every())]), {*READS}, {*WRITES}),
+        (Policy([Rule.deny_category("write"), Rule("allow", Every())]), {*READS}, set()),
+        (Policy([Rule.deny_category("read"), Rule("allow", Every())]), set(), {*WRITES}),
+        (Policy([Rule.deny_tool("other_edit"), Rule("allow", Every())]), {*READS}, set()),
+        (Policy(mode="plan"), {*READS}, set()),
+        (Policy([Rule.allow_category("read")], mode="accept_edits"), {*READS}, {*WRITES}),
+        (Policy([Rule.allow_path("open/**")], mode="dont_ask"), {"a"}, {"a"}),
+        (Policy([Rule.deny_path("closed"), Rule("allow", Every())]), {"a"}, {"a"}),
+        (Policy([Rule.deny_path("closed", tool="other_read"), Rule("allow", Every())]), {"a"}, {*WRITES}),
+        (Policy([Rule.ask_for_path("closed"), Rule("allow", Every())], mode="dont_ask"), {"a"}, {"a"}),
+    ],
+    ids=lambda value: (
+        "; ".join(map(str, (value.mode, *[rule.id for rule in value.rules]))) if isinstance(value, Policy) else None
+    ),
+)
+@pytest.mark.spec("interfaces:IF124")
+async def test_each_file_that_the_program_uses_through_us_is_judged_as_a_call(
+    project: Path, policy: Policy, read: set[str], written: set[str]
+) -> None:
+    assert (read, written) == await allowed_requests(project, policy)
+
+
+@pytest.mark.spec("interfaces:IF124")
+async def test_a_person_sees_what_a_write_changes_before_it_happens(project: Path) -> None:
+    asked = [("fs/write_text_file", {"path": f"{project}/shop.py", "content": "rate = 2\nname = 2\n"})]
+    engine = Engine([led(project, "files")], permissions=Policy())
+    async with engine.start("other", json.dumps(asked)) as handle:
+        async for event in handle.events():
+            if event.type == "permission_requested":
+                assert ("other_edit", ["shop.py"], True) == (
+                    event.tool_name,
+                    list(event.input["paths"]),
+                    "-rate = 1\n+rate = 2" in event.input["details"],
+                )
+                assert "rate = 1\nname = 2\n" == (project / "shop.py").read_text()
+                handle.answer(event.question.id, True)
+        result = await handle.result()
+
+    assert ("{}", "rate = 2\nname = 2\n") == (result.text.strip(), (project / "shop.py").read_text())
+
+
+@pytest.mark.spec("interfaces:IF124")
+async def test_nobody_is_asked_twice_about_a_file_that_was_just_allowed(project: Path) -> None:
+    (project / "link").symlink_to("shop.py")
+    events: list[Any] = []
+    engine = Engine([led(project, "edits")], permissions=Policy([Rule("allow", Every())]), observers=[events.append])
+    await engine.run("other", "go")
+
+    judged = [event.input["title"] for event in events if event.type == "tool_started" and event.source != "external"
+              and event.tool_name == "other_edit"]  # fmt: skip
+    # The permission covers one write of that name. The second one is judged, and so is one by another name.
+    assert ["Edit shop.py", "Write shop.py", "Edit link", "Write shop.py"] == judged

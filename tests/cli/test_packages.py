@@ -137,7 +137,7 @@ def test_write_leaves_a_declaration_that_it_cannot_read_as_it_is(project: Path) 
 def test_whatever_a_package_prints_is_no_word_about_it(tmp_path: Path) -> None:
     prints = "import atexit, sys\nsys.stderr.buffer.write(b'\\xff\\n')\natexit.register(print, '{}')\n"
     files = {"acme_agents/a.py": prints + AGENT, "acme_agents/stepengine-agents.json": declared()}
-    found = json.loads(typed("package", "check", wheel_of(tmp_path, **files), "--json").output)
+    found = json.loads(typed("package", "check", wheel_of(tmp_path, **files), "--import", "--json").output)
 
     assert [] == found["problems"]
     assert found["good"]
@@ -180,14 +180,14 @@ def test_a_run_that_does_not_repeat_any_more_is_found(project: Path) -> None:
 @pytest.mark.spec("packages:PK11")
 def test_hosts_and_folders_have_to_be_named_for_tools_that_use_them(tmp_path: Path) -> None:
     files = {"acme_agents/a.py": AGENT, "acme_agents/stepengine-agents.json": declared()}
-    good = json.loads(typed("package", "check", wheel_of(tmp_path, **files), "--json").output)
+    good = json.loads(typed("package", "check", wheel_of(tmp_path, **files), "--import", "--json").output)
     assert [] == good["problems"]
     assert ["acme/reviewer comes with no recorded run; one below recordings/ lets others try it without a key"] == good[
         "notes"
     ]
 
     files["acme_agents/stepengine-agents.json"] = declared(hosts=[])
-    bad = json.loads(typed("package", "check", wheel_of(tmp_path, **files), "--json").output)
+    bad = json.loads(typed("package", "check", wheel_of(tmp_path, **files), "--import", "--json").output)
     assert ["fetch is of the category 'network', and 'hosts' is empty; say what, such as [\"api.example.com\"]"] == bad[
         "problems"
     ]
@@ -207,7 +207,7 @@ def test_hosts_and_folders_have_to_be_named_for_tools_that_use_them(tmp_path: Pa
 def test_a_wheel_that_nobody_could_use_is_told(tmp_path: Path, entry: str, code: str, said: str) -> None:
     agents = {"reviewer": {"tools": {"fetch": "network", "spawn_agents": "agent"}, "spawns": ["nobody"]}}
     files = {"acme_agents/a.py": code, "acme_agents/stepengine-agents.json": declared(agents=agents)}
-    found = typed("package", "check", wheel_of(tmp_path, entry=entry, **files), "--json")
+    found = typed("package", "check", wheel_of(tmp_path, entry=entry, **files), "--import", "--json")
 
     assert 1 == found.exit_code
     assert said in "\n".join(json.loads(found.output)["problems"])
@@ -229,7 +229,142 @@ def test_what_is_no_project_is_wrong_usage(tmp_path: Path, make: object, said: s
     assert said in " ".join(found.output.split())
 
 
+RUNS = "import os, pathlib\npathlib.Path({mark!r}).write_text('ran')\n"
+
+
+@pytest.mark.spec("packages:PK6", "packages:PK13")
+def test_a_wheel_is_checked_by_reading_and_nothing_of_it_runs(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    runs = RUNS.format(mark=str(mark))
+    files = {
+        "acme_agents/a.py": runs + AGENT,
+        "acme_agents/__init__.py": runs,
+        "sitecustomize.py": runs,
+        "acme.pth": f"import os; open({str(mark)!r}, 'w')\n",
+        "acme_agents/stepengine-agents.json": declared(hosts=[]),
+    }
+    said = typed("package", "check", wheel_of(tmp_path, **files), "--json")
+    found = json.loads(said.output)
+
+    assert (1, False) == (said.exit_code, mark.exists())
+    assert "fetch is of the category 'network', and 'hosts' is empty" in found["problems"][0]
+    assert "its code was not run" in found["notes"][-1]
+    assert "a.py names the host api.example.com, which is not among 'hosts'" in found["notes"]
+
+    harmless = {"acme_agents/a.py": AGENT, "acme_agents/stepengine-agents.json": declared()}
+    good = typed("package", "check", wheel_of(tmp_path, **harmless))
+    assert 0 == good.exit_code
+    assert "its code was not run" in " ".join(good.output.split())
+
+
+@pytest.mark.deep
+@pytest.mark.spec("packages:PK13")
+def test_the_code_of_a_wheel_runs_when_somebody_agreed_to_it(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    files = {"acme_agents/a.py": RUNS.format(mark=str(mark)) + AGENT, "acme_agents/stepengine-agents.json": declared()}
+    typed("package", "check", wheel_of(tmp_path, **files), "--import")
+
+    assert "ran" == mark.read_text()
+
+
+def damaged(folder: Path, kind: str) -> Path:
+    """
+    A wheel with what no build backend writes.
+    """
+    content = {"acme_agents/stepengine-agents.json": declared(), "acme_agents/a.py": AGENT * 50}
+    names = {
+        "up": "../evil.py",
+        "absolute": "/tmp/evil.py",
+        "backslash": "acme_agents\\evil.py",
+        "deep": "a/" * 2_000 + "x.py",
+        "long": "a" * 300 + ".py",
+        "control": "acme_agents/a\nb.py",
+    }
+    file = wheel_of(folder, **content, **({names[kind]: "x"} if kind in names else {}))
+    if kind in ("lzma", "bzip2"):
+        with zipfile.ZipFile(file, "a", {"lzma": zipfile.ZIP_LZMA, "bzip2": zipfile.ZIP_BZIP2}[kind]) as opened:
+            opened.writestr("acme_agents/more.py", "x = 1")
+    data = bytearray(file.read_bytes())
+    central = data.index(b"PK\x01\x02")
+    if kind == "encrypted":
+        data[6] |= 1
+        data[central + 8] |= 1
+    elif kind == "unknown":
+        data[8] = data[central + 10] = 99
+    elif kind == "checksum":
+        data[central + 16] ^= 0xFF
+    elif kind == "short":
+        data = data[: len(data) // 2]
+    file.write_bytes(data)
+    return file
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["up", "absolute", "backslash", "deep", "long", "control", "lzma", "bzip2", "encrypted", "unknown", "checksum", "short"],
+)  # fmt: skip
+@pytest.mark.spec("packages:PK13")
+def test_a_wheel_that_nothing_should_unpack_is_refused_in_a_sentence(tmp_path: Path, kind: str) -> None:
+    said = typed("package", "check", damaged(tmp_path, kind))
+
+    assert (2, True) == (said.exit_code, said.exception is None or isinstance(said.exception, SystemExit)), said.output
+    assert "acme_agents-1.0" in "".join(said.output.split())
+    assert not (tmp_path.parent / "evil.py").exists()
+
+
 # --- agree ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("packages:PK6")
+def test_a_person_is_shown_all_that_they_agree_to_and_what_matters_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = {f"look_{n}": "read" for n in range(200)} | {"shell": "execute", "send": "network", "put": "write"}
+    wants = declared(
+        agents={"reviewer": {"tools": tools}},
+        hosts=["api.example.com", "\u0430pi.example.com"],
+        writes=["/srv/shop"],
+        reads=["."],
+    )
+    site = tmp_path / "site"
+    with zipfile.ZipFile(wheel_of(tmp_path, **{"acme_agents/stepengine-agents.json": wants})) as opened:
+        opened.extractall(site)
+    monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.syspath_prepend(str(site))
+    refused = typed("run", "acme/reviewer", "go")
+    agreed = typed("package", "agree", "acme-agents")
+
+    assert (2, 0) == (refused.exit_code, agreed.exit_code)
+    for said in (refused.output, agreed.output):
+        lines = [line.strip() for line in said.splitlines()]
+        kinds = [line.partition(": ")[0] for line in lines if line.startswith(("host", "writes:", "reads:", "tools,"))]
+        assert ["host", "writes", "reads", "tools, execute", "tools, network", "tools, write", "tools, read"] == kinds
+        assert "host: api.example.com, xn--pi-6kc.example.com" in lines
+        assert all(name in said for name in tools)
+        assert (
+            "in all: 2 host, 1 writes, 1 reads, 1 tools, execute, 1 tools, network, 1 tools, write, 200 tools, read"
+            in lines
+        )
+
+
+@pytest.mark.spec("packages:PK2")
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"agents": {"a": {"tools": {f"t{n}": "read" for n in range(501)}}}}, "at most"),
+        (
+            {"agents": {f"a{m}": {"tools": {f"t{m}-{n}": "read" for n in range(300)}} for m in range(2)}},
+            "a person agrees",
+        ),
+        ({"hosts": ["exa mple\u0430.com"]}, "no host"),
+    ],
+    ids=["of one", "of all", "host"],
+)
+def test_a_declaration_that_no_person_can_judge_is_refused(tmp_path: Path, more: dict[str, object], said: str) -> None:
+    wheel = wheel_of(tmp_path, **{"acme_agents/stepengine-agents.json": declared(**more)})
+    found = json.loads(typed("package", "check", wheel, "--json").output)
+
+    assert said in "\n".join(found["problems"])
 
 
 @pytest.fixture
@@ -252,7 +387,7 @@ def test_agents_lists_what_a_package_wants_and_whether_that_was_agreed_to(instal
 
     said = typed("package", "agree", "Acme_Agents")
     assert 0 == said.exit_code
-    assert "  tool fetch: network\n  host api.example.com\n" in said.output
+    assert "  host: api.example.com\n  tools, network: fetch\n" in said.output
     shown = typed("agents").output
     assert "acme/reviewer\n  tools   fetch (network)\n  package acme-agents 1.0; publisher acme; agreed\n" in shown
     assert "  wants   host api.example.com; so it says, which is not a limit" in shown
@@ -265,7 +400,7 @@ def test_where_nobody_can_be_asked_a_sentence_says_how_and_nothing_is_imported(i
     said = typed("run", "acme/reviewer", "Go")
 
     assert 2 == said.exit_code
-    assert "tool fetch: network" in said.output
+    assert "tools, network: fetch" in said.output
     assert "stepengine package agree acme-agents" in said.output
     assert "may do whatever you may" in said.output
     assert "imported" not in said.output

@@ -18,6 +18,7 @@ import pytest
 from stepengine import AgentDefinition, Engine, Hooks, RunResult
 from stepengine.context import project_context
 from stepengine.journal import MemoryJournal
+from stepengine.permissions import Policy, Rule
 from stepengine.system import skills, walk
 from stepengine.system.guard import GUARD, CallGuard
 from stepengine.system.repository import ALL_BYTES, FILE_BYTES, read_project
@@ -63,7 +64,8 @@ def run(folder: Path, replies: Any = ("Done.",), **options: Any) -> tuple[RunRes
     Run an agent that knows its project to its end, in that workspace.
     """
     model, journal = ScriptedModel(list(replies)), MemoryJournal()
-    with Engine([agent()], models=model, default_model="x/y", workspace=folder) as engine:
+    permissions = options.pop("permissions", None)
+    with Engine([agent()], models=model, default_model="x/y", workspace=folder, permissions=permissions) as engine:
         result = engine.run_sync("worker", "Go.", journal=journal, **options)
     result.unwrap()
     model.assert_complete()
@@ -404,3 +406,65 @@ def test_a_project_that_cannot_be_read_fails_no_run(tmp_path: Path, monkeypatch:
         result = engine.run_sync("worker", "Go.")
 
     assert "Done." == result.output
+
+
+@pytest.mark.parametrize("name", ["AGENTS.md", "CLAUDE.md", "knowledge.md"])
+@pytest.mark.parametrize("kind", ["symbolic", "hard"])
+@pytest.mark.parametrize("inside", ["", "app"])
+@pytest.mark.spec("reliability:FP4", "interfaces:IF90")
+def test_a_file_that_rules_deny_reaches_no_prompt_by_another_name(
+    tmp_path: Path, name: str, kind: str, inside: str
+) -> None:
+    git(tmp_path, "init", "-q")
+    here = tmp_path / inside
+    write(here, **{"secrets/plan.txt": "canary", "open.md": "plain"})
+    folder = here if kind == "symbolic" or not inside else tmp_path
+    if kind == "symbolic":
+        (folder / name).symlink_to("secrets/plan.txt")
+    else:
+        (folder / name).hardlink_to(here / "secrets/plan.txt")
+
+    policy = Policy([Rule.deny_path("secrets/**"), Rule.allow_category("read")])
+    _, model, _ = run(here, permissions=policy)
+    assert "canary" not in str(model.calls[0])
+
+    _, model, _ = run(here, permissions=Policy([Rule.deny_path("other/**")]))
+    assert "canary" in str(model.calls[0])
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_shown"),
+    [
+        (Rule.deny_path("AGENTS.md"), False),
+        (Rule.ask_for_path("AGENTS.md"), False),
+        (Rule.deny_path("AGENTS.md", scope="agent:other"), True),
+        (Rule.deny_path("AGENTS.md", tool="read_files"), True),
+        (Rule.deny_path("docs"), True),
+    ],
+    ids=lambda value: value.id if isinstance(value, Rule) else None,
+)
+@pytest.mark.spec("interfaces:IF90")
+def test_rules_about_files_hold_for_what_a_prompt_is_made_of(tmp_path: Path, rule: Rule, is_shown: bool) -> None:
+    write(tmp_path, **{"AGENTS.md": "canary"})
+    _, model, _ = run(tmp_path, permissions=Policy([rule, Rule.allow_category("read")]))
+
+    assert is_shown == ("canary" in str(model.calls[0]))
+
+
+@pytest.mark.spec("interfaces:IF90")
+def test_denied_skills_and_names_of_denied_files_reach_no_prompt(tmp_path: Path, home: Path) -> None:
+    git(tmp_path, "init", "-q")
+    skill(tmp_path, "closed-one", "name: closed-one\ndescription: The canary skill.\n")
+    skill(tmp_path, "open-one", "name: open-one\ndescription: Open.\n")
+    write(
+        tmp_path,
+        **{"secrets/canary.txt": "x", "secrets/deep/AGENTS.md": "x", "src/deep/AGENTS.md": "y", "new.txt": "z"},
+    )
+    write(home / ".config/stepengine", **{"AGENTS.md": "What the user wants."})
+    git(tmp_path, "add", ".")
+    policy = Policy([Rule.deny_path("secrets"), Rule.deny_path("**/closed-one"), Rule.allow_category("read")])
+    _, model, _ = run(tmp_path, permissions=policy)
+    sent = str(model.calls[0])
+
+    assert ("canary" in sent, "secrets" in sent) == (False, False)
+    assert all(shown in sent for shown in ("open-one", "src/deep/AGENTS.md", "new.txt", "What the user wants."))

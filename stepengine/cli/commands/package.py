@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import lzma
 import re
 import subprocess
 import sys
 import tempfile
 import tomllib
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
@@ -20,13 +22,21 @@ import typer
 from stepengine.cli.exits import Exit
 from stepengine.cli.screen.render import dumps, say, visible
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.trusting import refuse_inside
+from stepengine.cli.trusting import grouped_wishes, refuse_inside
 from stepengine.errors import DefinitionError
+
+if TYPE_CHECKING:
+    from stepengine.engine.packages import Package
 
 __all__ = ("agree", "check")
 
 SECONDS = 300
 WHEEL_BYTES = 256 * 1024 * 1024
+WHEEL_FILES, WHEEL_DEPTH, NAME_BYTES = 20_000, 64, 2_048
+"""More than any wheel needs, and less than what fills a disk or a path."""
+SHOWN_CHARS = 200
+ENCRYPTED = 0x1
+"""The bit of a zip file by which a member is encrypted."""
 TEXT_BYTES = 4 * 1024 * 1024
 HOMES = re.compile(rb"(?:/home/|/Users/|[A-Za-z]:\\{1,2}Users\\{1,2})[A-Za-z0-9._-]{1,64}")
 HOSTS = re.compile(r"https?://([A-Za-z0-9.-]{1,253})")
@@ -59,14 +69,20 @@ def check(
         bool,
         typer.Option("--write", help="Write the tools and agents that its code has into stepengine-agents.json first."),
     ] = False,
+    imports: Annotated[
+        bool, typer.Option("--import", help="Run the code of a wheel, too; that agrees to what it declares.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> Exit:
     """
     Check what somebody who installs a package of agents meets.
 
-    The wheel is built and looked at in a process that has nothing of yours: no folder, no variables, no keys. There its
-    agents are loaded and given to an engine, its recorded runs (*.jsonl below recordings/) are repeated, its code is
-    compared with stepengine-agents.json, and its files are searched for keys and for paths of a machine.
+    A wheel (*.whl) is only read: its metadata, its stepengine-agents.json, its files. Nothing of it runs, unless you
+    agreed to that package before or give --import. The folder of a project is yours: it is built, and its code is run.
+
+    Code that is run starts in an empty folder and home, without your variables. That finds what only your machine has. It is no
+    sandbox: the code has your rights. Its agents are loaded and given to an engine, its recorded runs (*.jsonl below recordings/)
+    are repeated, and its code is compared with stepengine-agents.json. Files are searched for keys and for paths of a machine.
 
     stepengine-agents.json lies in the package, and is what a person is shown before anything of it is imported: tools with
     their categories, which --write takes from the code, and the folders (reads, writes) and hosts, which only you know.
@@ -82,6 +98,7 @@ def check(
       stepengine package check
       stepengine package check --write
       stepengine package check dist/mine-0.1.0-py3-none-any.whl
+      stepengine package check dist/mine-0.1.0-py3-none-any.whl --import
     """
     if write and path.is_file():
         msg = f"--write changes {_file()!r} in a project; {str(path)!r} is a wheel"
@@ -89,19 +106,27 @@ def check(
     found = PackageCheck()
     with tempfile.TemporaryDirectory(prefix="stepengine-package-") as name:
         scratch = Path(name)
-        told = _probe(_unpack_wheel(path, scratch), path, scratch)
-        if write:
-            found.good.append(f"written: {_write_wishes(path, told)}")
-            told = _probe(_unpack_wheel(path, scratch), path, scratch)
-        found.problems += told["problems"]
-        if told["agents"]:
-            _check_as_user(scratch, path, told, found)
+        site = _unpack_wheel(path, scratch)
+        if path.is_file() and not imports and not _is_agreed(site):
+            _check_unrun(site, path, found)
+        else:
+            _check_by_running(site, path, scratch, found, write=write)
     if as_json:
         print(dumps(attrs.asdict(found)))
     else:
         lines = [("ok", found.good), ("note", found.notes), ("PROBLEM", found.problems)]
         say("\n".join([f"{mark:<8}{visible(line)}" for mark, several in lines for line in several]), hang=8)
     return Exit.FAILED if found.problems else Exit.COMPLETED
+
+
+def _check_by_running(site: Path, path: Path, scratch: Path, found: PackageCheck, *, write: bool) -> None:
+    told = _probe(site, path, scratch)
+    if write:
+        found.good.append(f"written: {_write_wishes(path, told)}")
+        told = _probe(_unpack_wheel(path, scratch), path, scratch)
+    found.problems += told["problems"]
+    if told["agents"]:
+        _check_as_user(scratch, path, told, found)
 
 
 def agree(
@@ -143,7 +168,8 @@ def agree(
         print(dumps(attrs.asdict(package.wishes)))
         return Exit.COMPLETED
     print(f"agreed, for {visible(str(package.wishes), strict=True)}:")
-    print("\n".join([f"  {wanted}" for wanted in package.wishes.asks] or ["  it wants no tool, folder or host"]))
+    lines = grouped_wishes(package.wishes.asks) or ["  it wants no tool, folder or host"]
+    print(visible("\n".join(lines)))
     return Exit.COMPLETED
 
 
@@ -166,17 +192,50 @@ def _unpack_wheel(path: Path, scratch: Path) -> Path:
     wheel = path if path.is_file() else _build_wheel(path, scratch)
     try:
         with zipfile.ZipFile(wheel) as opened:
-            if sum(info.file_size for info in opened.infolist()) > WHEEL_BYTES:
-                msg = f"{wheel.name} holds more than {WHEEL_BYTES:,} bytes"
+            members = opened.infolist()
+            if len(members) > WHEEL_FILES or sum(info.file_size for info in members) > WHEEL_BYTES:
+                msg = f"{wheel.name} holds more than {WHEEL_FILES:,} files or {WHEEL_BYTES:,} bytes"
                 raise UsageProblem(msg)
+            for info in members:
+                if why := _refuse_member(info):
+                    msg = f"{wheel.name} is not installed safely: its member {info.filename[:SHOWN_CHARS]!r} {why}"
+                    raise UsageProblem(msg)
             opened.extractall(site)
-    except (zipfile.BadZipFile, OSError) as error:
+    # What zip files may hold is open-ended, and each kind of damage has an error of its own.
+    except (
+        zipfile.BadZipFile,
+        OSError,
+        RuntimeError,
+        ValueError,
+        EOFError,
+        RecursionError,
+        zlib.error,
+        lzma.LZMAError,
+    ) as error:
         msg = f"{str(path)!r} is not a wheel: {error}; the folder of a project, or a *.whl, would be fine"
         raise UsageProblem(msg) from None
     if len([*site.glob("*.dist-info")]) != 1:
         msg = f"{wheel.name} holds no package: a wheel has one folder *.dist-info"
         raise UsageProblem(msg)
     return site
+
+
+def _refuse_member(info: zipfile.ZipInfo) -> str:
+    """Return why a member of a wheel is not unpacked; ``""`` when it may be."""
+    names = info.orig_filename.removesuffix("/").split("/")
+    if (
+        any(name in ("", ".", "..") for name in names)
+        or not info.orig_filename.isprintable()
+        or "\\" in info.orig_filename
+    ):
+        return "has a name that leads elsewhere"
+    if len(names) > WHEEL_DEPTH or len(info.orig_filename.encode()) > NAME_BYTES:
+        return f"has a name of more than {WHEEL_DEPTH} folders or {NAME_BYTES:,} bytes"
+    if info.flag_bits & ENCRYPTED:
+        return "is encrypted"
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        return "is compressed in a way that wheels are not"
+    return ""
 
 
 def _build_wheel(project: Path, scratch: Path) -> Path:
@@ -260,6 +319,72 @@ def _probe(site: Path, path: Path, scratch: Path) -> dict[str, Any]:
             "site": site,
         }
     return {**told, "site": site}
+
+
+# --- a wheel that is only read ------------------------------------------------------------------------------------------
+
+
+def _read_package(site: Path) -> Package:
+    """
+    Return the package of an unpacked wheel by its metadata; nothing of it is imported.
+
+    Raises:
+        DefinitionError: when its metadata names no agents, or cannot be read.
+    """
+    from importlib import metadata
+
+    from stepengine.engine.packages import FILE, GROUP, Package, read_declaration
+
+    try:
+        (dist,) = metadata.distributions(path=[str(site)])
+        name, version = str(dist.metadata["Name"]), str(dist.metadata["Version"])
+        entries = [*dist.entry_points.select(group=GROUP)]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        msg = f"its metadata cannot be read: {error}"
+        raise DefinitionError(msg) from None
+    if len(entries) != 1:
+        msg = f"it has {len(entries)} entries in the group {GROUP!r}; one, called like its publisher, would be fine"
+        raise DefinitionError(msg)
+    module = entries[0].module.split(".")
+    if not all(part.isidentifier() for part in module):
+        msg = f"its entry in {GROUP!r} names {entries[0].module[:SHOWN_CHARS]!r}, which is no module"
+        raise DefinitionError(msg)
+    folders = [site.joinpath(*module), site.joinpath(*module[:-1])]
+    folder = next((place for place in folders if (place / FILE).is_file()), None)
+    if folder is None:
+        msg = f"no {FILE} lies in {entries[0].module!r}"
+        raise DefinitionError(msg)
+    declared = read_declaration(folder / FILE)
+    return Package(
+        name=name, version=version, publisher=entries[0].name, value=entries[0].value, folder=folder, **declared
+    )
+
+
+def _is_agreed(site: Path) -> bool:
+    """Return whether a person agreed to what the package in the wheel wants, when it was installed."""
+    from stepengine.engine.trust import not_agreed
+
+    try:
+        return not_agreed(_read_package(site).wishes) == ()
+    except DefinitionError:
+        return False
+
+
+def _check_unrun(site: Path, path: Path, found: PackageCheck) -> None:
+    """Check a wheel by its files alone."""
+    try:
+        package = _read_package(site)
+    except DefinitionError as error:
+        found.problems.append(error.message)
+    else:
+        said = {name: getattr(package, name) for name in ("reads", "writes", "hosts")}
+        agents = {agent_id: {"tools": agent.tools} for agent_id, agent in package.agents.items()}
+        found.problems += _find_unnamed(said, agents)
+        found.notes += _hosts(package.folder, package.hosts)
+    found.problems += _traces(site, path)
+    found.notes.append("its code was not run, so nothing is known of what it does; --import runs it with your rights")
+    if not found.problems:
+        found.good.append("its metadata and its declaration can be read; no keys, no paths of a machine")
 
 
 # --- what is looked at ------------------------------------------------------------------------------------------------
