@@ -2,7 +2,7 @@
 What is secret, and taking it out of whatever is written.
 
 One list and one redactor: journals, logs, errors, events, cassettes and ``scan`` all ask here. Two kinds of rules: *known*
-values are replaced wherever they appear, in plain, quoted, escaped and base64 form; *shapes* are texts that look like
+values are replaced wherever they appear, in every encoding of ``data/spellings.py``; *shapes* are texts that look like
 keys, and members with telling names. A cleaned value cleans to itself, so that a recording and its replay agree whatever
 the key is.
 
@@ -12,7 +12,6 @@ a time in proportion to its text, whatever the text is: the expressions here can
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import re
@@ -28,6 +27,7 @@ from attrs import frozen
 
 from stepengine.data.json import JsonDict, JsonList, compact, freeze
 from stepengine.data.messages import Message
+from stepengine.data.spellings import Spelling, cut_off, spellings_of
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError
 
@@ -37,8 +37,6 @@ __all__ = (
     "KNOWN",
     "MIN_KNOWN",
     "SECRET_HEADERS",
-    "SECRET_PARAMETERS",
-    "SECRET_REPLY_HEADERS",
     "Keys",
     "Redact",
     "RedactField",
@@ -53,11 +51,13 @@ __all__ = (
     "Trickle",
     "digest_of",
     "is_secret_header",
+    "is_secret_parameter",
     "is_secret_variable",
     "json_in",
     "known_in",
     "left_out",
     "redactor_for",
+    "without_secret_variables",
 )
 
 Redact: TypeAlias = Literal["known", "all", "off"]
@@ -65,29 +65,53 @@ Redact: TypeAlias = Literal["known", "all", "off"]
 
 # --- names of secrets: one list for each kind of place -----------------------------------------------------------------
 
-SECRET_SUFFIXES = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
-"""How variables end whose values are taken out of whatever is written."""
-SECRET_PARTS = frozenset(
-    {"APIKEY", "APIKEYS", "CREDENTIAL", "CREDENTIALS", "KEY", "PASSWD", "PASSWORD", "SECRET", "TOKEN"}
+SECRET_PARTS = frozenset({
+    "APIKEY", "APIKEYS", "CREDENTIAL", "CREDENTIALS", "KEY", "PASS", "PASSPHRASE", "PASSWD", "PASSWORD", "PAT", "SECRET",
+    "TOKEN",
+})  # fmt: skip
+"""A variable with one of these words between underscores is secret: commands do not see it, records do not hold its value."""
+SECRET_ENDINGS = (
+    "ACCESSKEY",
+    "APIKEY",
+    "PASSPHRASE",
+    "PASSWD",
+    "PASSWORD",
+    "PRIVATEKEY",
+    "SECRET",
+    "SECRETKEY",
+    "TOKEN",
 )
-"""What between underscores makes a variable one that no command is to see: more than those above, since refusing costs little."""
+"""So is a variable with a word that ends like this, such as ``PGPASSWORD``."""
+SECRET_LAST_PARTS = ("_AUTH", "_PWD")
+"""So is a variable whose last word is one of these; ``PWD`` alone is a folder, and ``SSH_AUTH_SOCK`` a socket."""
 SECRET_HEADERS = frozenset({"api-key", "authorization", "cookie", "proxy-authorization", "x-api-key", "x-goog-api-key"})
 """Headers of requests, in lower case."""
 SECRET_HEADER_ENDINGS = ("-key", "-token", "-secret", "-password", "-authorization")
 """How headers end that a user gives to a provider and that are secret too."""
-SECRET_REPLY_HEADERS = frozenset({"set-cookie", "set-cookie2", "www-authenticate", "authorization", "x-auth-token"})
-"""Headers of replies, in lower case."""
-SECRET_PARAMETERS = (
-    ("key",), ("token",), ("secret",), ("password",), ("passwd",), ("sig",), ("signature",), ("auth",), ("code",),
-    ("api", "key"), ("access", "token"), ("refresh", "token"), ("id", "token"), ("client", "secret"),
-    ("private", "key"), ("access", "key"),
-)  # fmt: skip
-"""Parameters of addresses and forms, as words that one spells together, with ``-``, with ``_`` or in camel case."""
 SECRET_MEMBERS = frozenset({
-    "accesstoken", "apikey", "authorization", "clientsecret", "cookie", "idtoken", "passwd", "password", "privatekey",
-    "refreshtoken", "secret",
+    "accesskey", "accesstoken", "apikey", "apitoken", "authorization", "authtoken", "bearertoken", "clientsecret", "cookie",
+    "idtoken", "passphrase", "passwd", "password", "privatekey", "refreshtoken", "secret", "secretaccesskey", "secretkey",
+    "securitytoken", "sessiontoken",
 })  # fmt: skip
-"""Members of JSON objects, in lower case and without ``-`` and ``_``."""
+"""Members of JSON objects, in lower case and without ``-``, ``_`` and ``.``."""
+SECRET_PARAMETERS = SECRET_MEMBERS | {
+    "auth",
+    "code",
+    "credential",
+    "key",
+    "passcode",
+    "pwd",
+    "sig",
+    "signature",
+    "token",
+}
+"""Parameters of addresses and forms, spelled in the same way; in JSON some of these words are often no secret."""
+SECRET_PARAMETER_ENDINGS = ("apikey", "accesskey", "credential", "password", "secret", "signature", "token")
+"""How other parameters end that are secret, such as ``X-Amz-Signature``."""
+PAGE_TOKENS = ("continuationtoken", "nexttoken", "pagetoken", "synctoken")
+"""How parameters end that only name a page of a list."""
+ESCAPED_BYTES = re.compile(r"(?:%[0-9A-Fa-f]{2})+")
+PASSWORD_IN_ADDRESS = re.compile(r"://[^\s/?#:@]*:([^\s/?#@]+)@")
 MIN_KNOWN = 8
 ORDINARY_KEYS = frozenset({
     "dummy-key", "fake-key", "lm-studio", "local-key", "no-key-needed", "not-needed", "not-required", "placeholder",
@@ -141,11 +165,11 @@ WORTH_LOADING = 50_000_000
 """Characters times texts that are looked for one by one before the engine that finds all at once is loaded: 30 ms both."""
 MOST_AT_ONCE = 64
 """How many texts are looked for by one expression: a server may be told a key by each of its users, and all of it is made anew for a new one."""
-ENDING = 8
-"""By how many of its last characters a known value is looked for at first: an expression of whole keys takes 160 kB for each."""
 # What has several spellings is looked for only when its last word is there.
-TELLING_WORDS = ("secret", "passw", "authoriz", "cookie")
-TELLING_PAIRS = {"token": ("access", "refresh", "id"), "key": ("api", "private")}
+TELLING_WORDS = ("secret", "passw", "passphrase", "authoriz", "cookie")
+TELLING_PAIRS = {
+    "token": ("access", "api", "auth", "bearer", "id", "refresh", "security", "session"), "key": ("access", "api", "private"),
+}  # fmt: skip
 
 # What providers put for the middle of a key that they show, and what may stand on either side of it.
 MASK = re.compile(r"\*{3,}|\.{3,}|\u2026")
@@ -358,39 +382,58 @@ NO_RULES = Rules()
 
 
 def known_in(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of variables that are named like secrets, each with its variable's name."""
-    return {v: n for n, v in environment.items() if n.upper().endswith(SECRET_SUFFIXES) and len(v) >= MIN_KNOWN}
+    """Return the values of secret variables and the passwords in addresses, each with its variable's name."""
+    known = {value: name for name, value in environment.items() if is_secret_variable(name)}
+    for name, value in environment.items():
+        for password in _passwords_in(value):
+            known.setdefault(password, name)
+    return {value: name for value, name in known.items() if len(value) >= MIN_KNOWN}
+
+
+def without_secret_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that code which needs no keys may see: neither named like a secret nor with a password in an address."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not is_secret_variable(name) and not any(True for _ in _passwords_in(value))
+    }
+
+
+def _passwords_in(text: str) -> Iterator[str]:
+    """Give the passwords in the addresses of *text*, as written and decoded."""
+    if "://" not in text:
+        return
+    for found in PASSWORD_IN_ADDRESS.finditer(text):
+        yield found[1]
+        yield ESCAPED_BYTES.sub(lambda run: bytes.fromhex(run[0].replace("%", "")).decode(errors="replace"), found[1])
 
 
 def is_secret_variable(name: str) -> bool:
-    """Return whether a variable is named like one whose value nobody else should see, in whatever case."""
+    """Return whether a variable is named like a secret, in whatever case: commands do not see it, records do not hold its value."""
     upper = name.upper()
-    return not SECRET_PARTS.isdisjoint(upper.split("_")) or "_API_KEYS_" in f"_{upper}_"
+    parts = upper.split("_")
+    return (
+        not SECRET_PARTS.isdisjoint(parts)
+        or any(part.endswith(SECRET_ENDINGS) for part in parts)
+        or upper.endswith(SECRET_LAST_PARTS)
+        or "_API_KEYS_" in f"_{upper}_"
+    )
+
+
+def is_secret_parameter(name: str) -> bool:
+    """Return whether a parameter of an address or a form is named like a secret, in whatever spelling."""
+    plain = _plain(name)
+    return plain in SECRET_PARAMETERS or (plain.endswith(SECRET_PARAMETER_ENDINGS) and not plain.endswith(PAGE_TOKENS))
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]", "", name).lower()
 
 
 def is_secret_header(name: str) -> bool:
     """Return whether a header that a provider is given is named like a secret, in whatever case."""
     low = name.lower()
     return low in SECRET_HEADERS or low.endswith(SECRET_HEADER_ENDINGS)
-
-
-def forms_of(value: str) -> Iterator[str]:
-    """Return the forms in which a known secret may stand in a text: plain, quoted, escaped, base64."""
-    data = value.encode(errors="replace")
-    yield value
-    yield "".join([chr(byte) if byte in UNRESERVED else f"%{byte:02X}" for byte in data])
-    yield json.dumps(value)[1:-1]
-    yield json.dumps(value, ensure_ascii=False)[1:-1]
-    yield base64.b64encode(data).decode()
-    # Inside of something longer, such as `user:password`: what of it does not depend on what stands before and behind.
-    for before in range(3):
-        inside = base64.b64encode(bytes(before) + data)[(before * 4 + 2) // 3 : (before + len(data)) * 4 // 3].decode()
-        yield inside
-        yield inside.translate(URL_SAFE)
-
-
-URL_SAFE = str.maketrans("+/", "-_")
-UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-~")
 
 
 class Quiet:
@@ -419,7 +462,7 @@ class Keys:
     Attributes:
         count: How often something new was told; code that caches what follows from the names compares it.
         names: The values, and the name that stands for each.
-        forms: What to look for, each with the name that stands for it.
+        spellings: What to look for, by its text.
         quiet: Holds until the next thing is told.
     """
 
@@ -427,7 +470,7 @@ class Keys:
         self.count = 0
         self.quiet = Quiet(holds=True)
         self.names: dict[str, str] = {}
-        self.forms: dict[str, str] = {}
+        self.spellings: dict[str, Spelling] = {}
 
     def __repr__(self) -> str:
         return f"<Keys: {len(self.names)} values>"
@@ -445,7 +488,7 @@ class Keys:
         if value in self.names or len(value) < MIN_KNOWN or value.lower() in ORDINARY_KEYS:
             return
         named = [n for n, v in (environment or {}).items() if v.strip() == value]
-        named.sort(key=lambda variable: (not variable.upper().endswith(SECRET_SUFFIXES), variable))
+        named.sort(key=lambda variable: (not is_secret_variable(variable), variable))
         self._take(value, named[0] if named else name)
 
     def learn(self, environment: Mapping[str, str]) -> None:
@@ -456,12 +499,12 @@ class Keys:
 
     def _take(self, value: str, name: str) -> None:
         self.names = {**self.names, value: name}
-        self.forms = {**self.forms, **dict.fromkeys(forms_of(value), name)}
+        self.spellings = {**self.spellings, **_all_spellings({value: name})}
         self._end_quiet()
 
     def forget(self) -> None:
         """Know nothing any more: for tests, which share a process."""
-        self.names, self.forms = {}, {}
+        self.names, self.spellings = {}, {}
         self._end_quiet()
 
     # Last of all: a redactor in another thread that still takes over the old names has taken over the old quiet, too.
@@ -529,9 +572,7 @@ class Redactor:
         self, known: Mapping[str, str], *, shapes: bool, rules: Rules = NO_RULES, keys: Keys | None = None
     ) -> None:
         self._own = {v: n for v, n in {**known, **rules.values}.items() if digest_of(v) not in rules.allowed}
-        self._own_forms = {
-            form: self._own[value] for value in sorted(self._own, key=len, reverse=True) for form in forms_of(value)
-        }
+        self._own_spellings = _all_spellings({v: self._own[v] for v in sorted(self._own, key=len, reverse=True)})
         self._keys = keys
         self._count = -1
         self._machine = _machine_pattern(rules.machine)
@@ -548,7 +589,7 @@ class Redactor:
         self._catch_up()
 
     def __repr__(self) -> str:
-        return f"Redactor({len(self._written)} forms, shapes={self.shapes})"
+        return f"Redactor({len(self._spelled)} texts, shapes={self.shapes})"
 
     @property
     def key(self) -> str:
@@ -561,28 +602,27 @@ class Redactor:
         keys = self._keys
         quiet = ALWAYS if keys is None else keys.quiet
         if keys is None:
-            self._written, values, self._count = self._own_forms, [*self._own], 0
+            self._spelled, values, self._count = self._own_spellings, [*self._own], 0
         else:
             self._count = keys.count
             allowed = self.rules.allowed
             told = {v: n for v, n in keys.names.items() if v not in self._own and digest_of(v) not in allowed}
-            forms = keys.forms if len(told) == len(keys.names) else _all_forms(told)
-            self._written, values = {**forms, **self._own_forms}, [*told, *self._own]
+            spellings = keys.spellings if len(told) == len(keys.names) else _all_spellings(told)
+            self._spelled, values = {**spellings, **self._own_spellings}, [*told, *self._own]
         self._ends = sorted({(v[:KEPT_BEGIN], v[-KEPT_END:]) for v in values if len(v) >= MIN_KNOWN})
-        # By their ends, since those of one provider begin alike.
-        endings = tuple(dict.fromkeys([form[-ENDING:] for form in self._written]))
-        self._may_know = finder(endings)
+        anchors = tuple(dict.fromkeys([one.anchor for one in self._spelled.values()]))
+        self._may_know = finder(anchors)
         # What is shown with the middle left out shows but its ends, which stand in many texts: its mask is looked for first.
-        self._may_hold = finder((*endings, *self._places, *(MASKS if self._ends else ())))
-        self.quiet = NEVER if self._key or self._written else quiet
+        self._may_hold = finder((*anchors, *self._places, *(MASKS if self._ends else ())))
+        self.quiet = NEVER if self._key or self._spelled else quiet
         self._looks = self.shapes or self.rules is not NO_RULES
         self._clean: set[str] = set()
 
-    def _forms(self) -> Mapping[str, str]:
-        """Return what stands for a known value in a text, each with its name."""
+    def _spellings(self) -> Iterable[Spelling]:
+        """Return what to look for in a text to find the known values."""
         if self._keys is not None and self._keys.count != self._count:
             self._catch_up()
-        return self._written
+        return self._spelled.values()
 
     def with_known(self, known: Mapping[str, str]) -> Redactor:
         """Return a redactor that replaces further *known* values."""
@@ -639,7 +679,7 @@ class Redactor:
         # What was told is asked for first, and kept with what follows from it: where another thread tells of a value
         # meanwhile, this holds no longer, whoever comes last.
         told = ALWAYS if self._keys is None else self._keys.quiet
-        begun = {_begun(form[:3]) for form in self._forms()}
+        begun = {cut_off(one.parts[:3], "") for one in self._spellings()}
         # What else a redactor may be told to do is looked for in whole texts alone, so no piece is left as it is.
         if self.shapes or self._machine is not None or self.rules.patterns:
             begun = {""}
@@ -667,8 +707,7 @@ class Redactor:
 
     def secrets(self, text: str, level: int = 0) -> dict[str, str]:
         """Return each secret in *text* and its rule; JSON is looked into, since an escape may hide where a key begins."""
-        forms = self._forms()
-        found = {form: name for form, name in forms.items() if form in text} if self._may_know(text) else {}
+        found = {text[start:end]: name for start, end, name in self._known_in(text)}
         found.update({text[start:end]: name for start, end, name in self._find_abridged(text)})
         for pattern in self.rules.patterns:
             found.update({match[0]: pattern.name for match in pattern.regex.finditer(text) if match[0]})
@@ -681,21 +720,18 @@ class Redactor:
 
     def binary(self, data: bytes) -> bytes:
         """Return *data*, which is not text, without known values; nothing else is looked for in it."""
-        for form, name in self._forms().items():
-            data = data.replace(form.encode(errors="replace"), f"<redacted:{name}>".encode())
-        return data
+        text = data.decode(errors="surrogateescape")
+        return self._put_for(text, self._known_in(text)).encode(errors="surrogateescape")
 
     def _known_in(self, text: str) -> Iterator[Span]:
         """Give the known values in *text*; those inside a placeholder are a part of its name."""
-        forms = self._forms()
+        spellings = self._spellings()
         if not self._may_know(text):
             return
-        found = [form for form in forms if form in text]
-        longest = "|".join(map(re.escape, sorted(found, key=len, reverse=True)))
-        for match in re.finditer(f"<redacted:[^<>]*>|{longest}", text):
-            name = forms.get(match[0])
-            if name is not None:
-                yield Span(*match.span(), name)
+        found = sorted([one for one in spellings if one.anchor in text], key=lambda one: len(one.text), reverse=True)
+        for match in _finds_any(tuple(found)).finditer(text):
+            if match.lastindex is not None:
+                yield Span(*match.span(), found[match.lastindex - 1].name)
 
     def _find_abridged(self, text: str) -> Iterator[Span]:
         """
@@ -704,7 +740,7 @@ class Redactor:
         Each mask is looked at once, with what stands directly before it, and the last place of an ending once for each run
         of characters that may follow a mask.
         """
-        self._forms()
+        self._spellings()
         if not _is_masked(text):
             return
         done = run_end = 0
@@ -851,7 +887,7 @@ class Redactor:
         return self._object(value)
 
     def _object(self, value: Any) -> Any:
-        self._forms()
+        self._spellings()
         kind, changed, clean = type(value), {}, self._clean
         fields = FIELDS.get(kind)
         for name, alias in _fields_of(kind) if fields is None else fields:
@@ -867,7 +903,7 @@ class Redactor:
 
     def _frozen_text(self, text: str) -> str:
         """Return *text* without secrets; of short ones in which there is nothing, such as names, that is remembered."""
-        self._forms()
+        self._spellings()
         if text in self._clean:
             return text
         if self.suspicious(text):
@@ -920,7 +956,7 @@ class Redactor:
     def _telling(self, name: str, value: object) -> bool:
         if not self.shapes or not isinstance(value, str) or not value or value.startswith("<redacted:"):
             return False
-        if re.sub(r"[-_]", "", name).lower() not in SECRET_MEMBERS:
+        if _plain(name) not in SECRET_MEMBERS:
             return False
         return not self.rules.allowed or digest_of(value) not in self.rules.allowed
 
@@ -959,13 +995,10 @@ class Trickle:
     def _beginning(self, text: str) -> int:
         """Return where the beginning of a known value stands at the end of *text*; its length when there is none."""
         cut = len(text)
-        for form in self._redactor._forms():  # noqa: SLF001 - one concept
-            at = text.find(form[0], max(0, len(text) - len(form) + 1))
-            while 0 <= at < cut:
-                if form.startswith(text[at:]):
-                    cut = at
-                    break
-                at = text.find(form[0], at + 1)
+        for one in self._redactor._spellings():  # noqa: SLF001 - one concept
+            found = one.unfinished.search(text, max(0, len(text) - one.longest))
+            if found is not None:
+                cut = min(cut, found.start())
         return cut
 
 
@@ -1011,8 +1044,14 @@ def _no_fields(_: object) -> tuple[object, ...]:
     return ()
 
 
-def _all_forms(known: Mapping[str, str]) -> dict[str, str]:
-    return {form: name for value, name in known.items() for form in forms_of(value)}
+def _all_spellings(known: Mapping[str, str]) -> dict[str, Spelling]:
+    return {one.text: one for value, name in known.items() for one in spellings_of(value, name)}
+
+
+@lru_cache(maxsize=256)
+def _finds_any(spellings: tuple[Spelling, ...]) -> re.Pattern[str]:
+    """Return the expression for placeholders, which are passed over, and for each of *spellings* as a group."""
+    return re.compile("|".join(["<redacted:[^<>]*>", *[f"({one.pattern})" for one in spellings]]))
 
 
 @cache
@@ -1087,14 +1126,6 @@ def _is_masked(text: str) -> bool:
     """Return whether anything stands in *text* for the middle of a key; a cheap test before ``MASK``."""
     stars, dots, ellipsis = MASKS
     return stars in text or dots in text or ellipsis in text
-
-
-def _begun(form: str) -> str:
-    """Return the expression that finds the beginning of *form*, also where the end of the text cuts it."""
-    rest = ""
-    for character in reversed(form):
-        rest = re.escape(character) + (f"(?:{rest}|\\Z)" if rest else "")
-    return rest
 
 
 def _reach(run: re.Pattern[str], text: str, start: int = 0) -> int:
@@ -1173,7 +1204,7 @@ def _may_tell(text: str) -> bool:
         for last, firsts in TELLING_PAIRS.items()
         if last in lower
         for first in firsts
-        for between in ("", "-", "_")
+        for between in ("", "-", "_", ".")
     )
 
 

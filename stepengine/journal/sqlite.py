@@ -12,7 +12,7 @@ import contextlib
 import os
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -244,11 +244,14 @@ class RowTail(ByteTail):
             return self._read(database, most) if _has_table(database) else BytesBehind()
 
     def _read(self, database: sqlite3.Connection, most: int) -> BytesBehind:
-        rows = database.execute(
-            "SELECT number, line FROM lines WHERE run = ? AND number >= ? ORDER BY number", (self._run, self._number)
+        rows = _in_order(
+            database.execute(
+                "SELECT number, line FROM lines WHERE run = ? AND number >= ? ORDER BY number",
+                (self._run, self._number),
+            )
         )
         if self._number >= 0:
-            found = rows.fetchone()
+            found = next(rows, None)
             if found is None or found[0] != self._number:
                 return BytesBehind(again="cut" if found is None else "rewritten")
             if found[1] != self._row:
@@ -262,7 +265,7 @@ class RowTail(ByteTail):
             if size >= most:
                 is_all = False
                 break
-            self._looked.append((number, line if type(line) is bytes else b"\n"))
+            self._looked.append((number, line))
             size += len(self._looked[-1][1])
         return BytesBehind(b"".join([line for _, line in self._looked])[self._within :], is_all)
 
@@ -526,16 +529,19 @@ def _to_read(path: Path) -> Iterator[sqlite3.Connection]:
     """Give a connection to a database that exists; nothing is changed by opening it."""
     import sqlite3
 
+    from stepengine.system.guarded_database import bounded, open_guarded
+
     try:
         # Looked at by name and never opened: closing another descriptor of the file would give up SQLite's own locks on it.
         status = path.lstat()
         check_place(path, status)
-        database = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+        database = open_guarded(path, seconds=BUSY_SECONDS, read_only=True)
     except (OSError, sqlite3.Error) as error:
         raise _unusable(path, error) from error
     try:
         _check_same(path, status)
-        yield database
+        with bounded(database):
+            yield database
     except sqlite3.Error as error:
         msg = f"{path} cannot be read as a journal: {reason(error, BUSY_SECONDS)}"
         raise JournalError(msg) from error
@@ -567,11 +573,31 @@ def _check_same(path: Path, status: os.stat_result) -> None:
 
 def _has_table(database: sqlite3.Connection) -> bool:
     """Return whether the file got its table: whoever made it may have been killed before."""
-    return database.execute("SELECT 1 FROM sqlite_master WHERE name = 'lines'").fetchone() is not None
+    from stepengine.system.guarded_database import has_table
+
+    return has_table(database, SCHEMA)
 
 
 def _content(database: sqlite3.Connection, run: str) -> bytes:
     if not _has_table(database):
         return b""
-    rows = database.execute("SELECT line FROM lines WHERE run = ? ORDER BY number", (run,))
-    return b"".join([row[0] for row in rows])
+    rows = database.execute("SELECT number, line FROM lines WHERE run = ? ORDER BY number", (run,))
+    return b"".join([line for _, line in _in_order(rows)])
+
+
+def _in_order(rows: Iterable[tuple[Any, Any]]) -> Iterator[tuple[int, bytes]]:
+    """
+    Give the number and line of each row; a line that is no bytes is an empty one, which no record is.
+
+    Raises:
+        sqlite3.DatabaseError: when a number is not higher than the one before: a damaged file can repeat its rows for ever.
+    """
+    last: int | None = None
+    for number, line in rows:
+        if type(number) is not int or (last is not None and number <= last):
+            import sqlite3
+
+            msg = f"it is damaged: the row {number!r} of a run is not in order"
+            raise sqlite3.DatabaseError(msg)
+        last = number
+        yield number, line if type(line) is bytes else b"\n"

@@ -87,8 +87,9 @@ class SqliteMailbox(Mailbox):
     def _add(self, stored: StoredLetter) -> bool:
         name, line = self._name(), stored.line
         with self._writing() as database:
-            for statement in (TABLE, INDEX, IDS):
-                database.execute(statement)
+            if not _has_letters(database):
+                for statement in (TABLE, INDEX, IDS):
+                    database.execute(statement)
             if database.execute("SELECT 1 FROM lines WHERE run = ? LIMIT 1", (name,)).fetchone() is None:
                 raise self._journal.missing()
             same = database.execute(
@@ -156,9 +157,9 @@ def forget_letters(database: sqlite3.Connection, run: str) -> None:
 
 def _has_letters(database: sqlite3.Connection) -> bool:
     """Return whether anybody has posted to a run of the file."""
-    return (
-        database.execute("SELECT 1 FROM sqlite_master WHERE name = 'letters' AND type = 'table'").fetchone() is not None
-    )
+    from stepengine.system.guarded_database import has_table
+
+    return has_table(database, TABLE)
 
 
 def _is_behind(database: sqlite3.Connection, name: str, after: int) -> bool:

@@ -32,7 +32,7 @@ from stepengine.data.state import RunResult
 from stepengine.data.visible import visible
 from stepengine.errors import DataError
 from stepengine.journal import Journal
-from stepengine.redaction import is_secret_variable
+from stepengine.redaction import without_secret_variables
 
 __all__ = (
     "ANY",
@@ -564,7 +564,7 @@ def command(argv: Sequence[str], *, seconds: float = COMMAND_SECONDS, code: int 
 
 
 def _run(words: Sequence[str], folder: Path, seconds: float, code: int) -> Verdict:
-    env = {name: value for name, value in os.environ.items() if not is_secret_variable(name)}
+    env = without_secret_variables(os.environ)
     with tempfile.TemporaryFile() as said:
         try:
             process = subprocess.Popen(  # noqa: S603 - the evaluation's own command, without a shell

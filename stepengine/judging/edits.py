@@ -48,7 +48,7 @@ from stepengine.journal.replayer import Leeway
 from stepengine.judging.debugger import Debugger, PausedWalk, difference, lines_around, no_network, summary_of
 from stepengine.judging.texts import SafeTexts
 from stepengine.models import ModelDelta, Provider
-from stepengine.redaction import is_secret_variable
+from stepengine.redaction import without_secret_variables
 
 if TYPE_CHECKING:
     from stepengine.engine import Engine
@@ -387,7 +387,7 @@ def see_sources_alone() -> None:
 
 def _forget_keys() -> None:
     """Keys are not for code that is only walked."""
-    for name in [name for name in os.environ if is_secret_variable(name)]:
+    for name in os.environ.keys() - without_secret_variables(os.environ).keys():
         del os.environ[name]
 
 

@@ -88,11 +88,11 @@ class SafeTexts:
     # --- walking ------------------------------------------------------------------------------------------------------
 
     def _tells(self, name: str, value: object) -> bool:
-        """Return whether a name says that its text is secret; ``key`` alone is what loops call the keys of a mapping."""
+        """Return whether a name says that its text is secret; in code ``key`` and ``pat`` alone are ordinary names."""
         text = str.__str__(value) if _is(value, str) else ""
         if not text:
             return False
-        named = name != "key" and is_secret_variable(name)
+        named = name not in ("key", "pat") and is_secret_variable(name)
         return named or self._redactor.member(name, text) == f"<redacted:{name}>"
 
     def _member(self, name: str, value: object, depth: int, room: int) -> str:

@@ -23,7 +23,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.errors import DefinitionError, ToolError
-from stepengine.redaction import is_secret_variable
+from stepengine.redaction import is_secret_variable, known_in
 from stepengine.system.argv import Argv
 
 if TYPE_CHECKING:
@@ -219,10 +219,10 @@ def check_names(names: Sequence[str], *, env_secrets: bool) -> tuple[str, ...]:
 
 
 def without_secrets(text: str) -> str:
-    """Return *text* with the values of our own variables that look like secrets replaced by their names."""
-    for name, value in os.environ.items():
-        if len(value) >= SECRET_CHARS and value in text and _is_private(name):
-            text = text.replace(value, f"[{name}]")
+    """Return *text* with the secrets of our own environment replaced by the names of their variables."""
+    private = {v: n for n, v in os.environ.items() if len(v) >= SECRET_CHARS and _is_private(n)}
+    for value, name in {**known_in(os.environ), **private}.items():
+        text = text.replace(value, f"[{name}]")
     return text
 
 

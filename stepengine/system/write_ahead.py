@@ -23,6 +23,8 @@ from stepengine.system.open_files import said, too_many_files
 if TYPE_CHECKING:
     import sqlite3
 
+    from stepengine.system.guarded_database import GuardedConnection
+
 __all__ = ("Database", "is_busy", "reason", "transaction", "write_ahead")
 
 PAUSE = 0.005
@@ -160,9 +162,9 @@ class Database:
         self.waiting: deque[Any] = deque()
         self._status = status
         self._users = 0
-        self._writer: sqlite3.Connection | None = None
+        self._writer: GuardedConnection | None = None
         self._has_written = False
-        self._reader: sqlite3.Connection | None = None
+        self._reader: GuardedConnection | None = None
         self.looking = Lock()
 
     @classmethod
@@ -193,7 +195,7 @@ class Database:
             with self.lock, self.looking:
                 self.disconnect()
 
-    def connection(self) -> sqlite3.Connection:
+    def connection(self) -> GuardedConnection:
         """
         Return the connection that writes, for whoever holds ``lock``; a commit is durable.
 
@@ -215,36 +217,43 @@ class Database:
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """Commit what is written meanwhile, all of it or nothing; for whoever holds ``lock``."""
+        from stepengine.system.guarded_database import bounded
+
         database = self.connection()
         if not self._has_written:
             # From now on it is asked more often than SQLite would do it.
             database.execute("PRAGMA busy_timeout=0")
             self._has_written = True
-        with transaction(database, self.seconds):
+        with bounded(database), transaction(database, self.seconds):
             yield database
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """Give a connection to read by, which waits for no commit; what is read has to be fetched meanwhile."""
+        from stepengine.system.guarded_database import bounded
+
         if not self._has_written and self.lock.acquire(timeout=0):
             try:
-                yield self.connection()
+                database = self.connection()
+                with bounded(database):
+                    yield database
             finally:
                 self.lock.release()
             return
         with self.looking:
             if self._reader is None:
                 self._reader = self._connected()
-            yield self._reader
+            with bounded(self._reader):
+                yield self._reader
 
-    def _connected(self) -> sqlite3.Connection:
-        import sqlite3
+    def _connected(self) -> GuardedConnection:
+        from stepengine.system.guarded_database import open_guarded
 
         # A thread whose caller was cancelled goes on: what it opened after the last user had gone, nobody would ever close.
         if not self._users:
             raise OSError(errno.EBADF, "it was closed")
         self._check_same()
-        database = sqlite3.connect(self.path, timeout=self.seconds, isolation_level=None, check_same_thread=False)
+        database = open_guarded(self.path, seconds=self.seconds, any_thread=True)
         try:
             self._check_same()
         except BaseException:

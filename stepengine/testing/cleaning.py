@@ -29,11 +29,11 @@ from stepengine.redaction import (
     ANY,
     MIN_KNOWN,
     SECRET_HEADERS,
-    SECRET_PARAMETERS,
-    SECRET_REPLY_HEADERS,
     Redactor,
     SecretFound,
     Span,
+    is_secret_header,
+    is_secret_parameter,
     json_in,
     redactor_for,
 )
@@ -159,7 +159,7 @@ def known_secrets(headers: Headers) -> dict[str, str]:
     """Return the secret values that a request's *headers* carry, each with the name of its header."""
     found: dict[str, str] = {}
     for name, value in headers:
-        if name not in SECRET_HEADERS:
+        if not is_secret_header(name):
             continue
         scheme, _, credential = value.partition(" ")
         found[credential or value] = name
@@ -191,6 +191,16 @@ def is_credential_exchange(request: RecordedRequest) -> bool:
     if "x-amz-signature=" in parts.query.lower() or (is_form and b"grant_type=" in request.body):
         return True
     return b'"private_key_id"' in request.body and b'"client_email"' in request.body
+
+
+def is_kept_request_header(name: str) -> bool:
+    """Return whether a header of a request, in lower case, is known to be harmless."""
+    return name in KEPT_REQUEST_HEADERS
+
+
+def is_kept_response_header(name: str) -> bool:
+    """Return whether a header of a reply, in lower case, is known to be harmless."""
+    return name in KEPT_RESPONSE_HEADERS or name.startswith(KEPT_PREFIXES)
 
 
 def clean_url(url: str) -> str:
@@ -228,7 +238,7 @@ class Cleaner:
     def request(self, request: RecordedRequest) -> RecordedRequest:
         """Return *request* as it may be stored."""
         left_out = self.base.rules.headers
-        headers = [(n, self.text(v)) for n, v in request.headers if n in KEPT_REQUEST_HEADERS and n not in left_out]
+        headers = [(n, self.text(v)) for n, v in request.headers if is_kept_request_header(n) and n not in left_out]
         kind = request.header("content-type")
         return RecordedRequest(
             request.method, self.text(clean_url(request.url)), headers, self.body(request.body, kind)
@@ -240,7 +250,7 @@ class Cleaner:
         headers = [
             (n, self.text(clean_url(v) if n == "location" else v))
             for n, v in response.headers
-            if (n in KEPT_RESPONSE_HEADERS or n.startswith(KEPT_PREFIXES)) and n not in left_out
+            if is_kept_response_header(n) and n not in left_out
         ]
         body = response.body if response.header("content-encoding") else self._reply_body(response)
         return RecordedResponse(response.status, response.reason, headers, body)
@@ -296,47 +306,112 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
     """
     Return settings for ``vcr.VCR(**settings)``, or for pytest-recording's fixture ``vcr_config``.
 
-    Requests are matched by their bodies too; keys, cookies, passwords and texts that look like keys are taken out of
-    requests and replies, on disk and while matching; replies are stored decompressed; the model providers' hosts are left
-    alone, since their traffic belongs in a ``Cassette``. vcrpy patches classes for the whole process: use one of its
-    cassettes at a time.
+    Requests are matched by their bodies too. Only headers that are known to be harmless are stored, as in a ``Cassette``.
+    Values of queries, forms and JSON members that are named like secrets, known secrets and texts that look like keys are
+    replaced, on disk and while matching. Replies are stored decompressed. The model providers' hosts are left alone, since
+    their traffic belongs in a ``Cassette``. vcrpy patches classes for the whole process: use one of its cassettes at a time.
 
     Args:
         secrets: Values that must not be written, each with the name that stands for it, beside those of environment
             variables that are named like secrets.
     """
     redactor = redactor_for("all", os.environ, secrets)
-    named = [name for words in SECRET_PARAMETERS for name in _spellings(words)]
 
-    def asked(request: Any) -> Any:
-        parts = urlsplit(request.uri)
-        request.uri = redactor.text(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
-        request.headers = {name: _clean(redactor, value) for name, value in request.headers.items()}
-        request.body = _clean(redactor, request.body)
+    def clean_request(request: Any) -> Any:
+        kind = str(request.headers.get("content-type", ""))
+        known = known_secrets(tuple([(name.lower(), _text(value)) for name, value in request.headers.items()]))
+        cleans = _VcrCleaner(redactor.with_known(known))
+        request.uri = cleans.address(request.uri)
+        request.headers = {n: cleans.text(v) for n, v in request.headers.items() if is_kept_request_header(n.lower())}
+        request.body = cleans.body(request.body, kind)
         return request
 
-    def answered(response: dict[str, Any]) -> dict[str, Any]:
-        headers = {n: v for n, v in response["headers"].items() if n.lower() not in SECRET_REPLY_HEADERS}
-        clean = {n: [_clean(redactor, v) for v in vs] if isinstance(vs, list) else vs for n, vs in headers.items()}
-        body = {**response["body"], "string": _clean(redactor, response["body"].get("string", b""))}
-        return {**response, "headers": clean, "body": body}
+    def clean_response(response: dict[str, Any]) -> dict[str, Any]:
+        cleans = _VcrCleaner(redactor)
+        headers = {
+            name: [cleans.address(v) if name.lower() == "location" else cleans.text(v) for v in _list(values)]
+            for name, values in response["headers"].items()
+            if is_kept_response_header(name.lower())
+        }
+        body = {**response["body"], "string": cleans.body(response["body"].get("string", b""), is_reply=True)}
+        return {**response, "headers": headers, "body": body}
 
     return {
         "match_on": MATCH_ON,
-        "filter_headers": [*sorted(SECRET_HEADERS), "x-auth-token"],
-        "filter_query_parameters": [(name, f"redacted-{name}") for name in named],
-        "filter_post_data_parameters": [(name, f"redacted-{name}") for name in named],
-        "filter_nested_post_data_parameters": True,
         "decode_compressed_response": True,
         "ignore_hosts": _provider_hosts(),
-        "before_record_request": asked,
-        "before_record_response": answered,
+        "before_record_request": clean_request,
+        "before_record_response": clean_response,
     }
 
 
-def _spellings(words: tuple[str, ...]) -> list[str]:
-    camel = words[0] + "".join([word.title() for word in words[1:]])
-    return list(dict.fromkeys(["_".join(words), "-".join(words), "".join(words), camel]))
+ORDINARY_IN_REPLIES = frozenset({"auth", "code", "key"})
+"""Parameters that are secret in a request, and in a reply mostly name something else."""
+
+
+@frozen
+class _VcrCleaner:
+    """Replaces secrets in what vcrpy is about to store or to compare."""
+
+    redactor: Redactor
+
+    def address(self, address: str) -> str:
+        """Return *address* without userinfo and without the values of parameters that are named like secrets."""
+        parts = urlsplit(address)
+        host = parts.netloc.rpartition("@")[2]
+        return self.redactor.text(urlunsplit(parts._replace(netloc=host, query=self._pairs(parts.query))))
+
+    def text(self, value: Any) -> Any:
+        """Return a text without secrets; whatever else as it is."""
+        return self.redactor.text(value) if isinstance(value, str) else value
+
+    def body(self, body: Any, kind: str = "", *, is_reply: bool = False) -> Any:
+        """Return the body of a request or reply as it may be stored: JSON, form or text; binary ones lose known values."""
+        if isinstance(body, str):
+            return self._body(body, kind, is_reply=is_reply)
+        if not isinstance(body, bytes):
+            return body
+        try:
+            return self._body(body.decode(), kind, is_reply=is_reply).encode()
+        except UnicodeDecodeError:
+            return self.redactor.binary(body)
+
+    def _body(self, text: str, kind: str, *, is_reply: bool) -> str:
+        if kind.startswith("application/x-www-form-urlencoded"):
+            return self.redactor.text(self._pairs(text))
+        tree = json_in(text)
+        if isinstance(tree, str):
+            return self.redactor.text(text)
+        named = _without_named(tree, ORDINARY_IN_REPLIES if is_reply else frozenset())
+        return self.redactor.json_text(text if named == tree else json.dumps(named, ensure_ascii=False))
+
+    def _pairs(self, text: str) -> str:
+        pairs = parse_qsl(text, keep_blank_values=True)
+        if not any(is_secret_parameter(name) for name, _ in pairs):
+            return text
+        return urlencode([(n, f"<redacted:{n}>" if is_secret_parameter(n) else v) for n, v in pairs], safe="<>:/")
+
+
+def _without_named(value: Any, ordinary: frozenset[str]) -> Any:
+    """Return a JSON value with a placeholder for each text whose member is named like a secret."""
+    if isinstance(value, list):
+        return [_without_named(member, ordinary) for member in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: f"<redacted:{name}>"
+        if isinstance(member, str) and member and name.lower() not in ordinary and is_secret_parameter(name)
+        else _without_named(member, ordinary)
+        for name, member in value.items()
+    }
+
+
+def _list(values: Any) -> list[Any]:
+    return values if isinstance(values, list) else [values]
+
+
+def _text(value: Any) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
 
 def _provider_hosts() -> list[str]:
@@ -344,10 +419,3 @@ def _provider_hosts() -> list[str]:
 
     hosts = {urlsplit(preset.base_url).hostname or "" for preset in PRESETS.values() if preset.base_url}
     return sorted({*PROVIDER_HOSTS, *hosts} - {"", *LOCAL_HOSTS})
-
-
-def _clean(redactor: Redactor, value: object) -> object:
-    """Return a text or bytes without secrets; whatever else as it is."""
-    if isinstance(value, str):
-        return redactor.json_text(value)
-    return Cleaner(base=redactor).body(value) if isinstance(value, bytes) else value

@@ -270,7 +270,7 @@ def every_lock_held() -> Iterator[int]:
             one.release()
 
 
-BARE = re.compile(r"threading\.(?:R?Lock|Condition|Semaphore)\(|sqlite3\.connect\(")
+BARE = re.compile(r"threading\.(?:R?Lock|Condition|Semaphore)\(|sqlite3\.connect\(|open_guarded\(")
 FINE = {
     "system/after_fork.py": "it is the lock",
     "system/threads.py": "a job dies with its thread, and the pool renews its condition",
@@ -281,6 +281,7 @@ FINE = {
     "models/batches.py": "left to the parent",
     "programs/sessions.py": "a child is refused, or does nothing, before it takes its condition",
     "system/connection.py": "left to the parent",
+    "system/guarded_database.py": "whoever calls it closes what it opens, or is listed here",
     "system/far.py": "renewed, and a child opens a connection of its own",
     "system/worker.py": "a program of its own, which forks nothing that goes on",
     "system/write_ahead.py": "closed before a fork; a child has none of the parent's",

@@ -388,3 +388,54 @@ def test_the_settings_leave_the_providers_to_cassettes_and_store_replies_readabl
     with vcr.VCR(**settings).use_cassette(tmp_path / "c.yaml"):
         post(f"{server}/zip", "hello there")
     assert "hello there" in (tmp_path / "c.yaml").read_text()
+
+
+HEADERS = (
+    "X-Vault-Token", "PRIVATE-TOKEN", "X-Shopify-Access-Token", "Ocp-Apim-Subscription-Key", "apikey", "X-Amz-Security-Token",
+    "X-Client-Secret", "DD-API-KEY", "Authorization", "X-Some-New-Header",
+)  # fmt: skip
+QUERY = ("X-Amz-Signature", "sessionToken", "pwd", "api_token", "access_token", "client_secret", "X-Goog-Signature")
+MEMBERS = ("session_token", "apiToken", "api_token", "token", "secretAccessKey", "refresh_token")
+
+
+class Vendor(Quiet):
+    """Answers with tokens in the body, in ``Location`` and in a header of its own."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length") or 0))
+        body = json.dumps({"items": [{name: f"PLANTED-{name}" for name in MEMBERS}], "key": "PROJ-1"}).encode()
+        self.send_response(201)
+        self.send_header("content-type", "application/json")
+        self.send_header("location", "https://files.test/a?X-Amz-Signature=PLANTED-location&part=1")
+        self.send_header("x-vendor-token", "PLANTED-reply")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.mark.spec("replay:C42", "replay:V20")
+def test_secrets_of_any_vendor_stay_out_of_vcrpys_files(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    settings = vcr_config()
+    with served(Vendor) as url:
+
+        def ask() -> Any:
+            query = "&".join(f"{name}=PLANTED-{name}" for name in QUERY)
+            headers = {name: f"PLANTED-{name}" for name in HEADERS}
+            post(f"{url}/form?{query}&q=weather&page=2", headers=headers)
+            body = {"deep": [{name: f"PLANTED-{name}" for name in MEMBERS}], "q": "weather"}
+            with httpx2.Client() as client:
+                client.post(f"{url}/form", data={name: f"PLANTED-{name}" for name in (*QUERY, "q")}, headers=headers)
+            return post(f"{url}/json", body, headers=headers).json()
+
+        with vcr.VCR(**settings).use_cassette(path):
+            ask()
+        with vcr.VCR(**settings).use_cassette(path, record_mode="none") as played:
+            again = ask()
+
+    text = path.read_text()
+    assert "PLANTED" not in text.replace("PLANTED-q", "")
+    assert played.all_played
+    assert "PROJ-1" == again["key"]
+    assert "q=weather&page=2" in text
+    assert "part=" in text

@@ -26,9 +26,9 @@ def scan(
 
     A folder stands for the files in it.
 
-    Found are texts with the shape of a key (providers, GitHub, Slack, AWS, JWT, PEM), and the values of variables of
-    the environment that are named like secrets (..._KEY, ..._TOKEN, ..._SECRET, ..._PASSWORD), in plain, escaped and
-    base64 form. The values themselves are not printed. Leaves with 1 when something was found: for a commit hook or CI.
+    Finds texts with the shape of a key (providers, GitHub, Slack, AWS, JWT, PEM), the values of environment variables that
+    are named like secrets (API_KEY, TOKEN, PGPASSWORD, DB_PASS, ...), and passwords in addresses (DATABASE_URL), plain,
+    escaped or in base64. The values themselves are not printed. Exits with 1 when something was found: for a commit hook or CI.
 
     Examples:
       stepengine scan .

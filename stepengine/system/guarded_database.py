@@ -1,0 +1,149 @@
+"""
+Connections to SQLite databases that somebody else may have made.
+
+An SQLite file is a program as much as data: a view or trigger runs queries of its author, and a damaged tree of pages can
+be walked for ever. So a connection is made here only after the schema was checked: tables and indexes, nothing that runs.
+Each query has a bound that follows from the size of the file, and Ctrl-C ends it.
+
+``sqlite3`` is loaded with this module, so whoever uses it imports it inside functions.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+__all__ = ("GuardedConnection", "bounded", "has_table", "open_guarded")
+
+OPERATIONS_PER_CALL = 100_000
+"""After so many operations of SQLite's machine the bound is checked; they take about 5 ms."""
+BASE_OPERATIONS = 20_000_000
+"""A query over a small database needs far fewer; they take about a second."""
+OPERATIONS_PER_BYTE = 2
+"""Reading a row takes about 15 operations, and no row of ours is shorter than 20 bytes."""
+LOG_SUFFIX = "-wal"
+PLAIN_SCHEMA = re.compile(r"CREATE (?:TABLE|INDEX|UNIQUE INDEX) ")
+FIRST_WORDS = 40
+
+
+class GuardedConnection(sqlite3.Connection):
+    """
+    A connection whose queries have a bound.
+
+    Attributes:
+        is_over: Whether the last query needed more operations than the size of the file explains.
+    """
+
+    def __init__(self, database: str, *args: Any, **kwargs: Any) -> None:
+        super().__init__(database, *args, **kwargs)
+        self.is_over = False
+        self._path = database
+        self._operations = 0
+        self.set_progress_handler(self._stops, OPERATIONS_PER_CALL)
+
+    @override
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        """Execute a statement, which gets the whole bound."""
+        self._operations, self.is_over = 0, False
+        return super().execute(sql, parameters)
+
+    def _stops(self) -> bool:
+        # This call is also where Python handles Ctrl-C, which it cannot do inside of SQLite.
+        self._operations += OPERATIONS_PER_CALL
+        self.is_over = self._operations > BASE_OPERATIONS + OPERATIONS_PER_BYTE * self._size()
+        return self.is_over
+
+    def _size(self) -> int:
+        size = 0
+        for path in (self._path, self._path + LOG_SUFFIX):
+            with suppress(OSError):
+                size += os.stat(path).st_size  # noqa: PTH116
+        return size
+
+
+def open_guarded(path: Path, *, seconds: float, read_only: bool = False, any_thread: bool = False) -> GuardedConnection:
+    """
+    Return a connection to the database at *path*, in autocommit mode, after checking its schema.
+
+    Args:
+        path: The file.
+        seconds: How long to wait for other processes.
+        read_only: Refuse statements that write.
+        any_thread: Allow other threads than this one to use the connection.
+
+    Raises:
+        sqlite3.Error: when it cannot be opened, is not a database, or holds anything but tables and indexes.
+    """
+    connection = sqlite3.connect(
+        str(path), timeout=seconds, isolation_level=None, check_same_thread=not any_thread, factory=GuardedConnection
+    )
+    try:
+        connection.execute("PRAGMA trusted_schema=OFF")
+        if read_only:
+            # Not `mode=ro`: the last reader of such a connection leaves the files of the log behind.
+            connection.execute("PRAGMA query_only=ON")
+        with bounded(connection):
+            _check_schema(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def bounded(connection: GuardedConnection) -> Iterator[None]:
+    """
+    Raise what ended a query: its bound, or Ctrl-C.
+
+    Raises:
+        sqlite3.DatabaseError: when a query needed more operations than the size of the file explains.
+        KeyboardInterrupt: when Ctrl-C was pressed during a query.
+    """
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+            raise
+        if connection.is_over:
+            msg = (
+                "the database is damaged or was not made by stepengine: a query takes more work than its size explains"
+            )
+            raise sqlite3.DatabaseError(msg) from error
+        # SQLite drops the exception that Python raised in the handler, and only says that it was interrupted.
+        raise KeyboardInterrupt from error
+
+
+def has_table(connection: sqlite3.Connection, statement: str) -> bool:
+    """
+    Return whether the table that *statement* creates exists.
+
+    Raises:
+        sqlite3.DatabaseError: when it exists with another schema.
+    """
+    plain = statement.replace("IF NOT EXISTS ", "")
+    name = plain.split()[2]
+    row = connection.execute("SELECT sql FROM sqlite_master WHERE name = ?", (name,)).fetchone()
+    if row is None:
+        return False
+    if row[0] != plain:
+        msg = f"it is not a database of stepengine: the table {name!r} has another schema"
+        raise sqlite3.DatabaseError(msg)
+    return True
+
+
+def _check_schema(connection: sqlite3.Connection) -> None:
+    # By the text and not by the column `type`: SQLite executes the text, whatever the row calls it.
+    for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"):
+        if not isinstance(sql, str) or PLAIN_SCHEMA.match(sql) is None:
+            msg = (
+                "it is not a database of stepengine: it holds more than tables and indexes, "
+                f"such as {str(sql)[:FIRST_WORDS]!r}"
+            )
+            raise sqlite3.DatabaseError(msg)
