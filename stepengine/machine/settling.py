@@ -36,7 +36,7 @@ def text_of(run: RunState) -> str:
     """
     Return the text of a run: what the handler returned or ``set_output`` set, when that is text; else its last words.
 
-    Those are the message of ``end_turn``, else what the last assistant message of this run that says anything says.
+    Those are the message of ``end_turn``, else the texts of the last adjacent assistant messages, joined with blank lines.
     """
     output = run.output
     return output.value if output.is_given and isinstance(output.value, str) else run.history.last_said()
@@ -167,7 +167,7 @@ def _take_text(run: RunState) -> None:
     """Take the final text as the output when it is JSON of the schema."""
     if run.output.is_given or not run.output.is_checked:
         return
-    found = json_in(run.history.last_said())
+    found = json_in(run.history.last_text())
     if found is not NO_JSON:
         run.output.offer(found)
 

@@ -70,7 +70,7 @@ SAYS = {
         [reply("The answer is 42."), reply(call("task_completed"))],
         "The answer is 42.",
     ),
-    "text beside task_completed": ([reply("old"), reply("new", call("task_completed"))], "new"),
+    "text beside task_completed": ([reply("old"), reply("new", call("task_completed"))], "old\n\nnew"),
     "blank text is no text": ([reply("said", call("add")), reply(" \n", call("task_completed"))], "said"),
     "the message of end_turn": ([reply("text", call("add")), reply("more", END)], "All done."),
     "no message": ([reply("text", call("end_turn"))], "text"),
@@ -87,6 +87,33 @@ def test_a_run_says_the_message_of_end_turn_or_else_its_last_text(replies, said)
     world = World(replies=replies, tools={"add": adding})
     offered = ENDINGS if "task_completed" in str(replies) else [n for n in ENDINGS if n != "task_completed"]
     played = play(agent(tools=offered), world, tools=[ADD])
+    assert (played.output, played.text, played.finished.as_child().output) == (said, said, said)
+
+
+ADJACENT = {
+    "two texts": ([y.StepText("a"), y.StepText("b")], "a\n\nb"),
+    "two steps": ([STEP, STEP], "a\n\nb"),
+    "text and a step": ([y.StepText("first"), STEP], "first\n\na"),
+    "blank text between": ([y.StepText("first"), y.StepText(" \n"), STEP], "first\n\na"),
+    "a result between": ([y.StepText("first"), y.ToolCall("add"), STEP], "a"),
+    "a result after": ([y.StepText("first"), STEP, y.ToolCall("add")], "first\n\na"),
+    "a user message between": (
+        [STEP, y.ToolCall("add_message", {"role": "user", "content": "go"}, include_tool_call=False), STEP],
+        "b",
+    ),
+    "many": ([y.StepText(str(n)) for n in range(120)], "\n\n".join(map(str, range(120)))),
+}
+
+
+@pytest.mark.spec("requirements:X63", "generator-contract:S3")
+@pytest.mark.parametrize(("yielded", "said"), ADJACENT.values(), ids=ADJACENT)
+def test_the_last_message_holds_the_texts_of_all_adjacent_assistant_messages(yielded, said):
+    def handler(ctx):
+        for each in yielded:
+            yield each
+
+    world = World(replies=[reply("a"), reply("b")], tools={"add": adding})
+    played = play(agent(handler, tools=["add"]), world, tools=[ADD])
     assert (played.output, played.text, played.finished.as_child().output) == (said, said, said)
 
 
