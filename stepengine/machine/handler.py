@@ -137,7 +137,10 @@ def _output_from_return(run: RunState, author: Author, value: Any) -> Any:
 
 
 def _may_have_spawned(run: RunState, asked: Any) -> bool:
-    return type(asked) is not y.ToolCall or run.bindings[asked.tool].runs.how == "spawns"
+    if type(asked) is not y.ToolCall:
+        return True
+    runs = run.bindings[asked.tool].runs
+    return type(runs) is Spawning and not runs.is_inline  # an inline agent that fails warns by itself
 
 
 def _tell_of_unread(run: RunState, author: Author, asked: object, answer: y.StepResult) -> None:

@@ -100,6 +100,13 @@ class SideEvents:
             self.warn(text)
             self.warning(text)
 
+    def alert(self, text: str) -> None:
+        """Warn of something once in the result, and in an event each time it happens."""
+        if text not in self.warnings:
+            self.warn(text)
+        run = self._speaker("the logger")
+        self.waiting.append(ev.Warned(path=run.plan.path, seq=run.seq, message=text))
+
     def unread(self, reply: ModelReply) -> None:
         """Warn once of what came with *reply* and is neither read nor kept."""
         run, names = self._run, reply.provider_data.get("unread")
