@@ -1067,9 +1067,6 @@ class ToolMember(EffectMember):
         ]
         if runs.is_inline:
             run.take_history(children[0], self.asked.tool_call_id)
-            if children[0].is_error and self.source != "model":
-                # Its output is dropped even when it succeeds, so handlers do not look at the result of such a call.
-                run.side_events.alert(runs.shown(children).text)
         self.settle(runs.shown(children), max([outcome.at for outcome in outcomes], default=0))
         return None
 

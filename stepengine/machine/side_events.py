@@ -100,12 +100,11 @@ class SideEvents:
             self.warn(text)
             self.warning(text)
 
-    def alert(self, text: str) -> None:
+    def repeat(self, text: str) -> None:
         """Warn of something once in the result, and in an event each time it happens."""
         if text not in self.warnings:
             self.warn(text)
-        run = self._speaker("the logger")
-        self.waiting.append(ev.Warned(path=run.plan.path, seq=run.seq, message=text))
+        self.warning(text)
 
     def unread(self, reply: ModelReply) -> None:
         """Warn once of what came with *reply* and is neither read nor kept."""

@@ -327,6 +327,31 @@ def test_a_tool_for_handlers_in_the_list_of_an_agent_without_one_is_told() -> No
     assert "add_message" in result.warnings[0]
 
 
+@pytest.mark.spec("generator-contract:T25", "generator-contract:T26")
+@pytest.mark.parametrize("listed", [["add_message"], ["set_messages"], ["add_message", "set_messages"]], ids="+".join)
+def test_a_tool_for_handlers_in_the_list_of_an_agent_with_a_handler_is_not_offered_with_a_warning(
+    listed: list[str],
+) -> None:
+    """
+    codebuff offers it to the model, whose call works there. Here only a handler may change the conversation.
+    """
+
+    def handle_steps(_: Any) -> Any:
+        yield ToolCall("add_message", {"role": "user", "content": "note"})
+        yield STEP
+
+    model = ScriptedModel(["hi"])
+    agent = AgentDefinition("noting", tools=["think_deeply", *listed], handle_steps=handle_steps)
+    with Engine([agent], models=model) as engine:
+        result = engine.run_sync(agent, "go")
+
+    assert ["think_deeply"] == [tool.name for tool in model.calls[0].tools]
+    (warning,) = result.warnings
+    assert all(name in warning for name in listed)
+    assert "its handler may call it without that" in warning
+    assert ["go", "note"] == [m.text for m in result.state.message_history if m.role == "user"]
+
+
 # --- errors that help -------------------------------------------------------------------------------------------------
 
 ERRORS = {
