@@ -57,7 +57,7 @@ ENDED = {
 }  # fmt: skip
 CODEBUFF: Mapping[str, Mapping[str, str]] = {
     "FileEntry": {
-        "path": "path", "content": "content", "error": "in `content`, as a status", "total_lines": "", "offset": "", "first_line": "", "has_more": "",
+        "path": "path", "content": "content", "error": "in `content`, as a status", "total_lines": "", "offset": "", "has_more": "",
         "hash": "", "message": "",
     },
     "Listing": {"files": "files", "directories": "directories", "path": "path", "message": ""},

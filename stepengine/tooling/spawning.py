@@ -312,9 +312,9 @@ def _output(children: Sequence[ChildResult]) -> ToolResult:
 
 
 def listed(children: Sequence[ChildResult]) -> ToolResult:
-    """Return one entry per child; an error result when every one of them failed."""
+    """Return one entry per child; an error result when there are any and every one of them failed."""
     entries: list[Any] = [shown_child(child) for child in children]
-    all_failed = all("error" in entry for entry in entries)
+    all_failed = bool(entries) and all("error" in entry for entry in entries)
     return ToolResult.json(entries, status="error" if all_failed else "ok")
 
 
@@ -407,7 +407,7 @@ def _inline_result(children: Sequence[ChildResult]) -> ToolResult:
 
 
 def _agents_schema(item: Mapping[str, object]) -> JsonDict:
-    agents = {"type": "array", "items": item, "minItems": 1, "description": "The agents to run."}
+    agents = {"type": "array", "items": item, "description": "The agents to run."}
     return object_schema(("agents",), agents=agents)
 
 
