@@ -109,7 +109,7 @@ ADJACENT = {
 @pytest.mark.parametrize(("yielded", "said"), ADJACENT.values(), ids=ADJACENT)
 def test_the_last_message_holds_the_texts_of_all_adjacent_assistant_messages(yielded, said):
     def handler(ctx):
-        for each in yielded:
+        for each in yielded:  # noqa: UP028  (a handler)
             yield each
 
     world = World(replies=[reply("a"), reply("b")], tools={"add": adding})
