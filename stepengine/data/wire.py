@@ -87,9 +87,9 @@ def read_history(messages: Iterable[object]) -> ImportedHistory:
     for index, message in enumerate(messages):
         try:
             if isinstance(message, Mapping) and message.get("role") in ("system", "developer"):
-                message = plain_message(message)
-                _refuse_others(message, message["role"])
-                system.append(_text(message.get("content")))
+                plain = plain_message(message)
+                _refuse_others(plain, plain["role"])
+                system.append(_text(plain.get("content")))
             else:
                 found.extend(_read(message, names))
         except DataError as error:

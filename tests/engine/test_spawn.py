@@ -646,3 +646,30 @@ async def test_a_run_and_a_child_tell_what_was_spent_under_the_same_names():
         assert (Usage(10, 5, requests=1), {"kid": child.usage}, {"m/small": child.usage}) == (
             child.usage, child.usage_by_agent, child.usage_by_model,
         )  # fmt: skip
+
+
+@pytest.mark.spec("generator-contract:L2")
+async def test_a_bare_id_means_a_bundled_agent_unless_the_engine_has_one_of_that_id(tmp_path):
+    """
+    codebuff finds ``"code-searcher"`` among local agents and then in its store.
+    """
+    (tmp_path / "a.txt").write_text("a needle\n")
+
+    def searching(ctx):
+        return (yield from AgentCall("code-searcher", params={"search_queries": [{"pattern": "needle"}]}))
+
+    boss = AgentDefinition("boss", spawnable_agents=["code-searcher"], handle_steps=searching)
+    bundled = await Engine([boss], search_tools(tmp_path)).run("boss")
+    mine = AgentDefinition("code-searcher", handle_steps=lambda ctx: (yield from echoed("mine")))
+    own = await Engine([boss, mine], search_tools(tmp_path)).run("boss")
+
+    assert "a.txt" in str(bundled.unwrap())
+    assert bundled.warnings == ()
+    assert own.unwrap() == "mine"
+    with pytest.raises(DefinitionError, match="nobody-at-all"):
+        Engine([AgentDefinition("boss", spawnable_agents=["nobody-at-all"], handle_steps=searching)])
+
+
+def echoed(value):
+    yield from ()
+    return value
