@@ -75,7 +75,7 @@ CODEBUFF: Mapping[str, Mapping[str, str]] = {
     "JobStatus": {},
     "HookEntry": {"hook_name": "hookName", **ENDED, "message": "", "error": "errorMessage"},
     "WebResults": {"results": "result, as JSON text", "message": ""},
-    "Documentation": {"documentation": "documentation"},
+    "Documentation": {"documentation": "documentation", "message": ""},
     "WebPage": {
         "url": "url", "final_url": "finalUrl", "status": "status", "content_type": "contentType", "title": "title",
         "description": "description", "text": "text", "truncated": "truncated", "message": "",
