@@ -77,7 +77,7 @@ def test_the_demo_says_that_it_cost_nothing_and_what_it_would_have_cost() -> Non
 
     assert "| 3,020 tokens in, 303 out | $0.0000 | " in done.stderr
     assert "This cost nothing: the replies are a recording. Live, with " in done.stdout
-    assert "it would have been about $0.0137." in done.stdout
+    assert "it would have been about $0.0136." in done.stdout
 
 
 def test_a_kept_copy_holds_what_the_diff_says() -> None:
