@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+import attrs
+
 from stepengine.data.ai_sdk import LIFETIMES, plain_message
 from stepengine.data.fields import fault, shown, within
 from stepengine.data.json import JsonValue, freeze_object, text_of, thaw
@@ -113,12 +115,13 @@ def _read(message: Any, names: Mapping[str, str]) -> list[Message]:
 
 def _tag(made: Message, given: Mapping[str, Any]) -> Message:
     """Return *made* with the tags and the lifetime of the message that it was read from."""
-    tags, ttl = given.get("tags") or (), given.get("ttl") or LIFETIMES.get(given.get("timeToLive", ""))
+    tags: Any = given.get("tags") or ()
+    ttl: Any = given.get("ttl") or LIFETIMES.get(given.get("timeToLive", ""))
     if isinstance(made, ToolMessage) or not (tags or ttl):
         return made
     if not isinstance(tags, list | tuple):
         raise within(fault(f"expected a list of texts, not {shown(tags)}"), ".tags")
-    return type(made)(made.content, tags, ttl=ttl)
+    return attrs.evolve(made, tags=tags, ttl=ttl)
 
 
 def _read_parts(message: Mapping[str, Any], role: str, names: Mapping[str, str]) -> list[Message]:
