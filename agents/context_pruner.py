@@ -24,7 +24,8 @@ ASKED, ASKED_BEFORE = "context_pruner_asked", "context_pruner_asked_before"
 class Budgets(BaseModel):
     """How long the conversation may get and what may stay of it, in tokens."""
 
-    model_config = ConfigDict(extra="forbid")
+    # Handlers pass their own params on: {**ctx.params, "cache_expiry_ms": ...}.
+    model_config = ConfigDict(extra="ignore")
 
     max_context_length: int = Field(default=200_000, ge=1, description="Prune when the conversation is longer.")
     assistant_tool_budget: int = Field(default=20_000, ge=0, description="What may stay of replies and tools.")

@@ -116,7 +116,7 @@ def snapshot(path: str) -> Generator[Any, Any, dict[str, str]]:
     """Read a whole file, in portions, or why it cannot be read. Nothing of it enters the history."""
     lines: list[str] = []
     while True:
-        window = {"path": path, "offset": len(lines)}
+        window = {"path": path, "offset": len(lines) + 1}
         turn = yield ToolCall("read_files", {"paths": [window]}, include_tool_call=False)
         entry = (turn.tool_results[0].data or [{}])[0]
         if "content" not in entry:

@@ -57,7 +57,7 @@ ENDED = {
 }  # fmt: skip
 CODEBUFF: Mapping[str, Mapping[str, str]] = {
     "FileEntry": {
-        "path": "path", "content": "content", "error": "in `content`, as a status", "total_lines": "", "offset": "", "first_line": "", "has_more": "",
+        "path": "path", "content": "content", "error": "in `content`, as a status", "total_lines": "", "offset": "", "has_more": "",
         "hash": "", "message": "",
     },
     "Listing": {"files": "files", "directories": "directories", "path": "path", "message": ""},
@@ -75,7 +75,7 @@ CODEBUFF: Mapping[str, Mapping[str, str]] = {
     "JobStatus": {},
     "HookEntry": {"hook_name": "hookName", **ENDED, "message": "", "error": "errorMessage"},
     "WebResults": {"results": "result, as JSON text", "message": ""},
-    "Documentation": {"documentation": "documentation"},
+    "Documentation": {"documentation": "documentation", "message": ""},
     "WebPage": {
         "url": "url", "final_url": "finalUrl", "status": "status", "content_type": "contentType", "title": "title",
         "description": "description", "text": "text", "truncated": "truncated", "message": "",

@@ -330,6 +330,7 @@ def own_surroundings(node: Any, base: Path) -> Iterator[None]:
             patch.delenv(name)
         patch.setenv("STEPENGINE_STATE_DIR", f"{home}/state")
         patch.setenv("XDG_CONFIG_HOME", f"{home}/config")
+        patch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
         try:
             yield
         finally:

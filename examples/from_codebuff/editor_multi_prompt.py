@@ -91,7 +91,7 @@ implementor = AgentDefinition(
 agent = AgentDefinition(
     "editor-multi-prompt",
     description="Has a change proposed in several ways, one for each prompt, and makes the best.",
-    tools=["spawn_agents", "str_replace", "write_file", "set_messages", "set_output"],
+    tools=["spawn_agents", "str_replace", "write_file", "set_output"],
     spawnable_agents=[load_agent("best-of-n-selector"), implementor],
     include_message_history=True,
     inherit_parent_system_prompt=True,

@@ -36,7 +36,7 @@ READ_CHARS = 10_000
     requires_permission=False,
     in_thread=False,
 )
-def read_output(ctx: ToolContext, reference_id: str, offset: int = 0, limit: int = READ_CHARS) -> ToolResult:
+def read_output(ctx: ToolContext, reference_id: str, offset: int = 1, limit: int = READ_CHARS) -> ToolResult:
     """
     Read an earlier tool output that was trimmed from the conversation.
 
@@ -45,7 +45,7 @@ def read_output(ctx: ToolContext, reference_id: str, offset: int = 0, limit: int
 
     Examples:
         {"reference_id": "c12"}
-        {"reference_id": "c12", "offset": 10000}
+        {"reference_id": "c12", "offset": 10001}
 
     When not to use:
         - When what you need may have changed since, call the tool again that gave the output.
@@ -56,17 +56,19 @@ def read_output(ctx: ToolContext, reference_id: str, offset: int = 0, limit: int
     Args:
         ctx: The call's context.
         reference_id: The id that stands in the place of the output.
-        offset: The character to begin at.
+        offset: The character to begin at, from 1.
         limit: How many characters to read.
     """
     found = find_output(ctx.agent_state, reference_id)
     if found is None:
         return ToolResult.error(f"There is no tool output with the reference id {reference_id!r}.")
-    start, text = max(0, offset), found.text
+    if offset < 1:
+        return ToolResult.error(f"offset is {offset}; characters count from 1.")
+    start, text = offset - 1, found.text
     end = start + max(1, limit)
     shown = text[start:end]
     if end < len(text):
-        shown += f"\n[{len(text) - end:,} more characters; go on with offset={end}]"
+        shown += f"\n[{len(text) - end:,} more characters; go on with offset={end + 1}]"
     media = [part for part in found.content if isinstance(part, ImagePart | DocumentPart)] if start == 0 else []
     return ToolResult.parts([shown, *media])
 

@@ -248,7 +248,8 @@ class ModelSettings:
             ``"send"`` lets the provider judge; ``"refuse"`` is for servers that cut a prompt without a word, and sends nothing:
             a policy shortens it once, else it is a ``ContextOverflow``. Of a fallback each provider judges.
         extra: What only one provider knows, at the author's own risk: under ``"headers"`` HTTP headers, under ``"body"``
-            or beside it further members of the wire body. Objects are merged into what is sent anyway.
+            or beside it further members of the wire body. Objects are merged into what is sent anyway. OpenRouter's own
+            members (``provider``, ``route``, ``transforms``) are left out for other services.
 
     Raises:
         DefinitionError: for a value of another kind.

@@ -355,15 +355,13 @@ class ToolBinding:
     Attributes:
         spec: What is known of it.
         validate: Turns an input into ``Validated`` or raises ``ToolInputError``.
-        repair: Mends what models often get wrong before validation, names and values; for a model's input alone.
-        rename: Mends the names alone; for the input of handlers and hooks, whose values have to be right.
+        repair: Corrects common mistakes before validation, in names and values.
         runs: How a call runs.
     """
 
     spec: ToolSpec
     validate: Callable[[JsonDict], Validated]
     repair: Callable[[JsonDict], JsonDict] | None = None
-    rename: Callable[[JsonDict], JsonDict] | None = None
     runs: Runs = attrs.field(factory=Ordinary, kw_only=True)
 
 

@@ -422,7 +422,10 @@ def _check(added: Sequence[Message], known: Mapping[str, int], length: int) -> N
                 _check_id(call, known, length, fresh)
             waiting.reverse()
         elif kind is not UserMessage:
-            msg = f"a transcript holds user, assistant and tool messages, not a {kind.__name__}"
+            hint = (
+                "; AgentState.from_dicts([...]) reads messages that are dicts" if isinstance(message, Mapping) else ""
+            )
+            msg = f"a transcript holds user, assistant and tool messages, not a {kind.__name__}{hint}"
             raise TranscriptError(msg)
     if waiting:
         _raise_waiting(waiting)

@@ -3,8 +3,8 @@ Foreign history in and out: the widespread ``{"role", "content"}`` form.
 
 Its content is text or blocks of type ``text``, ``tool_use``, ``tool_result``, ``image`` and the like. Read is also how Chat
 Completions writes calls and results, as ``tool_calls`` of an assistant message and messages with the role ``tool``, and
-our own stored form (``{"type": "UserMessage", ...}``), so that nothing is lost when a handler passes messages on as JSON.
-What a message holds beside that is refused by name. Writing keeps everything that the form can hold; provider data is
+our own stored form (``{"type": "UserMessage", ...}``), so that nothing is lost when a handler passes messages on as JSON,
+and the AI SDK's form (``data.ai_sdk``), in which codebuff's histories are. What a message holds beside that is refused by name. Writing keeps everything that the form can hold; provider data is
 left out.
 """
 
@@ -16,6 +16,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+import attrs
+
+from stepengine.data.ai_sdk import LIFETIMES, plain_message
 from stepengine.data.faults import fault, shown, within
 from stepengine.data.json import JsonValue, freeze_object, text_of, thaw
 from stepengine.data.messages import (
@@ -43,6 +46,7 @@ __all__ = ("ImportedHistory", "from_dicts", "read_history", "to_dicts")
 
 CITED = ("url", "title", "quote", "said", "source")
 MAX_ARGUMENTS = 4 * 1024 * 1024
+TAGGING = {"tags", "ttl", "timeToLive"}
 ABOUT_A_REPLY = {"id", "type", "object", "created", "model", "stop_reason", "stop_sequence", "finish_reason", "usage"}
 """What a message says about the reply that it was, and no part of the conversation."""
 MEMBERS = {
@@ -84,8 +88,9 @@ def read_history(messages: Iterable[object]) -> ImportedHistory:
     for index, message in enumerate(messages):
         try:
             if isinstance(message, Mapping) and message.get("role") in ("system", "developer"):
-                _refuse_others(message, message["role"])
-                system.append(_text(message.get("content")))
+                plain = plain_message(message)
+                _refuse_others(plain, plain["role"])
+                system.append(_text(plain.get("content")))
             else:
                 found.extend(_read(message, names))
         except DataError as error:
@@ -104,6 +109,21 @@ def _read(message: Any, names: Mapping[str, str]) -> list[Message]:
     if not isinstance(role, str) or role not in MEMBERS:
         msg = f"a message needs role 'user', 'assistant', 'tool', 'system' or 'developer', not {shown(role)}"
         raise fault(msg)
+    return [_tag(each, message) for each in _read_parts(plain_message(message), role, names)]
+
+
+def _tag(made: Message, given: Mapping[str, Any]) -> Message:
+    """Return *made* with the tags and the lifetime of the message that it was read from."""
+    tags: Any = given.get("tags") or ()
+    ttl: Any = given.get("ttl") or LIFETIMES.get(given.get("timeToLive", ""))
+    if isinstance(made, ToolMessage) or not (tags or ttl):
+        return made
+    if not isinstance(tags, list | tuple):
+        raise within(fault(f"expected a list of texts, not {shown(tags)}"), ".tags")
+    return attrs.evolve(made, tags=tags, ttl=ttl)
+
+
+def _read_parts(message: Mapping[str, Any], role: str, names: Mapping[str, str]) -> list[Message]:
     _refuse_others(message, role)
     if role == "assistant":
         return [_assistant(message)]
@@ -124,7 +144,7 @@ def _read_stored(message: Mapping[str, object]) -> Message:
 
 def _refuse_others(message: Mapping[str, object], role: str) -> None:
     """Refuse members that are not read, but for those that hold nothing."""
-    for name in message.keys() - MEMBERS[role] - ABOUT_A_REPLY - {"role", "content"}:
+    for name in message.keys() - MEMBERS[role] - ABOUT_A_REPLY - TAGGING - {"role", "content"}:
         if message[name] not in (None, "", [], (), {}):
             known = ", ".join(["content", *sorted(MEMBERS[role])])
             msg = f"a message of role {role!r} may have {known}, and not this"

@@ -630,8 +630,8 @@ def _collect(
     """
     Return definitions and those that they may spawn, or carry in their tools, by normalised id.
 
-    Where one names ``publisher/name@version``, the agent of that package is meant, and where there is none, and neither they
-    nor *others* are called so, a bundled agent. Agents *within* a package name those beside them without a publisher.
+    Where one names ``publisher/name@version``, the agent of that package is meant. Where there is none, or it names an agent
+    without a publisher, and neither they nor *others* are called so, a bundled agent is meant. Agents *within* a package name those beside them without a publisher.
     """
     found = _unique(given)
     waiting = list(found.values())
@@ -693,12 +693,12 @@ def _resolve_ids(
 def _find_bundled(
     found: Mapping[str, AgentDefinition], others: Mapping[str, object]
 ) -> list[tuple[str, AgentDefinition]]:
-    """Return the bundled agents that *found* name by ids with a publisher, which nothing else is called."""
+    """Return the bundled agents that *found* name by id, with or without a publisher, where no other agent has that id."""
     named = {
-        name_of_published(c)
+        name_of_published(c) if "/" in c else normalised_id(c.strip())
         for d in found.values()
         for c in d.spawnable_agents
-        if isinstance(c, str) and "/" in c and normalised_id(c.strip()) not in found
+        if isinstance(c, str) and normalised_id(c.strip()) not in found
     }
     bundled = [bundled_agent(name) for name in sorted(filter(None, named)) if name not in found and name not in others]
     return [(normalised_id(agent.id), agent) for agent in bundled if agent is not None]

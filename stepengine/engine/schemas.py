@@ -14,7 +14,7 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object, thaw
 from stepengine.errors import DataError, DefinitionError, InputError, OutputMissing
 from stepengine.tooling.arguments import without_titles
-from stepengine.tooling.repair import renamer
+from stepengine.tooling.repair import repairer
 from stepengine.tooling.schemas import JsonSchema
 from stepengine.tooling.spawning import params_schema
 
@@ -43,11 +43,11 @@ class Compiled(NamedTuple):
         validate_output: Turns an output into its stored JSON or raises ``OutputMissing``; ``None`` without a schema.
         decode_output: Turns stored JSON into what the caller gets; ``None`` when that is the JSON itself.
         output_schema: The JSON Schema of the output; ``None`` without one.
-        rename: Mends the names in given params, in whatever spelling they came, and nothing else.
+        mend: Corrects names and values in given params, as those of a tool's input.
     """
 
     params: Callable[[Any], Params]
-    rename: Callable[[Any], Any]
+    mend: Callable[[Any], Any]
     validate_output: Callable[[Any], JsonValue] | None = None
     decode_output: Callable[[JsonValue], Any] | None = None
     output_schema: JsonDict | None = None
@@ -63,24 +63,24 @@ def compile_schemas(agent: AgentDefinition) -> Compiled:
     given = agent.input_schema.params if agent.input_schema is not None else None
     params = _params(agent.id, given)
     schema: object = agent.output_schema
-    rename = _renamer(agent)
+    mend = _mender(agent)
     if schema is None:
-        return Compiled(params, rename)
+        return Compiled(params, mend)
     where = f"agent {agent.id!r}: output_schema"
     if isinstance(schema, Mapping):
-        return Compiled(params, rename, _json_output(agent.id, schema, where), None, JsonDict(schema))
+        return Compiled(params, mend, _json_output(agent.id, schema, where), None, JsonDict(schema))
     model = _model(schema, where)
     return Compiled(
         params,
-        rename,
+        mend,
         _model_output(agent.id, model),
         model.model_validate,
         JsonDict(freeze(without_titles(model.model_json_schema()))),
     )
 
 
-def _renamer(agent: AgentDefinition) -> Callable[[Any], Any]:
-    """Return what mends the names in an agent's params; its schema is made when the first ones come."""
+def _mender(agent: AgentDefinition) -> Callable[[Any], Any]:
+    """Return the function that corrects an agent's params; its schema is made when it is first called."""
 
     @cache
     def known() -> Callable[[JsonDict], JsonDict] | None:
@@ -88,18 +88,18 @@ def _renamer(agent: AgentDefinition) -> Callable[[Any], Any]:
             schema = params_schema(agent)
         except DefinitionError:
             return None
-        return None if schema is None else renamer(schema, {})
+        return None if schema is None else repairer(schema, {})
 
-    def rename(given: object) -> Any:
+    def mend(given: object) -> Any:
         if not isinstance(given, Mapping):
             return given
-        mend = known()
+        repair = known()
         try:
-            return given if mend is None else mend(freeze_object(given))
+            return given if repair is None else repair(freeze_object(given))
         except DataError:
             return given
 
-    return rename
+    return mend
 
 
 def _model(schema: object, where: str) -> Any:

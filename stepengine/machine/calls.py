@@ -821,6 +821,7 @@ class ToolMember(EffectMember):
 
     Attributes:
         asked: The call as it was asked for, with the input that hooks and people made of it.
+        accepted: The call as the history holds it, where its input was corrected or changed by a person; else ``None``.
         source: Who asked for it.
         binding: The tool; ``None`` for one that is not there.
         how: How the tool runs.
@@ -834,6 +835,7 @@ class ToolMember(EffectMember):
         "_duration",
         "_started",
         "_validated",
+        "accepted",
         "asked",
         "binding",
         "edits",
@@ -855,6 +857,7 @@ class ToolMember(EffectMember):
         self.failure = None
         self.program_line = 0
         self.edits = 0
+        self.accepted: ToolCallPart | None = None
         self.is_closed = self.is_fault = False
         self._validated: Validated | None = None
         self._children: Sequence[ef.Spawn | ChildResult] = ()
@@ -918,17 +921,12 @@ class ToolMember(EffectMember):
         if asked.input_error is not None:
             msg = f"Invalid parameters for {asked.tool_name}: the arguments are not a JSON object: {asked.input_error}"
             raise ToolInputError(msg, tool_name=asked.tool_name, issues=(asked.input_error,))
-        is_models = self.source == "model"
-        # A model's values are mended, such as a list that came as JSON text, since it cannot be taught and a refusal
-        # costs a turn. An author's are not: a program that relies on being mended goes wrong with the first value that
-        # can be read in two ways. Names of parameters are understood of both (generator-contract:T2).
-        mend = binding.repair if is_models else binding.rename
         try:
-            given = mend(asked.input) if mend is not None else asked.input
+            given = binding.repair(asked.input) if binding.repair is not None else asked.input
             validate = binding.validate
             self._validated = validate(given)
         except ToolInputError as error:
-            raise error if is_models else _with_example(error, binding.spec) from None
+            raise error if self.source == "model" else _with_example(error, binding.spec) from None
         except StepEngineError:
             raise
         # A validator of the author's own may raise anything. It says only that this input does not fit; it must not end
@@ -937,28 +935,33 @@ class ToolMember(EffectMember):
             issue = f"the check raised {type(error).__name__}: {error}"
             msg = f"Invalid parameters for {asked.tool_name}: {issue}"
             raise ToolInputError(msg, tool_name=asked.tool_name, issues=(issue,)) from error
-        if given is not asked.input and not is_models:
-            # What an author wrote is recorded and shown as it was meant; a model's own words stay.
-            self.asked = ToolCallPart(asked.tool_call_id, asked.tool_name, given)
+        if given is not asked.input:
+            # The history holds the accepted form: a handler that makes a model's call again must not be refused, and a
+            # model learns the right form from its own calls (generator-contract:T2).
+            self.asked = self.accepted = attrs.evolve(asked, input=given)
 
     def revalidate(self, changed: ToolCallPart) -> ToolCallPart:
         """Take over a hook's change to the call, under the name that the model used, and return the call as it would run."""
         # What a hook makes of a call is validated before rules judge it, for a rule looks at validated values only. If
         # it does not fit, the call stays what it was, and the hook is the one that is refused.
-        before = self.asked
+        before, accepted = self.asked, self.accepted
         self.asked = _rename_call(changed, before.tool_name)
         try:
             self.validate()
         except StepEngineError:
             self.asked = before
             raise
+        finally:
+            self.accepted = accepted
         return self.judged_call
 
     def edit(self, input: JsonDict) -> None:
         """Take over a person's change to the input; the model is shown the call that ran."""
         asked = self.asked
         self.edits += 1
-        self.asked = ToolCallPart(asked.tool_call_id, asked.tool_name, input, provider_data=asked.provider_data)
+        self.asked = self.accepted = ToolCallPart(
+            asked.tool_call_id, asked.tool_name, input, provider_data=asked.provider_data
+        )
 
     # --- how it runs ------------------------------------------------------------------------------------------------
 

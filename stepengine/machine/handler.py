@@ -141,12 +141,12 @@ def _may_have_spawned(run: RunState, asked: Any) -> bool:
 
 
 def _tell_of_unread(run: RunState, author: Author, asked: object, answer: y.StepResult) -> None:
-    """Warn of failed children when the handler ignores what it is sent, as a bare ``yield`` does."""
+    """Warn each time of failed children when the handler ignores what it is sent, as a bare ``yield`` does."""
     # A failed child is a value and no exception, so a handler that throws it away goes on as if all were well. It is
     # told only where the answer is dropped; who looks at it needs no warning.
     why = _why_not(asked, answer)
     if why and author.drops_answer:
-        run.side_events.tell(
+        run.side_events.repeat(
             f"{author.what} ({author.location}) throws away what it spawned: {why}; look at the result, or spawn with `yield from AgentCall(...)`, which raises"
         )
 

@@ -9,7 +9,7 @@ from the run that spawns it, or leaves to it. Knows nothing of runs, effects and
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import attrs
@@ -175,27 +175,41 @@ class RunHistory:
         return self.record[self.start :]
 
     def last_said(self) -> str:
-        """Return the message of ``end_turn``, else the text of the last assistant message of this run that has any."""
+        """
+        Return the message of ``end_turn``, else the last text of this run.
+
+        Adjacent assistant messages are one text, joined with a blank line: a parent model reads it in place of them.
+        """
         if self.last_word:
             return self.last_word
         if self._said is None or self._said[0] is not self.record:
-            self._said = (self.record, self._look_back())
+            self._said = (self.record, "\n\n".join(reversed(self._last_texts())))
         return self._said[1]
 
-    def _look_back(self) -> str:
+    def last_text(self) -> str:
+        """Return the message of ``end_turn``, else the text of the last assistant message alone."""
+        return self.last_word or next(iter(self._last_texts()), "")
+
+    def _last_texts(self) -> list[str]:
+        """Return the texts of the last assistant messages that follow each other, the newest first."""
+        texts: list[str] = []
+        for message in self._newest_first():
+            if type(message) is not AssistantMessage:
+                if texts:
+                    break
+            elif not _is_one_call(message):
+                text = message.said
+                if text.strip():
+                    texts.append(text)
+        return texts
+
+    def _newest_first(self) -> Iterator[Message]:
+        """Yield the messages of this run backwards, in slices: a transcript gives slices cheaply and single items not."""
         record, end = self.record, len(self.record)
         while end > self.start:
-            # What was said last stands near the end, as a rule; a run of nothing but calls says nothing anywhere.
-            # In slices from the end, since a transcript gives slices cheaply and single items not; a long run would be
-            # walked through for one text.
             begin = max(self.start, end - LOOKED_AT)
-            for message in reversed(record[begin:end]):
-                if type(message) is AssistantMessage and not _is_one_call(message):
-                    said = message.said
-                    if said.strip():
-                        return said
+            yield from reversed(record[begin:end])
             end = begin
-        return ""
 
     # --- what stays beside it ---------------------------------------------------------------------------------------
 

@@ -19,9 +19,10 @@ class Output:
         value: The JSON that stands there.
         is_given: Whether there is an output, whatever value stands there: ``None`` may be one.
         issues: What was wrong with the last attempt; empty once one was right.
+        refused: The value of that attempt.
     """
 
-    __slots__ = ("_plan", "is_given", "issues", "value")
+    __slots__ = ("_plan", "is_given", "issues", "refused", "value")
 
     def __init__(self, plan: RunPlan, value: Any) -> None:
         """Begin with *value*, the output in the state that the run continues."""
@@ -29,6 +30,7 @@ class Output:
         self.value = value
         self.is_given = value is not None
         self.issues: tuple[str, ...] = ()
+        self.refused: Any = None
 
     @property
     def is_checked(self) -> bool:
@@ -52,6 +54,7 @@ class Output:
             else:
                 return True
         self.issues = min(refused, key=len)
+        self.refused = values[0]
         return False
 
     def void(self) -> None:
@@ -62,10 +65,10 @@ class Output:
         """Take note that what the handler returned is the output, although it is no JSON that could be kept here."""
         self.is_given = True
 
-    def missing(self) -> OutputMissing:
-        """Return the error for a run that ends without its required output."""
+    def missing(self, remedy: str = "") -> OutputMissing:
+        """Return the error for a run that ends without its required output; *remedy* ends its message."""
         why = f"; the last attempt was refused: {'; '.join(self.issues)}" if self.issues else ""
-        msg = f"agent {self._plan.definition.id!r} ended without the structured output that it must give{why}"
+        msg = f"agent {self._plan.definition.id!r} ended without the structured output that it must give{why}{remedy}"
         return OutputMissing(msg, issues=self.issues)
 
     def decoded(self) -> object:

@@ -101,7 +101,7 @@ class RunPlan:
             whoever performs a ``Spawn`` to know them.
         planned_from: What whoever made the plan made it from; the machine does not look at it.
         is_inline: Whether it goes on from the history of the run that spawned it, and leaves its own there.
-        mend_params: Returns params with the names that their agent knows: of an id that it may spawn, or a definition.
+        mend_params: Returns params with names and values corrected: of an id that the agent may spawn, or a definition.
         note: What is added to its instructions: which agents there are, and what it may call.
         agent_info: Tells of an agent of the engine, for ``lookup_agent_info``; raises ``AgentError`` for an unknown id.
         hooks: The engine's hooks followed by the agent's.

@@ -324,10 +324,14 @@ def _with_output(run: RunState, status: RunStatus, returned: object, failure: Li
 def _open(run: RunState) -> None:
     """Append the user's message and the instructions."""
     plan = run.plan
-    useless = [name for name in HANDLER_ONLY if name in plan.offered] if run.agent.handle_steps is None else ()
-    if useless:
+    unoffered = [name for name in HANDLER_ONLY if name in plan.offered]
+    if unoffered:
+        listed = " and ".join(unoffered)
+        has_handler = run.agent.handle_steps is not None
+        remedy = "its handler may call it without that" if has_handler else "the agent has no handler"
         run.side_events.tell(
-            f"agent {run.agent.id!r} has no handler, and {', '.join(useless)} in its tools is for handlers: no model gets it"
+            f"agent {run.agent.id!r} lists {listed} in tools=, but no model is offered what only handlers may call; "
+            f"leave it out, {remedy}"
         )
     added: list[UserMessage] = []
     content = "\n\n".join([t for t in (plan.prompt, _shown_params(plan)) if t.strip()])

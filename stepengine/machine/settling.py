@@ -28,6 +28,9 @@ __all__ = ("output_of", "settle_output", "text_of")
 
 FENCE = "```"
 NO_JSON = object()
+REMEDY = ". Return a value from the handler that fits output_schema, or pass one to set_output"
+SHOWN = 20_000
+"""Characters of a refused output that a model is shown."""
 REFUSED = (400, 422)
 """How a provider says that it does not take a request as it stands."""
 
@@ -36,7 +39,7 @@ def text_of(run: RunState) -> str:
     """
     Return the text of a run: what the handler returned or ``set_output`` set, when that is text; else its last words.
 
-    Those are the message of ``end_turn``, else what the last assistant message of this run that says anything says.
+    Those are the message of ``end_turn``, else the texts of the last adjacent assistant messages, joined with blank lines.
     """
     output = run.output
     return output.value if output.is_given and isinstance(output.value, str) else run.history.last_said()
@@ -65,7 +68,8 @@ def settle_output(run: RunState, returned: object) -> Flow[None]:
     """
     Make sure that a run that must give a structured output has one.
 
-    A handler that asked for no step is not corrected by a model, which the run may not even have (requirements:X64).
+    A handler that asked for no step is corrected by a model only where its output was refused and the run has a model
+    (requirements:X64).
 
     Raises:
         OutputMissing: when there is none after all corrections.
@@ -75,13 +79,14 @@ def settle_output(run: RunState, returned: object) -> Flow[None]:
         _take_returned(run, returned)
     if run.agent.output_mode != "structured_output" or _is_settled(run, returned):
         return
-    if run.has_asked:
-        yield from _correct_output(run, returned)
+    remedy = "" if run.has_asked else REMEDY
+    if run.has_asked or (run.output.issues and run.plan.model):
+        yield from _correct_output(run, returned, remedy)
     if not run.output.is_given and run.budget.reached is None:
-        raise run.output.missing()
+        raise run.output.missing(remedy)
 
 
-def _correct_output(run: RunState, returned: object) -> Flow[None]:
+def _correct_output(run: RunState, returned: object, remedy: str) -> Flow[None]:
     """Look for the output in the final text, and ask for it as often as the agent allows and the budget lasts."""
     # The final text first: a model that wrote the JSON as text has done the work, and to ask it to say it again by a
     # call costs a step (generator-contract:S12).
@@ -90,7 +95,7 @@ def _correct_output(run: RunState, returned: object) -> Flow[None]:
     for left in range(run.agent.output_retries, 0, -1):
         if run.output.is_given or run.budget.reached is not None or run.budget.steps_left <= 0:
             break
-        yield from _correction(run, is_last=left == 1)
+        yield from _correction(run, remedy, is_last=left == 1)
         _take_text(run)
 
 
@@ -167,7 +172,7 @@ def _take_text(run: RunState) -> None:
     """Take the final text as the output when it is JSON of the schema."""
     if run.output.is_given or not run.output.is_checked:
         return
-    found = json_in(run.history.last_said())
+    found = json_in(run.history.last_text())
     if found is not NO_JSON:
         run.output.offer(found)
 
@@ -185,10 +190,12 @@ def json_in(text: str) -> object:
     return NO_JSON
 
 
-def _correction(run: RunState, *, is_last: bool) -> Flow[None]:
-    """Ask for the output and run one more turn; the last one demands the call."""
+def _correction(run: RunState, remedy: str, *, is_last: bool) -> Flow[None]:
+    """Ask for the output and run one more turn; the last one demands the call. A *remedy* is for a handler without steps."""
     output = run.output
     why = f" Your last output was refused: {'; '.join(output.issues)}." if output.issues else ""
+    if remedy:
+        why += _show_refused(output.refused)
     schema = run.plan.output_json_schema
     shape = f" It must fit this JSON Schema: {compact(schema)}" if schema is not None else ""
     note = (
@@ -201,7 +208,16 @@ def _correction(run: RunState, *, is_last: bool) -> Flow[None]:
         while run.budget.steps_left > 0 and not (ended or output.is_given):
             ended = yield from budgeted_step(run, plain)
     except ModelError as error:
-        raise output.missing() from error
+        raise output.missing(remedy) from error
+
+
+def _show_refused(value: object) -> str:
+    """Return a refused output as the model is shown it that did not write it; empty for what is not JSON."""
+    try:
+        text = compact(freeze(value))
+    except DataError:
+        return ""
+    return f" It was: {text if len(text) <= SHOWN else f'{text[:SHOWN]}...'}"
 
 
 def _demand_output(run: RunState, plain: StepWith) -> Flow[bool]:

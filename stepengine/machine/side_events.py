@@ -96,6 +96,12 @@ class SideEvents:
             self.warn(text)
             self.warning(text)
 
+    def repeat(self, text: str) -> None:
+        """Warn of something once in the result, and in an event each time it happens."""
+        if text not in self.warnings:
+            self.warn(text)
+        self.warning(text)
+
     def unread(self, reply: ModelReply) -> None:
         """Warn once of what came with *reply* and is neither read nor kept."""
         run, names = self._run, reply.provider_data.get("unread")

@@ -548,16 +548,15 @@ def _run_tools(run: RunState, reply: StepReply, calls: Sequence[ToolMember]) -> 
 
 
 def _commit(run: RunState, message: AssistantMessage, calls: Sequence[ToolMember]) -> None:
-    """Append a reply and its results, with the inputs as people changed them: the model must not believe that its own ran."""
+    """Append a reply and its results, with the inputs that ran: corrected ones, and those that people changed."""
     results: list[ToolResult] = []
     ran: dict[str, AssistantPart] = {}
     for call in calls:
         if call.result is not None:
             results.append(call.result)
-        if call.edits:
-            # A person changed the input before the call ran. With its own words in the history the model would take the
-            # result for that of what it had asked.
-            ran[call.asked.tool_call_id] = call.asked
+        if call.accepted is not None:
+            # With its own words in the history the model would take the result for that of another input.
+            ran[call.accepted.tool_call_id] = call.accepted
     if ran:
         parts = [ran.get(part.tool_call_id, part) if type(part) is ToolCallPart else part for part in message.content]
         message = attrs.evolve(message, content=tuple(parts))

@@ -42,7 +42,7 @@ from stepengine.models._reading import (
 )
 from stepengine.models._reply import written_dollars
 from stepengine.models._sdks import Sdk
-from stepengine.models._settings import told, warn_of
+from stepengine.models._settings import foreign_options, told, warn_of, without_options
 from stepengine.models._stopping import telling_use
 from stepengine.models._wire import all_headers, extra_headers
 from stepengine.models.base import Provider, Timeouts, deltas_of
@@ -265,6 +265,18 @@ class HttpProvider(Provider):
         """Return the settings of *request* that the wire has no word for."""
         return ()
 
+    def _foreign_options(self, request: ModelRequest) -> tuple[str, ...]:
+        """Return the members of ``extra`` that another provider owns; a server at another address may know any of them."""
+        if not request.settings.extra:
+            return ()
+        settings = self.settings()
+        _, elsewhere = base_url_for(self._base_url, settings.base_url_variable, settings.base_url)
+        return () if elsewhere else foreign_options(request.settings, self.name)
+
+    def _left_out(self, request: ModelRequest) -> tuple[str, ...]:
+        """Return what *request* is sent without, by the names of its settings."""
+        return (*self._dropped_settings(request), *[f"extra[{name!r}]" for name in self._foreign_options(request)])
+
     def _shaped(self, request: ModelRequest, after: str = "", *, is_count: bool = False) -> ModelRequest:
         """
         Return *request* as it is to be encoded.
@@ -454,7 +466,7 @@ class HttpProvider(Provider):
         Raises:
             ModelError: when the question fails.
         """
-        body = self._encode_count(request)
+        body = self._encode_count(without_options(request, self._foreign_options(request)))
         if body is None:
             return None
         return count_of((await self._answer(body, request)).get(self.count_member))
@@ -480,10 +492,11 @@ class HttpProvider(Provider):
 
     def _in_batch(self, request: ModelRequest) -> RequestBody:
         """Encode *request* for a batch."""
-        dropped = self._dropped_settings(request)
+        dropped = self._left_out(request)
         if not self.batches_have_headers and extra_headers(request.settings):
             dropped = (*dropped, "extra['headers']")
         warn_of(request, self.name, dropped)
+        request = without_options(request, self._foreign_options(request))
         return self._encode(request, stream=False, after=self._second_tries.kind_of(request))
 
     def _batch_id(self, answer: Mapping[str, object], member: str = "id") -> str:
@@ -557,8 +570,8 @@ class HttpProvider(Provider):
     @asynccontextmanager
     async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:
         after = self._second_tries.kind_of(request)
-        warn_of(request, self.name, self._dropped_settings(request))
-        body = self._encode(request, stream=stream, after=after)
+        warn_of(request, self.name, self._left_out(request))
+        body = self._encode(without_options(request, self._foreign_options(request)), stream=stream, after=after)
         async with self._send_body(body, request, stream=stream) as exchange:
             yield exchange
 
@@ -653,7 +666,7 @@ class HttpProvider(Provider):
         """Return *reply* as the request wanted it, and what it was made without."""
         if is_by_tool(request) and request.settings.response_schema is not None:
             reply = as_text(reply, request.settings.response_schema)
-        return told(self._finished(reply, request), self._dropped_settings(request))
+        return told(self._finished(reply, request), self._left_out(request))
 
     def _reader(self, exchange: HttpExchange, request: ModelRequest) -> ReplyReader:
         accumulator = self.accumulator(exchange.call, self.bare(request.model), exchange.request_id)

@@ -18,9 +18,21 @@ from attrs import frozen
 from stepengine.data.models import ModelReply, ModelRequest, ModelSettings
 from stepengine.data.server_tools import ServerTool
 from stepengine.errors import ModelError
-from stepengine.models.presets import Preset
+from stepengine.models.presets import PRESETS, Preset
 
-__all__ = ("DROPPED", "Way", "WireSettings", "cache_members", "located", "no_tool", "said_of", "told", "warn_of")
+__all__ = (
+    "DROPPED",
+    "Way",
+    "WireSettings",
+    "cache_members",
+    "foreign_options",
+    "located",
+    "no_tool",
+    "said_of",
+    "told",
+    "warn_of",
+    "without_options",
+)
 
 logger = logging.getLogger("stepengine.models")
 
@@ -105,6 +117,27 @@ def warn_of(request: ModelRequest, provider: str, dropped: tuple[str, ...]) -> N
         logger.warning(
             "%s has no word for %s= when %r is asked; it is left out", provider, name, request.model, extra=fields
         )
+
+
+OWNERS = {member: preset.name for preset in PRESETS.values() for member in preset.own_members}
+"""The provider that alone knows a member of ``settings.extra``, by member."""
+
+
+def foreign_options(settings: ModelSettings, provider: str) -> tuple[str, ...]:
+    """Return the members of ``settings.extra`` that belong to a provider other than *provider*."""
+    body = settings.extra.get("body")
+    given = {*settings.extra, *(body if isinstance(body, Mapping) else ())}
+    return tuple(sorted(name for name in given if OWNERS.get(name, provider) != provider))
+
+
+def without_options(request: ModelRequest, names: tuple[str, ...]) -> ModelRequest:
+    """Return *request* without the members *names* of ``settings.extra``."""
+    if not names:
+        return request
+    extra = {name: value for name, value in request.settings.extra.items() if name not in names}
+    if isinstance(extra.get("body"), Mapping):
+        extra["body"] = {name: value for name, value in extra["body"].items() if name not in names}
+    return attrs.evolve(request, settings=attrs.evolve(request.settings, extra=extra))
 
 
 def told(reply: ModelReply, dropped: tuple[str, ...]) -> ModelReply:

@@ -84,6 +84,7 @@ class Preset:
         encrypted_reasoning: Whether encrypted reasoning must be asked for (Responses).
         stops: Whether stop sequences may be sent; else replies are cut here.
         azure: Whether models are deployments, which older API versions have in the path.
+        own_members: Members of a request that only this service knows. Requests to other services are sent without them.
         timeouts: How long calls may take.
     """
 
@@ -134,6 +135,7 @@ class Preset:
     encrypted_reasoning: bool = False
     stops: bool = True
     azure: bool = False
+    own_members: tuple[str, ...] = ()
     timeouts: Timeouts = Timeouts()
 
 
@@ -202,6 +204,7 @@ PRESETS = {
             caches=True,
             tiers=OPENROUTER_TIERS,
             describes=True,
+            own_members=("provider", "route", "transforms"),
         ),
         Preset(
             name="ollama",

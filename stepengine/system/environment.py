@@ -14,6 +14,7 @@ import asyncio
 import os
 import secrets
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,6 +43,7 @@ __all__ = (
     "check_names",
     "find_program",
     "looking",
+    "read_git_identity",
     "without_secrets",
 )
 
@@ -189,6 +191,20 @@ QUIET = {
 }
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
+FIXED = {
+    "PATH": "it is set to the folders of PATH that are outside of the root",
+    "HOME": 'it is set to an empty folder; home="real" sets it to your home folder',
+    "TMPDIR": "it is set to a folder that belongs to the command",
+    "USER": "it is always set",
+    "LOGNAME": "it is always set",
+    MARKER: "it is set by the package",
+}
+"""The variables that every command gets with a value of ours, each with the reason."""
+GIT_SETTINGS = ("GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_", "GIT_CONFIG_VALUE_")
+IDENTITY = {"user.name": "NAME", "user.email": "EMAIL"}
+IDENTITY_SECONDS = 2.0
+"""How long reading the name and address may take; a configuration that takes longer gives none."""
+
 
 def _is_private(name: str) -> bool:
     """Return whether commands do not see a variable by default: secrets, and what steers this package."""
@@ -200,12 +216,17 @@ def check_names(names: Sequence[str], *, env_secrets: bool) -> tuple[str, ...]:
     Return the names of variables that commands may see.
 
     Raises:
-        DefinitionError: for one string, for what is not a name, and for the name of a secret without *env_secrets*.
+        DefinitionError: for one string, for what is not a name, for a variable that always has a value of ours, and for
+            the name of a secret without *env_secrets*.
     """
     if isinstance(names, str):
         msg = f"env={names!r} is one string; give a list of names, such as env=[{names!r}]"
         raise DefinitionError(msg)
     for name in names:
+        reason = FIXED.get(name) or ("they keep git from running programs" if name.startswith(GIT_SETTINGS) else "")
+        if reason:
+            msg = f"env names {name!r}, which commands cannot get from this process: {reason}. Leave it out"
+            raise DefinitionError(msg)
         if not name or "=" in name or "\0" in name:
             msg = f"env names the variable {name!r}; a name such as 'JAVA_HOME' would be fine"
             raise DefinitionError(msg)
@@ -216,6 +237,40 @@ def check_names(names: Sequence[str], *, env_secrets: bool) -> tuple[str, ...]:
             )
             raise DefinitionError(msg)
     return tuple(names)
+
+
+def read_git_identity(folder: str, root: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """
+    Return the variables that tell git the user's name and address; no others of git's settings are read.
+
+    Args:
+        folder: Where git is asked: the configuration of a repository there counts before the user's own.
+        root: The components of the root's real path; no git below it is executed.
+    """
+    own = {name: value for name, value in os.environ.items() if name not in {"GIT_DIR", "GIT_WORK_TREE"}}
+    program = find_program("git", own.get("PATH", DEFAULT_PATH), root)
+    said = b""
+    if program is not None:
+        try:
+            said = subprocess.run(  # noqa: S603  (reading the configuration runs nothing)
+                [program, "config", "--includes", "-z", "--get-regexp", r"^user\.(name|email)$"],
+                cwd=folder,
+                env=own,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=IDENTITY_SECONDS,
+                check=False,
+            ).stdout
+        except (OSError, subprocess.SubprocessError):
+            said = b""
+    entries = [entry.partition("\n") for entry in os.fsdecode(said).split("\0")]
+    known = {key: value.strip() for key, _, value in entries}
+    made = {
+        f"GIT_{who}_{what}": own.get(f"GIT_{who}_{what}") or known.get(key, "")
+        for who in ("AUTHOR", "COMMITTER")
+        for key, what in IDENTITY.items()
+    }
+    return tuple([(name, value) for name, value in made.items() if value])
 
 
 def without_secrets(text: str) -> str:
@@ -284,6 +339,7 @@ class CommandEnvironment:
 
     Attributes:
         names: Variables of this process, or of the system that they run on, that they may see.
+        identity: The variables with the name and address under which git commits, each with its value.
         real_home: Whether they see the real home folder.
         root: The components of the root's real path; no program below it is found by name.
         system: Where commands run; ``None`` for here.
@@ -293,6 +349,7 @@ class CommandEnvironment:
     real_home: bool
     root: tuple[str, ...]
     system: Elsewhere | None = None
+    identity: tuple[tuple[str, str], ...] = ()
 
     def search_path(self) -> str:
         """Return the search path: the absolute folders of ours that are outside of the root."""
@@ -320,7 +377,7 @@ class CommandEnvironment:
         """Return the variables of one command, with a marker of its own."""
         given, user, home = self._known_variables()
         named = {name: given[name] for name in ("TZ", *self.names) if name in given}
-        made = QUIET | named | as_variables(ALWAYS)
+        made = {**QUIET, **dict(self.identity), **named, **as_variables(ALWAYS)}
         made |= {"PATH": self.search_path(), "USER": user, "LOGNAME": user, "TMPDIR": str(private.tmp)}
         made["HOME"] = home if self.real_home else str(private.home)
         made[MARKER] = secrets.token_hex(16)

@@ -165,13 +165,6 @@ def _same(given: Any, validated: Any) -> bool:
     return False
 
 
-LATER = "a parameter of a later version"
-"""
-Marks a parameter with the default ``None`` that a tool got when inputs of it were recorded already: where it is not given it is
-in no input, as if there were none, so that those recordings still replay.
-"""
-
-
 class FunctionInputs:
     """
     Validates inputs against a function's parameters.
@@ -197,7 +190,6 @@ class FunctionInputs:
         self._validate = self._adapter.validator.validate_python
         self._encoders: dict[str, TypeAdapter[Any]] = {}
         self._aliases = _aliases(self._adapter.core_schema, signature)
-        self._later = {p.name for p in signature.parameters if LATER in getattr(p.annotation, "__metadata__", ())}
         self.schema = self._schema(texts)
 
     def _schema(self, texts: Mapping[str, str]) -> JsonDict:
@@ -261,10 +253,6 @@ class FunctionInputs:
                 # As ``_same``, without a call for what nearly every argument is.
                 if (type(held) is not kind or held != value) if kind in SCALARS else not _same(held, value):
                     changed[place] = self._encode(name, value, given)
-            # A parameter that came with a later version must not show in the input of a call that does not give it, or
-            # the recordings of older versions would differ in every such call.
-            elif value is None and name in self._later:
-                continue
             # Defaults are written into the input: hooks, rules and records see what the tool will run with, and a
             # default that changes with a new version is seen as a change.
             elif kind in SCALARS:

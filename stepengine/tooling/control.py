@@ -22,7 +22,7 @@ from stepengine.data.wire import from_dicts
 from stepengine.errors import DataError, TranscriptError
 from stepengine.machine.control import HANDLER_ONLY
 from stepengine.tooling.definition import Tool
-from stepengine.tooling.repair import Aliases, renamer, repairer
+from stepengine.tooling.repair import Aliases, repairer
 from stepengine.tooling.schemas import STRING, described, object_schema, validator
 
 __all__ = (
@@ -143,8 +143,7 @@ FREE_OUTPUT = JsonDict(
 def checked(spec: ToolSpec, runs: Runs, also: Callable[[JsonDict], Iterator[str]] | None = None) -> Tool:
     """Return a tool that a run carries out: inputs are mended, then checked by its schema and *also*."""
     validate = validator(spec.name, spec.input_schema, also)
-    mend, rename = repairer(spec.input_schema, ALIASES), renamer(spec.input_schema, ALIASES)
-    return Tool.of_run(ToolBinding(spec, validate, mend, rename, runs=runs))
+    return Tool.of_run(ToolBinding(spec, validate, repairer(spec.input_schema, ALIASES), runs=runs))
 
 
 def _message_issues(value: JsonDict) -> Iterator[str]:

@@ -37,7 +37,7 @@ from stepengine.tooling.context import ToolContext
 from stepengine.tooling.conversion import as_result, decode, encode, error_text
 from stepengine.tooling.depends import Overrides
 from stepengine.tooling.execution import bound_body, execute
-from stepengine.tooling.repair import Aliases, renamer, repairer
+from stepengine.tooling.repair import Aliases, repairer
 from stepengine.tooling.schemas import SchemaInputs
 from stepengine.tooling.signatures import FunctionBody, Signature, body_of
 
@@ -298,12 +298,12 @@ class Tool(Generic[P, R]):
         self._preview: Callable[[JsonDict], ToolPreview] | None = flags.pop("preview", None)
         aliases: Aliases = flags.pop("aliases", {})
         uses: Sequence[object] = flags.pop("uses", ())
-        repair, rename = repairer(inputs.schema, aliases), renamer(inputs.schema, aliases)
+        repair = repairer(inputs.schema, aliases)
         self.body = body
         self.spec = ToolSpec(name, description, inputs.schema, **flags)
         self.runs_inline = not (body.is_async or body.needs or self.in_thread)
         runs: Runs = Yielding(self._begin, _result_of_body, tuple(uses)) if body.is_generator else Ordinary(self)
-        self._binding = ToolBinding(self.spec, inputs.validate, repair, rename, runs=runs)
+        self._binding = ToolBinding(self.spec, inputs.validate, repair, runs=runs)
         self._check_options(options)
 
     def _begin(self, ctx: StepContext, arguments: Mapping[str, Any]) -> Generator[Any, Any, Any]:

@@ -1,15 +1,15 @@
 """
-Mends what is often wrong in a tool's input, before it is validated.
+Corrects common mistakes in the input of a tool, before it is validated; for models and handlers alike.
 
-Names are mended for everybody: other spellings of a parameter's name, camelCase among them, are renamed
-unless the right name is there too. Values are mended for models alone; a handler's have to be right: where a list is due,
-JSON text of a list is read and any other single value becomes a list of one; where an object is due, JSON text of one is
-read. The published schema shows none of this.
+Other spellings of a parameter's name, camelCase among them, are renamed unless the right name is there too. Where a list is
+expected, JSON text of a list is read, and any other single value becomes a list of one. Where an object, a number or a
+boolean is expected, JSON text of one is read. The published schema shows none of this.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,14 +17,15 @@ from typing import Any
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.errors import DataError
 
-__all__ = ("Aliases", "renamer", "repairer")
+__all__ = ("Aliases", "repairer")
 
 Aliases = Mapping[str, Sequence[str]]
 """Dotted path of a parameter, such as ``"replacements.old_string"``, to other names that are accepted for it."""
 
 DROPPED = "cb_easp"
 ROUNDS = 3
-DEPTH = 8
+READ = frozenset({"array", "object", "integer", "number", "boolean"})
+"""The types of JSON Schema whose values are also read from JSON text."""
 
 
 def _camel(name: str) -> str:
@@ -32,14 +33,15 @@ def _camel(name: str) -> str:
 
 
 def repairer(schema: Mapping[str, object], aliases: Aliases) -> Callable[[JsonDict], JsonDict]:
-    """Return the function that mends names and values in inputs of a tool with this schema."""
-    return _mending(_Mender(schema, aliases), schema)
-
-
-def _mending(mender: _Mender, schema: Mapping[str, object]) -> Callable[[JsonDict], JsonDict]:
-    plain = mender.plain_names()
+    """Return the function that corrects names and values in inputs of a tool with this schema."""
+    mender: _Mender | None = None
+    plain: frozenset[str] = frozenset()
 
     def repair(value: JsonDict) -> JsonDict:
+        nonlocal mender, plain
+        if mender is None:  # most tools are never called
+            mender = _Mender(schema, aliases)
+            plain = mender.plain_names()
         if value.keys() <= plain:
             return value
         try:
@@ -51,48 +53,18 @@ def _mending(mender: _Mender, schema: Mapping[str, object]) -> Callable[[JsonDic
     return repair
 
 
-def renamer(schema: Mapping[str, object], aliases: Aliases) -> Callable[[JsonDict], JsonDict]:
-    """Return the function that mends the names in inputs of a tool with this schema, and no values."""
-    plain: frozenset[str] | None = None
-    mend: Callable[[JsonDict], JsonDict] | None = None
-
-    def rename(value: JsonDict) -> JsonDict:
-        nonlocal plain, mend
-        if plain is None or mend is None:  # of most tools no handler ever calls
-            mender = _Mender(schema, aliases, has_strict_values=True)
-            plain, mend = mender.plain_names(), _mending(mender, schema)
-        return value if value.keys() <= plain else mend(value)
-
-    return rename
-
-
 class _Mender:
-    def __init__(self, root: Mapping[str, Any], aliases: Aliases, *, has_strict_values: bool = False) -> None:
+    def __init__(self, root: Mapping[str, Any], aliases: Aliases) -> None:
         self._root = root
         self._aliases = aliases
-        self._has_strict_values = has_strict_values
         self._names: dict[tuple[str, frozenset[str]], dict[str, str]] = {}
         self._known: dict[int, list[Mapping[str, Any]]] = {}
         """Forms by the identity of a schema, which is a part of *root*."""
 
     def plain_names(self) -> frozenset[str]:
-        """Return the parameters at the top whose values never need mending."""
+        """Return the parameters at the top whose values are never corrected."""
         properties: Mapping[str, object] = self._root.get("properties", {})
-        structured = {"array", "object"}
-        if self._has_strict_values:
-            return frozenset([n for n, s in properties.items() if not self._has_names(s, 0)])
-        return frozenset(
-            [n for n, s in properties.items() if not any(structured & {*_kinds(f)} for f in self._forms(s))]
-        )
-
-    def _has_names(self, schema: object, depth: int) -> bool:
-        """Return whether values may hold names that a schema knows: a list of texts does not, however long it is."""
-        if depth > DEPTH:
-            return True
-        forms = self._forms(schema)
-        return any(
-            "properties" in form or ("items" in form and self._has_names(form["items"], depth + 1)) for form in forms
-        )
+        return frozenset([n for n, s in properties.items() if not any(READ & {*_kinds(f)} for f in self._forms(s))])
 
     def members(self, value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:
         """Return the object with its names and members mended; the same object when nothing was wrong."""
@@ -134,8 +106,7 @@ class _Mender:
 
     def _value(self, value: object, schema: object, path: str) -> object:
         forms = self._forms(schema)
-        if not self._has_strict_values:
-            value = _fitting(value, {kind for form in forms for kind in _kinds(form)})
+        value = _fitting(value, {kind for form in forms for kind in _kinds(form)})
         if isinstance(value, list):
             items = next((f["items"] for f in forms if "items" in f), None)
             mended = [self._value(v, items, path) for v in value] if isinstance(items, Mapping) else value
@@ -180,21 +151,21 @@ def _kinds(form: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _fitting(value: object, kinds: set[str]) -> object:
-    """Return what a value of another kind was probably meant as, where an array or an object is due; else the value."""
-    if isinstance(value, str) and "string" not in kinds and kinds & {"array", "object"}:
+    """Return the value that was probably meant where values of *kinds* are expected; else *value*."""
+    if isinstance(value, str) and "string" not in kinds and READ & kinds:
         value = _decode_if_wanted(value, kinds)
     return [value] if _wants_list(value, kinds) else value
 
 
 def _wants_list(value: object, kinds: set[str]) -> bool:
-    """Return whether a single value stands where only a list of such values would fit."""
+    """Return whether a single value is in the place of a list of such values."""
     if "array" not in kinds or value is None or isinstance(value, list):
         return False
     return ("object" not in kinds and isinstance(value, Mapping)) or kinds <= {"array", "null"}
 
 
 def _decode_if_wanted(text: str, kinds: set[str]) -> object:
-    """Return what JSON text stands for, when that is of a wanted kind; else the text."""
+    """Return the value of a JSON text when it is of a wanted type; else the text."""
     value: object = text
     for _ in range(ROUNDS):
         if not isinstance(value, str):
@@ -203,5 +174,13 @@ def _decode_if_wanted(text: str, kinds: set[str]) -> object:
             value = json.loads(value)
         except (ValueError, RecursionError):
             return text
-    fits = (isinstance(value, list) and "array" in kinds) or (isinstance(value, dict) and kinds & {"array", "object"})
-    return value if fits else text
+    wanted = {
+        list: {"array"},
+        dict: {"array", "object"},
+        int: {"integer", "number"},
+        float: {"number"},
+        bool: {"boolean"},
+    }
+    if isinstance(value, float) and not math.isfinite(value):
+        return text
+    return value if kinds & wanted.get(type(value), set()) else text

@@ -20,7 +20,7 @@ from stepengine.errors import DataError, DefinitionError, LimitExceeded, ToolInp
 from stepengine.tooling.arguments import without_titles
 from stepengine.tooling.control import ALIASES, ask_user_tool, checked, control_tools_by_name, finder_tool, lookup_tool
 from stepengine.tooling.definition import LateTool, Tool, check_name
-from stepengine.tooling.repair import renamer, repairer
+from stepengine.tooling.repair import repairer
 from stepengine.tooling.schemas import STRING, JsonSchema, described, object_schema, validator
 
 __all__ = (
@@ -266,7 +266,7 @@ def _tool(
         return _without_strays(mend(value))
 
     spec, runs = _spec(name, description, schema), Spawning(entries, shown, agents=agents)
-    return Tool.of_run(ToolBinding(spec, validator(name, _flat(schema)), repair, renamer(schema, {}), runs=runs))
+    return Tool.of_run(ToolBinding(spec, validator(name, _flat(schema)), repair, runs=runs))
 
 
 def _flat(schema: JsonDict) -> JsonDict:
@@ -312,9 +312,9 @@ def _output(children: Sequence[ChildResult]) -> ToolResult:
 
 
 def listed(children: Sequence[ChildResult]) -> ToolResult:
-    """Return one entry per child; an error result when every one of them failed."""
+    """Return one entry per child; an error result when there are any and every one of them failed."""
     entries: list[Any] = [shown_child(child) for child in children]
-    all_failed = all("error" in entry for entry in entries)
+    all_failed = bool(entries) and all("error" in entry for entry in entries)
     return ToolResult.json(entries, status="error" if all_failed else "ok")
 
 
@@ -407,7 +407,7 @@ def _inline_result(children: Sequence[ChildResult]) -> ToolResult:
 
 
 def _agents_schema(item: Mapping[str, object]) -> JsonDict:
-    agents = {"type": "array", "items": item, "minItems": 1, "description": "The agents to run."}
+    agents = {"type": "array", "items": item, "description": "The agents to run."}
     return object_schema(("agents",), agents=agents)
 
 
@@ -422,8 +422,8 @@ def _spawn_agents() -> Tool:
             value = JsonDict(freeze({**value, "agents": [agents]}))
         return check(value)
 
-    mend, rename = repairer(spec.input_schema, ALIASES), renamer(spec.input_schema, ALIASES)
-    return Tool.of_run(ToolBinding(spec, validate, mend, rename, runs=Spawning(_child_entries, listed)))
+    mend = repairer(spec.input_schema, ALIASES)
+    return Tool.of_run(ToolBinding(spec, validate, mend, runs=Spawning(_child_entries, listed)))
 
 
 def _spawn_agent_inline() -> Tool:

@@ -200,7 +200,8 @@ class ShellTools:
 
     Attributes:
         allow_shell: Whether text that needs a shell is run by one, instead of being refused.
-        env: Names of variables of this process that commands may see, such as ``["JAVA_HOME"]``.
+        env: Names of variables of this process that commands may see, such as ``["JAVA_HOME"]``. Names such as ``HOME``
+            that commands get with a value of their own are refused.
         timeout: Seconds that a command may take when the model does not say; 30 by default.
         max_timeout: The most seconds that the model may ask for; 600 by default.
         sandbox: Run commands in a sandbox of the operating system; ``False`` by default.
@@ -259,7 +260,7 @@ class ShellTools:
     def below(self, root: Folder) -> list[Tool]:
         """Return the tools for a root folder."""
         self._check()
-        from stepengine.system.environment import CommandEnvironment, check_names
+        from stepengine.system.environment import CommandEnvironment, check_names, read_git_identity
         from stepengine.system.root import Root
         from stepengine.tools.shell.running import Shell, limits_text
         from stepengine.tools.shell.sandbox import sandboxed
@@ -269,11 +270,16 @@ class ShellTools:
         names = check_names(self.env, env_secrets=self.env_secrets)
         _check_lent(root, terminals=self.terminals, sandbox=self.sandbox or None)
         held = Root(root, PathPolicy(allow_wide_root=self.allow_wide_root))
+        folder = "/" if held.system is not None else f"/{'/'.join(held.real)}"
         shell = Shell(
             root=held,
             allow_shell=self.allow_shell,
             environment=CommandEnvironment(
-                names=names, real_home=self.home == "real", root=held.real, system=held.system
+                names=names,
+                real_home=self.home == "real",
+                root=held.real,
+                system=held.system,
+                identity=read_git_identity(folder, held.real if held.system is None else ()),
             ),
             timeout=float(self.timeout),
             max_timeout=float(self.max_timeout),

@@ -93,16 +93,15 @@ class _Typed(Protocol):
     def read_files(
         paths: Sequence[str | FilePart],
         *,
-        offset: int = 0,
+        offset: int = 1,
         limit: int = 2_000,
         line_numbers: bool = False,
-        start_line: int | None = None,
     ) -> list[FileEntry]:
         """
         Read text files.
 
         Errors: none for a file: one that is missing, secret, binary, too large or outside of the root gives an entry with `error`.
-        Limits: 50 files and 100,000 characters, 2,000 lines of a file, 2,000 characters of a line. A file over 10 MB is read only with `offset`, `start_line` or `limit`.
+        Limits: 50 files and 100,000 characters, 2,000 lines of a file, 2,000 characters of a line; files over the limit give an entry with `error`. A file over 10 MB is read only with `offset` or `limit`.
         """
 
     @staticmethod
@@ -120,7 +119,7 @@ class _Typed(Protocol):
         Show folders as trees, with the top-level names of source files.
 
         Errors: none for a path: one that cannot be shown gives an entry with `error`.
-        Limits: 50 paths, `max_tokens` in all (at most 20,000), 20,000 entries, 10 seconds.
+        Limits: 50 paths, others give an entry with `error`; `max_tokens` in all, of which more than 20,000 counts as 20,000 with a `message`; 20,000 entries, 10 seconds.
         """
 
     @staticmethod
@@ -176,7 +175,7 @@ class _Typed(Protocol):
         Find files by a pattern for their path, newest first.
 
         Errors: the pattern cannot be used; `cwd` is no folder below the root.
-        Limits: `max_results` is at most 2,000; 20,000 entries, 10 seconds. What `.gitignore` leaves out is not found.
+        Limits: `max_results` over 2,000 counts as 2,000 with a `message`; 20,000 entries, 10 seconds. What `.gitignore` leaves out is not found.
         """
 
     @staticmethod
@@ -185,7 +184,7 @@ class _Typed(Protocol):
         Search the text of files with a regular expression.
 
         Errors: the pattern is none; a flag is not allowed; `cwd` is no folder below the root. Finding nothing is no error: `count` is 0.
-        Limits: 250 matches and 20,000 characters, `max_results` matches of a file, files up to 4 MiB, 10 seconds. What `.gitignore` leaves out and hidden files are not searched.
+        Limits: 250 matches and 20,000 characters, `max_results` matches of a file (over 250 counts as 250 with a `message`), files up to 4 MiB, 10 seconds. What `.gitignore` leaves out and hidden files are not searched.
         """
 
     @staticmethod
@@ -194,7 +193,7 @@ class _Typed(Protocol):
         Find the files that fit a description, without a model.
 
         Errors: none; where nothing fits, `files` is empty.
-        Limits: `max_results` is at most 30; 20,000 entries, 10 seconds.
+        Limits: `max_results` over 30 counts as 30 with a `message`; 20,000 entries, 10 seconds.
         """
 
     # --- programs
@@ -254,7 +253,7 @@ class _Typed(Protocol):
         Read what the documentation of a library says about a topic.
 
         Errors: the library is not known, or says nothing about the topic; a page cannot be fetched.
-        Limits: `max_tokens` is at most 20,000; 200 pages of a run.
+        Limits: `max_tokens` over 20,000 counts as 20,000 with a `message`; 200 pages of a run.
         """
 
     @staticmethod
@@ -263,7 +262,7 @@ class _Typed(Protocol):
         Read a page of the web as text.
 
         Errors: the address is private or not allowed; the host does not answer. A page with `status` 404 is no error.
-        Limits: `max_chars` from 1,000 to 50,000; 2,000,000 bytes, 20 seconds, 5 redirects; 200 pages of a run.
+        Limits: `max_chars` of at least 1,000, over 50,000 counts as 50,000 with a `message`; 2,000,000 bytes, 20 seconds, 5 redirects; 200 pages of a run.
         """
 
     # --- people, skills, notes
@@ -310,7 +309,7 @@ class _Typed(Protocol):
         Search the notes; a line for each.
 
         Errors: there are no notes of the scope.
-        Limits: `limit` is at most 50; 8 KiB.
+        Limits: `limit` over 50 counts as 50, and the text says so; 8 KiB.
         """
 
     @staticmethod

@@ -92,7 +92,7 @@ def recalling_tool() -> Tool:
         ctx: ToolContext,
         query: Annotated[str, Field(max_length=QUERY_CHARS)] = "",
         place: Annotated[int, Field(ge=1)] = 1,
-        offset: Annotated[int, Field(ge=0)] = 0,
+        offset: Annotated[int, Field(ge=1)] = 1,
         limit: Annotated[int, Field(ge=1, le=MAX_ANSWER_CHARS)] = ANSWER_CHARS,
     ) -> str:
         """
@@ -105,7 +105,7 @@ def recalling_tool() -> Tool:
         Examples:
             {"query": "invoice 4711"}
             {"place": 12}
-            {"place": 12, "offset": 10000}
+            {"place": 12, "offset": 10001}
 
         When not to use:
             - For what still stands in the conversation, or may have changed since: use the tool again that gave it.
@@ -116,7 +116,7 @@ def recalling_tool() -> Tool:
         Args:
             query: The words to look for; none reads.
             place: The message to begin at, from 1, the oldest.
-            offset: The character of that message to begin at.
+            offset: The character of that message to begin at, from 1.
             limit: How many characters to answer with.
         """
         messages = left_out(ctx.agent_state)
@@ -125,7 +125,7 @@ def recalling_tool() -> Tool:
         if place > len(messages):
             return f"There is no message {place}; {len(messages)} were left out."
         words = [_folded(word) for word in query.split()]
-        shown = _search_messages(messages, words, place) if words else _read(messages, place, offset, limit)
+        shown = _search_messages(messages, words, place) if words else _read(messages, place, offset - 1, limit)
         return "\n".join(shown)
 
     return recall_history
@@ -151,20 +151,20 @@ def _search_messages(messages: Sequence[Message], words: Sequence[str], place: i
         yield f"None of the {len(messages) - place + 1} messages from place {place} on that were left out holds all of these words."
 
 
-def _read(messages: Sequence[Message], place: int, offset: int, limit: int) -> Iterator[str]:
+def _read(messages: Sequence[Message], place: int, skip: int, limit: int) -> Iterator[str]:
     left = limit
     for number in range(place, len(messages) + 1):
         text = message_text(messages[number - 1])
         if left <= 0:
             yield f"[{len(messages) - number + 1} more messages; go on with place={number}]"
             return
-        end = offset + left
-        yield f"--- {_titled(messages, number)}\n{text[offset:end]}"
+        end = skip + left
+        yield f"--- {_titled(messages, number)}\n{text[skip:end]}"
         if end < len(text):
-            yield f"[{len(text) - end:,} more characters of it; go on with place={number}, offset={end}]"
+            yield f"[{len(text) - end:,} more characters of it; go on with place={number}, offset={end + 1}]"
             return
-        left -= max(0, len(text) - offset) + TITLE_CHARS
-        offset = 0
+        left -= max(0, len(text) - skip) + TITLE_CHARS
+        skip = 0
 
 
 def _titled(messages: Sequence[Message], number: int) -> str:

@@ -25,12 +25,14 @@ from stepengine.system.skills import project_top
 from stepengine.tooling.context import ToolContext
 from stepengine.tooling.decorator import tool
 from stepengine.tooling.definition import Tool
+from stepengine.tools.bounds import over_bound, up_to
 from stepengine.tools.memory import NOTE_CHARS, TAGS, FileMemory, MemoryStore
 from stepengine.tools.reading_skills import working_folder
 
 __all__ = ("memory_tools_of", "project_scope")
 
 Scope: TypeAlias = Literal["project", "user"]
+RECALLED = 50
 ANSWER_BYTES = 8 * 1024
 
 
@@ -132,7 +134,7 @@ def _recalling(notes: _SharedNotes) -> Tool:
         ctx: ToolContext,
         query: Annotated[str, Field(max_length=NOTE_CHARS)] = "",
         scope: Scope | None = None,
-        limit: Annotated[int, Field(ge=1, le=50)] = 10,
+        limit: Annotated[int, up_to(RECALLED)] = 10,
     ) -> str:
         """
         Search the notes that were kept in earlier conversations.
@@ -156,15 +158,16 @@ def _recalling(notes: _SharedNotes) -> Tool:
             limit: How many notes of each scope at most.
         """
         parts: list[str] = []
+        bounded = [f"({note})" for note in over_bound("limit", limit, RECALLED)]
         left = ANSWER_BYTES
         for one in notes.scopes if scope is None else (scope,):
-            for note in await notes.store.search(notes.place(ctx, one), query, limit):
+            for note in await notes.store.search(notes.place(ctx, one), query, min(limit, RECALLED)):
                 line = f"{one} {visible(note.line)}"
                 left -= len(line.encode()) + 1
                 if left < 0:
-                    return "\n".join([*parts, "(there are more; give words that tell them apart)"])
+                    return "\n".join([*bounded, *parts, "(there are more; give words that tell them apart)"])
                 parts.append(line)
-        return "\n".join(parts) or "There are no such notes."
+        return "\n".join([*bounded, *(parts or ["There are no such notes."])])
 
     return recall
 

@@ -66,7 +66,6 @@ class FilePart(TypedDict):
 
     path: str
     offset: NotRequired[int]
-    start_line: NotRequired[int]
     limit: NotRequired[int]
 
 
@@ -125,8 +124,7 @@ class FileEntry(TypedDict):
     path: Annotated[str, Doc("The path as it was given.")]
     content: NotRequired[Annotated[str, Doc("The lines, exactly; not there beside `error`.")]]
     total_lines: NotRequired[Annotated[int | None, Doc("How many lines the file has; `null` when it is too large.")]]
-    offset: NotRequired[Annotated[int, Doc("The first line of `content`, counting from 0.")]]
-    first_line: NotRequired[Annotated[int, Doc("The first line of `content`, counting from 1, as `code_search` does.")]]
+    offset: NotRequired[Annotated[int, Doc("The first line of `content`, counting from 1.")]]
     has_more: NotRequired[Annotated[bool, Doc("Whether lines follow that are not in `content`.")]]
     hash: NotRequired[Annotated[str, Doc("For `expected_hash`; not there for files over 10 MB.")]]
     message: NotRequired[Incomplete]
@@ -291,6 +289,7 @@ class Documentation(TypedDict):
     """What the documentation of a library says."""
 
     documentation: Annotated[str, Doc("The text; it says at its end when it was cut.")]
+    message: NotRequired[Incomplete]
 
 
 class WebPage(TypedDict):
@@ -304,7 +303,7 @@ class WebPage(TypedDict):
     description: NotRequired[Annotated[str, Doc("Its description, if it has one.")]]
     text: Annotated[str, Doc("The text; HTML as Markdown.")]
     truncated: Annotated[bool, Doc("Whether text is left out.")]
-    message: NotRequired[Annotated[str, Doc("That it is no text; not there when it is.")]]
+    message: NotRequired[Annotated[str, Doc("What is missing, and why; not there when nothing is.")]]
 
 
 # --- agents, people --------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from stepengine import (
     UserMessage,
     load_agent,
 )
+from stepengine.events import LogLine
 from stepengine.testing import Clock
 
 from .common import run
@@ -133,3 +134,41 @@ def test_asked_before_every_step_it_knows_by_itself_how_long_the_pause_was(
 
     assert [False, is_pruned] == [child.output for child in result.children]
     assert result.state.context["context_pruner_asked"]
+
+
+@pytest.mark.spec("generator-contract:B33")
+def test_params_that_it_does_not_know_do_not_keep_it_from_pruning(project: Path) -> None:
+    """
+    Handlers pass their own params on: in codebuff ``params: {...params, cacheExpiryMs}``, which prunes 84 messages to 3.
+    """
+    result = prune(project, filePaths=["shop.py"], note={"a": 1}, maxContextLength=1_500, cacheExpiryMs=1)
+
+    assert 3 == len(result.state.message_history)
+    assert () == result.warnings
+
+
+@pytest.mark.spec("generator-contract:L23")
+def test_an_agent_that_fails_inline_is_a_warning_each_time(project: Path) -> None:
+    """
+    A handler that prunes before each step does not look at the result, so the screen shows each failure.
+    """
+    seen: list[str] = []
+
+    def handle_steps(_: Any) -> Any:
+        for _ in range(3):
+            params = {"max_context_length": "a lot"}
+            yield ToolCall(
+                "spawn_agent_inline", {"agent_type": "context-pruner", "params": params}, include_tool_call=False
+            )
+
+    agent = AgentDefinition("host", spawnable_agents=[PRUNER], handle_steps=handle_steps)
+    result, _ = run(
+        agent, project, observers=[lambda event: seen.append(event.message) if isinstance(event, LogLine) else None]
+    )
+
+    assert RunStatus.COMPLETED is result.status
+    assert 3 == len(seen)
+    assert {*seen} == {*result.warnings}
+    assert "Agent context-pruner did not complete, the history stays as it was" in seen[0]
+    assert "max_context_length" in seen[0]
+    assert 1 == len(result.warnings)

@@ -161,7 +161,7 @@ async def test_the_model_and_a_handler_read_trimmed_outputs_of_a_session_that_wa
     )
     model = ScriptedModel(
         [
-            tool_call("read_output", {"reference_id": "c1", "offset": 3, "limit": 10}),
+            tool_call("read_output", {"reference_id": "c1", "offset": 4, "limit": 10}),
             tool_call("read_output", {"reference_id": "nothing"}),
             text("done"),
         ]
@@ -174,7 +174,7 @@ async def test_the_model_and_a_handler_read_trimmed_outputs_of_a_session_that_wa
     assert whole.startswith("5 xxx")
     assert whole in seen[0].text
     found = [m for m in again.state.message_history if isinstance(m, ToolMessage) and m.tool_name == "read_output"][-2:]
-    assert f"{whole[3:13]}\n[{len(whole) - 13:,} more characters; go on with offset=13]" == found[0].text
+    assert f"{whole[3:13]}\n[{len(whole) - 13:,} more characters; go on with offset=14]" == found[0].text
     assert found[1].is_error
     assert "'nothing'" in found[1].text
 
@@ -192,7 +192,7 @@ async def test_an_output_is_read_in_pieces_and_with_its_images() -> None:
     assert [TextPart] == [type(p) for p in change.view[2].content]
     assert "error" == change.view[4].status
     whole = read.fn(ctx, "c1")
-    pieces = [read.fn(ctx, "c1", offset, 4).text.split("\n")[0] for offset in (0, 4, 8)]
+    pieces = [read.fn(ctx, "c1", offset, 4).text.split("\n")[0] for offset in (1, 5, 9)]
     assert [TextPart, ImagePart] == [type(p) for p in whole.content]
     assert "abcdefghij" == whole.text == "".join(pieces)
     assert find_output(state, "c3").text == "z" * 300

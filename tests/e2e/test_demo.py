@@ -71,13 +71,13 @@ def test_the_demo_shows_the_handler_that_ran() -> None:
 
 def test_the_demo_says_that_it_cost_nothing_and_what_it_would_have_cost() -> None:
     """
-    3,053 tokens at 3 dollars and 303 at 15 dollars a million.
+    3,020 tokens at 3 dollars and 303 at 15 dollars a million.
     """
     done = CliRunner().invoke(app, ["demo"])
 
-    assert "| 3,053 tokens in, 303 out | $0.0000 | " in done.stderr
+    assert "| 3,020 tokens in, 303 out | $0.0000 | " in done.stderr
     assert "This cost nothing: the replies are a recording. Live, with " in done.stdout
-    assert "it would have been about $0.0137." in done.stdout
+    assert "it would have been about $0.0136." in done.stdout
 
 
 def test_a_kept_copy_holds_what_the_diff_says() -> None:

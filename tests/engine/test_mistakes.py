@@ -33,7 +33,7 @@ from stepengine import (
 from stepengine.errors import DefinitionError, HandlerError, StepEngineError
 from stepengine.events import LogLine, Warned
 from stepengine.journal import MemoryJournal
-from stepengine.testing import ScriptedModel
+from stepengine.testing import ScriptedModel, tool_call
 from stepengine.tools import read_files, spawn_tools
 
 
@@ -261,12 +261,41 @@ def test_params_of_the_root_run_are_mended_too() -> None:
 
 
 @pytest.mark.spec("requirements:X67", "generator-contract:T2")
-@pytest.mark.parametrize("given", [{"maxResults": 3, "paths": '["a"]'}, {"maxResults": 3, "paths": "a"}], ids=repr)
-def test_values_of_a_handler_stay_strict(given: Any) -> None:
+@pytest.mark.parametrize(
+    "given",
+    [{"maxResults": 3, "paths": '["a"]'}, {"maxResults": "3", "paths": "a"}, {"max_results": "3", "paths": ["a"]}],
+    ids=repr,
+)
+def test_values_of_a_handler_and_of_a_model_are_read_alike_and_recorded_as_they_were_accepted(given: Any) -> None:
+    """
+    In codebuff, too, both are parsed by one schema, and its history holds the parsed input.
+    """
+
+    def handler(_: Any) -> Any:
+        mine = yield from ToolCall("find", given)
+        turn = yield STEP
+        return [mine.data, *[m.result.data for m in turn.agent_state.message_history[-1:]]]
+
+    agent = AgentDefinition("tester", tools=[find], handle_steps=handler)
+    with Engine([agent], models=ScriptedModel([tool_call(find, given), "hi"])) as engine:
+        result = engine.run_sync(agent, "go")
+
+    assert result.output == [[3, ["a"]], [3, ["a"]]]
+    inputs = [part.input for m in result.state.message_history for part in getattr(m, "tool_calls", ())]
+    assert inputs == [{"max_results": 3, "paths": ["a"]}] * 2
+
+
+@pytest.mark.spec("requirements:X67", "generator-contract:T2")
+@pytest.mark.parametrize("given", [{"max_results": "many", "paths": []}, {"max_results": 1, "paths": None}], ids=repr)
+def test_values_that_cannot_be_read_are_refused_at_the_handlers_line(given: Any) -> None:
     def handler(_: Any) -> Any:
         yield ToolCall("find", given)
 
-    assert type(run(handler).error).__name__ == "ToolInputError"
+    error = run(handler).error
+
+    assert type(error).__name__ == "ToolInputError"
+    assert error is not None
+    assert error.where.startswith(f"{__file__}:")
 
 
 # --- children that failed ---------------------------------------------------------------------------------------------
@@ -327,14 +356,39 @@ def test_a_tool_for_handlers_in_the_list_of_an_agent_without_one_is_told() -> No
     assert "add_message" in result.warnings[0]
 
 
+@pytest.mark.spec("generator-contract:T25", "generator-contract:T26")
+@pytest.mark.parametrize("listed", [["add_message"], ["set_messages"], ["add_message", "set_messages"]], ids="+".join)
+def test_a_tool_for_handlers_in_the_list_of_an_agent_with_a_handler_is_not_offered_with_a_warning(
+    listed: list[str],
+) -> None:
+    """
+    codebuff offers it to the model, whose call works there. Here only a handler may change the conversation.
+    """
+
+    def handle_steps(_: Any) -> Any:
+        yield ToolCall("add_message", {"role": "user", "content": "note"})
+        yield STEP
+
+    model = ScriptedModel(["hi"])
+    agent = AgentDefinition("noting", tools=["think_deeply", *listed], handle_steps=handle_steps)
+    with Engine([agent], models=model) as engine:
+        result = engine.run_sync(agent, "go")
+
+    assert ["think_deeply"] == [tool.name for tool in model.calls[0].tools]
+    (warning,) = result.warnings
+    assert all(name in warning for name in listed)
+    assert "its handler may call it without that" in warning
+    assert ["go", "note"] == [m.text for m in result.state.message_history if m.role == "user"]
+
+
 # --- errors that help -------------------------------------------------------------------------------------------------
 
 ERRORS = {
     "a tool of the engine": (lambda: ToolCall("hidden"), "the model does not see"),
     "a slip": (lambda: ToolCall("fnd"), "Did you mean 'find'?"),
     "a slip in a step": (lambda: StepWith(tools=["fnd"]), "Did you mean 'find'?"),
-    "text for a list": (
-        lambda: ToolCall("spawn_agents", {"agents": "text"}),
+    "a list that is missing": (
+        lambda: ToolCall("spawn_agents", {"agent": 1}),
         'Fine would be: {"agents": [{"agent_type"',
     ),
     "a dict": (lambda: {"toolName": "find", "input": {"paths": []}}, "{'toolName': 'find', 'input': {...}}"),

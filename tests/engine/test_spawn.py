@@ -713,3 +713,30 @@ async def test_a_model_that_starts_a_child_without_a_prompt_is_told_so():
 
     assert 2 == len(model.calls)
     assert NO_MESSAGE in result.tool_calls[0].result.text
+
+
+@pytest.mark.spec("generator-contract:L2")
+async def test_a_bare_id_means_a_bundled_agent_unless_the_engine_has_one_of_that_id(tmp_path):
+    """
+    codebuff finds ``"code-searcher"`` among local agents and then in its store.
+    """
+    (tmp_path / "a.txt").write_text("a needle\n")
+
+    def searching(ctx):
+        return (yield from AgentCall("code-searcher", params={"search_queries": [{"pattern": "needle"}]}))
+
+    boss = AgentDefinition("boss", spawnable_agents=["code-searcher"], handle_steps=searching)
+    bundled = await Engine([boss], search_tools(tmp_path)).run("boss")
+    mine = AgentDefinition("code-searcher", handle_steps=lambda ctx: (yield from echoed("mine")))
+    own = await Engine([boss, mine], search_tools(tmp_path)).run("boss")
+
+    assert "a.txt" in str(bundled.unwrap())
+    assert bundled.warnings == ()
+    assert own.unwrap() == "mine"
+    with pytest.raises(DefinitionError, match="nobody-at-all"):
+        Engine([AgentDefinition("boss", spawnable_agents=["nobody-at-all"], handle_steps=searching)])
+
+
+def echoed(value):
+    yield from ()
+    return value

@@ -14,11 +14,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import attrs
 import pytest
 
 from stepengine import Engine, RunStatus
+from stepengine.data.json import thaw
 from stepengine.journal import FileJournal
 from stepengine.pytest_plugin.network import blocked
+from stepengine.testing import tool_call
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -110,3 +113,34 @@ def test_the_best_of_the_proposals_is_made_and_the_others_change_nothing(tmp_pat
         result.output["suggested_improvements"],
     )
     assert ["str_replace"] == [c.tool_name for c in result.state.message_history[-2].tool_calls]
+
+
+@pytest.mark.spec("generator-contract:T2", "generator-contract:B13")
+@pytest.mark.parametrize("form", ["JSON text", "one object", "other names"])
+def test_a_proposal_that_the_model_wrote_in_another_form_can_be_made(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The tool accepts these forms, so the history holds what was accepted, and the handler makes that. codebuff does the same.
+    """
+    (call,) = ports.script.GUARDED.tool_calls
+    (replacement,) = call.input["replacements"]
+    value = {
+        "JSON text": json.dumps([dict(replacement)]),
+        "one object": replacement,
+        "other names": [{"oldString": replacement["old_string"], "newStr": replacement["new_string"]}],
+    }[form]
+    play = ports.PLAYS["editor_multi_prompt"]
+    written = tool_call(call.tool_name, {**call.input, "replacements": value})
+    said = {
+        words: [written if r is ports.script.GUARDED else r for r in replies] for words, replies in play.said.items()
+    }
+    monkeypatch.setitem(ports.PLAYS, "editor_multi_prompt", attrs.evolve(play, said=said))
+
+    with ports.script.sample() as root:
+        result = ports.performed("editor_multi_prompt", root)
+        after = (root / "shop.py").read_text()
+
+    assert "in (order or {}).items()" in after
+    (made,) = result.state.message_history[-2].tool_calls
+    assert [dict(replacement)] == thaw(made.input)["replacements"]

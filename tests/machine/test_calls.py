@@ -125,19 +125,24 @@ def test_a_control_tool_that_the_model_lacks_works_and_leaves_no_call_that_no_pr
 
 @pytest.mark.spec("requirements:C5", "generator-contract:G32", "generator-contract:D3", "generator-contract:T2")
 @pytest.mark.parametrize("many", [False, True])
-def test_wrong_input_of_a_handler_is_thrown_and_is_never_mended(many):
-    repairing = binding("strict", lambda value: None if "a" in value else "a: missing", repair=lambda value: {"a": 1})
+def test_input_of_a_handler_is_corrected_as_a_models_and_thrown_where_it_cannot_be(many):
+    repairing = binding(
+        "strict",
+        lambda value: None if "a" in value else "a: missing",
+        repair=lambda value: value if "b" in value else {"a": 1},
+    )
 
     def handler(ctx):
-        asked = y.ToolCall("strict")
+        yield y.ToolCall("strict")
+        asked = y.ToolCall("strict", {"b": 1})
         with pytest.raises(ToolInputError, match="a: missing"):
             yield y.Parallel(y.ToolCall("add"), asked) if many else asked
         yield STEP
 
     world = World(replies=[reply(call("strict"))], tools={"strict": sees})
     played = play(agent(handler, tools=["strict", "add"]), world, tools=[repairing, ADD])
-    assert [(e.source, e.input) for e in played.calls] == [("model", {"a": 1})]
-    assert len(played.history) == 3
+    assert [(e.source, e.input) for e in played.calls] == [("handler", {"a": 1}), ("model", {"a": 1})]
+    assert [c.input for m in played.history if m.role == "assistant" for c in m.tool_calls] == [{"a": 1}] * 2
 
 
 @pytest.mark.parametrize("source", ["handler", "model"])

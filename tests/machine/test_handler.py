@@ -103,7 +103,7 @@ def test_step_all_parks_the_handler_until_the_turn_ends_and_it_may_go_on():
     replies = [reply(call("add")), reply("one"), reply("two"), reply(call("add"))]
     played = play(agent(handler, tools=["add"]), World(replies=replies, tools={"add": adding}), tools=[ADD])
     assert log == [(True, 2), (True, 3), (False, 4)]
-    assert played.output == "two"
+    assert played.output == "one\n\ntwo"
     assert played.state.steps_remaining == 46
 
 

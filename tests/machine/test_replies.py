@@ -38,7 +38,7 @@ def test_a_handler_may_go_on_after_a_cut():
 
     cut = reply("x", stop_reason="max_tokens")
     played = run(cut, reply("whole"), handler=handler, settings=ModelSettings(continue_cut=False))
-    assert (played.status, played.output) == (RunStatus.COMPLETED, "whole")
+    assert (played.status, played.output) == (RunStatus.COMPLETED, "x\n\nwhole")
 
 
 @pytest.mark.spec("requirements:X61")

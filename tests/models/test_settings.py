@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import attrs
 import httpx2
 import pytest
 from hypothesis import given, settings
@@ -242,6 +243,62 @@ async def test_extra_headers_and_members_are_sent_and_objects_are_merged(name):
     assert sent["tools"][1] == {"type": "web_search"}
     assert "headers" not in sent
     assert "body" not in sent
+
+
+ROUTING = {"provider": {"only": ["anthropic"]}, "body": {"transforms": [], "kept": 1}}
+
+
+@pytest.mark.spec("requirements:A15")
+@pytest.mark.parametrize("name", [*FOUR, "openrouter", "ollama", "bedrock_converse"])
+@pytest.mark.anyio
+async def test_the_routing_of_openrouter_is_sent_to_openrouter_alone(name, caplog):
+    """
+    codebuff's ``providerOptions`` are such members, and there every model is asked through OpenRouter.
+    """
+    seen = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        seen.append(json.loads(request.content))
+        return httpx2.Response(500, json={})
+
+    provider = provider_of(name, transport=httpx2.MockTransport(answer))
+    request = ModelRequest(
+        f"{name}/{MODEL[name]}", "s", Transcript([HI]), settings=ModelSettings(extra=ROUTING, max_tokens=9)
+    )
+    with pytest.raises(ModelError):
+        await provider.complete(request)
+    with pytest.raises(ModelError):
+        await provider.complete(attrs.evolve(request, settings=attrs.evolve(request.settings, unsupported="error")))
+    await provider.close()
+
+    is_theirs = name == "openrouter"
+    assert (seen[0].get("provider"), seen[0].get("transforms")) == (
+        ({"only": ["anthropic"]}, []) if is_theirs else (None, None)
+    )
+    assert seen[0]["kept"] == 1
+    assert len(seen) == (2 if is_theirs else 1)
+    warned = sorted(record.setting for record in caplog.records if record.name == "stepengine.models")
+    assert warned == ([] if is_theirs else ["extra['provider']", "extra['transforms']"])
+
+
+@pytest.mark.spec("requirements:A15")
+@pytest.mark.anyio
+async def test_a_server_at_another_address_is_sent_any_member(caplog):
+    seen = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        seen.append(json.loads(request.content))
+        return httpx2.Response(500, json={})
+
+    gateway = AnthropicProvider("k", base_url="https://gateway.example", transport=httpx2.MockTransport(answer))
+    with pytest.raises(ModelError):
+        await gateway.complete(
+            ModelRequest("anthropic/m", "s", Transcript([HI]), settings=ModelSettings(extra=ROUTING))
+        )
+    await gateway.close()
+
+    assert seen[0]["provider"] == {"only": ["anthropic"]}
+    assert [record for record in caplog.records if record.name == "stepengine.models"] == []
 
 
 @pytest.mark.spec("ecosystem:EC54")

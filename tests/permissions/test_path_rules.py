@@ -118,7 +118,7 @@ def calls(tool: str, name: str) -> list[dict[str, Any]]:
     edit = [{"old_string": "return", "new_string": "yield"}]
     given = [f"-g '{name}'"] if name != "." else [f"-g '**/{FILE}'", f"-g '{FOLDER}/**' -l", "-c -i", f"-g '!{FOLDER}'"]
     return {
-        "read_files": [{"paths": [name]}, {"paths": ["open/a.py", {"path": name, "offset": 0}]}],
+        "read_files": [{"paths": [name]}, {"paths": ["open/a.py", {"path": name, "offset": 1}]}],
         "list_directory": [{"path": name}],
         "read_subtree": [{"paths": [name]}, {}],
         "write_file": [{"path": name, "content": "gone\n"}],

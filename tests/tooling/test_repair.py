@@ -20,12 +20,15 @@ class Edit(TypedDict):
 
 
 @tool(aliases={"edits.old_string": ("old", "old_str"), "edits.new_string": ("new",), "edits": ("changes",)})
-def edit(
+def edit(  # noqa: PLR0917  (a tool of many parameters)
     edits: list[Edit],
     max_results: int = 1,
     text: str = "",
     either: str | list[str] = "",
     params: dict[str, int] | None = None,
+    share: float = 0.0,
+    wide: bool = False,
+    numbers: list[int] = [],  # noqa: B006  (a schema needs the default)
 ) -> None:
     """Edit."""
 
@@ -51,6 +54,13 @@ RIGHT = {"old_string": "a", "new_string": "b"}
         ({"changes": [{"old_str": "a", "new": "b"}]}, {"edits": [RIGHT]}),
         ({"maxResults": 3, "cb_easp": True}, {"max_results": 3}),
         ({"params": '{"x": 1}'}, {"params": {"x": 1}}),
+        ({"max_results": "3"}, {"max_results": 3}),
+        ({"share": "0.5"}, {"share": 0.5}),
+        ({"share": "2"}, {"share": 2}),
+        ({"wide": "true"}, {"wide": True}),
+        ({"numbers": "[1, 2]"}, {"numbers": [1, 2]}),
+        ({"numbers": ["1", 2]}, {"numbers": [1, 2]}),
+        ({"numbers": "7"}, {"numbers": [7]}),
     ],
 )
 def test_lists_objects_and_other_spellings_are_mended(given_input: Any, mended: Any) -> None:
@@ -67,6 +77,12 @@ def test_lists_objects_and_other_spellings_are_mended(given_input: Any, mended: 
         {"edits": "no list at all {"},
         {"unknown": 1},
         {"params": "[1]"},
+        {"max_results": "many"},
+        {"max_results": "3.5"},
+        {"max_results": "true"},
+        {"wide": "1"},
+        {"share": "NaN"},
+        {"share": "1e999"},
     ],
 )
 def test_what_may_be_meant_as_it_is_stays(given_input: Any) -> None:

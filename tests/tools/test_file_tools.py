@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from stepengine import AgentDefinition, Engine, Question, RunResult, StepContext, ToolCall
 from stepengine.data.events import Event, FileChanged
-from stepengine.data.json import freeze_object, thaw
+from stepengine.data.json import freeze_object
 from stepengine.data.messages import SideEffect
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.permissions import Policy as Permissions
@@ -49,7 +49,7 @@ async def test_one_unreadable_file_does_not_affect_the_others(tools: ToolRegistr
     (tmp_path / "a").write_text("x\ny")
     found = await read(tools, "a", "missing", "a", "./a")
 
-    entry = {"path": "a", "content": "x\ny", "total_lines": 2, "offset": 0, "first_line": 1, "has_more": False}
+    entry = {"path": "a", "content": "x\ny", "total_lines": 2, "offset": 1, "has_more": False}
 
     assert [
         {**entry, "hash": found[0]["hash"]},
@@ -65,108 +65,92 @@ async def test_files_are_read_in_portions_of_lines(tools: ToolRegistry, tmp_path
     whole, part, last, after, empty = await read(
         tools,
         "a",
-        {"path": "a", "offset": 10, "limit": 2},
-        {"path": "a", "offset": 4_999},
+        {"path": "a", "offset": 11, "limit": 2},
         {"path": "a", "offset": 5_000},
+        {"path": "a", "offset": 5_001},
         "empty",
     )
     assert (2_000, True, 5_000) == (whole["content"].count("\n"), whole["has_more"], whole["total_lines"])
-    assert ("10\n11\n", 10, True) == (part["content"], part["offset"], part["has_more"])
+    assert ("10\n11\n", 11, True) == (part["content"], part["offset"], part["has_more"])
     assert ("4999\n", False) == (last["content"], last["has_more"])
     assert "has 5000 lines" in after["error"]
     assert ("", 0, False) == (empty["content"], empty["total_lines"], empty["has_more"])
-    (numbered,) = await read(tools, "a", offset=9, limit=1, line_numbers=True)
+    (numbered,) = await read(tools, "a", offset=10, limit=1, line_numbers=True)
     assert "    10\t9\n" == numbered["content"]
 
 
+@pytest.mark.spec("requirements:X68", "generator-contract:T5")
+@pytest.mark.parametrize("name", ["offset", "start_line", "first_line"])
+async def test_lines_count_from_1_as_in_codebuff_and_in_a_search(
+    tools: ToolRegistry, tmp_path: Path, name: str
+) -> None:
+    """
+    codebuff reads ``{"path": "a", "offset": 2, "limit": 2}`` of l1 to l5 as l2 and l3.
+    """
+    (tmp_path / "a").write_text("l1\nl2\nl3\nl4\nl5\n")
+    searching = ToolRegistry(search_tools(tmp_path))
+    found = (await searching.execute("code_search", {"pattern": "l2"})).data
+    (number,) = [match["line"] for match in found["matches"]]
+    (of_path,) = await read(tools, {"path": "a", name: number, "limit": 2})
+    (of_call,) = await read(tools, "a", **{name: number}, limit=2)
+    (whole,) = await read(tools, "a")
+
+    assert "l2\nl3\n" == of_path["content"]
+    assert of_path == of_call
+    assert (2, 1) == (of_path["offset"], whole["offset"])
+    assert "first_line" not in of_path
+
+
 @pytest.mark.spec("requirements:X68")
-async def test_the_line_that_a_search_names_is_the_line_that_is_read_at_its_number(
+@pytest.mark.parametrize("given", [{"offset": 0}, {"offset": -3}, {"start_line": 0}, {"offset": 1, "start_line": 2}])
+async def test_a_line_before_the_first_and_two_first_lines_are_refused(
+    tools: ToolRegistry, tmp_path: Path, given: dict[str, int]
+) -> None:
+    (tmp_path / "a").write_text("one\ntwo\n")
+
+    for value in ({"paths": ["a"], **given}, {"paths": [{"path": "a", **given}]}):
+        result = await tools.execute("read_files", value)
+        assert result.is_error
+        assert "offset" in result.text or "start_line" in result.text
+
+
+@pytest.mark.spec("requirements:X68")
+async def test_a_line_after_the_last_is_an_error_that_names_how_many_there_are(
+    tools: ToolRegistry, tmp_path: Path
+) -> None:
+    (tmp_path / "a").write_text("one\ntwo\n")
+    (entry,) = await read(tools, {"path": "a", "offset": 3})
+
+    assert "offset 3 is after the end; the file has 2 lines, the first is 1" == entry["error"]
+
+
+@pytest.mark.spec("requirements:X68")
+async def test_what_was_cut_says_where_to_read_on(tools: ToolRegistry, tmp_path: Path) -> None:
+    (tmp_path / "wide").write_text(("x" * 1_900 + "\n") * 100)
+    (entry,) = await read(tools, "wide", offset=5)
+    kept = entry["content"].count("\n")
+
+    assert entry["message"].endswith(f"read on at offset {5 + kept}")
+
+
+@pytest.mark.spec("requirements:F3", "generator-contract:T5")
+async def test_more_paths_than_a_call_takes_are_entries_with_an_error_and_no_path_is_no_entry(
     tools: ToolRegistry, tmp_path: Path
 ) -> None:
     """
-    Whichever of the two ways to say it is taken, for the whole call and for one path.
+    codebuff takes any number of paths, and none.
     """
-    text = "".join(f"line {n}{' mark' if n % 7 == 1 else ''}\n" for n in range(1, 60))
-    (tmp_path / "a").write_text(text)
-    searching = ToolRegistry(search_tools(tmp_path))
-    found = (await searching.execute("code_search", {"pattern": "mark"})).data
-    numbers = [match["line"] for match in found["matches"]]
-    for number in numbers:
-        (by_number,) = await read(tools, "a", start_line=number, limit=1)
-        (by_offset,) = await read(tools, "a", offset=number - 1, limit=1)
-        (of_path,) = await read(tools, {"path": "a", "start_line": number, "limit": 1}, offset=30)
+    names = [f"f{n}" for n in range(60)]
+    for name in names:
+        (tmp_path / name).write_text(name)
+    found = await read(tools, *names)
 
-        assert f"line {number} mark\n" == by_number["content"]
-        assert by_number == by_offset == of_path
-        assert (number, number - 1) == (by_number["first_line"], by_number["offset"])
-    assert [n for n in range(1, 60) if n % 7 == 1] == numbers
-
-
-@pytest.mark.spec("requirements:X68")
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"start_line": 0}, "start_line is 0, and the first line is 1"),
-        ({"start_line": -3}, "start_line is -3, and the first line is 1"),
-        ({"start_line": 3, "offset": 2}, "either offset, which counts lines from 0, or start_line"),
-        ({"start_line": 1, "offset": 1}, "either offset, which counts lines from 0, or start_line"),
-        ({"start_line": 3}, "start_line 3 is after the end; the file has 2 lines, the first is 1"),
-        ({"offset": 2}, "offset 2 is after the end; the file has 2 lines, the first is 0"),
-    ],
-)
-async def test_a_start_that_leaves_a_doubt_is_refused_and_told_what_counts_from_where(
-    tools: ToolRegistry, tmp_path: Path, given: dict[str, int], said: str
-) -> None:
-    (tmp_path / "a").write_text("one\ntwo\n")
-    whole = await tools.execute("read_files", {"paths": ["a"], **given})
-    (entry, other) = await read(tools, {"path": "a", **given}, "a")
-
-    assert said in whole.text
-    assert said in entry["error"]
-    assert "one\ntwo\n" == other["content"]
-
-
-@pytest.mark.spec("requirements:X68")
-async def test_of_one_path_even_the_first_line_is_said_once(tools: ToolRegistry, tmp_path: Path) -> None:
-    """
-    For the whole call 0 is what stands for an offset that is not given.
-    """
-    (tmp_path / "a").write_text("one\ntwo\n")
-    (twice,) = await read(tools, {"path": "a", "offset": 0, "start_line": 2})
-    (once,) = await read(tools, "a", offset=0, start_line=2)
-
-    assert "not both" in twice["error"]
-    assert "two\n" == once["content"]
-
-
-@pytest.mark.spec("requirements:X68")
-def test_a_call_that_was_recorded_before_there_was_a_start_line_replays(tmp_path: Path) -> None:
-    """
-    What a call is recorded with has no parameter that it was not given and that there was not always.
-    """
-
-    def handle_steps(ctx: StepContext) -> Any:
-        yield from ToolCall("read_files", {"paths": ["a"], "limit": 5})
-        yield from ToolCall("read_files", {"paths": ["a"], "start_line": 1})
-
-    (tmp_path / "a").write_text("one\n")
-    with Engine([AgentDefinition("a", tools=file_tools(tmp_path), handle_steps=handle_steps)]) as engine:
-        calls = engine.run_sync("a").tool_calls
-
-    before = {"paths": ["a"], "offset": 0, "limit": 5, "line_numbers": False}
-    assert before == thaw(calls[0].input)
-    assert {**before, "limit": 2_000, "start_line": 1} == thaw(calls[1].input)
-
-
-@pytest.mark.spec("requirements:X68")
-async def test_what_was_cut_says_where_to_go_on_as_it_was_asked_for(tools: ToolRegistry, tmp_path: Path) -> None:
-    (tmp_path / "wide").write_text(("x" * 1_900 + "\n") * 100)
-    (by_number,) = await read(tools, "wide", start_line=5)
-    (by_offset,) = await read(tools, "wide", offset=4)
-    kept = by_number["content"].count("\n")
-
-    assert by_number["message"].endswith(f"read on at start_line {5 + kept}")
-    assert by_offset["message"].endswith(f"read on at offset {4 + kept}")
+    assert names == [entry["path"] for entry in found]
+    assert names[:50] == [entry.get("content") for entry in found[:50]]
+    assert {"not read: a call takes at most 50 paths; ask for this one in another call"} == {
+        entry["error"] for entry in found[50:]
+    }
+    assert [] == await read(tools)
 
 
 @pytest.mark.spec("reliability:FP5", "requirements:F4")
@@ -190,10 +174,10 @@ async def test_a_huge_file_is_read_only_by_window_and_in_bounded_memory(tools: T
             file.write(b"%d:" % n + b"y" * 100_000 + b"\n")
         file.write(b"end")
     whole, part, last = await read(
-        tools, "huge", {"path": "huge", "offset": 100, "limit": 1}, {"path": "huge", "offset": 120, "limit": 5}
+        tools, "huge", {"path": "huge", "offset": 101, "limit": 1}, {"path": "huge", "offset": 121, "limit": 5}
     )
 
-    assert "read a part of it with offset or start_line and limit" in whole["error"]
+    assert "read a part of it with offset and limit" in whole["error"]
     assert part["content"].startswith("100:yyy")
     assert ("end", False, 121) == (last["content"], last["has_more"], last["total_lines"])
     assert len(part["content"]) < 2_100

@@ -163,6 +163,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("web_search", {"query": "something"}),
     ("web_search", {"query": "nothing"}),
     ("read_docs", {"library_title": "attrs", "topic": "slots"}),
+    ("read_docs", {"library_title": "attrs", "topic": "slots", "max_tokens": 90_000}),
     *[("read_url", {"url": url}) for url in PAGES],
     ("ask_user", {"questions": [QUESTION, {"question": "How?"}]}),
     ("ask_user", {"questions": [{"question": "Nothing?"}]}),

@@ -71,13 +71,13 @@ def reading(limit: int) -> Iterator[Any]:
     Read all that was left out, page by page; returns the texts of the messages.
     """
     texts: dict[int, str] = {}
-    place, offset = 1, 0
+    place, offset = 1, 1
     while place:
         turn = yield asked(place=place, offset=offset, limit=limit)
         answer = turn.tool_result.text
         assert len(answer) <= 2 * limit + 400
         further, more = OFFSET.search(answer), PLACE.search(answer)
-        place, offset = (int(further[1]), int(further[2])) if further else (int(more[1]) if more else 0, 0)
+        place, offset = (int(further[1]), int(further[2])) if further else (int(more[1]) if more else 0, 1)
         end = (further or more).start() - 1 if further or more else len(answer)
         pieces = TITLE.split(answer[:end])
         for number, piece in zip(pieces[1::2], pieces[2::2], strict=True):
@@ -239,12 +239,12 @@ def test_a_long_message_is_read_in_parts_and_one_without_end_is_refused() -> Non
     first = answered(state)
 
     assert len(first) < ANSWER_CHARS + 200
-    assert first.endswith(f"[110,000 more characters of it; go on with place=1, offset={ANSWER_CHARS}]")
-    assert f"{long[119_000:]}\n--- 2 of 2: user\nshort" in answered(state, place=1, offset=119_000)
+    assert first.endswith(f"[110,000 more characters of it; go on with place=1, offset={ANSWER_CHARS + 1}]")
+    assert f"{long[119_000:]}\n--- 2 of 2: user\nshort" in answered(state, place=1, offset=119_001)
     assert "There is no message 3; 2 were left out." == answered(state, place=3)
     assert "None of the 2 messages" in answered(state, query="nowhere")
     assert "Nothing was left out of this conversation." == answered(AgentState.from_messages([UserMessage("here")]))
-    for wrong in ({"limit": MAX_ANSWER_CHARS + 1}, {"query": "x" * (QUERY_CHARS + 1)}, {"place": 0}, {"offset": -1}):
+    for wrong in ({"limit": MAX_ANSWER_CHARS + 1}, {"query": "x" * (QUERY_CHARS + 1)}, {"place": 0}, {"offset": 0}):
         with pytest.raises(ToolInputError, match=next(iter(wrong))):
             answered(state, **wrong)
 

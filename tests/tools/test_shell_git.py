@@ -237,3 +237,72 @@ def test_every_git_command_that_the_policy_takes_for_looking_is_known_here() -> 
     assert all(
         environment.looking(words) is None for words in [("git",), ("git", "commit"), ("git", "-C", "status"), ("ls",)]
     )
+
+
+@pytest.fixture
+def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A root folder, and a user with a configuration of git that holds more than a name."""
+    config = tmp_path / "gitconfig"
+    config.write_text(
+        "[user]\nname = Ada Lovelace\nemail = ada@example.com\nsigningkey = CANARY\n"
+        '[credential]\nhelper = CANARY\n[url "CANARY"]\ninsteadOf = x\n'
+    )
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
+    (tmp_path / "root").mkdir()
+    return tmp_path / "root"
+
+
+async def committed(root: Path) -> tuple[str, str]:
+    """Commit with the shell tool; return who did, and the variables of the command."""
+    tools = ToolRegistry(shell_tools(root, allow_shell=True))
+    script = "git init -q\necho a >a\ngit add a\ngit commit -qm a\ngit log --format='%an <%ae> %cn <%ce>'\n"
+    lines = []
+    for command in (script, "env; git config --list"):
+        result = await tools.execute("run_terminal_command", {"command": command}, ToolContext.for_test())
+        assert result.data["exit_code"] == 0, result.text
+        lines.append(str(result.data["stdout"]).strip())
+    return lines[0], lines[1]
+
+
+@pytest.mark.spec("reliability:HP2")
+async def test_a_commit_has_the_name_and_address_of_the_user_and_nothing_else_of_the_configuration(
+    person: Path,
+) -> None:
+    """
+    In codebuff, whose commands see the real home folder, a commit has the same author.
+    """
+    who, seen = await committed(person)
+
+    assert who == "Ada Lovelace <ada@example.com> Ada Lovelace <ada@example.com>"
+    assert "CANARY" not in seen
+
+
+@pytest.mark.spec("reliability:HP2")
+async def test_the_name_that_a_repository_sets_counts_before_that_of_the_user(person: Path) -> None:
+    own = "[core]\nrepositoryformatversion = 0\n[user]\nemail = ada@work.example\n"
+    for folder in ("objects", "refs"):
+        (person / ".git" / folder).mkdir(parents=True)
+    (person / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    (person / ".git" / "config").write_text(own)
+
+    assert (await committed(person))[0] == "Ada Lovelace <ada@work.example> Ada Lovelace <ada@work.example>"
+
+
+@pytest.mark.spec("reliability:HP2")
+async def test_variables_of_this_process_name_the_author_before_the_configuration(
+    person: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_AUTHOR_NAME", "Countess")
+
+    assert (await committed(person))[0] == "Countess <ada@example.com> Ada Lovelace <ada@example.com>"
+
+
+@pytest.mark.spec("reliability:HP2")
+async def test_without_a_name_of_the_user_git_gets_none(person: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
+    tools = ToolRegistry(shell_tools(person))
+    result = await tools.execute("run_terminal_command", {"command": "env"}, ToolContext.for_test())
+
+    assert "GIT_AUTHOR" not in result.text
+    assert "GIT_COMMITTER" not in result.text

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NoReturn, NotRequired
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from stepengine.data.json import JsonValue, compact
+from stepengine.data.json import compact
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
 from stepengine.system import calls
@@ -27,7 +27,6 @@ from stepengine.system.text import (
     stream_lines,
 )
 from stepengine.system.walk import TEMPORARY, WalkBudget
-from stepengine.tooling.arguments import LATER
 from stepengine.tooling.context import ToolContext
 from stepengine.tooling.decorator import tool
 from stepengine.tooling.definition import Tool
@@ -38,14 +37,13 @@ __all__ = ("READS", "reading_tools")
 READ_CHARS = 100_000
 READ_LINES = 2_000
 READ_PATHS = 50
+TOO_MANY = "not read: a call takes at most {} paths; ask for this one in another call"
+FIRST_LINE = ("start_line", "first_line")
+"""Other names of ``offset``."""
 
 READS = ToolAnnotations(read_only=True, idempotent=True)
 ENTRY_CHARS = 190
 """What the frame of one entry takes at most, beside path and content."""
-
-
-FROM_1: dict[str, JsonValue] = {"minimum": 1}
-"""In the schema, while the tool itself refuses a 0, so that it can say what counts from where."""
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -53,28 +51,21 @@ class FileWindow(TypedDict):
     """A part of one file."""
 
     path: Annotated[str, Field(description="Path of the file, relative to the root folder.", min_length=1)]
-    offset: NotRequired[Annotated[int, Field(description="First line to read, counting from 0.", ge=0)]]
-    start_line: NotRequired[
-        Annotated[
-            int, Field(description="First line to read, counting from 1; not with offset.", json_schema_extra=FROM_1)
-        ]
-    ]
+    offset: NotRequired[Annotated[int, Field(description="First line to read, counting from 1.", ge=1)]]
     limit: NotRequired[Annotated[int, Field(description="How many lines to read.", ge=1)]]
 
 
 def reading_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
     """Return the tools that read below *root*, and in *buffers* what is open in an editor."""
-    aliases = {"paths": ("path", "file_paths", "files"), "start_line": ("first_line",)}
+    aliases = {"paths": ("path", "file_paths", "files"), "offset": FIRST_LINE, "paths.offset": FIRST_LINE}
 
     @tool(category="read", annotations=READS, parallel_safe=True, aliases=aliases)
     def read_files(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
-        paths: Annotated[list[str | FileWindow], Field(min_length=1, max_length=READ_PATHS)],
-        offset: Annotated[int, Field(ge=0)] = 0,
+        paths: Annotated[list[str | FileWindow], Field(json_schema_extra={"maxItems": READ_PATHS})],
+        offset: Annotated[int, Field(ge=1)] = 1,
         limit: Annotated[int, Field(ge=1)] = READ_LINES,
         line_numbers: bool = False,  # noqa: FBT001, FBT002  (a parameter of the model's)
-        *,
-        start_line: Annotated[Annotated[int, Field(json_schema_extra=FROM_1)] | None, LATER] = None,
     ) -> list[dict[str, Any]]:
         """
         Read one or more text files.
@@ -84,14 +75,12 @@ def reading_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
         Usage:
             - Ask for all files that you need in one call.
             - Long files come in portions: when `has_more` is true, read on with `offset` and `limit`, which count lines.
-            - Line numbers count from 1 wherever you see them, as in `code_search` or an error message: pass such a number as
-              `start_line`. `offset` counts from 0; `first_line` is the number of the first line that an entry holds.
+            - Lines count from 1, as in `code_search` and in error messages: pass such a number as `offset`.
             - The content is exact, so that it can be used in `str_replace`; ask for `line_numbers` only to talk about lines.
 
         Examples:
             {"paths": ["src/app.py", "README.md"]}
-            {"paths": [{"path": "server.log", "offset": 4000, "limit": 200}]}
-            {"paths": [{"path": "src/app.py", "start_line": 40, "limit": 20}]}
+            {"paths": [{"path": "server.log", "offset": 4001, "limit": 200}, "README.md"]}
 
         When not to use:
             - To see what a folder holds, use `list_directory` or `glob`.
@@ -100,26 +89,25 @@ def reading_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
         Notes:
             - Paths are relative to the root folder, or absolute inside of it; files with secrets are not available.
             - At most 50 files and 100,000 characters per call, 2,000 lines per file; longer lines are cut at 2,000 characters.
-            - Files over 10 MB are read only with `offset`, `start_line` or `limit`. Binary files and folders give an `error`.
+            - Files over 10 MB are read only with `offset` or `limit`. Binary files and folders give an `error`.
             - `hash` identifies the content; pass it as `expected_hash` to a tool that changes the file.
 
         Args:
-            paths: The files: paths, or objects with `path` and optionally `offset` or `start_line`, and `limit`.
-            offset: First line to read of each file, counting from 0.
+            paths: The files: paths, or objects with `path` and optionally `offset` and `limit`.
+            offset: First line to read of each file, counting from 1.
             limit: How many lines to read of each file at most.
             line_numbers: Whether to put the line's number, counting from 1, before each line.
-            start_line: First line to read of each file, counting from 1; not together with `offset`.
         """
-        # Nobody can tell an offset of 0 that was given from the one that is the default.
-        start = _Start(offset or None, start_line)
-        start.check()
-        is_window = start.offset > 0 or limit != READ_LINES
-        wanted = [_WantedPart(p, start, limit, is_window=is_window) for p in paths]
+        is_window = offset > 1 or limit != READ_LINES
+        wanted = [_WantedPart(p, offset, limit, is_window=is_window) for p in paths]
         seen, entries, left = set(), [], READ_CHARS - 2
         for one in wanted:
             if one.key(root) in seen:
                 continue
             seen.add(one.key(root))
+            if len(seen) > READ_PATHS:
+                entries.append({"path": one.path, "error": TOO_MANY.format(READ_PATHS)})
+                continue
             entry = _FileReader(ctx, root, one, left, line_numbers=line_numbers, buffers=buffers).entry()
             left -= len(compact(entry)) + 1
             entries.append(entry)
@@ -128,7 +116,7 @@ def reading_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
         return entries
 
     @tool(category="read", annotations=READS, parallel_safe=True)
-    def list_directory(ctx: ToolContext, path: Annotated[str, Field(min_length=1)] = ".") -> dict[str, Any]:  # noqa: D417  (the context is no parameter of the tool)
+    def list_directory(ctx: ToolContext, path: str = ".") -> dict[str, Any]:  # noqa: D417  (the context is no parameter of the tool)
         """
         List the files and folders directly in a folder.
 
@@ -151,7 +139,7 @@ def reading_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
         Args:
             path: The folder, relative to the root folder; "." is the root folder itself.
         """
-        opened = root.open_folder(path)
+        opened = root.open_folder(path or ".")
         try:
             return _listing(root, opened.fd, opened.parts, WalkBudget(cancelled=ctx.cancelled)) | {
                 "path": display(opened.parts)
@@ -179,56 +167,22 @@ def _listing(root: Root, fd: Fd, parts: tuple[str, ...], budget: WalkBudget) -> 
     return {**result, "message": "; ".join(notes)} if notes else result
 
 
-class _Start:
-    """
-    Where reading starts, as it was said: lines to skip, or the number of the first line.
-
-    Attributes:
-        offset: How many lines come before.
-        by_number: Whether whoever asked counts from 1.
-        is_said_twice: Whether both were given.
-    """
-
-    def __init__(self, offset: int | None, start_line: int | None) -> None:
-        self.is_said_twice = offset is not None and start_line is not None
-        self.by_number = start_line is not None
-        self.offset = (offset or 0) if start_line is None else start_line - 1
-
-    def check(self) -> None:
-        """Raise for what would leave a doubt about the line."""
-        if self.is_said_twice:
-            msg = "give either offset, which counts lines from 0, or start_line, which counts from 1 as code_search does, not both"
-            raise ToolError(msg)
-        if self.offset < 0:
-            msg = (
-                f"start_line is {self.offset + 1}, and the first line is 1; it counts as code_search and error messages do "
-                "(offset is what counts from 0)"
-            )
-            raise ToolError(msg)
-
-    def shown(self, offset: int) -> str:
-        """Return the parameter that starts at a line, as whoever asked counts."""
-        return f"start_line {offset + 1}" if self.by_number else f"offset {offset}"
-
-
 class _WantedPart:
     """One part of one file."""
 
-    def __init__(self, given: str | FileWindow, start: _Start, limit: int, *, is_window: bool) -> None:
+    def __init__(self, given: str | FileWindow, offset: int, limit: int, *, is_window: bool) -> None:
         window: FileWindow = {"path": given} if isinstance(given, str) else given
         self.path = window["path"]
-        is_own = "offset" in window or "start_line" in window
-        self.start = _Start(window.get("offset"), window.get("start_line")) if is_own else start
-        self.offset = self.start.offset
+        self.offset = window.get("offset", offset)
         self.limit = min(window.get("limit", limit), READ_LINES)
-        self.is_window = is_window or is_own or "limit" in window
+        self.is_window = is_window or "offset" in window or "limit" in window
 
     def key(self, root: Root) -> Any:
         try:
             parts: object = root.parts(self.path)
         except ToolError:
             parts = self.path
-        return parts, self.offset, self.limit, self.start.is_said_twice
+        return parts, self.offset, self.limit
 
 
 class _FileReader:
@@ -255,7 +209,6 @@ class _FileReader:
     def entry(self) -> dict[str, Any]:
         wanted = self._wanted
         try:
-            wanted.start.check()
             self._check_left(has_room=self._left > 0)
             opened = self._root.open_file(wanted.path)
             try:
@@ -280,7 +233,7 @@ class _FileReader:
         if data is None:
             calls.lseek(fd, 0)
             self._check_large(fd, size)
-            return stream_lines(fd, wanted.offset, wanted.limit)
+            return stream_lines(fd, wanted.offset - 1, wanted.limit)
         data = as_edited(self._buffers, place_of(self._root.real, opened.parts), data)
         self._hash = digest(data)
         decoded = decode(data)
@@ -288,13 +241,13 @@ class _FileReader:
             self._refuse_binary(data, f"{len(data):,} bytes")
         lines = decoded.shown.split("\n")
         ends = [*[line + "\n" for line in lines[:-1]], *([lines[-1]] if lines[-1] else [])]
-        window = ends[wanted.offset : wanted.offset + wanted.limit]
+        window = ends[wanted.offset - 1 : wanted.offset - 1 + wanted.limit]
         return LineRange([cut_line(line) for line in window], len(ends))
 
     def _check_large(self, fd: Fd, size: int) -> None:
         said = f"{max(size, READ_WHOLE_BYTES):,} bytes or more"
         if not self._wanted.is_window:
-            msg = f"{self._wanted.path!r} has {said}; read a part of it with offset or start_line and limit, or use code_search"
+            msg = f"{self._wanted.path!r} has {said}; read a part of it with offset and limit, or use code_search"
             raise ToolError(msg)
         head = calls.read(fd, 8_192)
         calls.lseek(fd, 0)
@@ -312,13 +265,12 @@ class _FileReader:
 
     def _part(self, found: LineRange) -> dict[str, object]:
         wanted = self._wanted
-        if found.total is not None and wanted.offset and wanted.offset >= found.total:
-            first = int(wanted.start.by_number)
-            msg = f"{wanted.start.shown(wanted.offset)} is after the end; the file has {found.total} lines, the first is {first}"
+        if found.total is not None and wanted.offset > max(found.total, 1):
+            msg = f"offset {wanted.offset} is after the end; the file has {found.total} lines, the first is 1"
             raise ToolError(msg)
         lines = found.lines
         if self._line_numbers:
-            lines = [f"{number:>6}\t{line}" for number, line in enumerate(lines, wanted.offset + 1)]
+            lines = [f"{number:>6}\t{line}" for number, line in enumerate(lines, wanted.offset)]
         kept = self._fitting(lines)
         self._check_left(has_room=kept > 0 or not lines)
         entry: dict[str, object] = {
@@ -326,14 +278,13 @@ class _FileReader:
             "content": "".join(lines[:kept]),
             "total_lines": found.total,
             "offset": wanted.offset,
-            "first_line": wanted.offset + 1,
-            "has_more": found.total is None or wanted.offset + kept < found.total,
+            "has_more": found.total is None or wanted.offset - 1 + kept < found.total,
         }
         if self._hash:
             entry["hash"] = self._hash
         if kept < len(lines):
-            on = wanted.start.shown(wanted.offset + kept)
-            entry["message"] = f"cut: the {READ_CHARS:,} characters of this call are used up; read on at {on}"
+            on = wanted.offset + kept
+            entry["message"] = f"cut: the {READ_CHARS:,} characters of this call are used up; read on at offset {on}"
         return entry
 
     def _fitting(self, lines: list[str]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
@@ -32,24 +32,31 @@ __all__ = (
     "parse_flags",
 )
 
-SWITCHES = {
-    "i": ("case", "i"),
-    "s": ("case", "s"),
-    "S": ("case", "S"),
-    "w": ("word", True),
-    "F": ("fixed", True),
-    "x": ("whole_line", True),
-    "U": ("multiline", True),
-    "v": ("invert", True),
-    "c": ("count", True),
-    "l": ("names_only", True),
+SWITCHES: dict[str, dict[str, object]] = {
+    "i": {"case": "i"},
+    "s": {"case": "s"},
+    "S": {"case": "S"},
+    "w": {"word": True},
+    "F": {"fixed": True},
+    "x": {"whole_line": True},
+    "U": {"multiline": True},
+    "v": {"invert": True},
+    "c": {"count": True},
+    "l": {"names_only": True},
+    "n": {},  # line numbers are always shown
 }
 LISTS = {"t": "types", "T": "not_types", "g": "globs"}
 NUMBERS = {"A": ("after",), "B": ("before",), "C": ("before", "after"), "m": ("max_count",)}
 TYPE = re.compile(r"[A-Za-z0-9_+-]{1,40}")
+LONG = {
+    "ignore-case": "i", "case-sensitive": "s", "smart-case": "S", "word-regexp": "w", "fixed-strings": "F",
+    "line-regexp": "x", "multiline": "U", "invert-match": "v", "count": "c", "files-with-matches": "l", "line-number": "n",
+    "type": "t", "type-not": "T", "glob": "g", "after-context": "A", "before-context": "B", "context": "C", "max-count": "m",
+}  # fmt: skip
+"""The letters of ripgrep's long flags."""
 LIMIT = 1_000
 FLAGS_CHARS = 2_000
-KNOWN = "-i -s -S -w -F -x -U -v -c -l -t TYPE -T TYPE -g GLOB -A N -B N -C N -m N"
+KNOWN = "-i -s -S -w -F -x -U -v -c -l -n -t TYPE -T TYPE -g GLOB -A N -B N -C N -m N"
 
 
 @frozen(kw_only=True)
@@ -92,7 +99,7 @@ class SearchFlags:
 
 def parse_flags(text: str) -> SearchFlags:
     """
-    Read flags; switches may be joined (``-iw``), values may follow directly (``-A3``).
+    Read flags; switches may be joined (``-iw``), values may follow directly (``-A3``, ``--type-not=py``).
 
     Raises:
         ToolError: for anything that is not in the list, and for more than 2,000 characters.
@@ -107,15 +114,14 @@ def parse_flags(text: str) -> SearchFlags:
         raise ToolError(msg) from None
     found: dict[str, Any] = {}
     while words:
-        word = words.pop(0)
+        word = _shorten(words)
         if not re.fullmatch(r"-[A-Za-z].*", word, re.DOTALL):
             _refuse(word)
         rest = word[1:]
         while rest:
             letter, rest = rest[0], rest[1:]
             if letter in SWITCHES:
-                name, value = SWITCHES[letter]
-                found[name] = value
+                found.update(SWITCHES[letter])
                 continue
             if letter not in LISTS and letter not in NUMBERS:
                 _refuse(f"-{letter}" if len(word) == len(f"-{letter}") else word)
@@ -123,6 +129,17 @@ def parse_flags(text: str) -> SearchFlags:
             _take(found, letter, value)
             break
     return SearchFlags(**found)
+
+
+def _shorten(words: list[str]) -> str:
+    """Remove the first of *words* and return it, a long flag as its letter; its value becomes the first of *words*."""
+    word = words.pop(0)
+    name, equals, value = word[2:].partition("=")
+    letter = LONG.get(name, "") if word.startswith("--") else ""
+    if not letter or (equals and letter in SWITCHES):
+        return word
+    words[:0] = [value] if equals else []
+    return f"-{letter}"
 
 
 def _take(found: dict[str, Any], letter: str, value: str) -> None:
@@ -202,10 +219,12 @@ class MatchReport:
     Args:
         flags: What to show.
         max_results: Matches to show per file.
+        notes: What else the message says.
     """
 
-    def __init__(self, flags: SearchFlags, max_results: int) -> None:
+    def __init__(self, flags: SearchFlags, max_results: int, notes: Sequence[str] = ()) -> None:
         self._flags = flags
+        self._notes = notes
         self._per_file = min(max_results, flags.max_count or max_results)
         self._out: list[str] = []
         self._found: list[dict[str, Any]] = []
@@ -266,7 +285,7 @@ class MatchReport:
         what = "files" if self._flags.count or self._flags.names_only else "matches"
         number = len(self._found)
         head = f"Found {number} {what[: -1 if what == 'files' else -2] if number == 1 else what}"
-        notes = [f"{head} in {self._files} files" if what == "matches" and self._files != 1 else head]
+        notes = [f"{head} in {self._files} files" if what == "matches" and self._files != 1 else head, *self._notes]
         if self._cut_files:
             notes.append(f"only the first {self._per_file} matches are shown in {self._cut_files} of the files")
         if self.stopped:

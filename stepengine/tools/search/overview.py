@@ -32,7 +32,8 @@ from stepengine.system.walk import WalkBudget
 from stepengine.tooling.context import ToolContext
 from stepengine.tooling.decorator import tool
 from stepengine.tooling.definition import Tool
-from stepengine.tools.files.reading import READ_PATHS
+from stepengine.tools.bounds import over_bound, up_to
+from stepengine.tools.files.reading import READ_PATHS, TOO_MANY
 from stepengine.tools.search.ignore import visible
 from stepengine.tools.search.symbols import SHORTEST_STEM, has_symbols, symbols_of, words_of
 
@@ -76,7 +77,7 @@ def finding_tool(root: Root) -> Tool:
     def find_files(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
         prompt: Annotated[str, Field(min_length=1, max_length=FIND_PROMPT_CHARS)],
-        max_results: Annotated[int, Field(ge=1, le=FIND_RESULTS_MAX)] = FIND_RESULTS,
+        max_results: Annotated[int, up_to(FIND_RESULTS_MAX)] = FIND_RESULTS,
     ) -> dict[str, Any]:
         """
         Find the files that fit a description, best match first.
@@ -104,8 +105,9 @@ def finding_tool(root: Root) -> Tool:
         """
         budget = WalkBudget(cancelled=ctx.cancelled)
         files = _candidates(root, budget)
-        best = ranked(prompt, files, budget.check_time)[:max_results]
+        best = ranked(prompt, files, budget.check_time)[: min(max_results, FIND_RESULTS_MAX)]
         notes = [f"{len(best)} of {len(files):,} files fit best" if best else "no file fits the description"]
+        notes += over_bound("max_results", max_results, FIND_RESULTS_MAX)
         if budget.cut:
             notes.append(f"incomplete: {budget.cut}")
         notes += left_out()
@@ -260,8 +262,8 @@ def subtree_tool(root: Root) -> Tool:
     )
     def read_subtree(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
-        paths: Annotated[list[Annotated[str, Field(min_length=1)]] | None, Field(max_length=READ_PATHS)] = None,
-        max_tokens: Annotated[int, Field(ge=1, le=SUBTREE_TOKENS_MAX)] = SUBTREE_TOKENS,
+        paths: Annotated[list[str] | None, Field(json_schema_extra={"maxItems": READ_PATHS})] = None,
+        max_tokens: Annotated[int, up_to(SUBTREE_TOKENS_MAX)] = SUBTREE_TOKENS,
     ) -> list[dict[str, Any]]:
         """
         Show folders as trees, with the top-level names of source files, within a budget of tokens.
@@ -289,14 +291,18 @@ def subtree_tool(root: Root) -> Tool:
             paths: Folders or files, relative to the root folder; the root folder by default.
             max_tokens: How much to show in all, in tokens of about four characters.
         """
-        wanted = list(dict.fromkeys(p.rstrip("/") or p for p in paths or ["."]))
+        wanted = list(dict.fromkeys(p.rstrip("/") or p or "." for p in paths or ["."]))
+        shown, refused = wanted[:READ_PATHS], wanted[READ_PATHS:]
         budget = WalkBudget(cancelled=ctx.cancelled)
-        entries, left = [], max_tokens
-        for number, path in enumerate(wanted):
-            entry = _entry(root, path, left // (len(wanted) - number), budget)
+        notes = over_bound("max_tokens", max_tokens, SUBTREE_TOKENS_MAX)
+        entries, left = [], min(max_tokens, SUBTREE_TOKENS_MAX)
+        for number, path in enumerate(shown):
+            entry = _entry(root, path, left // (len(shown) - number), budget)
             left -= entry.pop("spent", 0)
+            if notes and "error" not in entry:
+                entry["message"] = "; ".join([*notes, *([entry["message"]] if "message" in entry else [])])
             entries.append(entry)
-        return entries
+        return entries + [{"path": path, "error": TOO_MANY.format(READ_PATHS)} for path in refused]
 
     return read_subtree
 

@@ -17,6 +17,7 @@ from stepengine.system.walk import WalkBudget
 from stepengine.tooling.context import ToolContext
 from stepengine.tooling.decorator import tool
 from stepengine.tooling.definition import Tool
+from stepengine.tools.bounds import over_bound, up_to
 from stepengine.tools.files.reading import READS
 from stepengine.tools.search.hits import SEARCH_MATCHES, MatchReport, SearchFlags, parse_flags
 from stepengine.tools.search.ignore import visible
@@ -42,7 +43,7 @@ def searching_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
         ctx: ToolContext,
         pattern: Annotated[str, Field(min_length=1)],
         cwd: str | None = None,
-        max_results: Annotated[int, Field(ge=1, le=GLOB_MAX)] = GLOB_RESULTS,
+        max_results: Annotated[int, up_to(GLOB_MAX)] = GLOB_RESULTS,
     ) -> dict[str, Any]:
         """
         Find files by a pattern for their path, newest first.
@@ -77,14 +78,14 @@ def searching_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
         pattern: Annotated[str, Field(min_length=1)],
         flags: str = "",
         cwd: str | None = None,
-        max_results: Annotated[int, Field(ge=1, le=SEARCH_MATCHES)] = SEARCH_MATCHES_PER_FILE,
+        max_results: Annotated[int, up_to(SEARCH_MATCHES)] = SEARCH_MATCHES_PER_FILE,
     ) -> dict[str, Any]:
         """
         Search the text of files with a regular expression.
 
         Usage:
             - `stdout` shows each file with its matching lines and their numbers, counting from 1: to read on there, pass such a
-              number to `read_files` as `start_line`.
+              number to `read_files` as `offset`.
             - Narrow a search down with `-g` and `-t` in `flags`, or with `cwd`.
 
         Examples:
@@ -98,7 +99,8 @@ def searching_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
         Notes:
             - Flags: -i ignore case, -s respect it, -S respect it for patterns with upper case, -w whole words, -F plain text,
               -x whole lines, -U across lines, -v lines without a match, -c count, -l names only, -t TYPE and -T TYPE file types,
-              -g GLOB, -A N, -B N, -C N lines around a match, -m N matches per file. Others are refused.
+              -g GLOB, -A N, -B N, -C N lines around a match, -m N matches per file, also by their long names in ripgrep, such as
+              --type-not. Others are refused.
             - At most 250 matches and 20,000 characters, for 10 seconds; files over 4 MiB and binary files are left out.
             - What `.gitignore` files leave out, hidden files and files with secrets are not searched.
 
@@ -108,11 +110,12 @@ def searching_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
             cwd: The folder to search, relative to the root folder; the root folder by default.
             max_results: How many matches to show per file at most.
         """
-        if "\n" in pattern and "U" not in flags:
+        wanted = parse_flags(flags)
+        if "\n" in pattern and not wanted.multiline:
             msg = "a pattern across lines needs the flag -U"
             raise ToolError(msg)
         budget = WalkBudget(FILES_SEEN, SEARCH_SECONDS, ctx.cancelled)
-        return _searched(root, ripgrep, pattern, parse_flags(flags), cwd or ".", max_results, budget)
+        return _searched(root, ripgrep, pattern, wanted, cwd or ".", max_results, budget)
 
     return [glob, code_search, finding_tool(root)]
 
@@ -129,27 +132,30 @@ def _globbed(root: Root, pattern: GlobPattern, cwd: str, max_results: int, budge
     finally:
         calls.close(opened.fd)
     found.sort()
+    most = min(max_results, GLOB_MAX)
     notes = [f"Found {len(found):,} file{'' if len(found) == 1 else 's'}"]
-    if len(found) > max_results:
-        notes.append(f"the newest {max_results} are shown")
+    notes += over_bound("max_results", max_results, GLOB_MAX)
+    if len(found) > most:
+        notes.append(f"the newest {most} are shown")
     if budget.cut:
         notes.append(f"incomplete: {budget.cut}")
     notes += left_out()
-    files = [display(place) for _, place in found[:max_results]]
+    files = [display(place) for _, place in found[:most]]
     return {"files": files, "count": len(found), "message": "; ".join(notes)}
 
 
 def _searched(  # noqa: PLR0917  (one call, spelled out)
     root: Root, ripgrep: str | None, pattern: str, flags: SearchFlags, cwd: str, max_results: int, budget: WalkBudget
 ) -> dict[str, object]:
-    report = MatchReport(flags, max_results)
+    most = min(max_results, SEARCH_MATCHES)
+    report = MatchReport(flags, most, over_bound("max_results", max_results, SEARCH_MATCHES))
     opened = root.open_folder(cwd)
     engine = None if ripgrep is None else Ripgrep(ripgrep, root, opened)
     try:
         hits = (
-            python_hits(root, opened, pattern, flags, per_file=max_results, budget=budget)
+            python_hits(root, opened, pattern, flags, per_file=most, budget=budget)
             if engine is None
-            else engine.hits(pattern, flags, max_results, budget)
+            else engine.hits(pattern, flags, most, budget)
         )
         with closing(hits):
             for found in hits:

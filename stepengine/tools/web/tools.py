@@ -14,6 +14,7 @@ from stepengine.errors import ToolError
 from stepengine.tooling.context import ToolContext
 from stepengine.tooling.decorator import tool
 from stepengine.tooling.definition import Tool
+from stepengine.tools.bounds import over_bound, up_to
 from stepengine.tools.web.fetching import Fetcher, count_page
 from stepengine.tools.web.pages import page_of
 from stepengine.tools.web.searching import Depth, DocsBackend, SearchBackend
@@ -87,7 +88,7 @@ def _docs_tool(backend: DocsBackend, counter: _Counter) -> Tool:
         ctx: ToolContext,
         library_title: Words,
         topic: Words,
-        max_tokens: Annotated[int, Field(ge=1, le=DOCS_TOKENS_MAX)] = DOCS_TOKENS,
+        max_tokens: Annotated[int, up_to(DOCS_TOKENS_MAX)] = DOCS_TOKENS,
     ) -> dict[str, Any]:
         """
         Read what the documentation of a library says about a topic.
@@ -113,17 +114,19 @@ def _docs_tool(backend: DocsBackend, counter: _Counter) -> Tool:
             topic: What to look for.
             max_tokens: How much to return at most, in tokens of about four characters.
         """
+        most = min(max_tokens, DOCS_TOKENS_MAX)
         counts = count_page.set(partial(counter.count, ctx))
         try:
-            text = (await backend.read(library_title, topic, max_tokens)).strip()
+            text = (await backend.read(library_title, topic, most)).strip()
         finally:
             count_page.reset(counts)
         if not text:
             msg = f"the documentation of {library_title!r} says nothing about {topic!r}"
             raise ToolError(msg)
-        if estimate_tokens(text) > max_tokens:
-            text = f"{text[: max_tokens * 4]}\n[... cut at {max_tokens:,} tokens]"
-        return {"documentation": text}
+        if estimate_tokens(text) > most:
+            text = f"{text[: most * 4]}\n[... cut at {most:,} tokens]"
+        notes = over_bound("max_tokens", max_tokens, DOCS_TOKENS_MAX)
+        return {"documentation": text, **({"message": notes[0]} if notes else {})}
 
     return read_docs
 
@@ -133,7 +136,7 @@ def _url_tool(fetcher: Fetcher, counter: _Counter) -> Tool:
     async def read_url(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
         url: Annotated[str, Field(min_length=1)],
-        max_chars: Annotated[int, Field(ge=WEB_CHARS_MIN, le=WEB_CHARS_MAX)] = WEB_CHARS,
+        max_chars: Annotated[int, up_to(WEB_CHARS_MAX, WEB_CHARS_MIN)] = WEB_CHARS,
     ) -> dict[str, Any]:
         """
         Read a page on the web as text.
@@ -167,11 +170,12 @@ def _url_tool(fetcher: Fetcher, counter: _Counter) -> Tool:
         made: dict[str, object] = {"url": url, "final_url": fetched.url, "status": fetched.status}
         named = {"content_type": fetched.content_type, "title": page.title, "description": page.description}
         made.update({name: text for name, text in named.items() if text})
-        made["text"] = page.text[:max_chars]
-        made["truncated"] = fetched.truncated or len(page.text) > max_chars
-        if not page.is_text:
-            made["message"] = "this is no text, so only its type is shown"
-        return made
+        most = min(max_chars, WEB_CHARS_MAX)
+        made["text"] = page.text[:most]
+        made["truncated"] = fetched.truncated or len(page.text) > most
+        notes = [] if page.is_text else ["this is no text, so only its type is shown"]
+        notes += over_bound("max_chars", max_chars, WEB_CHARS_MAX)
+        return {**made, "message": "; ".join(notes)} if notes else made
 
     return read_url
 

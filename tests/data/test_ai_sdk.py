@@ -1,0 +1,140 @@
+"""Histories in codebuff's shape, which is the AI SDK's: read by ``AgentState.from_dicts`` and by ``set_messages``."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+
+from stepengine import AgentDefinition, AgentState, Engine, ToolCall
+from stepengine.errors import DataError, TranscriptError
+
+PNG = base64.b64encode(b"\x89PNG").decode()
+HISTORY: list[dict[str, Any]] = [
+    {"role": "system", "content": [{"type": "text", "text": "Be brief."}], "sentAt": 1},
+    {
+        "role": "user",
+        "content": [{"type": "text", "text": "Read a.", "providerOptions": {"x": 1}}, {"type": "image", "image": PNG}],
+        "tags": ["USER_PROMPT"],
+        "sentAt": 1_700_000_000_000,
+        "keepDuringTruncation": True,
+    },
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "reasoning", "text": "Hm."},
+            {"type": "text", "text": "I read it."},
+            {"type": "tool-call", "toolCallId": "call_7", "toolName": "read_files", "input": {"paths": ["a"]}},
+        ],
+        "sentAt": 2,
+        "providerOptions": {},
+    },
+    {
+        "role": "tool",
+        "toolCallId": "call_7",
+        "toolName": "read_files",
+        "content": [
+            {"type": "json", "value": [{"path": "a", "content": "x"}]},
+            {"type": "media", "data": PNG, "mediaType": "image/png"},
+        ],
+        "sentAt": 3,
+    },
+    {"role": "user", "content": "And now?", "timeToLive": "agentStep", "keepLastTags": ["A"]},
+]
+
+
+def shown(state: AgentState) -> list[Any]:
+    return [
+        [
+            message.role,
+            [type(part).__name__ for part in message.content],
+            list(getattr(message, "tags", ())),
+            message.ttl,
+        ]
+        for message in state.message_history
+    ]
+
+
+EXPECTED = [
+    ["user", ["TextPart", "ImagePart"], ["USER_PROMPT"], None],
+    ["assistant", ["ThinkingPart", "TextPart", "ToolCallPart"], [], None],
+    ["tool", ["JsonPart", "ImagePart"], [], None],
+    ["user", ["TextPart"], [], "agent_step"],
+]
+
+
+@pytest.mark.spec("generator-contract:T26")
+def test_a_history_of_codebuff_is_read_with_its_calls_tags_and_images() -> None:
+    state = AgentState.from_dicts(HISTORY)
+    user, reply, result, _ = state.message_history
+
+    assert EXPECTED == shown(state)
+    assert "Be brief." == state.system_prompt
+    assert ("read_files", "call_7", {"paths": ["a"]}) == (
+        reply.tool_calls[0].tool_name,
+        reply.tool_calls[0].tool_call_id,
+        reply.tool_calls[0].input,
+    )
+    assert [{"path": "a", "content": "x"}] == [dict(e) for e in result.content[0].value]
+    assert b"\x89PNG" == user.content[1].data
+
+
+@pytest.mark.spec("generator-contract:T26")
+def test_a_handler_may_set_messages_of_that_shape() -> None:
+    def handle_steps(_: Any) -> Any:
+        yield from ToolCall("set_messages", {"messages": HISTORY[1:]}, include_tool_call=False)
+
+    with Engine([AgentDefinition("a", handle_steps=handle_steps)]) as engine:
+        result = engine.run_sync("a", "go")
+
+    assert None is result.error
+    assert EXPECTED[:3] == shown(result.state)  # what is there for one step is over
+
+
+@pytest.mark.parametrize(
+    ("image", "kind"),
+    [
+        (f"data:image/gif;base64,{PNG}", ("image/gif", "")),
+        ("https://a.example/x.png", ("image/jpeg", "https://a.example/x.png")),
+        (PNG, ("image/jpeg", "")),
+    ],
+    ids=["data URL", "address", "base64"],
+)
+def test_an_image_may_be_an_address_a_data_url_or_base64(image: str, kind: tuple[str, str]) -> None:
+    part = {"type": "image", "image": image, "mediaType": "image/jpeg"}
+    (message,) = AgentState.from_dicts([{"role": "user", "content": [part]}]).message_history
+
+    assert kind == (message.content[0].mime_type, message.content[0].url or "")
+
+
+def test_a_file_is_a_document() -> None:
+    part = {"type": "file", "data": PNG, "mediaType": "application/pdf", "filename": "a.pdf"}
+    (message,) = AgentState.from_dicts([{"role": "user", "content": [part]}]).message_history
+
+    assert ("application/pdf", "a.pdf", b"\x89PNG") == (
+        message.content[0].mime_type,
+        message.content[0].name,
+        message.content[0].data,
+    )
+
+
+def test_dicts_where_messages_are_wanted_are_refused_with_the_name_of_what_reads_them() -> None:
+    with pytest.raises(TranscriptError, match=r"AgentState\.from_dicts"):
+        AgentState.from_messages([{"role": "user", "content": "x", "sentAt": 1}])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": "x", "sendAt": 1},
+        {"role": "assistant", "content": [{"type": "tool-call", "toolName": "x", "input": {}}]},
+        {"role": "assistant", "content": [{"type": "tool-result"}]},
+        {"role": "user", "content": [{"type": "image", "image": "no base64!", "mediaType": "image/png"}]},
+        {"role": "user", "content": "x", "tags": 5},
+    ],
+    ids=["a slip", "no id", "unknown", "no image", "tags"],
+)
+def test_what_cannot_be_read_is_refused_with_its_place(message: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=r"\$\[0\]"):
+        AgentState.from_dicts([message])

@@ -1,0 +1,325 @@
+"""Each line of the tables of "Coming from Codebuff" that says what is otherwise here."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from stepengine import (
+    STEP,
+    STEP_ALL,
+    AgentDefinition,
+    Engine,
+    GenerateN,
+    Limits,
+    RunStatus,
+    StepText,
+    ToolCall,
+    load_agent,
+)
+from stepengine.data.limits import DEFAULT_LIMITS
+from stepengine.errors import BadYield, HandlerError, ToolNotAvailable
+from stepengine.journal import MemoryJournal
+from stepengine.testing import ScriptedModel, tool_call
+from stepengine.tools import Fetched, ask_user_tool, file_tools, search_tools, shell_tools, web_tools
+
+from .pages import ROOT, page
+
+PAGE = page("coming-from/codebuff.md")
+
+
+def rows(title: str) -> list[list[str]]:
+    """
+    Return the cells of the table below a title, without its head.
+    """
+    section = PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+
+
+def words(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def run(handler: Any, *tools: Any, replies: Any = (), **options: Any) -> Any:
+    """
+    Run a handler of an agent with these tools.
+    """
+    fields = {name: options.pop(name) for name in ("limits", "spawnable_agents", "output_mode") if name in options}
+    agent = AgentDefinition("asker", tools=list(tools), handle_steps=handler, model="t/m", **fields)
+    with Engine([agent], models=ScriptedModel(list(replies))) as engine:
+        return engine.run_sync(agent, "go", **options)
+
+
+def called(name: str, value: Any, *tools: Any) -> Any:
+    """
+    Return the result of a handler's call.
+    """
+
+    def handle_steps(_: Any) -> Any:
+        return (yield ToolCall(name, value)).tool_result
+
+    return run(handle_steps, *tools).output
+
+
+# --- what bundled agents return ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("agent", "keys"), rows("What bundled agents return"), ids=lambda cell: cell.strip("`"))
+def test_a_bundled_agent_returns_the_keys_of_the_page(agent: str, keys: str) -> None:
+    (agent_id,) = words(agent)
+    schema: Any = load_agent(agent_id).output_schema
+    if schema is not None:
+        found = set(schema.model_json_schema()["properties"])
+    else:
+        journal = ROOT / "cassettes" / "agents" / f"{agent_id}.jsonl"
+        found = set(output_of(journal, agent_id))
+
+    assert found == set(words(keys))
+
+
+def output_of(journal: Path, agent_id: str) -> dict[str, Any]:
+    """
+    Return what an agent returned in its recorded run: as the root, or as a child of the agent that ran it.
+    """
+    lines = [json.loads(line) for line in journal.read_bytes().splitlines()]
+    values = [
+        line["value"] for line in lines if line.get("kind") in {"result", "end"} and isinstance(line.get("value"), dict)
+    ]
+    found = [v for v in values if v.get("agent_id") in {None, agent_id} and isinstance(v.get("output"), dict)]
+    output: dict[str, Any] = next(v for v in found if v.get("agent_id") == agent_id or lines[0]["agent"] == agent_id)[
+        "output"
+    ]
+    return output
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+class Docs:
+    async def read(self, library: str, topic: str, max_tokens: int) -> str:
+        return "words"
+
+    async def fetch(self, url: str) -> Fetched:
+        return Fetched(url, 200, "text/plain", b"words")
+
+
+VALID = {
+    "code_search": {"pattern": "x"},
+    "find_files": {"prompt": "x"},
+    "glob": {"pattern": "*"},
+    "read_docs": {"library_title": "a", "topic": "b"},
+    "read_files": {},
+    "read_subtree": {},
+    "read_url": {"url": "https://a.example"},
+}
+
+
+@pytest.mark.spec("generator-contract:T39")
+@pytest.mark.parametrize(("tool", "parameter", "most"), rows("Bounds"))
+def test_a_bound_of_the_page_is_that_of_the_schema_and_more_is_reported(
+    tool: str, parameter: str, most: str, tmp_path: Path
+) -> None:
+    (name,), (key,) = words(tool), words(parameter)
+    bound = int(most.replace(",", ""))
+    tools = [*file_tools(tmp_path), *search_tools(tmp_path), *web_tools(docs=Docs(), fetch=Docs())]
+    (schema,) = [each.spec.input_schema["properties"][key] for each in tools if each.name == name]
+    is_list = "maximum" not in schema
+    more = [f"f{n}" for n in range(bound + 1)] if is_list else bound + 1
+    result = called(name, {**VALID[name], key: more}, *tools)
+
+    assert bound == (schema["maxItems"] if is_list else schema["maximum"])
+    assert not result.is_error
+    assert ("in another call" if is_list else f"at most {most}") in result.text
+
+
+# --- decided otherwise ------------------------------------------------------------------------------------------------
+
+
+def last_message_is_text(_: Path) -> None:
+    def handle_steps(_: Any) -> Any:
+        yield StepText("a")
+        yield STEP
+
+    assert run(handle_steps, replies=["b"]).output == "a\n\nb"
+
+
+def steps_are_fifty(_: Path) -> None:
+    def handle_steps(_: Any) -> Any:
+        while (turn := (yield STEP)).agent_state.steps_remaining:
+            pass
+        return turn.agent_state.step_index
+
+    assert run(handle_steps, replies=["x"] * 60).output == 50
+    few = run(handle_steps, replies=["x"] * 60, limits=Limits(max_steps=3))
+    assert few.output == 3
+
+
+def children_are_bounded(_: Path) -> None:
+    kid = AgentDefinition("kid", handle_steps=lambda ctx: (yield from echo(1)))
+
+    def handle_steps(_: Any) -> Any:
+        agents = [{"agent_type": "kid"}] * 17
+        return (yield ToolCall("spawn_agents", {"agents": agents}, include_tool_call=False)).tool_result.data
+
+    output = run(handle_steps, spawnable_agents=[kid]).output
+    assert [1] * 16 == [entry["output"] for entry in output[:16]]
+    assert "max_children is 16" in output[16]["error"]
+    assert (8, 5) == (DEFAULT_LIMITS.max_concurrent_children, DEFAULT_LIMITS.max_depth)
+
+
+def a_missing_program_is_an_error(root: Path) -> None:
+    result = called("run_terminal_command", {"command": "no-such-program-here"}, *shell_tools(root))
+    assert result.is_error
+    assert "no-such-program-here" in result.text
+
+
+def a_shell_is_allowed_by_name(root: Path) -> None:
+    command = {"command": "echo a | cat"}
+    assert called("run_terminal_command", command, *shell_tools(root)).is_error
+    assert "a\n" == called("run_terminal_command", command, *shell_tools(root, allow_shell=True)).data["stdout"]
+
+
+def commands_see_little(root: Path) -> None:
+    script = {"command": "echo $HOME; ls -A $HOME; echo ${PYTEST_CURRENT_TEST-none}"}
+    lines = called("run_terminal_command", script, *shell_tools(root, allow_shell=True)).data["stdout"].splitlines()
+    assert len(lines) == 2
+    assert lines[0] != str(Path.home())
+    assert lines[1] == "none"
+
+
+def ask_user_suspends(_: Path) -> None:
+    asked = tool_call("ask_user", {"questions": [{"question": "Which?"}]})
+    agent = AgentDefinition("asker", tools=[ask_user_tool()], model="t/m")
+    journal = MemoryJournal()
+    with Engine([agent], models=ScriptedModel([asked, "Done."])) as engine:
+        first = engine.run_sync(agent, "go", journal=journal)
+        (question,) = first.pending_questions
+        second = engine.resume_sync(journal, answers={question.id: "red"})
+    assert (RunStatus.SUSPENDED, RunStatus.COMPLETED, "Done.") == (first.status, second.status, second.output)
+
+
+def all_replacements_or_none(root: Path) -> None:
+    (root / "a").write_text("one two\n")
+    good, bad = {"old_string": "one", "new_string": "1"}, {"old_string": "three", "new_string": "3"}
+    value = {"path": "a", "replacements": [good, bad]}
+    assert called("str_replace", value, *file_tools(root, write=True)).is_error
+    assert "one two\n" == (root / "a").read_text()
+    written = called("write_file", {"path": "b", "content": "x"}, *file_tools(root, write=True)).data
+    assert {"file", "message"} == written.keys()
+
+
+def paths_stay_below_the_root(root: Path) -> None:
+    (entry,) = called("read_files", {"paths": ["/etc/hostname"]}, *file_tools(root)).data
+    assert "error" in entry
+
+
+def secrets_are_not_read(root: Path) -> None:
+    (root / ".env").write_text("KEY=1\n")
+    (entry,) = called("read_files", {"paths": [".env"]}, *file_tools(root)).data
+    assert "error" in entry
+
+
+def wrong_calls_are_raised(_: Path) -> None:
+    def handle_steps(_: Any) -> Any:
+        yield ToolCall("no_such_tool", {})
+
+    error = run(handle_steps).error
+    assert isinstance(error, ToolNotAvailable)
+    assert error.where.startswith(f"{__file__}:")
+
+
+def exceptions_fail_the_run(_: Path) -> None:
+    def handle_steps(_: Any) -> Any:
+        yield from ()
+        raise ValueError("boom")
+
+    result = run(handle_steps)
+    assert isinstance(result.error, HandlerError)
+    assert (RunStatus.FAILED, None) == (result.status, result.output)
+    assert Path(__file__).name in result.error.where
+
+
+def strings_are_refused(_: Path) -> None:
+    def handle_steps(_: Any) -> Any:
+        yield "STEP"
+
+    assert isinstance(run(handle_steps).error, BadYield)
+
+
+def state_is_frozen(_: Path) -> None:
+    def handle_steps(ctx: Any) -> Any:
+        yield from ()
+        with pytest.raises(attrs.exceptions.FrozenInstanceError):
+            ctx.agent_state.output = 1
+        return "frozen"
+
+    assert run(handle_steps).output == "frozen"
+
+
+def add_message_is_for_handlers(_: Path) -> None:
+    def handle_steps(_: Any) -> Any:
+        yield STEP_ALL
+
+    wrong = tool_call("add_message", {"role": "user", "content": "x"})
+    result = run(handle_steps, "add_message", replies=[wrong, "ok"])
+    assert [True] == [call.is_error for call in result.tool_calls]
+    assert "add_message" in result.warnings[0]
+
+
+def candidates_are_texts(_: Path) -> None:
+    def handle_steps(_: Any) -> Any:
+        return list((yield GenerateN(1)).n_responses)
+
+    reply = tool_call("read_files", {"paths": ["a"]}, text="I would read.")
+    assert run(handle_steps, replies=[reply]).output == ["I would read."]
+
+
+def find_files_asks_no_model(root: Path) -> None:
+    (root / "session_store.py").write_text("")
+    found = called("find_files", {"prompt": "the session store"}, *search_tools(root))
+    assert ["session_store.py"] == list(found.data["files"])
+
+
+def echo(value: Any) -> Any:
+    yield from ()
+    return value
+
+
+OTHERWISE: dict[str, Callable[[Path], None]] = {
+    "`last_message` is a list of messages": last_message_is_text,
+    "200 steps": steps_are_fifty,
+    "any number of children": children_are_bounded,
+    "a missing program is an exit code 127": a_missing_program_is_an_error,
+    "commands are run by a shell": a_shell_is_allowed_by_name,
+    "commands see the environment and the home folder": commands_see_little,
+    "`ask_user` waits in the process": ask_user_suspends,
+    "a replacement that fails is skipped": all_replacements_or_none,
+    "any file of the system can be read": paths_stay_below_the_root,
+    "`.env` files are read": secrets_are_not_read,
+    "a wrong call of a handler is a result": wrong_calls_are_raised,
+    "an exception in a handler is an output": exceptions_fail_the_run,
+    "`'STEP'`": strings_are_refused,
+    "`agentState` can be changed": state_is_frozen,
+    "`add_message` is offered to models": add_message_is_for_handlers,
+    "candidates may hold calls": candidates_are_texts,
+    "`find_files` asks a model": find_files_asks_no_model,
+}
+
+
+def test_each_line_of_what_was_decided_otherwise_is_tested_and_has_a_reason() -> None:
+    lines = rows("Decided otherwise")
+
+    assert [line[0] for line in lines] == [*OTHERWISE]
+    assert all(len(line) == 3 and line[2] for line in lines)
+
+
+@pytest.mark.parametrize("line", OTHERWISE)
+def test_what_was_decided_otherwise_is_so(line: str, tmp_path: Path) -> None:
+    OTHERWISE[line](tmp_path)
