@@ -22,13 +22,14 @@ from stepengine.data.limits import Limits
 from stepengine.data.messages import ToolCallPart, system_reminder
 from stepengine.data.named import NamedTuple
 from stepengine.data.questions import Decision
+from stepengine.data.schemas import check_references
 from stepengine.data.server_tools import Programs
 from stepengine.data.sources import ToolSource
 from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec, Yielding, made_bindings
 from stepengine.engine import packages
 from stepengine.engine.loading import bundled_agent, bundled_agents, bundled_id
 from stepengine.engine.schemas import Compiled, compile_schemas
-from stepengine.errors import AgentError, DefinitionError
+from stepengine.errors import AgentError, DataError, DefinitionError
 from stepengine.machine.finding import with_finder
 from stepengine.machine.spawning import matching_id, stands_for
 from stepengine.runtime.logs import log_once
@@ -371,7 +372,9 @@ class Catalog:
         # the model to it then.
         if schemas.output_schema is not None:
             tools["set_output"] = set_output_binding(schemas.output_schema)
+            _check_references(definition, {"set_output": tools["set_output"].spec})
         specs = JsonDict({name: tools[name].spec for name in offered})
+        _check_references(definition, specs)
         with_finder(specs, tools)
         openings = tuple([_opening(definition, source, tools) for source in sources.values()])
         return Agent(
@@ -457,6 +460,16 @@ class Catalog:
         if openings:
             return hooks + Hooks(pre_tool=_judging(self._permissions, known))
         return hooks + Hooks(pre_tool=self._permissions.hook(partial(_spec_of, known)))
+
+
+def _check_references(definition: AgentDefinition, specs: Mapping[str, ToolSpec]) -> None:
+    """Raise ``DefinitionError`` for a tool whose input schema has a reference without a target."""
+    for name, spec in specs.items():
+        try:
+            check_references(f"input_schema of tool {name!r}", spec.input_schema)
+        except DataError as error:
+            msg = f"agent {definition.id!r}: {error.message}"
+            raise DefinitionError(msg) from None
 
 
 def _opening(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from stepengine.data.hooks import Change
-from stepengine.data.json import JsonDict, JsonValue, compact
+from stepengine.data.json import JsonDict, compact
 from stepengine.data.messages import AssistantMessage, ToolResult, UserMessage
 from stepengine.data.tools import Action, ToolSpec
 from stepengine.data.wire import from_dicts
@@ -40,14 +40,11 @@ def _message_result(message: str) -> ToolResult:
 
 def _set_output(run: RunState, value: JsonDict) -> ToolResult:
     _warn_of_mode(run)
-    candidates: list[JsonValue] = [value]
-    if "data" in value and (run.output.is_checked or len(value) == 1):
-        candidates.append(value["data"])
     if not run.output.is_checked:
-        run.output.set(candidates[-1])
+        run.output.set(value["data"] if list(value) == ["data"] else value)
         run.note_output()
         return _message_result("Output set.")
-    if run.output.offer(*candidates):
+    if run.output.offer_said(value):
         run.note_output()
         return _message_result("Output set.")
     listed = "; ".join(run.output.issues)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from stepengine.data.json import freeze
@@ -40,6 +41,29 @@ class Output:
         self.value = freeze(value)
         self.is_given = True
         self.issues = ()
+
+    def offer_said(self, value: Any) -> bool:
+        """
+        Set the output to *value*, which a model said, or to what is in its member ``data``; return whether one fits.
+
+        Where ``data`` is the only member and no field of the schema, it is tried first: the whole object may fit, too,
+        such as a model whose fields all have defaults, and would hide it.
+        """
+        if not isinstance(value, Mapping) or "data" not in value:
+            return self.offer(value)
+        if len(value) > 1 or self._has_field_data():
+            return self.offer(value, value["data"])
+        if self.offer(value["data"]):
+            return True
+        issues = self.issues
+        if self.offer(value):
+            return True
+        self.issues = issues
+        return False
+
+    def _has_field_data(self) -> bool:
+        schema = self._plan.output_json_schema or {}
+        return schema.get("type") == "object" and "data" in schema.get("properties", {})
 
     def offer(self, *values: Any) -> bool:
         """Set the first of *values* that fits; if none does, note what is wrong with the best one and return ``False``."""

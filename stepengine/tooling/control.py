@@ -14,16 +14,17 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.json import JsonDict, freeze
+from stepengine.data.json import JsonDict, freeze, freeze_object
 from stepengine.data.messages import ToolResult
 from stepengine.data.questions import Answer, Interactor, Question, checked_interactor
+from stepengine.data.schemas import nest_schema
 from stepengine.data.tools import Action, Asking, Control, Runs, ToolAnnotations, ToolBinding, ToolSpec, Validated
 from stepengine.data.wire import from_dicts
 from stepengine.errors import DataError, TranscriptError
 from stepengine.machine.control import HANDLER_ONLY
 from stepengine.tooling.definition import Tool
 from stepengine.tooling.repair import Aliases, renamer, repairer
-from stepengine.tooling.schemas import STRING, described, object_schema, validator
+from stepengine.tooling.schemas import STRING, UNFIT_AT_TOP, described, object_schema, validator
 
 __all__ = (
     "ALIASES",
@@ -244,10 +245,18 @@ def set_output_binding(schema: JsonDict) -> ToolBinding:
     The machine checks the input by the agent's own ``validate_output``.
     """
     free = control_tools_by_name()["set_output"].binding()
-    is_object = schema.get("type") == "object"
-    shown = schema if is_object else object_schema(("data",), data=schema)
-    spec = attrs.evolve(free.spec, input_schema=shown)
+    spec = attrs.evolve(free.spec, input_schema=schema if _fits_at_top(schema) else _inside_data(schema))
     return ToolBinding(spec, lambda value: Validated(value, value), runs=free.runs)
+
+
+def _fits_at_top(schema: JsonDict) -> bool:
+    """Return whether providers accept *schema* as the input of a tool."""
+    return schema.get("type") == "object" and not any(word in schema for word in UNFIT_AT_TOP)
+
+
+def _inside_data(schema: JsonDict) -> JsonDict:
+    inner, definitions = nest_schema(schema, "data")
+    return freeze_object({**object_schema(("data",), data=inner), **definitions})
 
 
 def control_tools() -> list[Tool]:
