@@ -13,7 +13,16 @@ from decimal import Decimal, InvalidOperation
 from enum import Enum
 from typing import Any
 
-from stepengine.data.json import JsonDict, freeze, freeze_object, frozen_compact, frozen_text, quoted, thaw
+from stepengine.data.json import (
+    JsonDict,
+    JsonValue,
+    freeze,
+    freeze_object,
+    frozen_compact,
+    frozen_text,
+    quoted,
+    thaw,
+)
 from stepengine.data.named import NamedTuple
 from stepengine.errors import DataError
 
@@ -150,8 +159,21 @@ def _text_written(value: object, _: Style) -> str:
     return quoted(value if type(value) is str and value.isascii() else _TEXT.encode(value))
 
 
+def _freeze_json(value: object) -> JsonValue:
+    """Return a value of a JSON field as JSON. An output may be a pydantic model, which has a JSON form of its own."""
+    plain: JsonValue
+    try:
+        plain = freeze(value)
+    except DataError:
+        dump = getattr(value, "model_dump", None)
+        if dump is None or isinstance(value, type):
+            raise
+        plain = freeze(dump(mode="json"))
+    return plain
+
+
 _TEXT = _frozen_scalar((str,), "text")
-RAW = Codec(lambda value: thaw(freeze(value)), freeze, lambda value, style: style.json(freeze(value)))
+RAW = Codec(lambda value: thaw(_freeze_json(value)), freeze, lambda value, style: style.json(_freeze_json(value)))
 SCALARS: dict[Any, Codec] = {
     str: _TEXT._replace(text=_text_written),
     int: _frozen_scalar((int,), "a whole number"),

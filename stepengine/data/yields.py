@@ -850,6 +850,8 @@ class StepResult:
         steps_complete: Whether the last model step or ``StepText`` ended the turn, or the step budget is spent.
         n_responses: What the candidates of a ``GenerateN`` say, without thoughts; empty otherwise.
         value: The value of a ``Perform``, ``Ask``, ``Complete``, ``AgentCall``, ``Parallel`` or of what waits; ``None`` otherwise.
+        output: The output that the current turn has set, as the type of the ``output_schema``; ``None`` when it set none.
+            ``agent_state.output`` also holds the output of an earlier turn.
 
     Raises:
         TypeError: when it is used as a truth value, or compared with text, a number, a dict, a list or a tuple: whoever does
@@ -864,6 +866,7 @@ class StepResult:
     steps_complete: bool = False
     n_responses: tuple[str, ...] = ()
     value: Any = None
+    output: Any = None
 
     @property
     def tool_result(self) -> ToolResult | None:

@@ -225,8 +225,13 @@ def _place(author: Author) -> str:
     return author.location.replace("\\", "/").rpartition("/")[2]
 
 
-def _result(run: RunState, results: tuple[ToolResult, ...] = (), value: object = None) -> y.StepResult:
-    return y.quick_step_result(run.frozen(), results, run.steps_complete, value=value)
+def _result(
+    run: RunState, results: tuple[ToolResult, ...] = (), value: object = None, texts: tuple[str, ...] = ()
+) -> y.StepResult:
+    output, state, of_turn = run.output, run.frozen(), None
+    if output.is_given:
+        state, of_turn = output.shown_in(state), output.decoded() if output.is_of_turn else None
+    return y.quick_step_result(state, results, run.steps_complete, texts, value, of_turn)
 
 
 def _steps(run: RunState, _: Author, asked: Any) -> Answer:
@@ -401,7 +406,7 @@ def _generate(run: RunState, _: Author, asked: y.GenerateN) -> Answer:
         text = f"{dropped} tool calls in candidates were dropped; candidates are text"
         yield quick_notify(ev.HandlerNotice(path=run.plan.path, seq=run.seq, kind="calls_dropped", message=text))
     texts = tuple([reply.said for reply in replies])
-    return y.StepResult(run.frozen(), steps_complete=run.steps_complete, n_responses=texts)
+    return _result(run, texts=texts)
 
 
 def _step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stepengine.data.json import freeze
+from stepengine.data.json import JsonValue, freeze
+from stepengine.data.makers import changer_of
+from stepengine.data.state import AgentState
 from stepengine.errors import HandlerError, OutputMissing, StepEngineError
 from stepengine.machine.plan import RunPlan
 
 __all__ = ("Output",)
+
+_with_output = changer_of(AgentState, "output")
 
 
 class Output:
@@ -19,17 +23,21 @@ class Output:
     Attributes:
         value: The JSON that stands there.
         is_given: Whether there is an output, whatever value stands there: ``None`` may be one.
+        is_of_turn: Whether it was set in the current turn.
         issues: What was wrong with the last attempt; empty once one was right.
     """
 
-    __slots__ = ("_plan", "is_given", "issues", "value")
+    __slots__ = ("_decoded", "_plan", "_shown", "is_given", "is_of_turn", "issues", "value")
 
     def __init__(self, plan: RunPlan, value: Any) -> None:
         """Begin with *value*, the output in the state that the run continues."""
         self._plan = plan
         self.value = value
         self.is_given = value is not None
+        self.is_of_turn = False
         self.issues: tuple[str, ...] = ()
+        self._decoded: tuple[JsonValue, object] | None = None
+        self._shown: tuple[AgentState, AgentState] | None = None
 
     @property
     def is_checked(self) -> bool:
@@ -39,7 +47,7 @@ class Output:
     def set(self, value: object) -> None:
         """Replace the output; *value* is not checked."""
         self.value = freeze(value)
-        self.is_given = True
+        self.is_given = self.is_of_turn = True
         self.issues = ()
 
     def offer_said(self, value: Any) -> bool:
@@ -62,7 +70,7 @@ class Output:
         return False
 
     def _has_field_data(self) -> bool:
-        schema = self._plan.output_json_schema or {}
+        schema: Mapping[str, Any] = self._plan.output_json_schema or {}
         return schema.get("type") == "object" and "data" in schema.get("properties", {})
 
     def offer(self, *values: Any) -> bool:
@@ -77,6 +85,19 @@ class Output:
                 return True
         self.issues = min(refused, key=len)
         return False
+
+    def begin_turn(self) -> None:
+        """Note that a new turn begins, which has set no output yet."""
+        self.is_of_turn = False
+
+    def shown_in(self, state: AgentState) -> AgentState:
+        """Return *state* with this output in the author's own type."""
+        if self._plan.decode_output is None or state.output is None:
+            return state
+        # The same object for the same state: whoever compares two states compares no transcripts.
+        if self._shown is None or self._shown[0] is not state:
+            self._shown = state, _with_output(state, self.decoded())
+        return self._shown[1]
 
     def void(self) -> None:
         """Take the output for none from now on, until another is set."""
@@ -102,8 +123,11 @@ class Output:
         decode = self._plan.decode_output
         if decode is None:
             return self.value
+        if self._decoded is not None and self._decoded[0] is self.value:
+            return self._decoded[1]
         try:
-            return decode(self.value)
+            self._decoded = self.value, decode(self.value)
+            return self._decoded[1]
         except Exception as error:
             msg = (
                 f"the output of agent {self._plan.definition.id!r} cannot be read back: {type(error).__name__}: {error}"

@@ -473,6 +473,8 @@ class RunState:
         # Before the request is made, and in the view alone: what an ephemeral tool said earlier is not sent again, and
         # the record keeps it (reliability:TL23).
         self.history.expire_results()
+        if self.steps_complete:
+            self.output.begin_turn()
         if self.inbox:
             self.take_inbox()
 
