@@ -165,6 +165,10 @@ def _a_prompt(value: str) -> str:
     raise BadYield(msg)
 
 
+def _prompt_or_none(value: str | None) -> str:
+    return "" if value is None else _a_prompt(value)
+
+
 @frozen
 class ToolCall(Member[ToolResult]):
     """
@@ -228,7 +232,7 @@ class AgentCall(Member["ChildResult[Out]"], Generic[Out]):
     """
 
     agent: str | AgentDefinition[Out]
-    prompt: str = attrs.field(default="", converter=_a_prompt)
+    prompt: str = attrs.field(default="", converter=_prompt_or_none)
     params: JsonValue = attrs.field(default=None, converter=_params)
 
     def __attrs_post_init__(self) -> None:

@@ -171,7 +171,7 @@ class Launcher:
 
     # --- what a caller asks for ---------------------------------------------------------------------------------------
 
-    def asked(self, agent: AgentLike, prompt: str, options: dict[str, Any], hub: Hub | None = None) -> EngineRun:
+    def asked(self, agent: AgentLike, prompt: str | None, options: dict[str, Any], hub: Hub | None = None) -> EngineRun:
         """
         Return the run that a caller asks for with the options of ``RunOptions``; *hub* is the event stream it goes on.
         """

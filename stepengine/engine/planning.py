@@ -32,7 +32,7 @@ from stepengine.data.questions import Answer, AnswerLike, Question, answer_probl
 from stepengine.data.state import AgentState, RunInfo, quick_state, suspended_at
 from stepengine.data.tools import Driving, Spawning, ToolSpec, Yielding, made_bindings
 from stepengine.data.transcript import Transcript
-from stepengine.engine.catalog import Agent, Catalog, Uses, instructions_note
+from stepengine.engine.catalog import Agent, Catalog, Uses, instructions_note, without_notes
 from stepengine.errors import AnswerRejected, DataError, HandlerError, InputError, StepEngineError, UnknownModel
 from stepengine.machine.author import handler_error, note_location
 from stepengine.machine.plan import RunPlan, ToolBody, quick_plan
@@ -57,6 +57,7 @@ __all__ = (
 
 NO_INFO = RunInfo()
 NO_CONTEXT = JsonDict()
+NO_HISTORY = Transcript()
 # The limits that count for a run and all below it: a child may have less of them than its parent, and never more.
 # `max_steps` and the like are each run's own.
 TREE_WIDE = ("max_tokens", "max_cost_usd", "max_seconds", "max_depth", "max_total_children")
@@ -95,7 +96,7 @@ class RunRequest:
     """
 
     agent: Agent
-    prompt: str = ""
+    prompt: str = attrs.field(default="", converter=attrs.converters.default_if_none(""))
     params: Any = None
     previous: AgentState | None = None
     info: RunInfo = NO_INFO
@@ -703,18 +704,28 @@ def _constant_system_prompt(agent: Agent) -> str:
     return prompt if isinstance(prompt, str) else ""
 
 
+def _inherited_history(parent: AgentState, *, is_same: bool) -> tuple[Transcript, Transcript]:
+    """Return record and view as a child inherits them; *is_same* where it sends its parent's prompt as well."""
+    # Byte for byte with the parent's prompt, for the provider's cache. Without it nothing is cached, and the child would
+    # take its parent's agents for its own.
+    if is_same:
+        return parent.message_history, parent.view
+    record = without_notes(parent.message_history)
+    return record, record if parent.view is parent.message_history else without_notes(parent.view)
+
+
 def _child_state(plan: RunPlan, agent: Agent, parent: AgentState) -> AgentState:
     definition = agent.definition
     inherits = definition.include_message_history or plan.is_inline
-    history = parent.message_history if inherits else Transcript()
     same_prompt = plan.sent is not None
+    history, view = _inherited_history(parent, is_same=same_prompt) if inherits else (NO_HISTORY, NO_HISTORY)
     return quick_state(
         run_id=plan.run_id,
         agent_id=definition.id,
         parent_id=parent.run_id,
         ancestor_run_ids=(*parent.ancestor_run_ids, parent.run_id),
         message_history=history,
-        view=parent.view if inherits else history,
+        view=view,
         system_prompt=parent.system_prompt if same_prompt else _constant_system_prompt(agent),
         tool_definitions=parent.tool_definitions if same_prompt else agent.specs,
         steps_remaining=plan.limits.max_steps or 0,
