@@ -488,6 +488,11 @@ def _apply_answer(call: ToolMember, effect: AskPerson, answers: Sequence[Answer]
     rule_id = None if remembered is None else str(remembered["id"])
     yield from _notify_decision(call, "allow" if answer.agrees else "deny", rule_id, answer)
     if answer.by == NOBODY:
+        name = call.own_name
+        call.run.side_events.tell(
+            f"agent {call.run.agent.id!r}: calls of {name!r} need a person's approval, and nobody can be "
+            "asked in this run, so they do not run. Pass journal= and answer with engine.resume(journal, answers=...), or give the engine an interactor"
+        )
         _deny(call, UNATTENDED.format(call.asked.tool_name))
     elif answer.by == REFUSED:  # by the tool, as it would have been after a yes: nobody's no is counted
         call.finish(ToolResult.error(answer.reason))
