@@ -407,7 +407,7 @@ def _wrong_output(agent: AgentDefinition) -> str | None:
 def _wrong_spawning(agent: AgentDefinition) -> str | None:
     if agent.inherit_parent_system_prompt and agent.system_prompt:
         return "inherit_parent_system_prompt excludes a system_prompt of its own"
-    can_spawn = agent.handle_steps or {"spawn_agents", "spawn_agent_inline", "start_agents", "task"} & set(
+    can_spawn = agent.handle_steps or {"spawn_agents", "spawn_agent_inline", "start_agents", "task", "hand_off"} & set(
         agent.tool_names
     )
     if agent.spawnable_agents and not can_spawn:

@@ -87,6 +87,8 @@ class AgentState:
         id_prefix: What stands before call ids of a child that inherited its history, such as ``"c3_"``; else ``"c"``.
         left_out: Messages that stood in the record before it was replaced, oldest first; kept only of a run whose agent has
             the tool ``recall_history``.
+        handed_to: The id of the agent to which the conversation was handed over: the next message goes to it, whichever
+            agent is named then. ``None`` where it was never handed over.
     """
 
     run_id: str = ""
@@ -109,6 +111,7 @@ class AgentState:
     next_call: int = 1
     id_prefix: str = "c"
     left_out: tuple[Message, ...] = attrs.field(default=(), converter=tuple_of)
+    handed_to: str | None = None
 
     @property
     def context_tokens(self) -> int:

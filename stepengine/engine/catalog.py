@@ -56,7 +56,7 @@ NOTES = re.compile(
     rf"<system-reminder>\n(?:{re.escape(MAY_RUN)}|{re.escape(SHOWN_TOOLS)}).*?\n</system-reminder>", re.DOTALL
 )
 """What ``instructions_note`` adds to the instructions of a run."""
-SPAWNERS = ("spawn_agents", "spawn_agent_inline", "start_agents")
+SPAWNERS = ("spawn_agents", "spawn_agent_inline", "start_agents", "hand_off")
 
 
 class Uses(NamedTuple):
@@ -259,6 +259,16 @@ class Catalog:
             msg = f"no agent has the id {agent!r}; known are: {ids or 'none'}{hint}"
             raise AgentError(msg)
         return known
+
+    def find_handed(self, agent: Agent, agent_id: str) -> Agent:
+        """
+        Return the agent to which the conversation of *agent* was handed over.
+
+        Raises:
+            AgentError: when neither *agent* nor the engine has an agent of that id.
+        """
+        known = {normalised_id(one.definition.id): one for one in agent.family}
+        return known.get(agent_id) or self.find(agent_id)
 
     def _find_published(self, agent_id: str) -> Agent | None:
         """Return the agent that ``publisher/name[@version]`` stands for: that of a package, one of the engine's, a bundled one."""

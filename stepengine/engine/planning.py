@@ -285,7 +285,7 @@ class Planner:
         if agent.at_provider is not None:
             agent = _as_for(agent, agent.at_provider, model)
         definition, inherited = agent.definition, effect.parent()
-        inherits = definition.inherit_parent_system_prompt or effect.is_inline
+        inherits = not effect.is_hand_off and (definition.inherit_parent_system_prompt or effect.is_inline)
         plan = self._plan(
             agent,
             # The id of a child is that of its root with the path behind it: known before the child begins, the same
@@ -681,12 +681,15 @@ def continue_state(plan: RunPlan, agent: Agent, previous: AgentState | None) -> 
     if previous is not None and not isinstance(previous, AgentState):
         msg = f"previous is an AgentState, such as result.state, not a {type(previous).__name__}"
         raise InputError(msg, issues=("previous should be an AgentState",))
-    history = previous.message_history if previous is not None else Transcript()
+    history, view = NO_HISTORY, NO_HISTORY
+    if previous is not None:
+        own = previous.agent_id in ("", plan.definition.id)
+        history, view = _inherited_history(previous, is_same=own)
     return quick_state(
         run_id=plan.run_id,
         agent_id=plan.definition.id,
         message_history=history,
-        view=previous.view if previous is not None else history,
+        view=view,
         system_prompt=_constant_system_prompt(agent),
         tool_definitions=agent.specs,
         steps_remaining=plan.limits.max_steps or 0,
@@ -695,6 +698,7 @@ def continue_state(plan: RunPlan, agent: Agent, previous: AgentState | None) -> 
         next_call=previous.next_call if previous is not None else 1,
         id_prefix=previous.id_prefix if previous is not None else "c",
         left_out=previous.left_out if previous is not None else (),
+        handed_to=previous.handed_to if previous is not None else None,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from stepengine.data.definition import normalised_id
 from stepengine.data.hooks import Change
 from stepengine.data.json import JsonDict, compact
 from stepengine.data.messages import AssistantMessage, ToolResult, UserMessage
@@ -12,6 +13,7 @@ from stepengine.data.wire import from_dicts
 from stepengine.errors import AgentError
 from stepengine.machine.finding import find_hidden_tools, with_finder
 from stepengine.machine.plan import RunPlan
+from stepengine.machine.spawning import not_allowed, resolve_agent_id
 from stepengine.machine.state import RunState
 
 __all__ = ("HANDLER_ONLY", "offered_of", "run_control")
@@ -79,6 +81,19 @@ def _end_turn(_: RunState, value: JsonDict) -> ToolResult:
     return _message_result(value.get("message") or "Turn ended.")
 
 
+def _hand_off(run: RunState, value: JsonDict) -> ToolResult:
+    own, wanted = run.agent.id, value["agent"]
+    if run.plan.is_inline and run.plan.sent is not None:
+        return ToolResult.error(f"Agent {own!r} works in the conversation of another agent and cannot hand it over.")
+    found = resolve_agent_id(run, wanted)
+    if found is None:
+        return ToolResult.error(not_allowed(own, wanted, run.plan.agents or {}).message)
+    if found == normalised_id(own):
+        return ToolResult.error(f"Agent {own!r} has the conversation already.")
+    run.hand_off.assign(found)
+    return _message_result(f"The conversation goes on with agent {found}.")
+
+
 def _task_completed(_: RunState, __: JsonDict) -> ToolResult:
     return _message_result("Task completed.")
 
@@ -116,6 +131,7 @@ _ACTIONS: Mapping[Action, Callable[[RunState, JsonDict], ToolResult]] = {
     "set_messages": _set_messages,
     "add_message": _add_message,
     "end_turn": _end_turn,
+    "hand_off": _hand_off,
     "task_completed": _task_completed,
     "write_todos": _write_todos,
     "think_deeply": _think_deeply,

@@ -71,7 +71,7 @@ SPAWNS = frozenset({y.ToolCall, y.AgentCall, y.Parallel})
 YIELDS = rows_for("handler")
 OF_TOOLS = rows_for("tool")
 ACCEPTED_OF_TOOLS = names_of_yieldables("tool")
-OF_CONVERSATION = ("set_messages", "add_message", "end_turn", "task_completed")
+OF_CONVERSATION = ("set_messages", "add_message", "end_turn", "hand_off", "task_completed")
 """Control tools that touch the conversation of a run, which the body of a tool has not."""
 
 

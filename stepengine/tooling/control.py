@@ -58,6 +58,13 @@ Usage: call it alone, when everything that was asked for is done.
 Examples: {} or {"message": "Renamed the function in three files."}
 When not to use: while there is work left; simply stopping also ends the turn.
 Notes: calls after it in the same reply are not executed."""
+HAND_OFF = """\
+Hand the conversation over to another agent, which answers from now on.
+
+Usage: give the id of one of the agents that you may run; it sees the whole conversation.
+Examples: {"agent": "billing"}
+When not to use: to get a result that you need yourself; run the agent instead.
+Notes: your turn ends with this call; calls after it in the same reply are not executed."""
 TASK_COMPLETED = """\
 Say that the whole task is done; the turn ends only when this is called.
 
@@ -204,6 +211,13 @@ def control_tools_by_name() -> Mapping[str, Tool]:
             ends_turn=True,
             forces_next_step=True,
         ),
+        _control(
+            "hand_off",
+            HAND_OFF,
+            object_schema(("agent",), agent=described(STRING, "The agent's id.")),
+            ends_turn=True,
+            forces_next_step=True,
+        ),
         _control("task_completed", TASK_COMPLETED, object_schema(), ends_turn=True),
         _control(
             "write_todos",
@@ -264,9 +278,11 @@ def control_tools() -> list[Tool]:
     Return ``set_output``, ``end_turn``, ``task_completed``, ``write_todos`` and ``think_deeply``.
 
     Handlers may always use these; passing them to an agent offers them to its model. ``set_messages`` and
-    ``add_message`` are for handlers alone and not among them.
+    ``add_message`` are for handlers alone and not among them, and neither is ``hand_off``, which is for agents with
+    ``spawnable_agents``.
     """
-    return [tool for name, tool in control_tools_by_name().items() if name not in HANDLER_ONLY]
+    without = (*HANDLER_ONLY, "hand_off")
+    return [tool for name, tool in control_tools_by_name().items() if name not in without]
 
 
 def _questions(value: JsonDict) -> list[Question]:
