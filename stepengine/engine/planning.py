@@ -75,6 +75,10 @@ def _divergence(_: object, __: object, given: object) -> None:
         raise InputError(msg, issues=(msg,))
 
 
+def _text_or_none(value: str | None) -> str:
+    return "" if value is None else value
+
+
 @frozen(kw_only=True)
 class RunRequest:
     """
@@ -96,7 +100,7 @@ class RunRequest:
     """
 
     agent: Agent
-    prompt: str = attrs.field(default="", converter=attrs.converters.default_if_none(""))
+    prompt: str = attrs.field(default="", converter=_text_or_none)
     params: Any = None
     previous: AgentState | None = None
     info: RunInfo = NO_INFO
