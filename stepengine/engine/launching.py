@@ -278,6 +278,8 @@ class Launcher:
                 answers=session.answers,
                 hub=None if into is None else into.tree.hub,
             )
+            # A durable run is recorded under the agent that was named, which may have handed the conversation over before.
+            request = self.handed(request, opening.previous) if agent is None else request
         except BaseException:
             session.close()
             raise
