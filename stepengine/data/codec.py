@@ -34,7 +34,7 @@ from stepengine.data import (
     waiting,
 )
 from stepengine.data.faults import fault, shown, within
-from stepengine.data.json import JsonDict, freeze, freeze_object, mended, thaw
+from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object, mended, thaw
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, StepEngineError
 
@@ -498,8 +498,21 @@ def _text_to_bytes(data: object) -> bytes:
         raise fault(msg) from None
 
 
+def _freeze_json(value: object) -> JsonValue:
+    """Return a value of a JSON field as JSON. An output may be a pydantic model, which has a JSON form of its own."""
+    plain: JsonValue
+    try:
+        plain = freeze(value)
+    except DataError:
+        dump = getattr(value, "model_dump", None)
+        if dump is None or isinstance(value, type):
+            raise
+        plain = freeze(dump(mode="json"))
+    return plain
+
+
 _TEXT = _frozen_scalar((str,), "text")
-_RAW = _Codec(lambda value: thaw(freeze(value)), freeze)
+_RAW = _Codec(lambda value: thaw(_freeze_json(value)), freeze)
 _SCALARS: dict[Any, _Codec] = {
     str: _TEXT,
     int: _frozen_scalar((int,), "a whole number"),

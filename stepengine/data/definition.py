@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from importlib import import_module
 from inspect import isgenerator
-from typing import Any, Generic, Literal, Never, Protocol, TypeAlias
+from typing import Any, Generic, Literal, Never, Protocol, TypeAlias, get_origin
 
 import attrs
 from attrs import frozen
@@ -41,6 +41,7 @@ HandleSteps: TypeAlias = Callable[[StepContext], Generator[Any, Any, Any]]
 Out = TypeVar("Out", default=Any)
 
 ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+MODULES = re.compile(r"(?:[\w<>]+\.)+")
 PARTS = re.compile(r"(?:(?P<publisher>[^/@]+)/)?(?P<name>[^/@]+)(?:@(?P<version>[^/@]+))?")
 
 
@@ -350,6 +351,9 @@ def _wrong_field(agent: AgentDefinition) -> str | None:
             return f"{field} is text without lone surrogates, not {getattr(agent, field)!r}"
     if not _is_text(agent.system_prompt) and not hasattr(agent.system_prompt, "render"):
         return f"system_prompt is text or has a method render(ctx), not {agent.system_prompt!r}"
+    if get_origin(agent.output_schema) is not None:
+        wanted = MODULES.sub("", repr(agent.output_schema))
+        return f"output_schema is a pydantic model class or a JSON Schema; for {wanted} write RootModel[{wanted}]"
     return next(filter(None, [what.problem(field, getattr(agent, field)) for field, what in FIELDS.items()]), None)
 
 
@@ -403,7 +407,7 @@ def _wrong_output(agent: AgentDefinition) -> str | None:
 def _wrong_spawning(agent: AgentDefinition) -> str | None:
     if agent.inherit_parent_system_prompt and agent.system_prompt:
         return "inherit_parent_system_prompt excludes a system_prompt of its own"
-    can_spawn = agent.handle_steps or {"spawn_agents", "spawn_agent_inline", "start_agents", "task"} & set(
+    can_spawn = agent.handle_steps or {"spawn_agents", "spawn_agent_inline", "start_agents", "task", "hand_off"} & set(
         agent.tool_names
     )
     if agent.spawnable_agents and not can_spawn:

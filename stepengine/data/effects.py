@@ -150,6 +150,11 @@ class Spawn:
     at: int = _hidden_field(default=0)
     program_line: int = _hidden_field(default=0)
 
+    @property
+    def is_hand_off(self) -> bool:
+        """Whether the conversation goes on with the child, by its own prompt and tools; no call waits for it."""
+        return self.is_inline and not self.tool_call_id
+
 
 @frozen
 class CallFunction:

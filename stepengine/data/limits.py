@@ -42,7 +42,8 @@ class Limits:
         max_total_children: Children of the whole tree. The default, 100, holds for those asked for through a tool.
         max_children: Children per call. The default, 16, holds for calls of tools such as ``spawn_agents``, by a model or a
             handler; ``AgentCall``, ``Parallel`` and ``map_agents`` have none.
-        max_concurrent_children: Children of one call that run at once; default 8, or what the ``Parallel`` says.
+        max_concurrent_children: Children of one reply or one ``Parallel`` that run at once; default 8, or what the
+            ``Parallel`` says. With 1 the calls of a reply run one after another.
         max_concurrent_tools: Tool calls of a run that run at once; by default all that one reply, or one ``Parallel``, asks
             for.
         max_identical_calls: How often in a row the model may make the same tool call and get the same result; off by

@@ -33,6 +33,7 @@ from stepengine.data.messages import (
     strings,
     tuple_of,
 )
+from stepengine.data.schemas import check_references
 from stepengine.data.server_tools import ServerTool
 from stepengine.data.thoughts import parted
 from stepengine.data.tools import ToolChoice, ToolSpec
@@ -171,7 +172,11 @@ def _stops(value: str | Sequence[str]) -> Any:
 
 
 def _schema_or_none(value: Mapping[str, object] | None) -> JsonDict | None:
-    return None if value is None else freeze_object(value, "response_schema")
+    if value is None:
+        return None
+    schema = freeze_object(value, "response_schema")
+    check_references("response_schema", schema)
+    return schema
 
 
 def _extra(value: Mapping[str, object]) -> JsonDict:
@@ -253,7 +258,8 @@ class ModelSettings:
 
     Raises:
         DefinitionError: for a value of another kind.
-        DataError: for a *response_schema* or *extra* that is not a JSON object.
+        DataError: for a *response_schema* or *extra* that is not a JSON object, or a *response_schema* with a reference
+            without a target.
     """
 
     temperature: float | None = attrs.field(default=None, validator=fine(or_none(NUMBER)))

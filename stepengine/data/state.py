@@ -15,7 +15,7 @@ from attrs import frozen
 from typing_extensions import TypeVar
 
 from stepengine.data.estimate import Measured, estimate_tokens, tool_tokens, transcript_tokens
-from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
+from stepengine.data.json import JsonDict, freeze, freeze_object
 from stepengine.data.messages import Message, ToolCallLog, ToolMessage, UserMessage, tuple_of
 from stepengine.data.models import StopReason
 from stepengine.data.questions import Question
@@ -51,6 +51,11 @@ def _record(self: Any) -> Transcript:
     return record
 
 
+def _output(value: Any) -> Any:
+    """Return an output as a state holds it: JSON, or the pydantic model of the agent's ``output_schema``."""
+    return value if hasattr(type(value), "model_dump") else freeze(value)
+
+
 @frozen(weakref_slot=False)
 class AgentState:
     """
@@ -66,7 +71,8 @@ class AgentState:
         view: What the model is shown; the record itself until a policy changes it.
         system_prompt: The resolved system prompt, sent with every request, never part of the history.
         tool_definitions: Name to specification of exactly the tools that this agent can use.
-        output: The output set so far; ``None`` until set.
+        output: The output set so far; ``None`` until set. A handler gets the pydantic model of its agent's
+            ``output_schema``, as the caller gets it in the result; elsewhere it is JSON.
         steps_remaining: Model steps that are left.
         step_index: The number of steps that have begun.
         usage: Tokens spent by this run and its children.
@@ -79,6 +85,8 @@ class AgentState:
         id_prefix: What stands before call ids of a child that inherited its history, such as ``"c3_"``; else ``"c"``.
         left_out: Messages that stood in the record before it was replaced, oldest first; kept only of a run whose agent has
             the tool ``recall_history``.
+        handed_to: The id of the agent to which the conversation was handed over: the next message goes to it, whichever
+            agent is named then. ``None`` where it was never handed over.
     """
 
     run_id: str = ""
@@ -90,7 +98,7 @@ class AgentState:
     view: Transcript = attrs.field(default=attrs.Factory(_record, takes_self=True))
     system_prompt: str = ""
     tool_definitions: Mapping[str, ToolSpec] = attrs.field(factory=JsonDict, converter=_specs)
-    output: JsonValue = attrs.field(default=None, converter=freeze)
+    output: Any = attrs.field(default=None, converter=_output)
     steps_remaining: int = 0
     step_index: int = 0
     usage: Usage = Usage()
@@ -101,6 +109,7 @@ class AgentState:
     next_call: int = 1
     id_prefix: str = "c"
     left_out: tuple[Message, ...] = attrs.field(default=(), converter=tuple_of)
+    handed_to: str | None = None
 
     @property
     def context_tokens(self) -> int:

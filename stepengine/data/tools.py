@@ -191,6 +191,7 @@ Action: TypeAlias = Literal[
     "set_messages",
     "add_message",
     "end_turn",
+    "hand_off",
     "task_completed",
     "write_todos",
     "think_deeply",

@@ -163,6 +163,10 @@ def _a_prompt(value: str) -> str:
     raise BadYield(msg)
 
 
+def _prompt_or_none(value: str | None) -> str:
+    return "" if value is None else _a_prompt(value)
+
+
 @frozen
 class ToolCall(Member[ToolResult]):
     """
@@ -226,7 +230,7 @@ class AgentCall(Member["ChildResult[Out]"], Generic[Out]):
     """
 
     agent: str | AgentDefinition[Out]
-    prompt: str = attrs.field(default="", converter=_a_prompt)
+    prompt: str = attrs.field(default="", converter=_prompt_or_none)
     params: JsonValue = attrs.field(default=None, converter=_params)
 
     def __attrs_post_init__(self) -> None:
@@ -848,6 +852,8 @@ class StepResult:
         steps_complete: Whether the last model step or ``StepText`` ended the turn, or the step budget is spent.
         n_responses: What the candidates of a ``GenerateN`` say, without thoughts; empty otherwise.
         value: The value of a ``Perform``, ``Ask``, ``Complete``, ``AgentCall``, ``Parallel`` or of what waits; ``None`` otherwise.
+        output: The output that the current turn has set, as the type of the ``output_schema``; ``None`` when it set none.
+            ``agent_state.output`` also holds the output of an earlier turn.
 
     Raises:
         TypeError: when it is used as a truth value, or compared with text, a number, a dict, a list or a tuple: whoever does
@@ -862,6 +868,7 @@ class StepResult:
     steps_complete: bool = False
     n_responses: tuple[str, ...] = ()
     value: Any = None
+    output: Any = None
 
     @property
     def tool_result(self) -> ToolResult | None:

@@ -291,7 +291,7 @@ class DurableEngine:
     async def submit(
         self,
         agent: AgentLike,
-        prompt: str = "",
+        prompt: str | None = "",
         *,
         id: str | None = None,
         priority: int = 0,
@@ -304,7 +304,7 @@ class DurableEngine:
 
         Args:
             agent: An agent's id, or its definition.
-            prompt: What it should do.
+            prompt: What it should do; ``None`` and ``""`` both mean no prompt.
             id: The run's id: the same again is the same run.
             priority: 1 is first, larger numbers later; 0 goes before all of them.
             release: Which release runs it; by default this engine's.
@@ -330,11 +330,11 @@ class DurableEngine:
         found = self._launcher.catalog.find(agent)
         request = RunRequest(agent=found, prompt=prompt, info=info, **options)
         # What cannot start is told here, as it would be without a database.
-        plan = self._launcher.plan(reopening(request)).plan
+        plan = self._launcher.plan(reopening(self._launcher.handed(request, request.previous))).plan
         check_asks_nobody(plan.limits, f"this run of {found.definition.id!r}", InputError)
         return await self.operator.submit(
             found.definition.id,
-            prompt,
+            request.prompt,
             id=id,
             params=plan.params_json,
             limits=options.get("limits"),
@@ -347,7 +347,7 @@ class DurableEngine:
             seed=seed,
         )
 
-    async def run(self, agent: AgentLike, prompt: str = "", **options: Any) -> RunResult:
+    async def run(self, agent: AgentLike, prompt: str | None = "", **options: Any) -> RunResult:
         """
         Run an agent to its end, on whatever worker takes it, and return the result.
 
@@ -356,7 +356,7 @@ class DurableEngine:
 
         Args:
             agent: An agent's id, or its definition.
-            prompt: What it should do.
+            prompt: What it should do; ``None`` and ``""`` both mean no prompt.
             options: See ``submit``.
 
         Raises:
@@ -375,11 +375,11 @@ class DurableEngine:
             raise error
         return result
 
-    def start(self, agent: AgentLike, prompt: str = "", **options: Any) -> DurableHandle:
+    def start(self, agent: AgentLike, prompt: str | None = "", **options: Any) -> DurableHandle:
         """Submit a run in the background of the running event loop, and return its handle; see ``submit``."""
         return DurableHandle(self, asyncio.ensure_future(self.submit(agent, prompt, **options)))
 
-    async def stream(self, agent: AgentLike, prompt: str = "", **options: Any) -> AsyncGenerator[Event, None]:
+    async def stream(self, agent: AgentLike, prompt: str | None = "", **options: Any) -> AsyncGenerator[Event, None]:
         """
         Submit a run and give its events, wherever it is executed; the last one is ``RunFinished`` with the result.
 

@@ -7,6 +7,7 @@ A definition that is met later, because a handler or a caller gave it, is checke
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,15 +20,17 @@ from stepengine.data.definition import AgentDefinition, name_of_published, norma
 from stepengine.data.hooks import HOOK_POINTS, Change, HookContext, Hooks
 from stepengine.data.json import JsonDict, compact, freeze
 from stepengine.data.limits import Limits
-from stepengine.data.messages import ToolCallPart, system_reminder
+from stepengine.data.messages import Message, TextPart, ToolCallPart, UserMessage, system_reminder
 from stepengine.data.questions import Decision
+from stepengine.data.schemas import check_references
 from stepengine.data.server_tools import Programs
 from stepengine.data.sources import ToolSource
 from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec, Yielding, made_bindings
+from stepengine.data.transcript import Transcript
 from stepengine.engine import packages
 from stepengine.engine.loading import bundled_agent, bundled_agents, bundled_id
 from stepengine.engine.schemas import Compiled, compile_schemas
-from stepengine.errors import AgentError, DefinitionError
+from stepengine.errors import AgentError, DataError, DefinitionError
 from stepengine.machine.finding import with_finder
 from stepengine.machine.spawning import matching_id, stands_for
 from stepengine.runtime.logs import log_once
@@ -40,13 +43,19 @@ if TYPE_CHECKING:
     from stepengine.journal import SigningKey
     from stepengine.permissions import Policy, PolicyFile
 
-__all__ = ("Agent", "Catalog", "Uses", "check_hooks", "instructions_note")
+__all__ = ("Agent", "Catalog", "Uses", "check_hooks", "instructions_note", "without_notes")
 
 # Kept by identity, so that a service that passes the same definition to every run has it checked once; and bounded,
 # because one that makes a definition for each run would keep all of them for ever. The figure is a choice.
 KEPT = 256
 """How many definitions that were only given for a run stay checked."""
-SPAWNERS = ("spawn_agents", "spawn_agent_inline", "start_agents")
+MAY_RUN = "You may run these agents:"
+SHOWN_TOOLS = "You are shown the tools of the agent that started you."
+NOTES = re.compile(
+    rf"<system-reminder>\n(?:{re.escape(MAY_RUN)}|{re.escape(SHOWN_TOOLS)}).*?\n</system-reminder>", re.DOTALL
+)
+"""What ``instructions_note`` adds to the instructions of a run."""
+SPAWNERS = ("spawn_agents", "spawn_agent_inline", "start_agents", "hand_off")
 
 
 class Uses(NamedTuple):
@@ -250,6 +259,16 @@ class Catalog:
             raise AgentError(msg)
         return known
 
+    def find_handed(self, agent: Agent, agent_id: str) -> Agent:
+        """
+        Return the agent to which the conversation of *agent* was handed over.
+
+        Raises:
+            AgentError: when neither *agent* nor the engine has an agent of that id.
+        """
+        known = {normalised_id(one.definition.id): one for one in agent.family}
+        return known.get(agent_id) or self.find(agent_id)
+
     def _find_published(self, agent_id: str) -> Agent | None:
         """Return the agent that ``publisher/name[@version]`` stands for: that of a package, one of the engine's, a bundled one."""
         name = name_of_published(agent_id)
@@ -370,7 +389,9 @@ class Catalog:
         # the model to it then.
         if schemas.output_schema is not None:
             tools["set_output"] = set_output_binding(schemas.output_schema)
+            _check_references(definition, {"set_output": tools["set_output"].spec})
         specs = JsonDict({name: tools[name].spec for name in offered})
+        _check_references(definition, specs)
         with_finder(specs, tools)
         openings = tuple([_opening(definition, source, tools) for source in sources.values()])
         return Agent(
@@ -456,6 +477,16 @@ class Catalog:
         if openings:
             return hooks + Hooks(pre_tool=_judging(self._permissions, known))
         return hooks + Hooks(pre_tool=self._permissions.hook(partial(_spec_of, known)))
+
+
+def _check_references(definition: AgentDefinition, specs: Mapping[str, ToolSpec]) -> None:
+    """Raise ``DefinitionError`` for a tool whose input schema has a reference without a target."""
+    for name, spec in specs.items():
+        try:
+            check_references(f"input_schema of tool {name!r}", spec.input_schema)
+        except DataError as error:
+            msg = f"agent {definition.id!r}: {error.message}"
+            raise DefinitionError(msg) from None
 
 
 def _opening(
@@ -804,10 +835,27 @@ def instructions_note(agent: Agent, sent: Sequence[ToolSpec] | None) -> str:
     children = {key: agent.child(key).definition for key in agent.spawnable} if _may_spawn(agent) else {}
     if sent is None:
         lines = [f"- {_introduce(key, child)}" for key, child in children.items()]
-        text = "\n".join(["You may run these agents:", *lines]) if lines else ""
+        text = "\n".join([MAY_RUN, *lines]) if lines else ""
     else:
         text = "\n\n".join([_own_tools(agent, sent), *[_in_full(key, child) for key, child in children.items()]])
     return system_reminder(text) if text else ""
+
+
+def without_notes(history: Transcript) -> Transcript:
+    """Return *history* without what its agents were told by ``instructions_note``, for another agent that reads it."""
+    if not any(type(m) is UserMessage and "INSTRUCTIONS_PROMPT" in m.tags and NOTES.search(m.text) for m in history):
+        return history
+    return Transcript([told for m in history if (told := _without_note(m)) is not None])
+
+
+def _without_note(message: Message) -> Message | None:
+    """Return *message* without such a note; ``None`` where nothing else is in it."""
+    if type(message) is not UserMessage or "INSTRUCTIONS_PROMPT" not in message.tags:
+        return message
+    left = NOTES.sub("", message.text).strip()
+    if left == message.text:
+        return message
+    return attrs.evolve(message, content=(TextPart(left),)) if left else None
 
 
 def _may_spawn(agent: Agent) -> bool:
@@ -825,8 +873,7 @@ def _own_tools(agent: Agent, sent: Sequence[ToolSpec]) -> str:
     own = [*agent.offered, *(["set_output"] if agent.schemas.output_schema is not None else [])]
     names = ", ".join(dict.fromkeys(own)) or "none"
     shown = {spec.name for spec in sent}
-    told = "You are shown the tools of the agent that started you. Of these and all others you may call only"
-    lines = [f"{told}: {names}. A call of any other tool is refused."]
+    lines = [f"{SHOWN_TOOLS} Of these and all others you may call only: {names}. A call of any other tool is refused."]
     for name, spec in agent.specs.items():
         if name not in shown:
             # Into the instructions of an agent with an output schema the machine writes that schema itself.

@@ -240,17 +240,19 @@ class Engine:
 
     @overload
     async def run(
-        self, agent: AgentDefinition[Out], prompt: str = ..., **options: Unpack[RunOptions]
+        self, agent: AgentDefinition[Out], prompt: str | None = ..., **options: Unpack[RunOptions]
     ) -> RunResult[Out]: ...
     @overload
-    async def run(self, agent: str, prompt: str = ..., **options: Unpack[RunOptions]) -> RunResult: ...
-    async def run(self, agent: str | AgentDefinition, prompt: str = "", **options: Unpack[RunOptions]) -> RunResult:
+    async def run(self, agent: str, prompt: str | None = ..., **options: Unpack[RunOptions]) -> RunResult: ...
+    async def run(
+        self, agent: str | AgentDefinition, prompt: str | None = "", **options: Unpack[RunOptions]
+    ) -> RunResult:
         """
         Run an agent to its end and return the result; what fails inside is a result with status ``failed``.
 
         Args:
             agent: An agent's id, or its definition.
-            prompt: What it should do.
+            prompt: What it should do; ``None`` and ``""`` both mean no prompt.
             options: See ``RunOptions``.
 
         Raises:
@@ -271,7 +273,7 @@ class Engine:
         return await live()
 
     def stream(
-        self, agent: str | AgentDefinition, prompt: str = "", **options: Unpack[RunOptions]
+        self, agent: str | AgentDefinition, prompt: str | None = "", **options: Unpack[RunOptions]
     ) -> AsyncGenerator[Event, None]:
         """
         Run an agent and give its events; the last one is ``RunFinished`` with the result.
@@ -289,11 +291,11 @@ class Engine:
 
     @overload
     def start(
-        self, agent: AgentDefinition[Out], prompt: str = ..., **options: Unpack[StartOptions]
+        self, agent: AgentDefinition[Out], prompt: str | None = ..., **options: Unpack[StartOptions]
     ) -> RunHandle[Out]: ...
     @overload
-    def start(self, agent: str, prompt: str = ..., **options: Unpack[StartOptions]) -> RunHandle: ...
-    def start(self, agent: AgentLike, prompt: str = "", **options: Unpack[StartOptions]) -> RunHandle:
+    def start(self, agent: str, prompt: str | None = ..., **options: Unpack[StartOptions]) -> RunHandle: ...
+    def start(self, agent: AgentLike, prompt: str | None = "", **options: Unpack[StartOptions]) -> RunHandle:
         """
         Start a run in the background of the running event loop and return its handle; ``async with`` ends it on exit.
 
@@ -301,7 +303,7 @@ class Engine:
 
         Args:
             agent: An agent's id, or its definition.
-            prompt: What it should do.
+            prompt: What it should do; ``None`` and ``""`` both mean no prompt.
             options: See ``StartOptions``.
 
         Raises:
@@ -360,11 +362,13 @@ class Engine:
 
     @overload
     def run_sync(
-        self, agent: AgentDefinition[Out], prompt: str = ..., **options: Unpack[RunOptions]
+        self, agent: AgentDefinition[Out], prompt: str | None = ..., **options: Unpack[RunOptions]
     ) -> RunResult[Out]: ...
     @overload
-    def run_sync(self, agent: str, prompt: str = ..., **options: Unpack[RunOptions]) -> RunResult: ...
-    def run_sync(self, agent: str | AgentDefinition, prompt: str = "", **options: Unpack[RunOptions]) -> RunResult:
+    def run_sync(self, agent: str, prompt: str | None = ..., **options: Unpack[RunOptions]) -> RunResult: ...
+    def run_sync(
+        self, agent: str | AgentDefinition, prompt: str | None = "", **options: Unpack[RunOptions]
+    ) -> RunResult:
         """
         Do what ``run`` does for synchronous code, also inside a running event loop; Ctrl-C cancels the run and waits.
 

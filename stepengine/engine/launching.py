@@ -171,16 +171,24 @@ class Launcher:
 
     # --- what a caller asks for ---------------------------------------------------------------------------------------
 
-    def asked(self, agent: AgentLike, prompt: str, options: dict[str, Any], hub: Hub | None = None) -> EngineRun:
+    def asked(self, agent: AgentLike, prompt: str | None, options: dict[str, Any], hub: Hub | None = None) -> EngineRun:
         """
         Return the run that a caller asks for with the options of ``RunOptions``; *hub* is the event stream it goes on.
         """
         journal = options.pop("journal", None)
         info = info_of(options)
         request = RunRequest(agent=self.catalog.find(agent), prompt=prompt, info=info, hub=hub, **options)
+        request = self.handed(request, request.previous)
         if self.sessions is None:
             return self.planned(request, journal)
         return self._in_session(self.sessions, request, journal)
+
+    def handed(self, request: RunRequest, previous: object) -> RunRequest:
+        """Return *request* to the agent to which the conversation of *previous* was handed over, where it was."""
+        agent_id = previous.handed_to if isinstance(previous, AgentState) else None
+        if agent_id is None or agent_id == normalised_id(request.agent.definition.id):
+            return request
+        return attrs.evolve(request, agent=self.catalog.find_handed(request.agent, agent_id))
 
     def _in_session(self, sessions: EngineSessions, request: RunRequest, journal: JournalLike | None) -> EngineRun:
         """Return a run that learns what it starts from when it was let into its session; what is wrong is told before."""
@@ -201,6 +209,7 @@ class Launcher:
             journal,
             let_in=partial(self.planned, made=made),
             again=self.again,
+            handed=self.handed,
             now=self.services.clock.now,
         )
         return live
@@ -222,6 +231,8 @@ class Launcher:
             made: How it was planned then, before it was known what it goes on from.
         """
         answers = request.answers
+        # Another agent may have the conversation by now.
+        made = made if made is not None and made.request.agent is request.agent else None
         request = reopening(request)
         if journal is None:
             return self._prepare(self._now(request, made), into=into)
@@ -267,6 +278,8 @@ class Launcher:
                 answers=session.answers,
                 hub=None if into is None else into.tree.hub,
             )
+            # A durable run is recorded under the agent that was named, which may have handed the conversation over before.
+            request = self.handed(request, opening.previous) if agent is None else request
         except BaseException:
             session.close()
             raise

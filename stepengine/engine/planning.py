@@ -31,7 +31,7 @@ from stepengine.data.questions import Answer, AnswerLike, Question, answer_probl
 from stepengine.data.state import AgentState, RunInfo, suspended_at
 from stepengine.data.tools import Driving, Spawning, ToolSpec, Yielding, made_bindings
 from stepengine.data.transcript import Transcript
-from stepengine.engine.catalog import Agent, Catalog, Uses, instructions_note
+from stepengine.engine.catalog import Agent, Catalog, Uses, instructions_note, without_notes
 from stepengine.errors import AnswerRejected, DataError, HandlerError, InputError, StepEngineError, UnknownModel
 from stepengine.machine.author import handler_error, note_location
 from stepengine.machine.plan import RunPlan, ToolBody
@@ -56,6 +56,7 @@ __all__ = (
 
 NO_INFO = RunInfo()
 NO_CONTEXT = JsonDict()
+NO_HISTORY = Transcript()
 # The limits that count for a run and all below it: a child may have less of them than its parent, and never more.
 # `max_steps` and the like are each run's own.
 TREE_WIDE = ("max_tokens", "max_cost_usd", "max_seconds", "max_depth", "max_total_children")
@@ -71,6 +72,10 @@ def _divergence(_: object, __: object, given: object) -> None:
     if given not in ("raise", "stop", "keep"):
         msg = f"on_divergence is one of raise, stop, keep, not {given!r}"
         raise InputError(msg, issues=(msg,))
+
+
+def _text_or_none(value: str | None) -> str:
+    return "" if value is None else value
 
 
 @frozen(kw_only=True)
@@ -94,7 +99,7 @@ class RunRequest:
     """
 
     agent: Agent
-    prompt: str = ""
+    prompt: str = attrs.field(default="", converter=_text_or_none)
     params: Any = None
     previous: AgentState | None = None
     info: RunInfo = NO_INFO
@@ -283,7 +288,7 @@ class Planner:
         if agent.at_provider is not None:
             agent = _as_for(agent, agent.at_provider, model)
         definition, inherited = agent.definition, effect.parent()
-        inherits = definition.inherit_parent_system_prompt or effect.is_inline
+        inherits = not effect.is_hand_off and (definition.inherit_parent_system_prompt or effect.is_inline)
         plan = self._plan(
             agent,
             # The id of a child is that of its root with the path behind it: known before the child begins, the same
@@ -676,12 +681,15 @@ def continue_state(plan: RunPlan, agent: Agent, previous: AgentState | None) -> 
     if previous is not None and not isinstance(previous, AgentState):
         msg = f"previous is an AgentState, such as result.state, not a {type(previous).__name__}"
         raise InputError(msg, issues=("previous should be an AgentState",))
-    history = previous.message_history if previous is not None else Transcript()
+    history, view = NO_HISTORY, NO_HISTORY
+    if previous is not None:
+        own = previous.agent_id in ("", plan.definition.id)
+        history, view = _inherited_history(previous, is_same=own)
     return AgentState(
         run_id=plan.run_id,
         agent_id=plan.definition.id,
         message_history=history,
-        view=previous.view if previous is not None else history,
+        view=view,
         system_prompt=_constant_system_prompt(agent),
         tool_definitions=agent.specs,
         steps_remaining=plan.limits.max_steps or 0,
@@ -690,6 +698,7 @@ def continue_state(plan: RunPlan, agent: Agent, previous: AgentState | None) -> 
         next_call=previous.next_call if previous is not None else 1,
         id_prefix=previous.id_prefix if previous is not None else "c",
         left_out=previous.left_out if previous is not None else (),
+        handed_to=previous.handed_to if previous is not None else None,
     )
 
 
@@ -699,18 +708,28 @@ def _constant_system_prompt(agent: Agent) -> str:
     return prompt if isinstance(prompt, str) else ""
 
 
+def _inherited_history(parent: AgentState, *, is_same: bool) -> tuple[Transcript, Transcript]:
+    """Return record and view as a child inherits them; *is_same* where it sends its parent's prompt as well."""
+    # Byte for byte with the parent's prompt, for the provider's cache. Without it nothing is cached, and the child would
+    # take its parent's agents for its own.
+    if is_same:
+        return parent.message_history, parent.view
+    record = without_notes(parent.message_history)
+    return record, record if parent.view is parent.message_history else without_notes(parent.view)
+
+
 def _child_state(plan: RunPlan, agent: Agent, parent: AgentState) -> AgentState:
     definition = agent.definition
     inherits = definition.include_message_history or plan.is_inline
-    history = parent.message_history if inherits else Transcript()
     same_prompt = plan.sent is not None
+    history, view = _inherited_history(parent, is_same=same_prompt) if inherits else (NO_HISTORY, NO_HISTORY)
     return AgentState(
         run_id=plan.run_id,
         agent_id=definition.id,
         parent_id=parent.run_id,
         ancestor_run_ids=(*parent.ancestor_run_ids, parent.run_id),
         message_history=history,
-        view=parent.view if inherits else history,
+        view=view,
         system_prompt=parent.system_prompt if same_prompt else _constant_system_prompt(agent),
         tool_definitions=parent.tool_definitions if same_prompt else agent.specs,
         steps_remaining=plan.limits.max_steps or 0,

@@ -1,9 +1,10 @@
 """
 The members of one reply, or of one yield: validate and judge the calls, carry all out, in one fixed order.
 
-Calls run one after another, unless every call is to a ``parallel_safe`` tool and none ends the turn; then the batch takes
-four passes: judge all, ask all questions at once, run all that is allowed at once, let the hooks look at all results.
-Results are always in the order in which they were asked for, and every call has one, whatever happens.
+Calls run one after another, with two exceptions: every call is to a ``parallel_safe`` tool and none ends the turn, or every
+call starts children. Then the batch takes four passes: judge all, ask all questions at once, run all that is allowed at
+once, let the hooks look at all results. Results are always in the order in which they were asked for, and every call has
+one, whatever happens.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from typing import NamedTuple
 
+import attrs
+
 from stepengine.data import events as ev
-from stepengine.data.effects import AskPerson, Leaf, Notify
+from stepengine.data.effects import AskPerson, Leaf, Notify, Spawn
 from stepengine.data.json import canonical
 from stepengine.data.messages import ToolCallPart, ToolResult
 from stepengine.data.outcomes import Failure, Single, Stop
 from stepengine.data.questions import NOBODY, REFUSED, REMEMBERED, Answer, Decision, Question, covering_rule
-from stepengine.data.tools import FIND_TOOLS
+from stepengine.data.tools import FIND_TOOLS, Spawning, ToolBinding
 from stepengine.data.yields import Parallel
 from stepengine.errors import LimitExceeded, LimitReached, StepEngineError
 from stepengine.machine import hooks
@@ -102,7 +105,7 @@ def run_batch(run: RunState, members: Sequence[EffectMember], asked: Parallel[ob
     if asked is not None:
         return _in_passes(run, members, calls_among(members), asked)
     calls: Sequence[ToolMember] = members  # type: ignore[assignment]
-    return _in_passes(run, calls, calls) if len(calls) > 1 and _is_parallel(calls) else _in_turn(run, calls)
+    return _in_passes(run, calls, calls) if len(calls) > 1 and _is_parallel(run, calls) else _in_turn(run, calls)
 
 
 def calls_among(members: Sequence[EffectMember]) -> list[ToolMember]:
@@ -116,12 +119,25 @@ def calls_among(members: Sequence[EffectMember]) -> list[ToolMember]:
     return calls
 
 
-def _is_parallel(calls: Sequence[ToolMember]) -> bool:
+def _is_parallel(run: RunState, calls: Sequence[ToolMember]) -> bool:
     # All or nothing. To run the safe ones of a mixed reply at once and the others in turn was possible, too, but which
     # of a reader and a writer comes first would then depend on their kinds, and the model, which wrote an order, could
     # not rely on it. Calls without a spec have their error already and stand in nobody's way.
-    known = [(call.how, call.spec) for call in calls if call.spec is not None]
-    return all(spec.parallel_safe and not spec.ends_turn and how in RUN_FREELY for how, spec in known)
+    known = [call.binding for call in calls if call.binding is not None]
+    return all(map(_runs_freely, known)) or (
+        all(map(_starts_children, known)) and run.plan.limits.max_concurrent_children != 1
+    )
+
+
+def _runs_freely(tool: ToolBinding) -> bool:
+    return tool.spec.parallel_safe and not tool.spec.ends_turn and tool.runs.how in RUN_FREELY
+
+
+def _starts_children(tool: ToolBinding) -> bool:
+    """Return whether a call of *tool* only starts children that have their own conversation."""
+    # Children work in the same files at most as those of one `spawn_agents` do, which run at once, too. An inline child
+    # changes the conversation, and its siblings would have to read it before or after that.
+    return type(tool.runs) is Spawning and not tool.runs.is_inline and not tool.spec.ends_turn
 
 
 def _in_turn(run: RunState, calls: Sequence[ToolMember]) -> Flow[None]:
@@ -235,6 +251,8 @@ def _together(
         yield from _judged_together(run, valid)
         valid = [call for call in valid if call.result is None]
     effects, races = yield from _all_begun(members)
+    if asked is None:
+        effects = _as_siblings(effects)
     # A call that was denied or invalid has failed before anything began, and that is a failure like any other: without
     # this its siblings would run although `fail_fast` was asked for.
     failed = fail_fast and any(call.result is not None and call.result.is_error for call in calls)
@@ -242,13 +260,16 @@ def _together(
         effects, concurrency=concurrency, fail_fast=fail_fast, has_failed=failed, races=races
     )
     # Not a single child was begun, since a limit has no room for so many: that is thrown at the yield
-    # (reliability:SP02). Where some ran, what they found must not be lost, and the refusal stays in its entry.
-    if outcomes and all(map(_has_no_room, outcomes)):
+    # (reliability:SP02). Where some ran, what they found must not be lost, and the refusal stays in its entry. A model
+    # has no yield: it reads every refusal in its entry.
+    if asked is not None and outcomes and all(map(_has_no_room, outcomes)):
         run.unwrap(outcomes[0])
     stops = _distribute_outcomes(members, outcomes)
     # One after another, after all have ended: following up may ask for further effects, whose numbers have to come in
     # the order of the calls.
     for call in valid:
+        if call.how == "spawns" and not stops:
+            yield Notify(call.finished())
         if call.is_followed and not stops:
             yield from follow_up(call)
         yield from _after(call)
@@ -283,6 +304,12 @@ def _all_begun(members: Sequence[EffectMember]) -> Flow[tuple[Sequence[Leaf], tu
     return effects, tuple(races)
 
 
+def _as_siblings(effects: Sequence[Leaf]) -> Sequence[Leaf]:
+    """Return *effects* with children that know how many start together: those of all calls of the reply."""
+    count = sum(type(effect) is Spawn for effect in effects)
+    return [attrs.evolve(one, of=count) if type(one) is Spawn and one.of != count else one for one in effects]
+
+
 def _conclude(members: Sequence[EffectMember]) -> None:
     # Only races have something to conclude. Every other member made its result when it took its outcomes.
     for member in members:
@@ -309,6 +336,9 @@ def _begin_member(member: EffectMember) -> Flow[Sequence[Leaf]]:
     if member.how == "control":
         yield from carry_out(member)
         return ()
+    # The driver shows the children, but not the call that starts them.
+    if member.how == "spawns":
+        yield Notify(member.started())
     return member.effects()
 
 
@@ -329,7 +359,8 @@ def _distribute_outcomes(members: Sequence[EffectMember], outcomes: Sequence[Sin
     # By position: the effects were handed out member by member, so each member's outcomes are one slice. The numbers of
     # effects are no help here, as several may be given to one call.
     for member in members:
-        if member.handed_out:
+        # A call of which no child may start needs nothing, and has its result all the same.
+        if member.handed_out or member.result is None:
             first, position = position, position + len(member.handed_out)
             stop = member.take(outcomes[first:position])
             stops += [] if stop is None else [stop]
@@ -457,6 +488,11 @@ def _apply_answer(call: ToolMember, effect: AskPerson, answers: Sequence[Answer]
     rule_id = None if remembered is None else str(remembered["id"])
     yield from _notify_decision(call, "allow" if answer.agrees else "deny", rule_id, answer)
     if answer.by == NOBODY:
+        name = call.own_name
+        call.run.side_events.tell(
+            f"agent {call.run.agent.id!r}: calls of {name!r} need a person's approval, and nobody can be "
+            "asked in this run, so they do not run. Pass journal= and answer with engine.resume(journal, answers=...), or give the engine an interactor"
+        )
         _deny(call, UNATTENDED.format(call.asked.tool_name))
     elif answer.by == REFUSED:  # by the tool, as it would have been after a yes: nobody's no is counted
         call.finish(ToolResult.error(answer.reason))

@@ -1069,8 +1069,11 @@ class ToolMember(EffectMember):
         children: list[ChildResult] = [
             next(given) if isinstance(child, ef.Spawn) else child for child in self._children
         ]
-        if runs.is_inline:
-            run.take_history(children[0], self.asked.tool_call_id)
+        # A child that failed may have left half of something; the conversation then stays as it was
+        # (generator-contract:L23).
+        left = children[0].left if runs.is_inline and not children[0].is_error else None
+        if left is not None:
+            run.take_history(left, self.asked.tool_call_id)
         self.settle(runs.shown(children), max([outcome.at for outcome in outcomes], default=0))
         return None
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from stepengine.data.definition import normalised_id
 from stepengine.data.hooks import Change
-from stepengine.data.json import JsonDict, JsonValue, compact
+from stepengine.data.json import JsonDict, compact
 from stepengine.data.messages import AssistantMessage, ToolResult, UserMessage
 from stepengine.data.tools import Action, ToolSpec
 from stepengine.data.wire import from_dicts
 from stepengine.errors import AgentError
 from stepengine.machine.finding import find_hidden_tools, with_finder
 from stepengine.machine.plan import RunPlan
+from stepengine.machine.spawning import not_allowed, resolve_agent_id
 from stepengine.machine.state import RunState
 
 __all__ = ("HANDLER_ONLY", "offered_of", "run_control")
@@ -40,14 +42,11 @@ def _message_result(message: str) -> ToolResult:
 
 def _set_output(run: RunState, value: JsonDict) -> ToolResult:
     _warn_of_mode(run)
-    candidates: list[JsonValue] = [value]
-    if "data" in value and (run.output.is_checked or len(value) == 1):
-        candidates.append(value["data"])
     if not run.output.is_checked:
-        run.output.set(candidates[-1])
+        run.output.set(value["data"] if list(value) == ["data"] else value)
         run.note_output()
         return _message_result("Output set.")
-    if run.output.offer(*candidates):
+    if run.output.offer_said(value):
         run.note_output()
         return _message_result("Output set.")
     listed = "; ".join(run.output.issues)
@@ -80,6 +79,19 @@ def _add_message(run: RunState, value: JsonDict) -> ToolResult:
 
 def _end_turn(_: RunState, value: JsonDict) -> ToolResult:
     return _message_result(value.get("message") or "Turn ended.")
+
+
+def _hand_off(run: RunState, value: JsonDict) -> ToolResult:
+    own, wanted = run.agent.id, value["agent"]
+    if run.plan.is_inline and run.plan.sent is not None:
+        return ToolResult.error(f"Agent {own!r} works in the conversation of another agent and cannot hand it over.")
+    found = resolve_agent_id(run, wanted)
+    if found is None:
+        return ToolResult.error(not_allowed(own, wanted, run.plan.agents or {}).message)
+    if found == normalised_id(own):
+        return ToolResult.error(f"Agent {own!r} has the conversation already.")
+    run.hand_off.assign(found)
+    return _message_result(f"The conversation goes on with agent {found}.")
 
 
 def _task_completed(_: RunState, __: JsonDict) -> ToolResult:
@@ -119,6 +131,7 @@ _ACTIONS: Mapping[Action, Callable[[RunState, JsonDict], ToolResult]] = {
     "set_messages": _set_messages,
     "add_message": _add_message,
     "end_turn": _end_turn,
+    "hand_off": _hand_off,
     "task_completed": _task_completed,
     "write_todos": _write_todos,
     "think_deeply": _think_deeply,

@@ -69,7 +69,7 @@ SPAWNS = frozenset({y.ToolCall, y.AgentCall, y.Parallel})
 YIELDS = rows_for("handler")
 OF_TOOLS = rows_for("tool")
 ACCEPTED_OF_TOOLS = names_of_yieldables("tool")
-OF_CONVERSATION = ("set_messages", "add_message", "end_turn", "task_completed")
+OF_CONVERSATION = ("set_messages", "add_message", "end_turn", "hand_off", "task_completed")
 """Control tools that touch the conversation of a run, which the body of a tool has not."""
 
 
@@ -225,8 +225,13 @@ def _place(author: Author) -> str:
     return author.location.replace("\\", "/").rpartition("/")[2]
 
 
-def _result(run: RunState, results: tuple[ToolResult, ...] = (), value: object = None) -> y.StepResult:
-    return y.StepResult(run.frozen(), results, run.steps_complete, value=value)
+def _result(
+    run: RunState, results: tuple[ToolResult, ...] = (), value: object = None, texts: tuple[str, ...] = ()
+) -> y.StepResult:
+    output, state, of_turn = run.output, run.frozen(), None
+    if output.is_given:
+        state, of_turn = output.shown_in(state), output.decoded() if output.is_of_turn else None
+    return y.StepResult(state, results, run.steps_complete, texts, value, of_turn)
 
 
 def _steps(run: RunState, _: Author, asked: Any) -> Answer:
@@ -404,7 +409,7 @@ def _generate(run: RunState, _: Author, asked: y.GenerateN) -> Answer:
         text = f"{dropped} tool calls in candidates were dropped; candidates are text"
         yield Notify(ev.HandlerNotice(path=run.plan.path, seq=run.seq, kind="calls_dropped", message=text))
     texts = tuple([reply.said for reply in replies])
-    return y.StepResult(run.frozen(), steps_complete=run.steps_complete, n_responses=texts)
+    return _result(run, texts=texts)
 
 
 def _step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from stepengine.data.json import freeze
+from stepengine.data.json import JsonValue, freeze
+from stepengine.data.makers import changer_of
+from stepengine.data.state import AgentState
 from stepengine.errors import HandlerError, OutputMissing, StepEngineError
 from stepengine.machine.plan import RunPlan
 
 __all__ = ("Output",)
+
+_with_output = changer_of(AgentState, "output")
 
 
 class Output:
@@ -18,19 +23,23 @@ class Output:
     Attributes:
         value: The JSON that stands there.
         is_given: Whether there is an output, whatever value stands there: ``None`` may be one.
+        is_of_turn: Whether it was set in the current turn.
         issues: What was wrong with the last attempt; empty once one was right.
         refused: The value of that attempt.
     """
 
-    __slots__ = ("_plan", "is_given", "issues", "refused", "value")
+    __slots__ = ("_decoded", "_plan", "_shown", "is_given", "is_of_turn", "issues", "refused", "value")
 
     def __init__(self, plan: RunPlan, value: Any) -> None:
         """Begin with *value*, the output in the state that the run continues."""
         self._plan = plan
         self.value = value
         self.is_given = value is not None
+        self.is_of_turn = False
         self.issues: tuple[str, ...] = ()
         self.refused: Any = None
+        self._decoded: tuple[JsonValue, object] | None = None
+        self._shown: tuple[AgentState, AgentState] | None = None
 
     @property
     def is_checked(self) -> bool:
@@ -40,8 +49,31 @@ class Output:
     def set(self, value: object) -> None:
         """Replace the output; *value* is not checked."""
         self.value = freeze(value)
-        self.is_given = True
+        self.is_given = self.is_of_turn = True
         self.issues = ()
+
+    def offer_said(self, value: Any) -> bool:
+        """
+        Set the output to *value*, which a model said, or to what is in its member ``data``; return whether one fits.
+
+        Where ``data`` is the only member and no field of the schema, it is tried first: the whole object may fit, too,
+        such as a model whose fields all have defaults, and would hide it.
+        """
+        if not isinstance(value, Mapping) or "data" not in value:
+            return self.offer(value)
+        if len(value) > 1 or self._has_field_data():
+            return self.offer(value, value["data"])
+        if self.offer(value["data"]):
+            return True
+        issues = self.issues
+        if self.offer(value):
+            return True
+        self.issues = issues
+        return False
+
+    def _has_field_data(self) -> bool:
+        schema: Mapping[str, Any] = self._plan.output_json_schema or {}
+        return schema.get("type") == "object" and "data" in schema.get("properties", {})
 
     def offer(self, *values: Any) -> bool:
         """Set the first of *values* that fits; if none does, note what is wrong with the best one and return ``False``."""
@@ -56,6 +88,19 @@ class Output:
         self.issues = min(refused, key=len)
         self.refused = values[0]
         return False
+
+    def begin_turn(self) -> None:
+        """Note that a new turn begins, which has set no output yet."""
+        self.is_of_turn = False
+
+    def shown_in(self, state: AgentState) -> AgentState:
+        """Return *state* with this output in the author's own type."""
+        if self._plan.decode_output is None or state.output is None:
+            return state
+        # The same object for the same state: whoever compares two states compares no transcripts.
+        if self._shown is None or self._shown[0] is not state:
+            self._shown = state, _with_output(state, self.decoded())
+        return self._shown[1]
 
     def void(self) -> None:
         """Take the output for none from now on, until another is set."""
@@ -81,8 +126,11 @@ class Output:
         decode = self._plan.decode_output
         if decode is None:
             return self.value
+        if self._decoded is not None and self._decoded[0] is self.value:
+            return self._decoded[1]
         try:
-            return decode(self.value)
+            self._decoded = self.value, decode(self.value)
+            return self._decoded[1]
         except Exception as error:
             msg = (
                 f"the output of agent {self._plan.definition.id!r} cannot be read back: {type(error).__name__}: {error}"

@@ -490,7 +490,9 @@ ORDER: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "thought": {"TextCompleted": "tools"},
         "tools": {**_stay("tools", *HOOKS, *BATCH), "ToolStarted": "control"},
-        "control": {**_stay("control", *OWN), "ToolFinished": "tools"},
+        "control": {**_stay("control", *OWN), "ToolFinished": "tools", "ToolStarted": "children"},
+        # Several calls that start children are open at once: all start, and all end, before anything else happens.
+        "children": _stay("children", *HOOKS, "ToolStarted", "ToolFinished"),
         "post_step": _stay("post_step", *HOOKS),
         "on_stop": {**_stay("on_stop", *HOOKS), "StepFinished": "handler"},
         "asking_last": {"Value": "answered", "Failure": "handler"},
@@ -522,6 +524,7 @@ SILENT: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "replied": ("tools",),
         "thought": ("tools",),
         "tools": ("post_step",),
+        "children": ("post_step",),
         "post_step": ("on_stop",),
         "answered": ("handler",),
         "last_thought": ("handler",),

@@ -14,12 +14,12 @@ from types import GeneratorType
 from typing import Any, NamedTuple, TypeVar, assert_never
 
 from stepengine.data import events as ev
-from stepengine.data.effects import RUNS, WAITS, AskPerson, Effect, Gather, Notify
+from stepengine.data.effects import RUNS, WAITS, AskPerson, Effect, Gather, Notify, Spawn
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import compact, thaw
 from stepengine.data.messages import TextPart, UserMessage
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Stop, Value
-from stepengine.data.state import AgentState, RunPhase, RunStatus, no_longer_waiting
+from stepengine.data.state import AgentState, ChildResult, RunPhase, RunStatus, no_longer_waiting
 from stepengine.data.tools import timed_out
 from stepengine.errors import HandlerError, LimitExceeded, LimitReached, StepEngineError, ToolError
 from stepengine.machine import hooks
@@ -48,6 +48,7 @@ class _Ending(NamedTuple):
     stop: Stop | None = None
     output: Any = None
     was_returned: bool = False
+    text: str | None = None
 
 
 class Machine(Generator[Effect, Outcome | None, Finished]):
@@ -270,6 +271,8 @@ def _until_end(run: RunState) -> Flow[_Ending]:
             yield from hooks.pre_run(run)
         run.begin_run()
         returned = yield from (run_alone(run) if run.agent.handle_steps is None else converse(run, _handler(run)))
+        if run.hand_off.agent_id is not None and run.budget.reached is None:
+            return (yield from _hand_over(run, run.hand_off.agent_id))
         yield from settle_output(run, returned)
     # The order of these is that of what is stronger: a stop from outside, a hook that aborts, a spent limit, and last
     # an error.
@@ -285,6 +288,28 @@ def _until_end(run: RunState) -> Flow[_Ending]:
     if run.budget.reached is not None:
         return _end_at_limit(run, run.budget.reached, returned)
     return _with_output(run, RunStatus.TRUNCATED if run.truncated else RunStatus.COMPLETED, returned)
+
+
+def _hand_over(run: RunState, agent_id: str) -> Flow[_Ending]:
+    """
+    Let another agent continue the conversation; the run ends as that one does, with its output.
+
+    Raises:
+        Stopped: when the run is stopped meanwhile, such as for a question of the other agent.
+        StepEngineError: when the other agent could not start.
+    """
+    # An effect with a number, as of any child: recorded, resumed and replayed as these are.
+    effect = Spawn(run.number(), agent_id, parent=run.inheritable, is_inline=True, at=run.now)
+    child: ChildResult = run.unwrap((yield effect))  # type: ignore[arg-type]  # of one effect comes one outcome
+    run.spent.count_child(child)
+    if child.left is not None:
+        run.take_history(child.left)
+        # It may have handed the conversation on, and then the next message is for that agent.
+        run.hand_off.assign(child.left.handed_to or agent_id)
+    error = child.error
+    if child.status is RunStatus.FAILED and error is None:
+        error = StepEngineError(f"agent {agent_id!r}, to which the conversation was handed over, failed")
+    return _Ending(child.status, error, output=child.output, text=child.text)
 
 
 def _end_stopped(stop: Stop) -> _Ending:
@@ -385,7 +410,7 @@ def _context(run: RunState) -> StepContext:
     return StepContext(
         prompt=plan.prompt,
         params=plan.params,
-        agent_state=run.frozen(),
+        agent_state=run.output.shown_in(run.frozen()),
         model=plan.model,
         logger=run.side_events,
         random=plan.random,  # type: ignore[arg-type]  # whoever plans for a handler gives one
@@ -454,6 +479,12 @@ def _tell(run: RunState, ending: _Ending) -> Flow[None]:
             assert_never(ending.status)
 
 
+def _text_at_end(run: RunState, ending: _Ending) -> str:
+    if ending.status is RunStatus.SUSPENDED or run.plan.body is not None:
+        return ""
+    return text_of(run) if ending.text is None else ending.text
+
+
 def _make_finished(run: RunState, ending: _Ending) -> Finished:
     children = run.spent.children
     if children and ending.status is not RunStatus.SUSPENDED:
@@ -463,7 +494,7 @@ def _make_finished(run: RunState, ending: _Ending) -> Finished:
         state=run.frozen(),
         stop_reason=run.stop_reason,
         output=ending.output,
-        text="" if ending.status is RunStatus.SUSPENDED or run.plan.body is not None else text_of(run),
+        text=_text_at_end(run, ending),
         error=ending.error,
         is_left=ending.stop is not None and ending.stop.kind == "shutdown",
         limit=run.budget.reached,

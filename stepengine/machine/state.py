@@ -23,7 +23,7 @@ from stepengine.data.messages import Message, ToolCallLog, UserMessage
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import BodyEnd, Failure, Gathered, SetOutput, Single, Stop, Value
 from stepengine.data.questions import Question
-from stepengine.data.state import AgentState, ChildResult
+from stepengine.data.state import AgentState
 from stepengine.data.tools import RECALL_HISTORY, ToolBinding, ToolLike, ToolSpec, made_bindings
 from stepengine.data.usage import Usage
 from stepengine.errors import (
@@ -36,6 +36,7 @@ from stepengine.machine.author import Author
 from stepengine.machine.background import NO_CHILDREN, Background
 from stepengine.machine.budget import Budget, is_spent, raisable_error
 from stepengine.machine.finding import with_finder
+from stepengine.machine.hand_off import HandOff
 from stepengine.machine.history import CallIds, RunHistory
 from stepengine.machine.output import Output
 from stepengine.machine.plan import RunPlan
@@ -91,6 +92,7 @@ class RunState:
         place: Of the body of a tool, the text that it works through and the line of that, from 1, where it is.
         background: Its children in the background.
         authors: The author's generators that it is in: its handler or the body of a tool, and the hook or tool that this waits for.
+        hand_off: Which agent has the conversation.
     """
 
     # Slots by hand, as this is the one class of the machine that is edited: what is frozen stands around it. A slip in
@@ -116,6 +118,7 @@ class RunState:
         "coming_call_id",
         "computed",
         "definitions",
+        "hand_off",
         "has_asked",
         "history",
         "inbox",
@@ -181,6 +184,7 @@ class RunState:
         self.computed: list[JsonValue] = []
         self.place: tuple[str, int] | None = None
         self.authors: list[Author] = []
+        self.hand_off = HandOff(state.handed_to)
         # One empty value that all runs share: hardly a run has children in the background, and the question `is not
         # NO_CHILDREN` at each step costs no call.
         self.background: Background = NO_CHILDREN
@@ -253,6 +257,7 @@ class RunState:
             pending=self.pending,
             next_call=self.call_ids.next,
             left_out=history.left_out,
+            handed_to=self.hand_off.handed_to,
         )
         return value
 
@@ -270,6 +275,7 @@ class RunState:
             and known.system_prompt is self.system_prompt
             and known.tool_definitions is self.definitions
             and known.pending is self.pending
+            and known.handed_to == self.hand_off.handed_to
         )
 
     def model_of(self, override: str | None = None) -> str:
@@ -465,6 +471,8 @@ class RunState:
         # Before the request is made, and in the view alone: what an ephemeral tool said earlier is not sent again, and
         # the record keeps it (reliability:TL23).
         self.history.expire_results()
+        if self.steps_complete:
+            self.output.begin_turn()
         if self.inbox:
             self.take_inbox()
 
@@ -625,14 +633,11 @@ class RunState:
         """What hooks share with later ones."""
         return self._values
 
-    def take_history(self, child: ChildResult, call_id: str) -> None:
-        """Replace the run's history and context by what an inline child leaves."""
-        # A child that failed may have left half of something; the conversation then stays as it was
-        # (generator-contract:L23).
-        if child.left is not None and not child.is_error:
-            record, view = self.history.left_by_inline(child.left, call_id)
-            self._context = child.left.context
-            self.apply(Change(messages=record, view=None if view is record else view))
+    def take_history(self, left: AgentState, call_id: str = "") -> None:
+        """Replace the run's history and context by what an inline child left, which the call *call_id* started."""
+        record, view = self.history.left_by_inline(left, call_id)
+        self._context = left.context
+        self.apply(Change(messages=record, view=None if view is record else view))
 
     def keep_tail(self, tail: tuple[Message, ...]) -> None:
         """Send *tail* at the end of every request from now on."""

@@ -24,6 +24,7 @@ from stepengine.data.models import (
     ToolCallEnded,
     ToolCallStarted,
 )
+from stepengine.data.schemas import nest_schema
 from stepengine.data.tools import ToolSpec
 
 __all__ = ("ANSWER", "AnswerChunks", "answer_of", "as_text", "asked_by_tool", "is_by_tool")
@@ -32,7 +33,6 @@ ANSWER = "final_answer"
 SAYS = "Gives the final answer, once nothing else is left to do: its input is the answer itself."
 WHOLE = "answer"
 """The member that holds an answer which is not an object, as the input of a tool must be one."""
-DEFINITIONS = ("$defs", "definitions")
 
 
 def asked_by_tool(request: ModelRequest, spec: ToolSpec) -> ModelRequest:
@@ -51,8 +51,7 @@ def answer_of(schema: Mapping[str, object]) -> ToolSpec:
     """Return the tool whose input is an answer by *schema*."""
     if _is_object(schema):
         return ToolSpec(ANSWER, SAYS, schema, strict=True)
-    defined = {name: schema[name] for name in DEFINITIONS if name in schema}
-    inner = {name: value for name, value in schema.items() if name not in defined}
+    inner, defined = nest_schema(schema, WHOLE)
     members = {"type": "object", "properties": {WHOLE: inner}, "required": [WHOLE], "additionalProperties": False}
     return ToolSpec(ANSWER, SAYS, {**members, **defined}, strict=True)
 

@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+from stepengine.data.schemas import DEFINITIONS
 from stepengine.data.tools import ToolSpec
 
 __all__ = ("MAX_OPTIONAL", "optional_in", "plain_schema", "strict_form", "unpromised")
 
-DEFINITIONS = ("$defs", "definitions")
 MAX_DEPTH, NESTED, MOST_PARTS = 32, 1, 20_000
 NULL = {"type": "null"}
 

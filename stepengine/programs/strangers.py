@@ -723,6 +723,7 @@ class _HandlerRun(RunsProgram):
             "steps_complete": ["json", result.steps_complete],
             "n_responses": _encode_value(result.n_responses),
             "value": _encode_value(result.value, self._state_number),
+            "output": _encode_value(result.output),
             "text": ["json", result.text],
         }
 
@@ -940,7 +941,7 @@ def _state(state: AgentState, number: int) -> dict[str, Any]:
     return {
         **{name: ["json", getattr(state, name)] for name in plain},
         **{name: ["json", list(getattr(state, name))] for name in lists},
-        "output": ["json", thaw(state.output)],
+        "output": _encode_value(state.output),
         "cost": ["json", None if state.cost is None else float(state.cost)],
         "_se_number": ["json", number],
     }

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from attrs import frozen
 
 from stepengine.data.json import JsonDict, JsonList, compact, freeze, freeze_object
+from stepengine.data.schemas import NAMED_SCHEMAS, SCHEMAS
 from stepengine.data.tools import Validated
 from stepengine.errors import DataError, DefinitionError
 from stepengine.tooling.places import is_bundled, place_of
-from stepengine.tooling.schemas import NAMED_SCHEMAS, SCHEMAS, refusal
+from stepengine.tooling.schemas import refusal
 from stepengine.tooling.signatures import Signature
 
 if TYPE_CHECKING:

@@ -14,16 +14,17 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.json import JsonDict, freeze
+from stepengine.data.json import JsonDict, freeze, freeze_object
 from stepengine.data.messages import ToolResult
 from stepengine.data.questions import Answer, Interactor, Question, checked_interactor
+from stepengine.data.schemas import nest_schema
 from stepengine.data.tools import Action, Asking, Control, Runs, ToolAnnotations, ToolBinding, ToolSpec, Validated
 from stepengine.data.wire import from_dicts
 from stepengine.errors import DataError, TranscriptError
 from stepengine.machine.control import HANDLER_ONLY
 from stepengine.tooling.definition import Tool
 from stepengine.tooling.repair import Aliases, repairer
-from stepengine.tooling.schemas import STRING, described, object_schema, validator
+from stepengine.tooling.schemas import STRING, UNFIT_AT_TOP, described, object_schema, validator
 
 __all__ = (
     "ALIASES",
@@ -57,6 +58,13 @@ Usage: call it alone, when everything that was asked for is done.
 Examples: {} or {"message": "Renamed the function in three files."}
 When not to use: while there is work left; simply stopping also ends the turn.
 Notes: calls after it in the same reply are not executed."""
+HAND_OFF = """\
+Hand the conversation over to another agent, which answers from now on.
+
+Usage: give the id of one of the agents that you may run; it sees the whole conversation.
+Examples: {"agent": "billing"}
+When not to use: to get a result that you need yourself; run the agent instead.
+Notes: your turn ends with this call; calls after it in the same reply are not executed."""
 TASK_COMPLETED = """\
 Say that the whole task is done; the turn ends only when this is called.
 
@@ -202,6 +210,13 @@ def control_tools_by_name() -> Mapping[str, Tool]:
             ends_turn=True,
             forces_next_step=True,
         ),
+        _control(
+            "hand_off",
+            HAND_OFF,
+            object_schema(("agent",), agent=described(STRING, "The agent's id.")),
+            ends_turn=True,
+            forces_next_step=True,
+        ),
         _control("task_completed", TASK_COMPLETED, object_schema(), ends_turn=True),
         _control(
             "write_todos",
@@ -243,10 +258,18 @@ def set_output_binding(schema: JsonDict) -> ToolBinding:
     The machine checks the input by the agent's own ``validate_output``.
     """
     free = control_tools_by_name()["set_output"].binding()
-    is_object = schema.get("type") == "object"
-    shown = schema if is_object else object_schema(("data",), data=schema)
-    spec = attrs.evolve(free.spec, input_schema=shown)
+    spec = attrs.evolve(free.spec, input_schema=schema if _fits_at_top(schema) else _inside_data(schema))
     return ToolBinding(spec, lambda value: Validated(value, value), runs=free.runs)
+
+
+def _fits_at_top(schema: JsonDict) -> bool:
+    """Return whether providers accept *schema* as the input of a tool."""
+    return schema.get("type") == "object" and not any(word in schema for word in UNFIT_AT_TOP)
+
+
+def _inside_data(schema: JsonDict) -> JsonDict:
+    inner, definitions = nest_schema(schema, "data")
+    return freeze_object({**object_schema(("data",), data=inner), **definitions})
 
 
 def control_tools() -> list[Tool]:
@@ -254,9 +277,11 @@ def control_tools() -> list[Tool]:
     Return ``set_output``, ``end_turn``, ``task_completed``, ``write_todos`` and ``think_deeply``.
 
     Handlers may always use these; passing them to an agent offers them to its model. ``set_messages`` and
-    ``add_message`` are for handlers alone and not among them.
+    ``add_message`` are for handlers alone and not among them, and neither is ``hand_off``, which is for agents with
+    ``spawnable_agents``.
     """
-    return [tool for name, tool in control_tools_by_name().items() if name not in HANDLER_ONLY]
+    without = (*HANDLER_ONLY, "hand_off")
+    return [tool for name, tool in control_tools_by_name().items() if name not in without]
 
 
 def _questions(value: JsonDict) -> list[Question]:

@@ -19,6 +19,7 @@ from urllib.parse import unquote
 from attrs import frozen
 
 from stepengine.data.json import JsonDict, JsonValue, canonical, compact, freeze_object
+from stepengine.data.schemas import schemas_below
 from stepengine.data.tools import Validated
 from stepengine.errors import DataError, DefinitionError, ToolInputError
 
@@ -26,22 +27,10 @@ if TYPE_CHECKING:
     from pydantic_core import SchemaValidator
 
 __all__ = (
-    "NAMED_SCHEMAS", "SCHEMAS", "STRING", "UNFIT_AT_TOP", "UNFOLLOWED", "JsonSchema", "SchemaInputs", "check_providers", "described", "object_schema",
+    "STRING", "UNFIT_AT_TOP", "UNFOLLOWED", "JsonSchema", "SchemaInputs", "check_providers", "described", "object_schema",
     "refusal", "validator",
 )  # fmt: skip
 
-NAMED_SCHEMAS = frozenset(
-    {"properties", "patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions"}
-)
-"""Keywords of JSON Schema whose value is an object of schemas by name."""
-SCHEMAS = frozenset(
-    {
-        *("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains"),
-        *("additionalProperties", "unevaluatedProperties", "propertyNames", "contentSchema"),
-        *("anyOf", "oneOf", "allOf", "not", "if", "then", "else"),
-    }
-)
-"""Keywords of JSON Schema whose value is a schema, or a list of schemas; whatever else stands in a schema is data."""
 UNFOLLOWED = ("$dynamicRef", "$recursiveRef")
 OLD_DRAFTS = re.compile(r"https?://json-schema\.org/draft-0([3467])/schema#?")
 PART_OF_PATTERN = re.compile(r"\\c[A-Za-z]|\\.|\[\^?\]?|--|-\\[dwsDWS]|.", re.DOTALL)
@@ -402,7 +391,7 @@ class _Draft:
                     self._check_keyword(where, place, word, value)
 
     def _check_keyword(self, where: str, place: str, word: str, value: object) -> None:
-        for one, at in _below_keyword(word, value, place):
+        for one, at in schemas_below(word, value, place):
             if not isinstance(one, dict | bool):
                 _refuse(where, at, f"a schema is an object, not {_start(repr(one), SHORT_CHARS)}")
         shape = self._shapes[word]
@@ -737,7 +726,7 @@ class _Outline:
             if isinstance(schema, dict):
                 self._look_at(schema, place)
                 for word, value in schema.items():
-                    left.extend(_below_keyword(word, value, place))
+                    left.extend(schemas_below(word, value, place))
 
     def _look_at(self, schema: dict[str, Any], at: str) -> None:
         if unfollowed := [word for word in UNFOLLOWED if word in schema]:
@@ -779,19 +768,6 @@ class _Outline:
                 self._visit(target, pointer)
                 return pointer
         return _refuse(self._where, at, f"{reference!r} does not exist; use '#/$defs/...'")
-
-
-def _below_keyword(word: str, value: object, at: str) -> Iterator[tuple[object, str]]:
-    """Give what stands right below a schema as the value of a keyword and should be schemas, each with its pointer."""
-    if word in NAMED_SCHEMAS and isinstance(value, dict):
-        for name, one in value.items():
-            if word != "dependencies" or not isinstance(one, list):
-                yield one, f"{at}/{word}/{name.replace('~', '~0').replace('/', '~1')}"
-    elif word in SCHEMAS:
-        if isinstance(value, list):
-            yield from ((one, f"{at}/{word}/{index}") for index, one in enumerate(value))
-        else:
-            yield value, f"{at}/{word}"
 
 
 def _member(value: object, part: str | int) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, get_args
 from stepengine.data.definition import AgentDefinition, parts_of_id
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze, freeze_object, thaw
 from stepengine.data.messages import ToolResult
+from stepengine.data.schemas import nest_schema
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.tools import Action, ChildRequest, Spawning, ToolBinding, ToolLike, ToolSpec, Validated, Yielding
 from stepengine.errors import DataError, DefinitionError, LimitExceeded, ToolInputError
@@ -35,7 +36,6 @@ __all__ = (
     "with_carried",
 )
 
-DEFS = "#/$defs/"
 SHOWN_CHARS = 100_000
 """Characters of a child's output that its parent's model is shown."""
 TAIL_SHARE = 5
@@ -219,33 +219,16 @@ def _description(definition: AgentDefinition) -> str:
 
 
 def _input_schema(definition: AgentDefinition) -> JsonDict:
-    """Return the schema of a tool that runs an agent; definitions inside the params' schema move to the top."""
+    """Return the input schema of a tool that runs an agent. Definitions of the params' schema are at its top."""
     known = definition.input_schema
     prompt = (known.prompt if known is not None else None) or "What the agent should do."
     params = params_schema(definition)
-    shown: dict[str, object] = {"type": "object", "description": "The agent's parameters."}
-    top: dict[str, object] = {}
-    if params is not None:
-        shown = _rebased({"type": "object", **thaw(params)})
-        if "$defs" in shown:
-            top["$defs"] = shown.pop("$defs")
+    free = {"type": "object", "description": "The agent's parameters."}
+    shown, top = nest_schema(free if params is None else {"type": "object", **thaw(params)}, "params")
     required = ["params"] if shown.get("required") else []
     properties = {"prompt": described(STRING, prompt), "params": shown}
     whole = {"type": "object", "properties": properties, "required": required, "additionalProperties": False, **top}
     return JsonDict(freeze(whole))
-
-
-def _rebased(schema: object) -> Any:
-    """Return a schema whose references hold when it stands under ``params``, its definitions at the top."""
-    if isinstance(schema, list):
-        return [_rebased(s) for s in schema]
-    if not isinstance(schema, dict):
-        return schema
-    made = {key: _rebased(value) for key, value in schema.items()}
-    ref = made.get("$ref")
-    if isinstance(ref, str) and ref.startswith("#") and not ref.startswith(DEFS):
-        made["$ref"] = f"#/properties/params{ref[1:]}"
-    return made
 
 
 def _spec(name: str, description: str, schema: JsonDict) -> ToolSpec:

@@ -56,6 +56,7 @@ __all__ = (
     "find_files",
     "forget",
     "glob",
+    "hand_off",
     "kill_job",
     "list_directory",
     "lookup_agent_info",
@@ -395,6 +396,15 @@ class _Typed(Protocol):
         """
 
     @staticmethod
+    def hand_off(agent: str) -> Said:
+        """
+        Hand the conversation over to another agent, which goes on with it when the run's own agent has ended.
+
+        Errors: an agent that is not among the `spawnable_agents`; the agent itself.
+        Limits: calls behind it in the same reply are not executed.
+        """
+
+    @staticmethod
     def task_completed() -> Said:
         """
         Say that the whole task is done; where an agent lists it, its turn ends in no other way.
@@ -453,6 +463,7 @@ set_output = ToolName(_Typed.set_output)
 set_messages = ToolName(_Typed.set_messages)
 add_message = ToolName(_Typed.add_message)
 end_turn = ToolName(_Typed.end_turn)
+hand_off = ToolName(_Typed.hand_off)
 task_completed = ToolName(_Typed.task_completed)
 write_todos = ToolName(_Typed.write_todos)
 think_deeply = ToolName(_Typed.think_deeply)
@@ -517,6 +528,7 @@ BUNDLED: Mapping[str, Bundled] = MappingProxyType(
             set_messages,
             add_message,
             end_turn,
+            hand_off,
             task_completed,
             write_todos,
             think_deeply,

@@ -458,3 +458,18 @@ def test_a_callable_without_a_known_signature_is_given_the_benefit_of_the_doubt(
 def test_how_often_an_output_is_asked_for_again_is_a_number(wrong):
     with pytest.raises(DefinitionError, match="output_retries is how often an output is asked for again"):
         AgentDefinition("a", output_retries=wrong)
+
+
+class Flight(BaseModel):
+    number: str
+
+
+@pytest.mark.spec("generator-contract:S13")
+@pytest.mark.parametrize(
+    ("schema", "wanted"),
+    [(list[Flight], "list[Flight]"), (Flight | None, "Flight | None"), (dict[str, Flight], "dict[str, Flight]")],
+)
+def test_an_output_schema_that_is_another_type_names_the_model_to_write(schema, wanted):
+    with pytest.raises(DefinitionError) as caught:
+        AgentDefinition("finder", output_schema=schema)
+    assert caught.value.message.endswith(f"for {wanted} write RootModel[{wanted}]")

@@ -44,6 +44,8 @@ NAMES = (
     "coming-from/smolagents",
     "coming-from/openai-agents",
     "coming-from/langgraph",
+    "coming-from/deepagents",
+    "coming-from/adk",
     "coming-from/temporal",
 )
 WORKERS = pytest.mark.leaks_allowed("the workers of programs belong to the process, and wait for its next program")

@@ -1124,3 +1124,19 @@ async def test_what_a_reply_says_of_its_own_cost_is_in_the_result():
     result = await engine(reply).run(plain(), "go")
 
     assert Decimal("0.5") == result.cost
+
+
+@pytest.mark.spec("generator-contract:G2")
+async def test_no_prompt_may_be_written_as_none():
+    seen = []
+
+    def handle(ctx):
+        seen.append((ctx.prompt, ctx.is_asked))
+        if ctx.agent_state.parent_id is None:
+            yield AgentCall("plain", None)
+
+    agent = plain(spawnable_agents=["plain"], handle_steps=handle)
+    engine = Engine([agent], models=ScriptedModel([]))
+    result = await engine.run("plain", None, journal=(journal := MemoryJournal()))
+    assert (RunStatus.COMPLETED, [("", False)] * 2) == (result.status, seen)
+    assert RunStatus.COMPLETED is (await engine.replay(journal)).status

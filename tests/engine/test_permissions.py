@@ -703,6 +703,8 @@ def test_where_nobody_can_permit_a_call_it_is_denied_and_the_model_is_told(world
     if status is RunStatus.COMPLETED and not answered:
         (told, _) = [m for m in world.model.calls[-1].messages if m.role == "tool"]
         assert ("denied", True) == (told.status, "needs a person's approval, and nobody can give it" in told.text)
+        (warning,) = result.warnings
+        assert "agent 'lead': calls of 'put' need a person's approval, and nobody can be asked" in warning
     if journal is not None and status is RunStatus.COMPLETED:
         with unattended(World()) as other:
             assert journal.lines() == other.replay_sync(journal).journal.lines()

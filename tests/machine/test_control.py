@@ -37,7 +37,7 @@ def test_every_action_of_the_machine_has_its_tool_and_every_control_tool_an_acti
     others = {name: type(b.runs) for name, b in KNOWN.items() if name not in actions}
     assert others == {"ask_user": Asking, "spawn_agents": Spawning, "spawn_agent_inline": Spawning}
     specs = [b.spec for name, b in KNOWN.items() if name in actions]
-    assert {spec.name for spec in specs if spec.ends_turn} == {"end_turn", "task_completed"}
+    assert {spec.name for spec in specs if spec.ends_turn} == {"end_turn", "hand_off", "task_completed"}
     quiet = {"set_output", "set_messages", "add_message", "task_completed", "think_deeply"}
     assert {spec.name for spec in specs if not spec.forces_next_step} == quiet
     for spec in [b.spec for b in KNOWN.values()]:

@@ -203,6 +203,23 @@ def driven_calls():
     return play(agent(handler, tools=["drive"]), world, tools=[DRIVE]).rows
 
 
+def calls_that_start_children():
+    """Return the rows of a run whose model starts children by two calls of one reply, with busy hooks behind them."""
+    spawning = call("spawn_agents", agents=[{"agent_type": "helper"}])
+    world = World(
+        replies=lambda k: reply(spawning, spawning) if k == 0 else reply("x"),
+        children={"helper": child()},
+        tools={"add": adding},
+    )
+
+    def handler(ctx):
+        yield y.Start(y.AgentCall("helper"))
+        yield STEP
+
+    points = hooks(post_tool=[busy_with_children, failing])
+    return play(agent(handler, tools=["spawn_agents", "add"], hooks=points), world, tools=[ADD]).rows
+
+
 @pytest.mark.spec("reliability:I9", "reliability:LA1")
 def test_every_row_of_the_table_is_used(monkeypatch):
     used = rows_used()
@@ -213,7 +230,7 @@ def test_every_row_of_the_table_is_used(monkeypatch):
 
 def rows_used():
     """Return the rows of many runs."""
-    used = driven_calls()
+    used = driven_calls() | calls_that_start_children()
     for point in ("pre_run", "pre_step", "pre_tool", "post_tool", "post_step", "on_stop", "post_run"):
         used |= failing_hook(point)
     paused = [reply(thought("t"), stop_reason="pause"), reply()]

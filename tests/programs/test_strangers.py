@@ -20,7 +20,7 @@ from stepengine.errors import DefinitionError
 from stepengine.journal import FileJournal
 from stepengine.programs.rewriting import rewritten
 from stepengine.programs.strangers import OwnLimits, load_file, sandboxed
-from stepengine.testing import Clock, ScriptedModel, Walk
+from stepengine.testing import Clock, ScriptedModel, Walk, tool_call
 from tests.e2e.bundled import ROOT, recorder
 from tests.examples.test_from_codebuff import ports
 
@@ -383,3 +383,25 @@ def test_chance_is_drawn_from_the_run_as_outside(tmp_path: Path) -> None:
 def test_a_strangers_file_asks_people_for_more_where_the_limits_of_its_host_do_and_nowhere_else(of_file, of_host):
     assert of_host is OwnLimits(max_steps=2, ask=of_file).over(Limits(ask=of_host)).ask
     assert OwnLimits(ask=of_file).over(None).ask is None
+
+
+OUTPUTS = """
+from stepengine import AgentDefinition, STEP_ALL
+
+def handle_steps(ctx):
+    seen = []
+    for _ in range(2):
+        turn = yield STEP_ALL
+        seen.append([turn.output, turn.agent_state.output])
+    return {"seen": seen}
+
+agent = AgentDefinition("a", model="t/m", output_mode="structured_output", tools=["set_output"], handle_steps=handle_steps)
+"""
+
+
+@pytest.mark.spec("generator-contract:G22")
+def test_a_sandboxed_handler_is_told_the_output_of_its_turn():
+    agent = AgentDefinition.from_source(OUTPUTS, sandboxed=True)
+    replies = [tool_call("set_output", {"number": "A1"}), "no"]
+    with Engine([agent], models=ScriptedModel(replies)) as engine:
+        assert engine.run_sync(agent, "go").output == {"seen": [[{"number": "A1"}] * 2, [None, {"number": "A1"}]]}

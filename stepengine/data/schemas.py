@@ -1,0 +1,145 @@
+"""
+JSON Schemas as data: where schemas are inside a schema, and where their references lead.
+
+Checking a value against a schema is the job of ``tooling.schemas``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from stepengine.errors import DataError
+
+__all__ = ("DEFINITIONS", "NAMED_SCHEMAS", "SCHEMAS", "check_references", "nest_schema", "schemas_below")
+
+ESCAPED_BYTE = re.compile(rb"%([0-9A-Fa-f]{2})")
+DEFINITIONS = ("$defs", "definitions")
+"""Keywords below which a schema keeps the schemas that references name."""
+NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas", "dependencies", *DEFINITIONS})
+"""Keywords of JSON Schema whose value is an object of schemas by name."""
+SCHEMAS = frozenset(
+    {
+        *("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains"),
+        *("additionalProperties", "unevaluatedProperties", "propertyNames", "contentSchema"),
+        *("anyOf", "oneOf", "allOf", "not", "if", "then", "else"),
+    }
+)
+"""Keywords of JSON Schema whose value is a schema, or a list of schemas. The value of any other keyword is data."""
+
+
+def schemas_below(word: str, value: object, at: str) -> Iterator[tuple[object, str]]:
+    """Yield each schema directly below the keyword *word* of the schema at pointer *at*, with its own pointer."""
+    if word in NAMED_SCHEMAS and isinstance(value, Mapping):
+        for name, one in value.items():
+            if word != "dependencies" or not isinstance(one, list):
+                yield one, f"{at}/{word}/{name.replace('~', '~0').replace('/', '~1')}"
+    elif word in SCHEMAS:
+        if isinstance(value, list):
+            yield from ((one, f"{at}/{word}/{index}") for index, one in enumerate(value))
+        else:
+            yield value, f"{at}/{word}"
+
+
+def nest_schema(schema: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """
+    Prepare *schema* for use as the property *name* of an object schema.
+
+    Returns:
+        The schema of the property, and the definitions that belong at the top of the object schema. References keep
+        their targets.
+    """
+    inner: dict[str, Any] = _rebase(schema, f"#/properties/{name}")
+    return inner, {word: inner.pop(word) for word in DEFINITIONS if word in inner}
+
+
+def _rebase(schema: Any, prefix: str) -> Any:
+    """Return *schema* with *prefix* before each reference that is a pointer, except those to definitions."""
+    if not isinstance(schema, Mapping):
+        return schema
+    made: dict[str, Any] = {}
+    for word, value in schema.items():
+        if word == "$ref" and isinstance(value, str):
+            made[word] = prefix + value[1:] if _moves(value) else value
+        elif word in NAMED_SCHEMAS and isinstance(value, Mapping):
+            made[word] = {name: _rebase(one, prefix) for name, one in value.items()}
+        elif word in SCHEMAS:
+            made[word] = [_rebase(one, prefix) for one in value] if isinstance(value, list) else _rebase(value, prefix)
+        else:
+            made[word] = value
+    return made
+
+
+def _moves(reference: str) -> bool:
+    is_pointer = reference == "#" or reference.startswith("#/")
+    return is_pointer and not reference.startswith(tuple([f"#/{word}/" for word in DEFINITIONS]))
+
+
+def check_references(where: str, schema: Mapping[str, Any]) -> None:
+    """
+    Check that each ``$ref`` in *schema* has a target inside *schema*.
+
+    Providers reject a request with a reference that does not resolve, and some ignore it.
+
+    Raises:
+        DataError: naming *where* and the first reference without a target.
+    """
+    anchors: set[str] = set()
+    references: dict[str, str] = {}
+    found: set[str] = set()
+    seen: set[int] = set()
+    left: list[tuple[object, str]] = [(schema, "#")]
+    while True:
+        while left:
+            one, at = left.pop()
+            if isinstance(one, Mapping) and id(one) not in seen:
+                seen.add(id(one))
+                _note_names(one, at, anchors, references)
+                for word, value in one.items():
+                    left.extend(schemas_below(word, value, at))
+        new = [reference for reference in references if reference not in found and reference not in anchors]
+        if not new:
+            return
+        # A target may be below a keyword that is no keyword of JSON Schema, where nothing was looked at yet.
+        for reference in new:
+            target = _target_of(schema, reference)
+            if target is None:
+                msg = (
+                    f"{where} at {references[reference]}: the reference {reference!r} does not exist; "
+                    "define its target below '$defs' at the top"
+                )
+                raise DataError(msg)
+            found.add(reference)
+            left.append((target, reference))
+
+
+def _note_names(schema: Mapping[str, Any], at: str, anchors: set[str], references: dict[str, str]) -> None:
+    if isinstance(schema.get("$ref"), str):
+        references.setdefault(schema["$ref"], f"{at}/$ref")
+    if isinstance(schema.get("$anchor"), str):
+        anchors.add(f"#{schema['$anchor']}")
+
+
+def _unquoted(reference: str) -> str:
+    """Return *reference* with its percent-encoded bytes decoded; the package may not import urllib."""
+    return ESCAPED_BYTE.sub(lambda found: bytes([int(found[1], 16)]), reference.encode()).decode(errors="replace")
+
+
+def _target_of(schema: Mapping[str, Any], reference: str) -> object:
+    """Return the schema at a pointer; ``None`` when there is none."""
+    for pointer in (reference, _unquoted(reference)):
+        if pointer != "#" and not pointer.startswith("#/"):
+            continue
+        target: Any = schema
+        for part in pointer.split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(target, Mapping):
+                target = target.get(name)
+            elif isinstance(target, list) and name.isdecimal() and int(name) < len(target):
+                target = target[int(name)]
+            else:
+                target = None
+        if isinstance(target, Mapping | bool):
+            return target
+    return None

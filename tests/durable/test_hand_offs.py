@@ -1,0 +1,59 @@
+"""
+Hand-offs, and children of several calls of one reply, in durable runs.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from stepengine import AgentDefinition, Perform, RunStatus
+from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
+from stepengine.tools import task_tool
+
+from .shared import worker_of
+
+BILLING = AgentDefinition("billing", model="billing/m", description="Writes bills.", system_prompt="You write bills.")
+DESK = AgentDefinition("desk", model="desk/m", tools=["hand_off"], spawnable_agents=[BILLING])
+
+
+@pytest.mark.spec("generator-contract:L41")
+async def test_a_durable_run_hands_its_conversation_over(db: str) -> None:
+    billing = ScriptedModel([text("What for?"), text("For tea: 12 euros.")])
+    models = {"desk": ScriptedModel([tool_call("hand_off", {"agent": "billing"})]), "billing": billing}
+    async with worker_of([DESK], db, models=models) as worker:
+        first = await worker.run(DESK, "A bill, please.")
+        second = await worker.run(DESK, "For tea.", previous=first.state)
+
+    assert (RunStatus.COMPLETED, "What for?") == (first.status, first.output)
+    assert "billing" == first.state.handed_to
+    assert "You write bills." == billing.calls[0].system_prompt
+    assert "For tea: 12 euros." == second.output
+
+
+@pytest.mark.spec("generator-contract:L41")
+async def test_a_durable_session_stays_with_the_agent_that_has_the_conversation(db: str) -> None:
+    billing = ScriptedModel([text("What for?"), text("For tea: 12 euros.")])
+    models = {"desk": ScriptedModel([tool_call("hand_off", {"agent": "billing"})]), "billing": billing}
+    async with worker_of([DESK], db, models=models) as worker:
+        said = [(await worker.run(DESK, word, session_id="s")).output for word in ("A bill.", "For tea.")]
+
+    assert ["What for?", "For tea: 12 euros."] == said
+
+
+def did(prompt: str) -> str:
+    return f"did {prompt}"
+
+
+def work(ctx):
+    return (yield from Perform(did, ctx.prompt))
+
+
+@pytest.mark.spec("requirements:X9")
+async def test_a_durable_run_starts_the_children_of_several_calls(db: str) -> None:
+    kid = AgentDefinition("kid", description="Works.", handle_steps=work)
+    boss = AgentDefinition("boss", model="t/m", tools=[task_tool([kid])])
+    calls = [tool_call("task", {"agent": "kid", "prompt": n}) for n in "123"]
+    async with worker_of([boss], db, models=ScriptedModel([tool_calls(*calls), text("done")])) as worker:
+        result = await worker.run(boss, "go")
+
+    assert ["did 1", "did 2", "did 3"] == [one.result.text for one in result.tool_calls]

@@ -1,0 +1,185 @@
+"""A hand-off: the conversation goes on with another agent, by its own prompt, tools and model, and so do later messages."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepengine import STEP_ALL, AgentDefinition, Ask, Engine, Hooks, Limits, Perform, RunStatus, ToolCall, tool
+from stepengine.journal import MemoryJournal
+from stepengine.sessions import MemorySessions
+from stepengine.testing import ScriptedModel, simulate, text, tool_call, tool_calls
+
+pytestmark = pytest.mark.anyio
+
+
+@tool
+def refund(order: str) -> str:
+    """Refund an order."""
+    return f"refunded {order}"
+
+
+def agents(*, back=False, **options):
+    billing = AgentDefinition(
+        "billing",
+        model="billing/m",
+        description="Writes bills.",
+        system_prompt="You write bills.",
+        tools=[refund, *(["hand_off"] if back else [])],
+        spawnable_agents=["desk"] if back else [],
+        **options,
+    )
+    desk = AgentDefinition(
+        "desk", model="desk/m", system_prompt="You greet.", tools=["hand_off"], spawnable_agents=[billing]
+    )
+    return desk, billing
+
+
+def engine_of(desk, front, back, **options):
+    models = {"desk": ScriptedModel([*front]), "billing": ScriptedModel([*back])}
+    return Engine([desk], models=models, **options), models
+
+
+HANDS = tool_call("hand_off", {"agent": "billing"})
+
+
+def words(state):
+    return [(m.role, m.text) for m in state.message_history if m.text and not m.text.startswith("<system")]
+
+
+@pytest.mark.spec("generator-contract:L41")
+async def test_the_conversation_goes_on_with_the_prompt_the_tools_and_the_model_of_the_other_agent():
+    desk, _ = agents()
+    replies = [tool_call("refund", {"order": "7"}), text("Order 7 is refunded.")]
+    engine, models = engine_of(desk, [HANDS], replies)
+    journal = MemoryJournal()
+    result = await engine.run(desk, "Refund order 7.", journal=journal)
+
+    assert (RunStatus.COMPLETED, "Order 7 is refunded.") == (result.status, result.output)
+    assert result.text == "Order 7 is refunded."
+    first, _ = models["billing"].calls
+    assert ("You write bills.", ["refund"]) == (first.system_prompt, [one.name for one in first.tools])
+    assert ["Refund order 7.", "The conversation goes on with agent billing."] == [
+        m.text for m in first.messages if m.text
+    ]
+    assert 1 == len(models["desk"].calls)
+    assert [
+        ("user", "Refund order 7."),
+        ("tool", "The conversation goes on with agent billing."),
+        ("tool", "refunded 7"),
+        ("assistant", "Order 7 is refunded."),
+    ] == words(result.state)
+    assert "billing" == result.state.handed_to
+    assert 3 == result.usage.requests
+    replayed = await engine.replay(journal)
+    assert (result.output, result.state) == (replayed.output, replayed.state)
+
+
+@pytest.mark.spec("generator-contract:L41")
+async def test_the_next_message_of_the_conversation_goes_to_the_other_agent():
+    desk, _ = agents()
+    engine, models = engine_of(desk, [HANDS], [text("What for?"), text("Here it is."), text("Bye.")])
+    state = (await engine.run(desk, "A bill, please.")).state
+    journal = MemoryJournal()
+    result = await engine.run(desk, "For tea.", previous=state, journal=journal)
+    last = await engine.run(desk, "Thanks.", previous=result.state)
+
+    assert ("Here it is.", "Bye.") == (result.output, last.output)
+    assert ("billing", "billing") == (result.state.agent_id, last.state.handed_to)
+    assert (1, 3) == (len(models["desk"].calls), len(models["billing"].calls))
+    assert "You write bills." == models["billing"].calls[1].system_prompt
+    assert (await engine.replay(journal)).state == result.state
+
+
+@pytest.mark.spec("generator-contract:L41")
+async def test_a_session_stays_with_the_other_agent_until_it_hands_back():
+    desk, _ = agents(back=True)
+    back = tool_call("hand_off", {"agent": "desk"})
+    front = [HANDS, text("Anything else?"), text("Bye.")]
+    engine, models = engine_of(desk, front, [text("What for?"), back], sessions=MemorySessions())
+    said = [(await engine.run(desk, word, session_id="s")).output for word in ("A bill.", "No.", "Thanks.")]
+
+    assert ["What for?", "Anything else?", "Bye."] == said
+    assert (3, 2) == (len(models["desk"].calls), len(models["billing"].calls))
+    assert "You greet." == models["desk"].calls[1].system_prompt
+
+
+@pytest.mark.spec("generator-contract:L41")
+async def test_the_agent_that_handed_over_says_nothing_more_and_its_handler_ends_first():
+    log = []
+
+    def handle_steps(ctx):
+        turn = yield STEP_ALL
+        log.append(turn.steps_complete)
+
+    _, billing = agents()
+    desk = AgentDefinition(
+        "desk", model="desk/m", tools=["hand_off"], spawnable_agents=[billing], handle_steps=handle_steps
+    )
+    engine, _ = engine_of(desk, [tool_calls(HANDS, tool_call("hand_off", {"agent": "desk"}))], [text("Well?")])
+    result = await engine.run(desk, "A bill.")
+
+    assert ("Well?", [True]) == (result.output, log)
+    assert ["ok", "skipped"] == [call.result.status for call in result.tool_calls]
+
+
+@pytest.mark.spec("generator-contract:L41")
+async def test_a_handler_hands_over_by_itself():
+    def handle_steps(ctx):
+        yield ToolCall("hand_off", {"agent": "billing"}, include_tool_call=False)
+
+    _, billing = agents()
+    desk = AgentDefinition("desk", spawnable_agents=[billing], handle_steps=handle_steps)
+    engine, _ = engine_of(desk, [], [text("Well?")])
+    assert "Well?" == (await engine.run(desk, "A bill.")).output
+
+
+@pytest.mark.spec("generator-contract:L41")
+@pytest.mark.parametrize("agent", ["nobody", "desk"])
+async def test_a_hand_off_to_an_agent_that_may_not_run_is_an_error_result(agent):
+    desk, _ = agents()
+    engine, _ = engine_of(desk, [tool_call("hand_off", {"agent": agent}), text("I help.")], [])
+    result = await engine.run(desk, "A bill.")
+
+    assert ("I help.", None) == (result.output, result.state.handed_to)
+    assert "error" == result.tool_calls[0].result.status
+
+
+@pytest.mark.spec("generator-contract:L41")
+async def test_the_run_ends_as_the_other_agent_does():
+    desk, _ = agents(limits=Limits(max_steps=1, on_max_steps="stop"))
+    engine, _ = engine_of(desk, [HANDS], [tool_call("refund", {"order": "7"})])
+    result = await engine.run(desk, "Refund order 7.")
+    assert (RunStatus.MAX_STEPS, "billing") == (result.status, result.state.handed_to)
+    assert ("tool", "refunded 7") == words(result.state)[-1]
+
+    desk, _ = agents(hooks=Hooks(pre_run=lambda ctx: 1 / 0))
+    engine, _ = engine_of(desk, [HANDS], [])
+    result = await engine.run(desk, "Refund order 7.")
+    assert (RunStatus.FAILED, True) == (result.status, "ZeroDivisionError" in str(result.error))
+
+
+@pytest.mark.spec("generator-contract:L41")
+async def test_the_other_agent_may_ask_a_person():
+    def handle_steps(ctx):
+        return (yield from Ask("Refund it?", key="sure"))
+
+    desk, _ = agents(handle_steps=handle_steps)
+    engine, _ = engine_of(desk, [HANDS], [])
+    journal = MemoryJournal()
+    waiting = await engine.run(desk, "Refund order 7.", journal=journal)
+    (question,) = waiting.pending_questions
+    result = await engine.resume(journal, answers={question.id: "yes"})
+    assert (RunStatus.COMPLETED, "yes") == (result.status, result.output)
+
+
+@pytest.mark.spec("generator-contract:L41")
+def test_a_run_with_a_hand_off_survives_every_crash():
+    def handle_steps(ctx):
+        return (yield from Perform(work, "7"))
+
+    def work(order):
+        return order
+
+    desk, billing = agents(handle_steps=handle_steps)
+    seen = simulate(desk, None, replies=[HANDS], results={"work": lambda order: f"did {order}"}, agents=[billing])
+    assert seen.runs > 10

@@ -1,0 +1,124 @@
+"""What a handler is told of the output: ``StepResult.output`` of this turn, ``agent_state.output`` of the whole run."""
+
+from __future__ import annotations
+
+import copy
+
+import attrs
+import pytest
+from pydantic import BaseModel
+
+from stepengine import STEP, STEP_ALL, AgentDefinition, Engine, GenerateN, Perform, StepText, ToolCall, tool
+from stepengine.journal import MemoryJournal
+from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
+
+pytestmark = pytest.mark.anyio
+
+
+class Flight(BaseModel):
+    number: str
+
+
+def found(number: str):
+    return tool_call("set_output", {"number": number})
+
+
+@tool
+def look() -> str:
+    """Look around."""
+    return "seen"
+
+
+def agent_of(handle_steps, **options):
+    fields = {"output_schema": Flight, "tools": [look], **options}
+    return AgentDefinition("finder", model="t/m", handle_steps=handle_steps, **fields)
+
+
+async def ran(handle_steps, *replies, **options):
+    journal, agent = MemoryJournal(), agent_of(handle_steps, **options)
+    engine = Engine([agent], models=ScriptedModel([*replies]))
+    result = await engine.run(agent, "Find it.", journal=journal)
+    assert (await engine.replay(journal)).output == result.output
+    return result
+
+
+@pytest.mark.spec("generator-contract:G22")
+async def test_the_output_of_an_earlier_turn_is_not_that_of_a_later_one():
+    seen = []
+
+    def handle_steps(ctx):
+        for _ in range(3):
+            turn = yield STEP_ALL
+            seen.append((turn.output, turn.agent_state.output))
+
+    replies = [found("A1"), text("There is none."), tool_calls(tool_call("look"), found("B2")), text("done")]
+    result = await ran(handle_steps, *replies)
+
+    first, second = Flight(number="A1"), Flight(number="B2")
+    assert [(first, first), (None, first), (second, second)] * 2 == seen  # the second time in the replay
+    assert result.output == second
+
+
+@pytest.mark.spec("generator-contract:G22")
+async def test_a_turn_of_several_steps_keeps_its_output_until_the_next_turn_begins():
+    seen = []
+
+    def handle_steps(ctx):
+        assert ctx.agent_state.output is None
+        seen.append((yield STEP).output)
+        seen.append((yield STEP).output)
+        seen.append((yield STEP).output)
+        seen.append((yield ToolCall("look")).output)
+        seen.append((yield GenerateN(1)).output)
+        seen.append((yield STEP).output)
+
+    early = tool_calls(found("A1"), tool_call("look"))
+    await ran(handle_steps, early, tool_call("look"), text("done"), text("maybe"), text("none"))
+    assert ([Flight(number="A1")] * 5 + [None]) * 2 == seen
+
+
+@pytest.mark.spec("generator-contract:G22")
+async def test_an_output_that_the_handler_sets_itself_is_told_at_once():
+    seen = []
+
+    def handle_steps(ctx):
+        seen.append((yield StepText("hello")).output)
+        seen.append((yield ToolCall("set_output", {"number": "A1"})).output)
+
+    await ran(handle_steps)
+    assert [None, Flight(number="A1")] * 2 == seen
+
+
+@pytest.mark.spec("generator-contract:G22")
+async def test_without_a_schema_the_output_is_json():
+    seen = []
+
+    def handle_steps(ctx):
+        turn = yield STEP_ALL
+        seen.append((turn.output, turn.agent_state.output))
+        turn = yield STEP_ALL
+        seen.append((turn.output, turn.agent_state.output))
+
+    await ran(
+        handle_steps, found("A1"), text("no"), output_schema=None, output_mode="structured_output", tools=["set_output"]
+    )
+    assert [({"number": "A1"}, {"number": "A1"}), (None, {"number": "A1"})] * 2 == seen
+
+
+@pytest.mark.spec("generator-contract:G23")
+async def test_a_state_with_a_model_as_its_output_can_be_passed_on():
+    kept = []
+
+    def keep(state):
+        kept.append(state)
+
+    def handle_steps(ctx):
+        turn = yield STEP_ALL
+        yield from Perform(keep, turn.agent_state)
+        assert turn.agent_state is (yield ToolCall("think_deeply", {"thought": "on"})).agent_state
+
+    result = await ran(handle_steps, found("A1"))
+    assert (Flight(number="A1"), {"number": "A1"}) == (kept[0].output, result.state.output)
+    assert copy.copy(attrs.evolve(kept[0], step_index=9)).output == Flight(number="A1")
+    engine = Engine(models=ScriptedModel(["on"]))
+    assert (await engine.run(AgentDefinition("next", model="t/m"), "Go on.", previous=kept[0])).output == "on"
