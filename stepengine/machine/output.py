@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 from stepengine.data.json import JsonValue, freeze
-from stepengine.data.makers import changer_of
 from stepengine.data.state import AgentState
 from stepengine.errors import HandlerError, OutputMissing, StepEngineError
 from stepengine.machine.plan import RunPlan
 
 __all__ = ("Output",)
 
-_with_output = changer_of(AgentState, "output")
+
+def _with_output(state: AgentState, output: object) -> AgentState:
+    """Return *state* with an output of the author's own type."""
+    # The constructor takes JSON alone, as everything else that makes a state should. This copy is for the handler's eyes.
+    shown = copy.copy(state)
+    object.__setattr__(shown, "output", output)
+    return shown
 
 
 class Output:
