@@ -156,10 +156,10 @@ def bench_for(
     # The journal that every run has by itself is no sign that somebody will come back to answer.
     denies = True if headless is None and is_new and not options.journal and alone else headless
     homeless = _homeless(options, agents)
-    own = next((one for one in agents if one.model and one.model not in homeless), None)
-    if options.base_url and is_new and own is not None and not _models_of_server(options):
+    named = next((one for one in agents if one.model and one.model not in homeless), None)
+    if options.base_url and is_new and named is not None and not _models_of_server(options):
         msg = (
-            f"--base-url is {options.base_url!r}, and no model was named for it: {own.id!r} names {own.model!r}, which is "
+            f"--base-url is {options.base_url!r}, and no model was named for it: {named.id!r} names {named.model!r}, which is "
             "asked of its own provider; say what that server is asked for with --model NAME"
         )
         raise UsageProblem(msg)
