@@ -367,7 +367,10 @@ class Models:
     def _names(self) -> str:
         first = [repr(name) for name in self.providers[:SHOWN_NAMES]]
         more = len(self.providers) - len(first)
-        return ", ".join(first) + (f" and {more} more (`stepengine models` lists them)" if more else "") or "(none is registered)"
+        return (
+            ", ".join(first) + (f" and {more} more (`stepengine models` lists them)" if more else "")
+            or "(none is registered)"
+        )
 
     def _match(self, model: str) -> ModelRef:
         found = [prefix for prefix in self._sources if self._provider(prefix).supports_model(model)]

@@ -84,7 +84,10 @@ def test_what_is_registered_before_anybody_asks_takes_the_place_of_the_packages_
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("antropic/claude-x", ["'antropic/claude-x'", "'anthropic'", "'openai'", "and 27 more", "did you mean 'anthropic'?"]),
+        (
+            "antropic/claude-x",
+            ["'antropic/claude-x'", "'anthropic'", "'openai'", "and 27 more", "did you mean 'anthropic'?"],
+        ),
         ("llama-9", ["'llama-9'", "'anthropic'", "'openrouter'", "did you mean"]),
         ("", ["no model", "'anthropic'"]),
         ("anthropic/", ["'anthropic/'"]),
