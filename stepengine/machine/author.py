@@ -29,7 +29,7 @@ from stepengine.machine.signals import is_callers
 __all__ = ("Author", "Returned", "describe_yield", "handler_error", "note_location", "raised_at", "site")
 
 ACCEPTED = names_of_yieldables()
-YIELDABLES = {row.__name__: row for row in rows_for("handler") if isinstance(row, type)}
+YIELDABLES = {row.__name__: row for row in rows_for("handler")}
 UNKNOWN_KEYWORD = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")
 MAX_CLOSES = 3
 SHOWN = 80
