@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from importlib import import_module
 from inspect import isgenerator
+from types import FunctionType
 from typing import Any, Generic, Literal, Never, Protocol, TypeAlias, get_origin
 
 import attrs
@@ -382,7 +383,8 @@ def _is_text(value: Any) -> bool:
 def _wrong_member(agent: AgentDefinition) -> str | None:
     for tool in agent.tools:
         if not isinstance(tool, (str, ToolLike, ToolSource)):
-            return f"tools holds tool names and Tool objects, not {tool!r}"
+            hint = f"; put @tool above def {tool.__name__}" if isinstance(tool, FunctionType) else ""
+            return f"tools holds tool names and Tool objects, not {tool!r}{hint}"
     if len(set(agent.tool_names)) != len(agent.tool_names):
         return f"a tool is listed twice in {list(agent.tool_names)}"
     for child in agent.spawnable_agents:

@@ -11,7 +11,7 @@ import reprlib
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
-from types import GeneratorType
+from types import CoroutineType, GeneratorType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -272,7 +272,11 @@ class Perform(Member["T_co | PerformError"], Generic[T_co]):
     def __init__(self: Perform[T], fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
     def __init__(self, fn: Callable[..., object], /, *args: object, **kwargs: object) -> None:
         if not callable(fn):
-            msg = f"Perform needs a function and its arguments, not {fn!r}"
+            if isinstance(fn, CoroutineType):
+                fn.close()
+            msg = (
+                f"Perform needs a function and its arguments, not {fn!r}; write Perform(f, 3) instead of Perform(f(3))"
+            )
             raise BadYield(msg)
         self.__attrs_init__(fn, args, JsonDict(kwargs), is_idempotent=False)
 

@@ -212,7 +212,8 @@ def _place_of_id(agent_id: str, places: tuple[Path, ...]) -> AgentPlace:
             return found
     names = [normalised_id(file.stem) for folder in places for file in _files(folder)]
     searched = ", ".join([str(f) for f in places]) or "no folder: there is no ./agents"
-    near = did_you_mean(wanted, names, alike=NEAR)
+    beside = Path(f"{agent_id}.py")
+    near = f"; did you mean ./{beside.as_posix()}?" if beside.is_file() else did_you_mean(wanted, names, alike=NEAR)
     having = " and ".join([f"{p.publisher}/{wanted}" for p in packages.find_installed().packages if wanted in p.agents])
     having = f". An installed package has {having}: name it so" if having else ""
     msg = f"no agent has the id {agent_id!r}; searched: {searched}{having}. Give a path such as './agents/reviewer.py', or an id{near}"

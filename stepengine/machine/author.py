@@ -7,11 +7,14 @@ Errors that an author sees name the author's own file and line: the innermost fr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from inspect import signature
 from itertools import islice
 from types import CoroutineType, FrameType, GeneratorType
 from typing import Any, NamedTuple
 
+from stepengine.data.alike import did_you_mean
 from stepengine.data.functions import innermost_own, is_thrown_away
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import NOT_AWAITED, JsonDict
@@ -19,12 +22,14 @@ from stepengine.data.programs import RunsProgram
 from stepengine.data.state import AgentState
 from stepengine.data.yields import YIELD_FROM, Sentinel
 from stepengine.errors import BadYield, HandlerError, LimitReached, StepEngineError
-from stepengine.machine.protocol import By, names_of_yieldables
+from stepengine.machine.protocol import By, names_of_yieldables, rows_for
 from stepengine.machine.signals import is_callers
 
 __all__ = ("Author", "Returned", "describe_yield", "handler_error", "note_location", "raised_at", "site")
 
 ACCEPTED = names_of_yieldables()
+YIELDABLES = {row.__name__: row for row in rows_for("handler")}
+UNKNOWN_KEYWORD = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")
 MAX_CLOSES = 3
 SHOWN = 80
 MEMBERS = 6
@@ -166,12 +171,26 @@ def _hint_about(error: BaseException, said: str) -> str:
         return NOT_AWAITED
     if said.startswith("'generator' object"):
         return NOT_YIELDED
+    unknown = UNKNOWN_KEYWORD.match(said)
+    if unknown is not None and unknown[1] in YIELDABLES:
+        return _suggest_keyword(YIELDABLES[unknown[1]], unknown[2])
     kind, name = type(getattr(error, "obj", None)), getattr(error, "name", None)
     if issubclass(kind, JsonDict) and name:
         return f"it is a dict, so write [{name!r}]; params have attributes where input_schema is a pydantic model"
     if issubclass(kind, StepContext) and name and hasattr(AgentState, name):
         return f"agent_state has it: ctx.agent_state.{name}"
     return ""
+
+
+def _suggest_keyword(kind: type, word: str) -> str:
+    """Return which arguments a yieldable takes, the one that *word* was probably meant for first; ``""`` if it takes none by name."""
+    names = [p.name for p in signature(kind).parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    near = did_you_mean(word, names).removeprefix("; ")
+    return (
+        " It takes: ".join([part for part in (near, ", ".join(names)) if part])
+        if near
+        else f"it takes: {', '.join(names)}"
+    )
 
 
 def _error_text(error: BaseException) -> str:

@@ -791,3 +791,11 @@ def test_options_have_the_values_that_were_typed_or_stand_there(monkeypatch: pyt
         *(full.agent, full.prompt, full.model, full.max_steps, full.cwd, full.write),
         signed,
     )
+
+
+def test_an_id_that_is_the_name_of_a_file_here_names_that_file() -> None:
+    agent_file('agent = AgentDefinition("ok", model="t/m")', "ok")
+    result = command("run", "ok", "hi")
+
+    assert 2 == result.exit_code
+    assert "did you mean ./ok.py?" in " ".join(result.stderr.split())

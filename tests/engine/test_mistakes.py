@@ -472,3 +472,32 @@ def test_a_text_from_a_tool_that_is_annotated_to_return_something_else_is_told(a
     run(handle_steps, tools=[tool(count)], observers=[seen.append])
 
     assert is_told == any("returned a text" in event.message for event in seen if isinstance(event, Warned))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda: StepWith(modle="x"), "did you mean 'model'? It takes: model, tools, tool_choice, settings"),
+        (lambda: Ask("Which?", allow_other=True), "did you mean 'allow_text'? It takes: question, options"),
+        (lambda: Parallel(concurency=2), "did you mean 'concurrency'?"),
+        (lambda: Perform(len("abc")), "write Perform(f, 3) instead of Perform(f(3))"),
+    ],
+    ids=["StepWith", "Ask", "Parallel", "Perform"],
+)
+async def test_a_wrong_argument_of_a_yieldable_is_told_with_the_right_one(wrong: Any, words: str) -> None:
+    def handle_steps(ctx: Any) -> Any:
+        yield wrong()
+
+    result = await Engine(models=ScriptedModel([])).run(
+        AgentDefinition("a", model="t/m", handle_steps=handle_steps), "go"
+    )
+
+    assert words in str(result.error)
+
+
+def test_a_plain_function_among_the_tools_is_told_with_the_decorator_that_is_missing() -> None:
+    def look() -> str:
+        return "seen"
+
+    with pytest.raises(DefinitionError, match="put @tool above def look"):
+        AgentDefinition("a", tools=[look])
