@@ -544,7 +544,7 @@ def as_headers(text: str) -> None:
     asked = _RequestFacts({
         "type": "http", "path": "/", "method": "GET", "query_string": value, "headers": [(name, value) for name in names],
     })  # fmt: skip
-    asked.cookies(), asked.bearer(), asked.header("origin"), asked.query()
+    asked.bearer(), asked.header("origin"), asked.query()
     with contextlib.suppress(Problem):
         asked.host()
 
@@ -1749,7 +1749,6 @@ PLACES = (
             "serving/access.py:ORIGIN",
             "serving/access.py:_RequestFacts.header",
             "serving/access.py:_RequestFacts.bearer",
-            "serving/access.py:_RequestFacts.cookies",
             "serving/access.py:_RequestFacts.query",
         ),
         most=1 << 16,
@@ -1760,7 +1759,8 @@ APART: dict[str, str] = {
     "system/containers.py:Container._runs": "what the program of containers said in a form that we wrote",
     "system/containers.py:Container._refuse": "what the program of containers said last, for a message",
     "cli/commands/tokens.py:AGE": "what a person typed; four digits at most",
-    "serving/access.py:_door": "the digest of our own style sheet",
+    "serving/access.py:Guard._logged_in": "the body of a request, at most 1 MiB; whatever it is, it is no code of a link",
+    "cli/running_studios.py:_studios": "what a studio of this user has written, into a folder that nobody else can write",
     "serving/access.py:NAME": "a name that the operator typed; at most 64 characters of one class",
     "durable/register.py:_row": "what a server of ours has written",
     "serving/ledger.py:_row": "what a server of ours has written",

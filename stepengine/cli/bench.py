@@ -138,7 +138,7 @@ def bench_for(
     Raises:
         UsageProblem: when an option cannot be used, or the agent's tools need ``--write``, ``--shell`` or ``--web``.
     """
-    from stepengine.cli.toolset import ToolRequest, allowed_tools, tools_beside, uncalled_tools
+    from stepengine.cli.toolset import ToolRequest, add_bundled, allowed_tools, tools_beside, uncalled_tools
     from stepengine.engine import Engine
     from stepengine.engine.packages import id_of
 
@@ -172,7 +172,7 @@ def bench_for(
     can_ask = not unattended and not denies and (recorded is None or is_judged(recorded, agent))
     policy = policy_of(options)
     request = ToolRequest(families, own, (options.journal, into), can_ask=can_ask, is_judged=policy is not None)
-    given = allowed_tools(options, request) if performs else uncalled_tools(options.cwd.resolve(), own)
+    given = allowed_tools(options, request) if performs else add_bundled(own, uncalled_tools(options.cwd.resolve()))
     engine = Engine(
         agents,
         given,

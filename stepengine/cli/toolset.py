@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = (
     "ToolRequest",
+    "add_bundled",
     "allowed_tools",
     "in_code_mode",
     "is_in_code_mode",
@@ -129,19 +130,21 @@ class ToolRequest:
         return [*bundled, *approvals_needed(own_specs([*self.beside, *agent.tools]), category)]
 
 
-def uncalled_tools(root: Path, own: Sequence[ToolLike | ToolSource] = ()) -> list[ToolLike | ToolSource]:
-    """
-    Return *own* tools, and the bundled ones of other names, for their names and schemas.
-
-    They are never called, so it does not matter what the bundled ones may touch.
-    """
+def uncalled_tools(root: Path) -> list[ToolLike]:
+    """Return the bundled tools for their names and schemas: what they may touch does not matter, they are never called."""
     from stepengine.tools import file_tools, search_tools, shell_tools
 
     files = file_tools(root, write=True, propose=True, allow_wide_root=True)
     searches, shell = search_tools(root, allow_wide_root=True), shell_tools(root, allow_wide_root=True, watch=True)
-    bundled = [*files, *searches, *shell, *_harmless_tools(), *_web_tools("http://localhost")]
-    names = {_name_of(tool) for tool in own}
-    return [*own, *[tool for tool in bundled if tool.spec.name not in names]]
+    return [*files, *searches, *shell, *_harmless_tools(), *_web_tools("http://localhost")]
+
+
+def add_bundled(own: Sequence[ToolLike | ToolSource], bundled: Iterable[ToolLike]) -> list[ToolLike | ToolSource]:
+    """Return *own* tools, and those of *bundled* that have other names."""
+    from stepengine.tooling.definition import name_of
+
+    names = {name_of(tool) if isinstance(tool, ToolLike) else tool.name for tool in own}
+    return [*own, *[tool for tool in bundled if name_of(tool) not in names]]
 
 
 CHILDREN = ("start_agents", "wait_agents", "message_agent", "cancel_agent", "list_agents")
@@ -206,7 +209,7 @@ def allowed_tools(options: Options, request: ToolRequest) -> list[ToolLike | Too
     Raises:
         UsageProblem: when a tool that an agent names cannot work, or needs an option that was not given.
     """
-    from stepengine.tooling.definition import late_tools, name_of
+    from stepengine.tooling.definition import late_tools
 
     named = request.all_bundled_names
     options = request.with_approvals(options)
@@ -232,8 +235,7 @@ def allowed_tools(options: Options, request: ToolRequest) -> list[ToolLike | Too
         except DefinitionError as error:
             msg = f"--web: {error.message}"
             raise UsageProblem(msg) from None
-    own = {_name_of(tool) for tool in request.beside}
-    return [*request.beside, *[tool for tool in tools if name_of(tool) not in own]]
+    return add_bundled(request.beside, tools)
 
 
 def _local_tools(options: Options, root: Path, hidden: Sequence[str]) -> list[Tool]:
@@ -291,10 +293,6 @@ def with_held(agents: Iterable[AgentDefinition]) -> list[AgentDefinition]:
             found.append(agent)
             waiting += [child for child in agent.spawnable_agents if isinstance(child, AgentDefinition)]
     return found
-
-
-def _name_of(tool: ToolLike | ToolSource) -> str:
-    return tool.spec.name if isinstance(tool, ToolLike) else tool.name
 
 
 def tools_beside(options: Options, agents: Sequence[AgentDefinition]) -> list[ToolLike | ToolSource]:

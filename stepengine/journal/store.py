@@ -612,6 +612,11 @@ class LineWriter(Writer):
         chain.signed(line)
         self._lines.append(line)
 
+    def _drop_unstarted(self) -> None:
+        """Leave out a head that waits alone: a run that could not start leaves nothing, so that it can be started again."""
+        if not self._has_start:
+            self._lines.clear()
+
     def _sign_last(self) -> None:
         """Sign what is left before the journal is given back; if lines were lost, nobody vouches for its end."""
         chain = self._chain
@@ -665,6 +670,7 @@ class LineWriter(Writer):
                 return
             self._closed = True
             try:
+                self._drop_unstarted()
                 self._sign_last()
                 self._flush()
             finally:
@@ -690,8 +696,7 @@ class LineWriter(Writer):
         # One takes at a time, and another thread may add behind the end meanwhile.
         lines = self._lines[:]
         del self._lines[: len(lines)]
-        # A head alone is no run: a run that could not start leaves nothing, so that it can be started again.
-        return [] if self._is_lost or not self._has_start else lines
+        return [] if self._is_lost else lines
 
     def lose(self, error: JournalError) -> None:
         """Give up for good: lines were lost."""

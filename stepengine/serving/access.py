@@ -22,15 +22,12 @@ import re
 import secrets
 import stat
 import time
-from base64 import b64encode
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
-from urllib.parse import parse_qs, quote
 
 import attrs
 from attrs import frozen
@@ -407,7 +404,10 @@ class _Session:
 
 class Logins:
     """
-    One-time links by which a browser gets a session, and these sessions; both are kept in memory, and end with the server.
+    One-time links by which a browser gets the token of a session, and these sessions; both are kept in memory, and end with the server.
+
+    The code of a link is behind its ``#``, so that no server and no log sees it. The page sends it in the body of a ``POST`` to *path*,
+    and gets a token that it sends with each request. A cookie would be sent to every server on the same host.
 
     Args:
         seconds: How long a link may be used, once.
@@ -424,18 +424,25 @@ class Logins:
         self._clock = clock
         self._codes: OrderedDict[bytes, _Session] = OrderedDict()
         self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
+        self._operators: set[bytes] = set()
         self._lock = Lock()
 
     def make(self, caller: Caller | None = None) -> str:
         """Return the path of a link that lets a browser in once as *caller*; by default as whoever started the server."""
-        caller = caller or Caller("operator", frozenset({"admin"}))
         code = secrets.token_urlsafe(TOKEN_BYTES)
         with self._lock:
-            _keep(self._codes, _digest(code), _Session(caller, self._clock() + self.seconds), self._clock())
-        return f"{self.path}?code={code}"
+            _keep(self._codes, _digest(code), _Session(caller or OPERATOR, self._clock() + self.seconds), self._clock())
+        return f"/#login={code}"
+
+    def make_token(self) -> str:
+        """Return a token of whoever started the server, which lasts as long as the server."""
+        secret = secrets.token_urlsafe(TOKEN_BYTES)
+        with self._lock:
+            self._operators.add(_digest(secret))
+        return secret
 
     def exchange(self, code: str) -> str | None:
-        """Return the secret of a new session for the code of a link; ``None`` where it was used, or came too late."""
+        """Return the token of a new session for the code of a link; ``None`` where it was used, or came too late."""
         with self._lock:
             # Taken out before it is looked at: the same link twice, even at the same moment, is one session.
             found = self._codes.pop(_digest(code[:MAX_TOKEN]), None)
@@ -447,10 +454,13 @@ class Logins:
             return secret
 
     def find(self, secret: str) -> Caller | None:
-        """Return whose session it is; ``None`` where it is nobody's, or has ended."""
+        """Return whose token it is; ``None`` where it is nobody's, or its session has ended."""
         # What is compared are digests of what was sent, so how long it takes says nothing of a secret that is known.
+        digest = _digest(secret[:MAX_TOKEN])
         with self._lock:
-            found = self._sessions.get(_digest(secret[:MAX_TOKEN]))
+            found = self._sessions.get(digest)
+            if digest in self._operators:
+                return OPERATOR
         return found.caller if found is not None and self._clock() < found.until else None
 
     def end(self, secret: str) -> None:
@@ -459,6 +469,8 @@ class Logins:
             self._sessions.pop(_digest(secret[:MAX_TOKEN]), None)
 
 
+OPERATOR = Caller("operator", frozenset({"admin"}))
+"""Whoever started the server."""
 MAX_SESSIONS = 10_000
 
 
@@ -476,22 +488,7 @@ Authenticate: TypeAlias = "Callable[[Request], Caller | Awaitable[Caller | None]
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 LOGOUT = "/logout"
-DOOR_STYLE = (
-    ":root{color-scheme:light dark}body{margin:14vh auto 0;max-width:34rem;padding:0 1.25rem;font:1rem/1.55 system-ui,sans-serif}"
-    "h1{font-size:1.35rem}code{font-family:ui-monospace,monospace}"
-)
-DOOR = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>stepengine studio</title><style>{style}</style></head>
-<body><main><h1>stepengine studio</h1>
-<p>{said} Open the link that <code>stepengine studio</code> printed where it was started: it lets one browser in, once and within a minute.</p>
-<p>For a new link, stop it there with Ctrl-C and start it again: what is recorded stays, and runs that were under way go on.</p>
-</main></body></html>
-"""
-"""What is shown to a browser without a session."""
 MAX_BUCKETS = 10_000
-MAX_COOKIES = 8
-"""Cookies of one name that are tried: another application of this host may have set some."""
 MAX_DIGITS = 18
 PORTS = {"http": "80", "https": "443"}
 HOST = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9._-]{1,253})(?::([0-9]{1,5}))?")
@@ -549,19 +546,21 @@ class Guard:
     """
     The ASGI middleware in front of an application: it lets through who is known, and what is no attack and no flood.
 
-    A caller is known by ``Authorization: Bearer TOKEN``, by the cookie of a browser's session, or by *authenticate*. What is let
+    A caller is known by ``Authorization: Bearer TOKEN``, the token of a browser's session included, or by *authenticate*. What is let
     through has its whole body already, and ``caller_of(request)``. Everything else gets a problem document; so does what the
     application fails at. Web sockets are refused.
 
     Args:
         app: The application.
         tokens: Who is known by a token.
-        logins: Links and sessions of browsers: ``GET /login?code=`` begins a session, ``POST /logout`` ends it.
+        logins: Links and sessions of browsers: ``POST /login`` with ``{"code": ...}`` returns the token of a session, ``POST /logout``
+            ends it, and ``POST /login/links`` returns another link to who has the scope ``admin``.
         authenticate: A function of a Starlette ``Request`` for an application's own users, async or not; ``None`` is nobody.
         hosts: Names under which the server is reached, as ``example.com``, or ``example.com:8443`` for one port alone; loopback's
             by default. ``"*"`` lets any name pass: only behind a proxy that looks at them.
         cors: Origins whose pages may call with a token, as ``https://example.com``; none by default.
         open_paths: Paths that need no caller and are reached under any name; what ends with ``/`` is the start of such paths.
+        page_paths: Paths that need no caller, but the server's own name: those of a page that holds no data. ``"/"`` is that path alone.
         caps: How much a client may send.
         clock: Seconds that only grow.
 
@@ -572,7 +571,7 @@ class Guard:
     def __init__(
         self, app: ASGIApp, *, tokens: Tokens | None = None, logins: Logins | None = None,
         authenticate: Authenticate | None = None, hosts: Collection[str] = LOOPBACK, cors: Collection[str] = (),
-        open_paths: Collection[str] = ("/health",), caps: Caps | None = None, clock: Callable[[], float] = time.monotonic,
+        open_paths: Collection[str] = ("/health",), page_paths: Collection[str] = (), caps: Caps | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         check_extra()
         if tokens is None and logins is None and authenticate is None:
@@ -581,7 +580,7 @@ class Guard:
         caps = caps or Caps()
         self.app, self.tokens, self.logins, self.authenticate, self.caps = app, tokens, logins, authenticate, caps
         self.hosts, self.cors = _hosts(hosts), _origins(cors)
-        self.open_paths = tuple(open_paths)
+        self.open_paths, self.page_paths = tuple(open_paths), tuple(page_paths)
         self._requests = _Buckets(caps.rate, caps.burst, clock)
         self._failures = _Buckets(caps.failures / caps.failure_seconds, caps.failures, clock)
         self._at_once: dict[str, int] = {}
@@ -614,40 +613,46 @@ class Guard:
         except Exception as error:
             if has_begun:
                 raise
-            problem = problem_of(error)
-            # Whoever opens the studio by hand, or by a link of yesterday, has no use for a document that programs read.
-            is_door = (
-                self.logins is not None
-                and problem.status == HTTPStatus.UNAUTHORIZED
-                and asked.is_visited(self.logins.path)
-            )
-            await (_door(problem) if is_door else problem.response())(asked.scope, receive, guarded)
+            await problem_of(error).response()(asked.scope, receive, guarded)
 
     async def _serve(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
         if not asked.query().isascii():
             # Applications that decode it would fail at it.
             msg = "the query of this request is not percent-encoded"
             raise Problem(msg, status=400, kind="bad_request")
-        if self._is_open(asked.path):
-            self._limit(self._requests, f"address {asked.address}")
-            body = await self._body(asked, receive)
-            await self.app(asked.scope, _replay_body(body, receive), send)
+        if _is_among(asked.path, self.open_paths):
+            await self._serve_anybody(asked, receive, send)
             return
         self._check_host(asked)
+        if asked.method in SAFE and _is_among(asked.path, self.page_paths):
+            await self._serve_anybody(asked, receive, send)
+            return
         if self._is_preflight(asked):
             await _empty(204, PREFLIGHT)(asked.scope, receive, send)
             return
-        if self.logins is not None and asked.path == self.logins.path and asked.method == "GET":
-            await self._logged_in(asked, self.logins)(asked.scope, receive, send)
+        logins, is_posted = self.logins, asked.method == "POST"
+        if logins is not None and asked.path == logins.path and is_posted:
+            self._limit(self._failures, asked.address, cost=0)
+            body = await self._body(asked, receive)
+            await self._logged_in(asked, logins, body)(asked.scope, receive, send)
             return
         caller = await self._caller(asked)
         self._limit(self._requests, f"caller {caller.name}")
         with self._count_request(caller):
             body = await self._body(asked, receive)
-            if self.logins is not None and asked.path == LOGOUT and asked.method == "POST":
-                await self._logged_out(asked, self.logins)(asked.scope, receive, send)
+            if logins is not None and asked.path == LOGOUT and is_posted:
+                logins.end(asked.bearer() or "")
+                await _empty(204, {})(asked.scope, receive, send)
+            elif logins is not None and asked.path == f"{logins.path}/links" and is_posted:
+                caller.must("admin")
+                await _said({"link": logins.make(caller)})(asked.scope, receive, send)
             else:
                 await self.app({**asked.scope, CALLER: caller}, _replay_body(body, receive), send)
+
+    async def _serve_anybody(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
+        self._limit(self._requests, f"address {asked.address}")
+        body = await self._body(asked, receive)
+        await self.app(asked.scope, _replay_body(body, receive), send)
 
     # --- who it is ---
 
@@ -655,11 +660,8 @@ class Guard:
         bearer = asked.bearer()
         if bearer is not None and self.tokens is not None and (caller := self._by_token(self.tokens, bearer)):
             return caller
-        if bearer is None and self.logins is not None:
-            for secret in asked.cookies():
-                if caller := self.logins.find(secret):
-                    self._check_origin(asked, ())
-                    return caller
+        if bearer is not None and self.logins is not None and (caller := self.logins.find(bearer)):
+            return caller
         if self.authenticate is not None and (caller := await self._by_application(self.authenticate, asked)):
             self._check_origin(asked, self.cors)
             return caller
@@ -695,25 +697,19 @@ class Guard:
             self._limit(self._failures, asked.address)
         return _unknown()
 
-    def _logged_in(self, asked: _RequestFacts, logins: Logins) -> Response:
-        codes = parse_qs(asked.query(), max_num_fields=MAX_COOKIES).get("code", [""])
-        secret = logins.exchange(codes[0])
-        if secret is None:
+    def _logged_in(self, asked: _RequestFacts, logins: Logins, body: bytes) -> Response:
+        try:
+            code = json.loads(body)["code"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            code = ""
+        token = logins.exchange(code) if isinstance(code, str) else None
+        if token is None:
             self._limit(self._failures, asked.address)
-            msg = "this link was used before, or is too old; ask for another one where the server was started"
+            msg = "this link was used before, or is too old; `stepengine studio --link` prints another one"
             raise Problem(msg, status=401, kind="link_spent", headers={"WWW-Authenticate": "Bearer"})
-        cookie = asked.cookie_of(secret, seconds=int(logins.session_seconds))
-        return _empty(303, {"location": asked.root, "set-cookie": cookie})
-
-    def _logged_out(self, asked: _RequestFacts, logins: Logins) -> Response:
-        for secret in asked.cookies():
-            logins.end(secret)
-        return _empty(204, {"set-cookie": asked.cookie_of("", seconds=0)})
+        return _said({"token": token, "seconds": int(logins.session_seconds)})
 
     # --- from where it comes ---
-
-    def _is_open(self, path: str) -> bool:
-        return any(path == one or (one.endswith("/") and path.startswith(one)) for one in self.open_paths)
 
     def _check_host(self, asked: _RequestFacts) -> None:
         if "*" in self.hosts:
@@ -836,8 +832,6 @@ class _RequestFacts:
         root = scope.get("root_path", "")
         path: str = scope["path"]
         self.path = path[len(root) :] if root and path.startswith(f"{root}/") else path
-        # Where it is mounted may come from the address itself, and goes into headers.
-        self.root = f"/{quote(root.strip('/'))}/" if root.strip("/") else "/"
 
     def header(self, name: str) -> str | None:
         """Return a header; if it is there several times, its values are joined, so that none of them is accepted alone."""
@@ -848,11 +842,6 @@ class _RequestFacts:
         """Return whether it says who it is."""
         return b"authorization" in self._headers or b"cookie" in self._headers
 
-    def is_visited(self, login: str) -> bool:
-        """Return whether somebody opens the page, or the link to it, in a browser."""
-        accepted = self.header("accept") or ""
-        return self.method == "GET" and self.path in ("/", login) and "text/html" in accepted.lower()
-
     def bearer(self) -> str | None:
         """Return the token; ``None`` where there is none, ``""`` where there are several."""
         found = self._headers.get(b"authorization")
@@ -862,23 +851,6 @@ class _RequestFacts:
         if scheme.lower() != "bearer":
             return None
         return token.strip() if len(found) == 1 else ""
-
-    def cookies(self) -> list[str]:
-        """Return the secrets of sessions."""
-        parts = b";".join(self._headers.get(b"cookie", [])).decode("latin-1").split(";")
-        own = f"{self._cookie}="
-        return [part.strip().removeprefix(own) for part in parts if part.strip().startswith(own)][:MAX_COOKIES]
-
-    def cookie_of(self, secret: str, *, seconds: int) -> str:
-        """Return what sets the cookie of a session."""
-        secure = "; Secure" if self.scope.get("scheme") == "https" else ""
-        return f"{self._cookie}={secret}; Path={self.root}; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
-
-    @property
-    def _cookie(self) -> str:
-        # Browsers send the cookies of a host to all of its ports, so two servers of one machine need two names.
-        server = self.scope.get("server")
-        return f"stepengine_{server[1] or 0}" if server else "stepengine"
 
     def query(self) -> str:
         """Return what stands behind the question mark."""
@@ -944,22 +916,15 @@ def _unknown() -> Problem:
     return Problem(msg, status=401, kind="unauthenticated", headers={"WWW-Authenticate": "Bearer"})
 
 
-def _door(problem: Problem) -> Response:
-    """Return what a browser is shown that has no session: how its person gets in."""
-    from starlette.responses import Response
+def _is_among(path: str, paths: Iterable[str]) -> bool:
+    """Return whether *path* is one of *paths*, or begins with one that ends with a slash."""
+    return any(path == one or (one.endswith("/") and one != "/" and path.startswith(one)) for one in paths)
 
-    said = (
-        "This link was used before, or is too old."
-        if problem.kind == "link_spent"
-        else "This browser has not come in yet."
-    )
-    digest = b64encode(hashlib.sha256(DOOR_STYLE.encode()).digest()).decode()
-    headers = {
-        **problem.headers,
-        "cache-control": "no-store",
-        "content-security-policy": f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    }
-    return Response(DOOR.format(style=DOOR_STYLE, said=said), problem.status, headers, "text/html; charset=utf-8")
+
+def _said(told: Mapping[str, object]) -> Response:
+    from starlette.responses import JSONResponse
+
+    return JSONResponse(told)
 
 
 def _empty(status: int, headers: Mapping[str, str]) -> Response:

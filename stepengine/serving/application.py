@@ -177,6 +177,7 @@ def app(
         hosts=hosts,
         cors=cors,
         open_paths=OPEN_PATHS,
+        page_paths=("/", "/studio/") if ui else (),
         caps=caps,
     )
 

@@ -116,10 +116,9 @@ def document(operations: Iterable[Operation], *, version: str, base: str = "") -
             "schemas": {**schemas.get("$defs", {}), "Problem": PROBLEM},
             "securitySchemes": {
                 "token": {"type": "http", "scheme": "bearer"},
-                "session": {"type": "apiKey", "in": "cookie", "name": "stepengine"},
             },
         },
-        "security": [{"token": []}, {"session": []}],
+        "security": [{"token": []}],
     }
 
 

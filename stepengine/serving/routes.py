@@ -1288,7 +1288,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
 )  # fmt: skip
 PAGES: tuple[Operation, ...] = (
-    Operation(method="GET", path="/", name="studio", scope="read", handler=get_page, about="The page of the studio."),
-    Operation(method="GET", path="/studio/{part}", name="studio_part", scope="read", handler=get_part, about="A file of it."),
+    Operation(method="GET", path="/", name="studio", scope=None, handler=get_page, about="The page of the studio."),
+    Operation(method="GET", path="/studio/{part}", name="studio_part", scope=None, handler=get_part, about="A file of it."),
 )  # fmt: skip
 """What is there with ``ui=True`` alone, for people and not for programs, so that no document describes it."""

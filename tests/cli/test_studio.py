@@ -53,6 +53,15 @@ def typed(project: Path, *words: str, cwd: Path | None = None) -> subprocess.Com
     return subprocess.run(line, cwd=cwd or project, env=environment(project), text=True, capture_output=True, timeout=SECONDS, check=False)  # fmt: skip
 
 
+def link_again(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """
+    Ask for another link by a process that may connect to this machine.
+    """
+    line = [sys.executable, "-m", "stepengine", "studio", *words, "--link"]
+    given = environment(project) | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(line, cwd=project, env=given, text=True, capture_output=True, timeout=SECONDS, check=False)
+
+
 @contextmanager
 def open_studio(project: Path, *words: str, cwd: Path | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """
@@ -65,7 +74,7 @@ def open_studio(project: Path, *words: str, cwd: Path | None = None) -> Iterator
     try:
         said = ""
         assert process.stderr is not None
-        while not (found := re.search(r"(http://\S+/login\?code=\S+)\n", said)):
+        while not (found := re.search(r"(http://\S+/#login=\S+)\n", said)):
             line_said = process.stderr.readline()
             assert line_said, said
             said += line_said
@@ -79,10 +88,12 @@ def page_of(link: str) -> tuple[httpx2.Client, str]:
     """
     Return a client with the session of a link, and the page.
     """
-    client = httpx2.Client(base_url=link.partition("/login")[0], trust_env=False, timeout=SECONDS)
-    came = client.get(link, follow_redirects=True)
-    assert 200 == came.status_code, came.text
-    return client, came.text
+    address, _, code = link.partition("/#login=")
+    client = httpx2.Client(base_url=address, trust_env=False, timeout=SECONDS)
+    entered = client.post("/login", json={"code": code})
+    assert 200 == entered.status_code, entered.text
+    client.headers["authorization"] = f"Bearer {entered.json()['token']}"
+    return client, client.get("/").raise_for_status().text
 
 
 @pytest.mark.spec("studio:ST1", "studio:ST10")
@@ -94,14 +105,25 @@ def test_a_project_is_opened_with_its_agents_and_runs_by_a_link_that_is_good_onc
             agents = client.get("/agents").json()["agents"]
             origin = {"origin": str(client.base_url).rstrip("/")}
             started = client.post("/runs", json={"agent": "asker"}, headers=origin).json()["run_id"]
-            again = httpx2.get(link, trust_env=False)
+            code = {"code": link.partition("/#login=")[2]}
+            again = httpx2.post(f"{link.partition('/#')[0]}/login", json=code, trust_env=False)
+            more = link_again(project)
+            other, _ = page_of(more.stdout.strip())
+            with closing(other):
+                assert agents == other.get("/agents").json()["agents"]
+            elsewhere = link_again(project, "agents")
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=SECONDS)
 
     assert "studio/app.js" in page
     assert ["asker"] == [one["id"] for one in agents]
     assert 401 == again.status_code
+    assert "set-cookie" not in again.headers
+    assert 2 == elsewhere.returncode
+    assert f"Running: {project}; name one as FOLDER" in elsewhere.stderr
     assert 0 == process.returncode
+    gone = link_again(project)
+    assert (2, True) == (gone.returncode, "`stepengine studio` starts one" in gone.stderr)
     assert (project / "runs" / f"{started}.jsonl").is_file()
 
 

@@ -70,21 +70,23 @@ def served(folder: Path) -> Iterator[tuple[int, str]]:
 
 def entered(port: int, link: str) -> str:
     """
-    Follow the link, and return the cookie that it gives.
+    Exchange the code of the link, and return the token that it gives.
     """
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)) as connection:
-        connection.request("GET", link)
+        code = json.dumps({"code": link.removeprefix("/#login=")})
+        connection.request("POST", "/login", code, {"content-type": "application/json"})
         response = connection.getresponse()
-        assert (303, "/") == (response.status, response.getheader("location"))
-        return str(response.getheader("set-cookie")).partition(";")[0]
+        said = json.loads(response.read())
+        assert (200, None) == (response.status, response.getheader("set-cookie"))
+        return str(said["token"])
 
 
-def posted(port: int, cookie: str, path: str, body: Any) -> tuple[int, list[Any]]:
+def posted(port: int, token: str, path: str, body: Any) -> tuple[int, list[Any]]:
     """
     Post JSON as a page of the same origin, and return the status and what came as server-sent events.
     """
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)) as connection:
-        headers = {"content-type": "application/json", "cookie": cookie, "origin": f"http://127.0.0.1:{port}"}
+        headers = {"content-type": "application/json", "authorization": f"Bearer {token}"}
         connection.request("POST", path, json.dumps(body), headers)
         response = connection.getresponse()
         lines = response.read().decode().split("\n\n")
@@ -98,27 +100,27 @@ def test_the_application_of_the_page_asks_over_both_protocols_and_goes_on_after_
     assert ["python", "html", "js", "ts"] == [block.kind for block in BLOCKS]
     user = {"id": "1", "role": "user", "content": "Paint."}
     with served(tmp_path) as (port, link):
-        cookie = entered(port, link)
+        token = entered(port, link)
         assert 401 == posted(port, "", "/ag-ui/painter", {"threadId": "t", "runId": "r", "messages": [user]})[0]
-        assert 422 == posted(port, cookie, "/ag-ui/painter", {"threadId": "t", "runId": "r", "messages": []})[0]
-        _, asked = posted(port, cookie, "/ag-ui/painter", {"threadId": "t", "runId": "r", "messages": [user]})
+        assert 422 == posted(port, token, "/ag-ui/painter", {"threadId": "t", "runId": "r", "messages": []})[0]
+        _, asked = posted(port, token, "/ag-ui/painter", {"threadId": "t", "runId": "r", "messages": [user]})
         (interrupt,) = asked[-1]["outcome"]["interrupts"]
         said = {"id": "u1", "role": "user", "parts": [{"type": "text", "text": "Paint."}]}
-        _, chunks = posted(port, cookie, "/vercel/painter", {"id": "v", "messages": [said]})
+        _, chunks = posted(port, token, "/vercel/painter", {"id": "v", "messages": [said]})
         (approval,) = [chunk for chunk in chunks if chunk["type"] == "tool-approval-request"]
     with served(tmp_path) as (port, link):
-        cookie = entered(port, link)
+        token = entered(port, link)
         entry = {"interruptId": interrupt["id"], "status": "resolved", "payload": {"approved": True}}
         body = {"threadId": "t", "runId": "r2", "messages": [], "resume": [entry]}
-        assert "The door is red now." == posted(port, cookie, "/ag-ui/painter", body)[1][-1]["result"]
-        assert 409 == posted(port, cookie, "/ag-ui/painter", body)[0]
+        assert "The door is red now." == posted(port, token, "/ag-ui/painter", body)[1][-1]["result"]
+        assert 409 == posted(port, token, "/ag-ui/painter", body)[0]
         part = {
             "type": "dynamic-tool",
             "state": "approval-responded",
             "approval": {"id": approval["approvalId"], "approved": True},
         }
         answer = {"id": "v", "messages": [said, {"id": "m", "role": "assistant", "parts": [part]}]}
-        _, chunks = posted(port, cookie, "/vercel/painter", answer)
+        _, chunks = posted(port, token, "/vercel/painter", answer)
         assert ("m", "stop") == (chunks[0]["messageId"], chunks[-1]["finishReason"])
         assert "The door is red now." in [chunk.get("output") for chunk in chunks]
 
@@ -167,7 +169,7 @@ def browser(folder: Path, address: str) -> Iterator[Browser]:
                 connection.request("GET", "/json")
                 listed = json.loads(connection.getresponse().read())
             return next(
-                (each for each in listed if each["type"] == "page" and address.partition("/login")[0] in each["url"]),
+                (each for each in listed if each["type"] == "page" and address.partition("/#login")[0] in each["url"]),
                 None,
             )
 
@@ -271,9 +273,9 @@ def answered(application: dict[str, Any], requests: list[tuple[str, str, dict[st
 
     found = {}
     with TestClient(application["app"], "http://127.0.0.1", raise_server_exceptions=False) as client:
-        client.headers["origin"] = "http://127.0.0.1"
         link = application["logins"].make(Caller("you", {"run", "read", "answer"}))
-        assert 303 == client.get(link, follow_redirects=False).status_code
+        entered = client.post("/login", json={"code": link.removeprefix("/#login=")})
+        client.headers["authorization"] = f"Bearer {entered.json()['token']}"
         for method, url, more in requests:
             found[f"{method} {url} {more}"[:300]] = client.request(method, url, **more).status_code
     return found

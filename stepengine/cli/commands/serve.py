@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import shlex
 import socket
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from stepengine.cli.commands.worker import offered_by
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.judging import ScriptFile, run_script_of
 from stepengine.cli.options import Model, Options, with_options
+from stepengine.cli.running_studios import announced_studio
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.toolset import ToolRequest, with_held
 from stepengine.data.visible import visible
@@ -166,6 +168,7 @@ class Served:
 
     Attributes:
         opens: Whether a browser is opened at the page.
+        folder: The folder by which ``stepengine studio --link`` finds the page again.
     """
 
     module: str
@@ -185,6 +188,7 @@ class Served:
     works: bool = True
     ui: bool = False
     opens: bool = False
+    folder: Path = Path()
 
 
 def serve_runs(options: Options, wanted: Served) -> Exit:
@@ -236,8 +240,15 @@ def serve_runs(options: Options, wanted: Served) -> Exit:
             raise UsageProblem(error.message) from error
         agents = [agent.id for agent in engine.agents]
         begun = partial(_say_where, wanted, token=token, logins=logins, agents=agents, script=options.script)
-        with _warnings_shown():
-            return report_problems(_until_told(served, wanted, begun))
+        with _warnings_shown(), announced_studio(wanted.folder) as announcement:
+
+            def listens(url: str) -> None:
+                if logins is not None:
+                    host = next((name for name in wanted.hosts if name != "*"), url.partition("://")[2])
+                    announcement.announce(url, host, logins.make_token())
+                begun(url)
+
+            return report_problems(_until_told(served, wanted, listens))
 
 
 def _check_reach(wanted: Served) -> None:
@@ -475,6 +486,8 @@ def _say_where(
     if logins is not None:
         link = f"{url}{logins.make()}"
         print(f"stepengine: the studio, for one browser and for a minute: {link}", file=sys.stderr)
+        folder = "" if wanted.folder == Path() else f" {shlex.quote(str(wanted.folder))}"
+        print(f"stepengine: another link: stepengine studio{folder} --link", file=sys.stderr)
         if wanted.opens:
             # Some browsers are waited for.
             threading.Thread(target=webbrowser.open, args=(link,), daemon=True).start()

@@ -14,6 +14,7 @@ from stepengine.cli.commands.serve import Served, serve_runs
 from stepengine.cli.exits import Exit
 from stepengine.cli.judging import ScriptFile
 from stepengine.cli.options import Model, Options, with_options
+from stepengine.cli.running_studios import links_of_studios
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.trusting import refuse_inside
 
@@ -61,12 +62,16 @@ def studio(
     no_schedules: Annotated[
         bool, typer.Option("--no-schedules", help="Leave the schedules beside the agents to others.")
     ] = False,
+    link: Annotated[
+        bool, typer.Option("--link", help="Print a new login link of the running studio of FOLDER, and start none.")
+    ] = False,
 ) -> Exit:
     """
     Open a page where runs are started, watched and answered.
 
     It is `stepengine serve` with a page: the same runs, the same rules, the same ways in for programs. The page comes whole
-    from this machine and loads nothing from elsewhere. A link that is good once lets the browser in.
+    from this machine and loads nothing from elsewhere. A link that is good once lets the browser in; --link prints another one
+    while the studio runs.
 
     FOLDER is a project, such as `stepengine init` makes, with its agents in FOLDER/agents and its runs in FOLDER/runs. For a
     folder that holds journals, or a database of them, these are the runs. Journals that it did not start are listed and
@@ -88,14 +93,18 @@ def studio(
       stepengine studio my-agent --model anthropic/claude-haiku-4-5
       stepengine studio --agents my_agents.py --runs runs.db
       stepengine studio journals --no-open
+      stepengine studio --link
     """
     refuse_inside("stepengine studio")
+    if link:
+        print("\n".join(links_of_studios(folder)))
+        return Exit.COMPLETED
     found = _found(folder, agents, runs, reports)
     # Whoever presses Ctrl-C at a terminal wants it back: what is under way by then goes on at the next start, and whoever
     # waits for an answer would have kept a server for all of its ten seconds.
     wanted = Served(
         module=found.agents, host=host, port=port, runs=found.runs, tokens=tokens, hosts=allow_host or (), reports=found.reports,
-        schedules=not no_schedules, ui=True, opens=not no_open, drain=LEAVING_SECONDS,
+        schedules=not no_schedules, ui=True, opens=not no_open, drain=LEAVING_SECONDS, folder=folder,
     )  # fmt: skip
     return serve_runs(attrs.evolve(options, model=model, script=script, quiet=True).in_force(), wanted)
 

@@ -4,6 +4,7 @@
  * A view is a file in views/ that is named in views/index.js.
  */
 import { html, render, useEffect, useState, useRoute, useServer, go, to, api } from "./lib.js";
+import { enter, leave, token } from "./session.js";
 import { restoreTheme, turnTheme } from "./theme.js";
 import { VIEWS } from "./views/index.js";
 
@@ -50,16 +51,15 @@ function Frame() {
   const view = VIEWS.find((each) => each.id === parts[0]) || VIEWS[0];
   const waiting = open.data ? open.data.questions.length : 0;
   useEffect(() => { document.title = `${waiting ? `(${waiting}) ` : ""}${view.title} · studio`; }, [view, waiting]);
-  const leave = async () => { try { await api.post("logout"); } catch { /* whoever is out is out */ } location.reload(); };
+  const out = async () => { try { await api.post("logout"); } catch { /* whoever is out is out */ } leave(); };
   return html`
     <a class="skip" href="#content" onClick=${(event) => { event.preventDefault(); document.getElementById("content").focus(); }}>Skip to the content</a>
     <nav class="side" aria-label="Studio">
       <a class="brand" href=${to(["runs"])} aria-label="stepengine studio"><img src="studio/icon.svg" alt="" width="22" height="22" /><span>stepengine</span></a>
       <ul>${VIEWS.filter((each) => each.nav !== false).map((each) => html`<li><a href=${to([each.id])} aria-current=${each === view ? "page" : undefined} title=${`g ${each.key}`}>${each.title}${each.id === "inbox" && waiting ? html`<span class="badge" aria-label=${`${waiting} open`}>${waiting > 99 ? "99+" : waiting}</span>` : null}</a></li>`)}</ul>
-      <div class="foot"><button type="button" class="quiet" onClick=${turnTheme} title="Light, dark, or as the system has it (t)">Theme</button><button type="button" class="quiet" onClick=${() => help(true)} title="Keys (?)">Keys</button><button type="button" class="quiet" onClick=${leave}>Leave</button></div>
+      <div class="foot"><button type="button" class="quiet" onClick=${turnTheme} title="Light, dark, or as the system has it (t)">Theme</button><button type="button" class="quiet" onClick=${() => help(true)} title="Keys (?)">Keys</button><button type="button" class="quiet" onClick=${out}>Leave</button></div>
     </nav>
     <main id="content" tabindex="-1" class=${`view ${view.id}`}>
-      ${open.error && open.error.status === 401 ? html`<p class="problem" role="alert">Nobody is logged in here any more. Open the link that the server shows when it is started.</p>` : null}
       ${open.error && open.error.status === 0 ? html`<p class="problem" role="status">${open.error.message}</p>` : null}
       ${script ? html`<p class="scripted" role="note">A script answers here in place of models: <span class="mono">${script}</span>. No model is asked.</p>` : null}
       <${view.View} key=${view.id} parts=${parts.slice(1)} query=${query} inbox=${open} />
@@ -68,6 +68,29 @@ function Frame() {
     <p id="announced" class="unseen" role="status" aria-live="polite"></p>`;
 }
 
+/* What a browser without a session is shown: how its person logs in. */
+function Door({ problem }) {
+  return html`<main id="content" tabindex="-1" class="view door"><div class="empty"><h1>stepengine studio</h1>
+    <p role="status">${problem || "This browser is not logged in."}</p>
+    <p>Open the link that <code>stepengine studio</code> printed. It logs one browser in, once and within a minute.</p>
+    <p>For a new link, run <code>stepengine studio --link</code> on the machine of the studio.</p></div></main>`;
+}
+
+function Studio({ problem }) {
+  const [isIn, set] = useState(token() !== "");
+  const [wrong, say] = useState(problem);
+  useEffect(() => {
+    const look = () => set(token() !== "");
+    // A link that is opened in a tab which shows the studio already only changes what is behind the #.
+    const opened = async () => { const failed = await enter(); say(failed); look(); };
+    const names = [["studio:out", look], ["storage", look], ["hashchange", opened]];
+    for (const [name, act] of names) addEventListener(name, act);
+    return () => { for (const [name, act] of names) removeEventListener(name, act); };
+  }, []);
+  return isIn ? html`<${Frame} />` : html`<${Door} problem=${wrong} />`;
+}
+
 restoreTheme();
-render(html`<${Frame} />`, document.getElementById("studio"));
+const problem = await enter();
+render(html`<${Studio} problem=${problem} />`, document.getElementById("studio"));
 document.documentElement.dataset.ready = "yes";

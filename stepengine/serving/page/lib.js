@@ -3,6 +3,8 @@
  *
  * Texts reach the document as text only: htm and Preact make nodes, and nothing here makes HTML of a text.
  */
+import { refused, token, withToken } from "./session.js";
+
 export const { h, render, Fragment, createContext } = preact;
 export const { useState, useEffect, useLayoutEffect, useRef, useMemo, useCallback, useReducer, useContext, useId } = preactHooks;
 export const html = htm.bind(h);
@@ -56,11 +58,19 @@ export class Refused extends Error {
   }
 }
 
+/* Fetch a path with the token of the session, and without cookies; a session that the server does not know ends here. */
+async function send(path, { headers, ...options }) {
+  const used = token();
+  const answer = await fetch(path, { headers: withToken(headers), credentials: "omit", cache: "no-store", ...options });
+  if (answer.status === 401) refused(used);
+  return answer;
+}
+
 async function asked(method, path, body, signal, headers = {}) {
   let answer;
-  const sent = body === undefined ? {} : { body: JSON.stringify(body), headers: { ...headers, "content-type": "application/json" } };
+  const sent = body === undefined ? { headers } : { body: JSON.stringify(body), headers: { ...headers, "content-type": "application/json" } };
   try {
-    answer = await fetch(path, { method, signal, headers, credentials: "same-origin", cache: "no-store", ...sent });
+    answer = await send(path, { method, signal, ...sent });
   } catch (error) {
     if (signal && signal.aborted) throw error;
     throw new Refused(0, { type: "urn:stepengine:problem:away", detail: "The server does not answer. This page goes on by itself when it is back." });
@@ -78,6 +88,21 @@ export const api = {
   post: async (path, body = {}, { signal, headers } = {}) => (await asked("POST", path, body, signal, headers)).read,
   remove: async (path) => (await asked("DELETE", path)).read,
 };
+
+/* Save what a path gives as a file: a plain link would be asked for without the token. */
+export async function download(path, name) {
+  const answer = await send(path, {});
+  if (!answer.ok) {
+    let said = {};
+    try { said = await answer.json(); } catch { said = {}; }
+    throw new Refused(answer.status, said);
+  }
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(await answer.blob());
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+}
 
 /* A path with its parts escaped: at("runs", id, "events"). */
 export const at = (...parts) => parts.map(encodeURIComponent).join("/");
@@ -128,7 +153,7 @@ export function follow(path, take, { ended = () => {}, failed = () => {} } = {})
   const soon = () => { if (!frame) frame = document.hidden ? setTimeout(flush, 250) : requestAnimationFrame(flush); };
   async function once() {
     const headers = { accept: "text/event-stream", ...(last === null ? {} : { "last-event-id": last }) };
-    const answer = await fetch(path, { headers, signal: gone.signal, credentials: "same-origin", cache: "no-store" });
+    const answer = await send(path, { headers, signal: gone.signal });
     if (answer.status === 204) return true;
     if (!answer.ok) {
       let said = {};

@@ -100,7 +100,7 @@ class Shop:
             while not (self.url and self.token):
                 said += (line := self.process.stderr.readline())
                 assert line, said
-                self.link = self.link or _found(r"http://\S+/login\S+", said)
+                self.link = self.link or _found(r"http://\S+/#login=\S+", said)
                 self.url = self.url or _found(r"http://[\d.:]+", said)
                 self.token = self.token or _found(r"sk-stepengine-[\w-]+", said)
             # What it says later must not stop it.

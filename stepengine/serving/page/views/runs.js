@@ -1,5 +1,5 @@
 /* Runs: the list of them, live, and the page of one with its sections. */
-import { html, useState, useEffect, useRef, useMemo, useServer, useNow, api, at, to, go, amend, count, money, lasting, when, plural, Status, Head, Empty, Problem, Rows, announce } from "../lib.js";
+import { html, useState, useEffect, useRef, useMemo, useServer, useNow, api, at, to, go, amend, count, money, lasting, when, plural, Status, Head, Empty, Problem, Rows, announce, download } from "../lib.js";
 import watch from "./run/watch.js";
 import back from "./run/back.js";
 import edit from "./run/edit.js";
@@ -34,7 +34,7 @@ function useRuns(base) {
 export function Row({ run, now }) {
   const more = run.details, isLive = run.status === "running" || run.status === "started";
   const seconds = isLive ? (now - Date.parse(run.created)) / 1000 : more && more.seconds;
-  const waits = more && (run.status === "suspended" || isLive) ? [...new Set([...more.waits, ...(more.wakes ? [`until ${when(more.wakes)}`] : [])])].join(" · ") : "";
+  const waits = more && (run.status === "suspended" || isLive) ? [...more.waits.filter((each) => each !== "its time"), ...(more.wakes ? [`until ${when(more.wakes)}`] : [])].join(" · ") : "";
   const output = more && run.status === "completed" && more.output ? more.output : "";
   return html`<div role="listitem"><a class="row-link" href=${to(["runs", run.run_id])} style=${{ height: `${HEIGHT}px` }}>
     <${Status} status=${isLive && more && more.asks ? "suspended" : run.status} />
@@ -63,6 +63,13 @@ function List({ query }) {
     ${data && !runs.length ? html`<${Empty} title=${search || status || agent ? "No run is like that" : "No runs yet"}>${search || status || agent ? html`<button type="button" onClick=${() => { type(""); amend({ search: "", status: "", agent: "" }); }}>Show all</button>` : html`<a class="button primary" href=${to(["start"])}>Start the first one</a>`}</${Empty}>` : html`<${Rows} items=${runs} height=${HEIGHT} label=${isAll ? `${plural(runs.length, "run")}` : "Runs"} more=${more} row=${(run) => html`<${Row} key=${run.run_id} run=${run} now=${now} />`} />`}`;
 }
 
+/* What a run waits for in words, with the time as this browser writes it. */
+function waitingFor({ kind, topic, said, wakes_at: wakes }) {
+  const until = wakes ? `until ${when(wakes)}` : "";
+  if (kind === "time") return `sleeps ${until}`;
+  return [kind === "message" ? `waits for a message on ${topic}` : said, until].filter(Boolean).join(", ");
+}
+
 function One({ id, section, query }) {
   const run = useServer(at("runs", id), 1);
   const open = SECTIONS.find((each) => each.id === section) || SECTIONS[0];
@@ -73,13 +80,17 @@ function One({ id, section, query }) {
     fail(null);
     try { await api.post(at("runs", id, what)); announce(what); run.again(); } catch (problem) { fail(problem); }
   }
+  async function save() {
+    fail(null);
+    try { await download(at("runs", id, "journal"), `${id}.jsonl`); } catch (problem) { fail(problem); }
+  }
   if (run.error && !view) return html`<${Head} title="Run" /><${Problem} error=${run.error} /><p><a href=${to(["runs"])}>All runs</a></p>`;
   return html`<header class="head of-run"><div class="crumbs"><a href=${to(["runs"])}>Runs</a><span aria-hidden="true">/</span>${view ? html`<h1>${view.agent}</h1><${Status} status=${view.questions.length && !isOver ? "suspended" : view.status} />` : null}<span class="mono dim" title=${id}>${id.slice(0, 8)}</span>${view && view.forked_from ? html`<a class="fork" href=${to(["runs", view.forked_from.run])}>fork of ${view.forked_from.run.slice(0, 8)}</a>` : null}${view && view.session_id ? html`<a href=${to(["chat", view.agent, view.session_id])}>conversation ${view.session_id}</a>` : null}</div>
       <nav class="tabs" aria-label="Parts of the run">${SECTIONS.map((each) => html`<a href=${to(["runs", id, ...(each === SECTIONS[0] ? [] : [each.id])], Object.fromEntries(["step", "tab"].filter((name) => query.get(name)).map((name) => [name, query.get(name)])))} aria-current=${each === open ? "page" : undefined}>${each.title}</a>`)}</nav>
-      <div class="tools">${view && !isOver ? html`<button type="button" class="danger" onClick=${() => act("cancel")}>Cancel</button>` : null}${view && view.status === "stranded" ? html`<button type="button" onClick=${() => act("resume")}>Go on</button>` : null}<a class="button" href=${at("runs", id, "journal")} download>Journal</a></div>
+      <div class="tools">${view && !isOver ? html`<button type="button" class="danger" onClick=${() => act("cancel")}>Cancel</button>` : null}${view && view.status === "stranded" ? html`<button type="button" onClick=${() => act("resume")}>Go on</button>` : null}<button type="button" onClick=${save}>Journal</button></div>
     </header>
     <${Problem} error=${error || run.error} />
-    ${view && view.waits_for.some((each) => each.kind !== "question") ? html`<p class="standing" role="status">${view.waits_for.filter((each) => each.kind !== "question").map((each) => html`<span class="waits">${each.said.replace(each.wakes_at || "\0", when(each.wakes_at))}</span>`)}${view.wakes_at ? html`<span class="dim">Resumes by itself ${when(view.wakes_at)}.</span>` : null}</p>` : null}
+    ${view && view.waits_for.some((each) => each.kind !== "question") ? html`<p class="standing" role="status">${view.waits_for.filter((each) => each.kind !== "question").map((each) => html`<span class="waits">${waitingFor(each)}</span>`)}</p>` : null}
     <${open.View} id=${id} run=${view} query=${query} again=${run.again} />`;
 }
 

@@ -1,0 +1,108 @@
+"""
+The studios that run on this machine for this user: who started one can have its login link again.
+
+Each studio has a file in the user's state folder, which only its owner can read. It holds the address and a token of the operator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stepengine.cli.recording import runs_folder
+from stepengine.cli.settings import UsageProblem
+from stepengine.system.atomic import replace_path
+
+__all__ = ("announced_studio", "links_of_studios")
+
+STUDIOS = "studios"
+SECONDS = 5.0
+
+
+@contextlib.contextmanager
+def announced_studio(folder: Path) -> Iterator[_Announcement]:
+    """Give what announces a studio of *folder* once it listens; its file goes at the end."""
+    announcement = _Announcement(folder)
+    try:
+        yield announcement
+    finally:
+        announcement.withdraw()
+
+
+class _Announcement:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: Path | None = None
+
+    def announce(self, url: str, host: str, token: str) -> None:
+        """Write the file of a studio that listens at *url*, and is reached as *host*; without a state folder the link is shown at the start alone."""
+        runs = runs_folder()
+        if runs is None:
+            return
+        told = {"url": url, "host": host, "token": token, "folder": str(self._folder.resolve()), "pid": os.getpid()}
+        with contextlib.suppress(OSError):
+            place = runs.parent / STUDIOS
+            place.mkdir(0o700, parents=True, exist_ok=True)
+            self._file = place / f"{secrets.token_hex(8)}.json"
+            replace_path(self._file, json.dumps(told).encode(), mode=0o600)
+
+    def withdraw(self) -> None:
+        """Remove the file."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.unlink(missing_ok=True)
+
+
+def links_of_studios(folder: Path) -> list[str]:
+    """
+    Return a new login link of each running studio of *folder*; files of studios that were killed are removed.
+
+    Raises:
+        UsageProblem: when no studio of that folder is running.
+    """
+    links: list[str] = []
+    others: list[str] = []
+    for file, told in _studios():
+        link = _link_of(told, file)
+        if link is None:
+            continue
+        if Path(told["folder"]) == folder.resolve():
+            links.append(link)
+        else:
+            others.append(str(told["folder"]))
+    if not links:
+        known = f" Running: {', '.join(sorted(set(others)))}; name one as FOLDER." if others else ""
+        msg = f"no studio of {str(folder.resolve())!r} is running.{known} `stepengine studio` starts one"
+        raise UsageProblem(msg)
+    return links
+
+
+def _studios() -> Iterator[tuple[Path, dict[str, Any]]]:
+    runs = runs_folder()
+    for file in [] if runs is None else sorted((runs.parent / STUDIOS).glob("*.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            told = json.loads(file.read_text(encoding="utf-8"))
+            if all(isinstance(told[name], str) for name in ("url", "token", "folder", "host")):
+                yield file, told
+
+
+def _link_of(told: dict[str, Any], file: Path) -> str | None:
+    """Return a new link; ``None`` where the studio does not answer. The file of one that was killed is removed."""
+    import httpx2
+
+    # By the name under which it is reached, which may be another one than its address.
+    headers = {"authorization": f"Bearer {told['token']}", "host": told["host"]}
+    try:
+        with httpx2.Client(timeout=SECONDS, trust_env=False, follow_redirects=False) as client:
+            answer = client.post(f"{told['url']}/login/links", headers=headers)
+        return f"{told['url']}{answer.json()['link']}" if answer.is_success else None
+    except httpx2.ConnectError:
+        file.unlink(missing_ok=True)
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError):
+        pass
+    return None
