@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Any, NamedTuple, NoReturn, TypeAlias
@@ -29,6 +30,8 @@ __all__ = (
     "freeze",
     "freeze_object",
     "hint_about",
+    "is_deep_text",
+    "is_deeper",
     "mended",
     "parting",
     "text_of",
@@ -39,6 +42,12 @@ JsonValue: TypeAlias = "str | int | float | bool | Mapping[str, JsonValue] | lis
 
 NOT_AWAITED = "it was not awaited: write `await` where that is possible, and `yield from Perform(fn, ...)` in a handler"
 MAX_DEPTH = 200
+"""How deep a value is nested at most: a value of a tool, an agent, a model."""
+MAX_LINE_DEPTH = MAX_DEPTH + 32
+"""How deep a line of a journal is nested at most: a value, and what the record puts around it."""
+# One without an end goes to the end of the text: if it matched nothing, each quote in it would be tried.
+JSON_STRING = re.compile(rb'(?s)"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)')
+NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 MAX_INT = 2**63 - 1
 MIN_INT = -(2**63)
 SCALARS = frozenset((str, int, float, bool, type(None)))
@@ -176,6 +185,34 @@ def text_of(value: str, path: str = "$") -> str:
 def mended(text: str) -> str:
     """Return *text* with lone surrogates replaced by U+FFFD; for messages about values, never for values."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def is_deeper(value: Any, levels: int) -> bool:
+    """Return whether a value read from JSON is nested deeper than so many *levels*, however deep it is."""
+    level = [value]
+    for _ in range(levels + 1):
+        level = [
+            member
+            for node in level
+            if type(node) in (dict, list)
+            for member in (node.values() if type(node) is dict else node)
+        ]
+        if not level:
+            return False
+    return any(type(node) in (dict, list) for node in level)
+
+
+def is_deep_text(text: bytes, levels: int) -> bool:
+    """Return whether JSON text is nested deeper than so many *levels*; nothing is parsed."""
+    # Few texts have so many brackets, and the test for that is the fastest one.
+    if text.count(b"[") + text.count(b"{") <= levels:
+        return False
+    depth = 0
+    for bracket in JSON_STRING.sub(b"", text).translate(None, NO_BRACKETS):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > levels:
+            return True
+    return False
 
 
 def _levels(value: object) -> int:

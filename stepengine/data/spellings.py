@@ -1,10 +1,10 @@
-r"""
+"""
 How a text is spelled in whatever encodes it: regular expressions that find a known text in addresses, JSON, HTML and source.
 
 Encoders agree on letters and digits and differ in the signs that they escape. So a text is not encoded in all ways that are
-known, which would be a list without an end: each sign is matched in every spelling that it can have. ``/`` is ``/``,
-``\/``, ``%2f``, ``%252F``, ``\u002f``, ``&#47;``, ``&sol;``; an encoding inside of another one adds backslashes, ``25`` or
-``amp;``. Base64 has no signs to speak of, and is a text of its own.
+known, which would be a list without an end: each sign is matched in every spelling that it can have. A slash is written
+plain, behind backslashes, as ``%2f``, ``%252F``, ``&#47;``, ``&sol;`` or by its number behind a backslash. An encoding
+inside of another one adds backslashes, ``25`` or ``amp;``. Base64 is a text of its own.
 
 Every expression here has bounded repetitions only: a search takes time in proportion to the text.
 """

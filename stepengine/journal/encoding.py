@@ -33,7 +33,7 @@ from stepengine.data.effects import (
     TellRun,
 )
 from stepengine.data.faults import within
-from stepengine.data.json import JsonDict, compact, freeze, thaw
+from stepengine.data.json import MAX_LINE_DEPTH, JsonDict, compact, freeze, is_deeper, thaw
 from stepengine.data.messages import TextPart, ToolCallPart, ToolResult
 from stepengine.data.models import DEFAULT_SETTINGS, ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Value
@@ -676,23 +676,29 @@ def _is_special(members: Mapping[str, object]) -> bool:
 
 # An object of the user's with one member that begins with `$` was wrapped when it was stored, so whatever looks like
 # one of our marks here is one.
-def unpack_texts(value: object, blobs: Mapping[str, object]) -> Any:
+def unpack_texts(value: object, blobs: Mapping[str, object], depth: int = 0) -> Any:
     """
-    Return what ``pack_texts`` made *value* of, which was read from a line.
+    Return what ``pack_texts`` made *value* of, which was read from a line and is nested in *depth* levels.
 
     Raises:
         KeyError: when a blob is missing.
+        DataError: when a blob makes it deeper than any line may be.
     """
     if type(value) is list:
-        return [unpack_texts(v, blobs) for v in value]
+        return [unpack_texts(v, blobs, depth + 1) for v in value]
     if type(value) is not dict:
         return value
     if _is_special(value):
         name, inner = next(iter(value.items()))
         if name == "$blob":
-            return blobs[inner]
-        return {k: unpack_texts(v, blobs) for k, v in inner.items()} if name == "$obj" else value
-    return {k: unpack_texts(v, blobs) for k, v in value.items()}
+            blob = blobs[inner]
+            # The line and the blob are within the cap, each by itself.
+            if type(blob) is not str and is_deeper(blob, MAX_LINE_DEPTH - depth):
+                msg = f"nested deeper than {MAX_LINE_DEPTH} levels"
+                raise DataError(msg)
+            return blob
+        return {k: unpack_texts(v, blobs, depth + 1) for k, v in inner.items()} if name == "$obj" else value
+    return {k: unpack_texts(v, blobs, depth + 1) for k, v in value.items()}
 
 
 # The old content of a file is kept so that a write can be undone. One that holds a secret is not: with a placeholder in

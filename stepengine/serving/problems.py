@@ -23,6 +23,7 @@ from stepengine.errors import (
     DataError,
     DefinitionError,
     InputError,
+    JournalCorrupt,
     JournalLocked,
     JournalMissing,
     JournalVersion,
@@ -179,6 +180,15 @@ def _of_data(error: DataError) -> Problem:
     return Problem(error.message, status=422, kind=kind_of(error), members=members)
 
 
+def _of_damage(error: JournalCorrupt) -> Problem:
+    logger.warning("a journal cannot be read: %s", error.message)
+    record = DAMAGED_RECORD.search(error.message)
+    which = "a record" if record is None else record[0]
+    said = f"{which} of the run's journal is damaged or was not written by stepengine; its server can check it with `stepengine check`"
+    return Problem(said, status=409, kind=kind_of(error))
+
+
+DAMAGED_RECORD = re.compile(r"record [0-9]{1,9}")
 MAX_WAIT = 86_400
 TOLD: Mapping[type[StepEngineError], Callable[[Any], Problem]] = {
     InputError: _from_message(422, issues="issues"),
@@ -197,6 +207,7 @@ TOLD: Mapping[type[StepEngineError], Callable[[Any], Problem]] = {
     AnswerRejected: _from_message(409),
     SessionConflict: _hidden(409, "somebody else wrote to this session in the meantime; read it again, then repeat"),
     SessionError: _hidden(409, "the session refused this"),
+    JournalCorrupt: _of_damage,
     JournalMissing: _hidden(404, "there is no such run"),
     JournalLocked: _hidden(409, "another process holds this run; try again when it has ended"),
     JournalVersion: _hidden(409, "a newer version of stepengine wrote this run; this server cannot read it"),

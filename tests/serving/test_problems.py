@@ -20,6 +20,7 @@ from stepengine.errors import (
     DataError,
     HandlerError,
     InputError,
+    JournalCorrupt,
     JournalLocked,
     JournalMissing,
     LimitExceeded,
@@ -146,3 +147,15 @@ def test_what_a_problem_says_of_itself_is_not_overwritten_by_what_was_sent() -> 
 
     assert (409, "urn:stepengine:problem:odd", "no") == tuple(made.document()[k] for k in ("status", "type", "detail"))
     assert made is problem_of(made)
+
+
+@pytest.mark.spec("replay:J51", "studio:SV4")
+def test_a_damaged_journal_is_a_conflict_that_names_the_record_and_no_path(caplog: pytest.LogCaptureFixture) -> None:
+    document = document_of(
+        JournalCorrupt("record 7 (byte 90) of /home/me/runs/a.jsonl is nested deeper than 232 levels")
+    )
+
+    assert 409 == document["status"]
+    assert "record 7 " in document["detail"]
+    assert "/home" not in str(document)
+    assert "/home/me/runs/a.jsonl" in caplog.text

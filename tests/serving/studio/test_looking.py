@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -413,3 +414,46 @@ def test_runs_in_postgresql_are_looked_into_and_go_on_with_the_agents_of_their_w
 
     assert ("50", "120") == (variables(first["now"])["total"], variables(second["now"])["total"])
     assert (409, True) == (refused.status_code, "deployed there" in refused.json()["detail"]), refused.text
+
+
+# --- journals that nobody wrote ---------------------------------------------------------------------------------------
+
+
+def _deepen(content: bytes, depth: int) -> bytes:
+    """Put a deep value in place of the prompt, with right checksums."""
+    lines, previous = [], 0
+    linked = b'"link":true' in content.splitlines()[0]
+    for line in content.splitlines():
+        body = line[: line.rindex(b',"crc":')].replace(b'"tea"', b"[" * depth + b"1" + b"]" * depth)
+        crc = zlib.crc32(body, previous if linked else 0)
+        previous = crc
+        lines.append(body + b',"crc":"%08x"}\n' % crc)
+    return b"".join(lines)
+
+
+@pytest.mark.spec("replay:J51", "studio:SV4")
+def test_a_journal_that_is_damaged_or_too_deep_is_a_conflict_that_names_the_record(shop: Shop, tmp_path: Path) -> None:
+    with shop.client() as client:
+        run = done(client, "tally", "tea")
+        (file,) = [path for path in tmp_path.rglob("*.jsonl") if run in path.name]
+        content = file.read_bytes()
+        broken = {f"deep {depth}": _deepen(content, depth) for depth in (400, 600, 900, 5_000)}
+        broken["damaged"] = content[:200] + b"X" + content[201:]
+        for name, made in broken.items():
+            file.write_bytes(made)
+            for page in ("view", "places", "lines"):
+                answer = client.get(f"/runs/{run}/{page}")
+
+                assert 409 == answer.status_code, (name, page, answer.text)
+                assert "record " in answer.json()["detail"]
+            assert client.get(f"/runs/{run}").status_code == client.get("/runs").status_code == 200
+
+
+@pytest.mark.spec("replay:J51")
+@pytest.mark.parametrize("depth", [201, 900, 5_000])
+def test_params_that_are_nested_too_deep_are_refused(client: httpx2.Client, depth: int) -> None:
+    body = f'{{"agent": "tally", "prompt": "tea", "params": {{"a": {"[" * depth}1{"]" * depth}}}}}'
+
+    answer = client.post("/runs", content=body, headers={"content-type": "application/json"})
+
+    assert 422 == answer.status_code

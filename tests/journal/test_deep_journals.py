@@ -1,0 +1,132 @@
+"""One cap for the depth of values, when they are written and when they are read: an error names the record."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from stepengine import AgentDefinition, Engine, Tool, ToolCall
+from stepengine.cli.app import app
+from stepengine.data.json import MAX_DEPTH, is_deep_text
+from stepengine.errors import DataError, InputError, JournalCorrupt
+from stepengine.journal import FileJournal, MemoryJournal, check
+from stepengine.testing import ScriptedModel
+
+COMMANDS = [["show"], ["show", "--json"], ["view", "-o", "PAGE"], ["check"]]
+DEPTHS = [400, 600, 900, 5_000, 100_000]
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+async def recorded(path: Path, value: Any, params: Any = "mark") -> Path:
+    def handle_steps(ctx: Any) -> Any:
+        yield ToolCall("shout", {"text": value})
+        return "done"
+
+    shout = Tool(name="shout", description="Shout.", input_schema={"type": "object"}, run=lambda _: "HI")
+    agent = AgentDefinition("desk", system_prompt="You help.", tools=[shout], handle_steps=handle_steps)
+    async with Engine([agent], models=ScriptedModel([])) as engine:
+        await engine.run("desk", "Hi", params={"p": [params]}, journal=FileJournal(path, link=False))
+    return path
+
+
+def deepened(path: Path, mark: str, depth: int) -> Path:
+    """Put a deep value in place of a mark, with right checksums."""
+    lines = []
+    for line in path.read_bytes().splitlines():
+        body = line[: line.rindex(b',"crc":')].replace(b'["%s"]' % mark.encode(), b"[" * depth + b"1" + b"]" * depth)
+        lines.append(body + b',"crc":"%08x"}\n' % zlib.crc32(body))
+    path.write_bytes(b"".join(lines))
+    return path
+
+
+@pytest.mark.spec("replay:J51")
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize(("mark", "record"), [("input", "record 3"), ("mark", "record 2")])
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+async def test_a_journal_that_is_nested_too_deep_is_refused_by_its_record(
+    tmp_path: Path, depth: int, mark: str, record: str, command: list[str]
+) -> None:
+    path = deepened(await recorded(tmp_path / "run.jsonl", ["input"]), mark, depth)
+
+    result = CliRunner().invoke(
+        app, [command[0], str(path), *[str(tmp_path / "p.html") if word == "PAGE" else word for word in command[1:]]]
+    )
+
+    said = " ".join((result.stdout + result.stderr).split())
+    assert result.exit_code in (1, 2), said
+    assert record in said
+    assert "nested deeper than 232 levels" in said
+    assert not isinstance(result.exception, RecursionError)
+
+
+@pytest.mark.spec("replay:J51")
+async def test_a_value_as_deep_as_values_go_is_written_and_read(tmp_path: Path) -> None:
+    path = await recorded(tmp_path / "run.jsonl", nested(MAX_DEPTH - 2))
+
+    assert check(FileJournal(path))
+    for command in (["show"], ["show", "--json"], ["view", "-o", str(tmp_path / "page.html")], ["check"]):
+        result = CliRunner().invoke(app, [command[0], str(path), *command[1:]])
+        assert 0 == result.exit_code, (command, result.stderr)
+
+
+@pytest.mark.spec("replay:J51")
+@pytest.mark.parametrize("depth", [201, 900, 100_000])
+async def test_params_that_are_deeper_are_refused_before_anything_is_recorded(tmp_path: Path, depth: int) -> None:
+    with pytest.raises((DataError, InputError), match="nested deeper than 200 levels"):
+        await recorded(tmp_path / "run.jsonl", "plain", nested(depth))
+    assert not (tmp_path / "run.jsonl").exists()
+
+
+@pytest.mark.spec("replay:J51")
+async def test_a_deep_value_that_is_stored_apart_counts_where_it_is_used(tmp_path: Path) -> None:
+    path = await recorded(tmp_path / "run.jsonl", "deep mark")
+    lines = path.read_bytes().splitlines()
+    head, *rest = [line[: line.rindex(b',"crc":')] for line in lines]
+    deep = b"[" * 180
+    blob = b'{"kind":"blob","fp":"%s","data":%s1%s' % (b"0" * 32, deep, b"]" * 180)
+    used = b'%s{"$blob":"%s"}%s' % (deep, b"0" * 32, b"]" * 180)
+    rest = [line.replace(b'"deep mark"', used) for line in rest]
+    path.write_bytes(b"".join([body + b',"crc":"%08x"}\n' % zlib.crc32(body) for body in (head, blob, *rest)]))
+
+    result = CliRunner().invoke(app, ["show", str(path), "--json"])
+
+    assert 1 == result.exit_code
+    assert "record 4" in result.stderr
+    assert "nested deeper than 232 levels" in result.stderr
+
+
+@pytest.mark.spec("replay:J51")
+def test_the_depth_of_a_text_counts_brackets_outside_of_strings() -> None:
+    assert not is_deep_text(b'{"a":"%s"}' % (b"[{" * 500), 200)
+    assert not is_deep_text(b'{"a":"\\"%s"}' % (b"[{" * 500), 200)
+    assert not is_deep_text(b"[]" * 500, 200)
+    assert is_deep_text(b'{"a":"]]]]","b":%s' % (b"[" * 200), 200)
+    assert not is_deep_text(b'{"a":%s' % (b"[" * 199), 200)
+
+
+@pytest.mark.parametrize("piece", [b"[", b'"', b'\\"', b'"\\', b'["', b'[\\"', b"{[]"])
+def test_the_depth_of_any_text_is_known_in_a_time_that_follows_its_length(piece: bytes) -> None:
+    start = time.process_time()
+    is_deep_text(b"[" * 201 + (piece * 1_000_000)[:1_000_000], 10**9)
+    is_deep_text(b'"\\"' + b"[" * 1_000 + (piece * 1_000_000)[:1_000_000], 200)
+
+    assert time.process_time() - start < 2
+
+
+@pytest.mark.spec("replay:J51")
+async def test_a_deep_record_is_refused_in_memory_too(tmp_path: Path) -> None:
+    path = deepened(await recorded(tmp_path / "run.jsonl", ["input"]), "input", 600)
+
+    with pytest.raises(JournalCorrupt, match=r"record 3 .*nested deeper"):
+        FileJournal(path).copy_to(MemoryJournal())
