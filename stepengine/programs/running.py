@@ -26,11 +26,11 @@ from stepengine.data.state import ChildResult
 from stepengine.data.tools import ToolSpec, has_timed_out
 from stepengine.data.yields import AgentCall, Ask, Member, Sleep, StepResult, Steps, ToolCall, asked_by_program
 from stepengine.errors import BadYield, DefinitionError, ReplayDivergence, StepEngineError, ToolError, ToolInputError
+from stepengine.programs.check_workers import STOPPED, StopSignal
 from stepengine.programs.checking import globals_of, problems, shown
 from stepengine.programs.sessions import (
     PRINTED,
     SLEEP,
-    STOPPED,
     CallAnswer,
     MontySandbox,
     ProgramCall,
@@ -322,6 +322,7 @@ class _ProgramRun(RunsProgram):
         self._seed = ctx.random.getrandbits(32)
         self._kept: _Kept | None = None
         self._is_closed = False
+        self._check = StopSignal()
         self._calls = 0
         self._room = 0
         self._line = 0
@@ -403,7 +404,7 @@ class _ProgramRun(RunsProgram):
         # (programs:PG24).
         wrong = problems(self._code, programs.stubs, kept.names)
         if not wrong:
-            checked = programs.sandbox.check(self._code, programs.stubs, kept.names)
+            checked = programs.sandbox.check(self._code, programs.stubs, kept.names, self._check)
             wrong = checked.refused
             self._told = shown(checked.told, self._code) if checked.told else ""
         return f"Nothing was run, the program has to be mended first:\n{shown(wrong, self._code)}" if wrong else ""
@@ -457,6 +458,7 @@ class _ProgramRun(RunsProgram):
 
     def close(self) -> None:
         self._is_closed = True
+        self._check.send()
         if self._kept is not None:
             self._kept.close()
 
