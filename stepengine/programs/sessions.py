@@ -23,6 +23,7 @@ from stepengine.data.named import NamedTuple
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.programs.check_workers import STOPPED, CheckWorkers, StopSignal
 from stepengine.programs.checking import CheckedProgram, checked_by_monty
+from stepengine.programs.crossing import TooManyBytes
 from stepengine.programs.stubs import ALIASES, Stubs
 from stepengine.system.after_fork import Lock
 
@@ -61,6 +62,9 @@ HOST = "_se_host"
 """The function of a session that the host answers at once."""
 PRINTED = "printed"
 """What ends a program that prints too much; no name of a class."""
+
+CROSSED = "crossed"
+"""What ends a handler for which too many bytes cross; no name of a class."""
 
 
 class ProgramCall(NamedTuple):
@@ -264,6 +268,8 @@ class MontySandbox:
     def open_handler(self, host: Host, *, seconds: float, memory: int, printed: int, seed: int) -> ProgramSession:
         """
         Return a new session for a handler; the arguments are those of ``open``, and *host* answers calls of ``_se_host`` at once.
+
+        A ``TooManyBytes`` that *host* raises ends the session.
 
         It is fed three times: what stands between handler and host, the file, and the call of the handler. Lines are the file's.
         """
@@ -609,6 +615,12 @@ class _MontySession:
 
     def _going(self, begin: Any, now: datetime) -> Turn:
         """Go on until the program waits or ends."""
+        try:
+            return self._until_turn(begin, now)
+        except TooManyBytes as error:
+            return ProgramRaised(CROSSED, str(error), 0, is_fatal=True)
+
+    def _until_turn(self, begin: Any, now: datetime) -> Turn:
         monty, calls = self._sandbox.monty, list[ProgramCall]()
         # The sandbox's own clock begins anew with everything that it asks the host for, if only the time.
         until = time.monotonic() + self._seconds
