@@ -1,12 +1,15 @@
-"""Listening for an application with uvicorn, until this process is told to stop."""
+"""Listening for an application with uvicorn, until this process is told to stop; the limits of connections are in ``connections``."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from stepengine.serving.connections import BACKLOG, ConnectionTable, OncePerSecond, limits_of_process, make_protocol
 
 if TYPE_CHECKING:
     from stepengine.serving.application import Application
@@ -14,6 +17,8 @@ if TYPE_CHECKING:
 __all__ = ("listen",)
 
 MAX_HEADERS = 64 * 1024
+LOGS = ("asyncio", "uvicorn.error")
+"""Who logs what goes wrong with connections."""
 
 
 async def listen(served: Application, host: str, port: int, begun: Callable[[str], object]) -> bool:
@@ -42,6 +47,9 @@ async def listen(served: Application, host: str, port: int, begun: Callable[[str
         # By uvicorn's own way what cannot begin is told with a traceback, and as nothing else.
         lifespan="off",
         server_header=False,
+        http=make_protocol(ConnectionTable(limits_of_process())),
+        ws="none",
+        backlog=BACKLOG,
         h11_max_incomplete_event_size=MAX_HEADERS,
         # Whoever is slow to read would hold the end up.
         timeout_graceful_shutdown=1,
@@ -62,6 +70,9 @@ async def listen(served: Application, host: str, port: int, begun: Callable[[str
     # By uvicorn's own way a signal is raised again behind its end, and the process would be killed by it.
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
     loop = asyncio.get_running_loop()
+    only_once = OncePerSecond()
+    for name in LOGS:
+        logging.getLogger(name).addFilter(only_once)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     try:
@@ -71,6 +82,8 @@ async def listen(served: Application, host: str, port: int, begun: Callable[[str
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+        for name in LOGS:
+            logging.getLogger(name).removeFilter(only_once)
     return server.started
 
 
