@@ -47,12 +47,14 @@ class ConnectionLimits:
             a proxy has, are not counted so.
         header_seconds: How long the headers of a request may take, counted from the connection or the end of the request before.
         body_seconds: How long the body of a request may take.
+        read_seconds: How long a client may read nothing while something waits to be sent to it.
     """
 
     connections: int
     per_address: int = 64
     header_seconds: float = 10.0
     body_seconds: float = 60.0
+    read_seconds: float = 60.0
 
 
 def limits_of_process() -> ConnectionLimits:
@@ -208,7 +210,12 @@ class _ConnectionWatch:
         async def sent(message: Message) -> None:
             if message["type"] == "http.response.start" and names & CREDENTIALS:
                 self._is_known = message["status"] not in REFUSED
-            await send(message)
+            # What waits for a client that does not read holds its run in memory.
+            timer = asyncio.get_running_loop().call_later(self._table.limits.read_seconds, self._transport.abort)
+            try:
+                await send(message)
+            finally:
+                timer.cancel()
 
         return sent
 

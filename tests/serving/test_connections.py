@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import resource
@@ -31,6 +32,12 @@ KEYED = {"Authorization": "Bearer k"}
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
     """Answer with the length of the body; only with the right key on ``/``."""
+    if scope["path"] == "/endless":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while (
+            await asyncio.wait_for(send({"type": "http.response.body", "body": b"x" * 65_536, "more_body": True}), 20)
+        ) is None:
+            pass
     headers = dict(scope["headers"])
     is_let_in = headers.get(b"authorization") == b"Bearer k" or scope["path"] == "/open"
     size = 0
@@ -158,6 +165,15 @@ def test_content_length_together_with_transfer_encoding_closes_the_connection() 
 
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert answer.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.spec("studio:SV15")
+def test_a_client_that_does_not_read_is_closed_after_its_time() -> None:
+    with served(ConnectionLimits(connections=20, read_seconds=0.3)) as (port, table):
+        connection = connected(port, b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+        until(lambda: len(table) == 1)
+        until(lambda: len(table) == 0)
+        connection.close()
 
 
 @pytest.mark.spec("studio:SV15")
