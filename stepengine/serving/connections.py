@@ -2,9 +2,9 @@
 Limits of connections, in front of everything that a request can reach.
 
 uvicorn has no time limit for headers and bodies, and accepts connections until files run out. Its option ``http=`` takes a class of
-protocols: ``make_protocol`` returns a subclass of its own one that starts a timer with each connection, and wraps the application of
-the connection, so that it sees when a request starts, when its body is complete and when it ends. A connection without a complete
-request *waits*. When there are too many, the one that waits for longest is closed, unless a request on it was let in by a token.
+protocols: ``listening.make_protocol`` returns a subclass of its own one that makes a ``ConnectionWatch`` for each connection. That starts a
+timer, and wraps the application of the connection, so that it sees when a request starts, when its body is complete and when it ends.
+A connection without a complete request *waits*. When there are too many, the one that waits for longest is closed, unless a request on it was let in by a token.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stepengine.system.open_files import most_open_files
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
-__all__ = ("BACKLOG", "ConnectionLimits", "ConnectionTable", "OncePerSecond", "limits_of_process", "make_protocol")
+__all__ = ("BACKLOG", "ConnectionLimits", "ConnectionTable", "ConnectionWatch", "OncePerSecond", "limits_of_process")
 
 BACKLOG = 64
 """As many connections are accepted at once, before any of them is counted."""
@@ -117,35 +117,7 @@ def _is_local(address: str) -> bool:
         return True
 
 
-def make_protocol(table: ConnectionTable) -> type[asyncio.Protocol]:
-    """Return the protocol of uvicorn with the limits of *table*, to be given to ``uvicorn.Config(http=...)``."""
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-
-    class LimitedProtocol(H11Protocol):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self._watch: _ConnectionWatch | None = None
-            inner = self.app
-
-            async def app(scope: Scope, receive: Receive, send: Send) -> None:
-                assert self._watch is not None  # noqa: S101 - no request without a connection
-                await self._watch.run(inner, scope, receive, send)
-
-            self.app = app
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._watch = _ConnectionWatch(table, transport)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            if self._watch is not None:
-                self._watch.end()
-            super().connection_lost(exc)
-
-    return LimitedProtocol
-
-
-class _ConnectionWatch:
+class ConnectionWatch:
     """One connection: its timer, and whether it waits."""
 
     def __init__(self, table: ConnectionTable, transport: asyncio.Transport) -> None:

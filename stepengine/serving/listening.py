@@ -9,12 +9,14 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from stepengine.serving.connections import BACKLOG, ConnectionTable, OncePerSecond, limits_of_process, make_protocol
+from stepengine.serving.connections import BACKLOG, ConnectionTable, ConnectionWatch, OncePerSecond, limits_of_process
 
 if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
     from stepengine.serving.application import Application
 
-__all__ = ("listen",)
+__all__ = ("listen", "make_protocol")
 
 MAX_HEADERS = 64 * 1024
 LOGS = ("asyncio", "uvicorn.error")
@@ -85,6 +87,34 @@ async def listen(served: Application, host: str, port: int, begun: Callable[[str
         for name in LOGS:
             logging.getLogger(name).removeFilter(only_once)
     return server.started
+
+
+def make_protocol(table: ConnectionTable) -> type[asyncio.Protocol]:
+    """Return the protocol of uvicorn with the limits of *table*, to be given to ``uvicorn.Config(http=...)``."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class LimitedProtocol(H11Protocol):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._watch: ConnectionWatch | None = None
+            inner = self.app
+
+            async def app(scope: Scope, receive: Receive, send: Send) -> None:
+                assert self._watch is not None  # noqa: S101 - no request without a connection
+                await self._watch.run(inner, scope, receive, send)
+
+            self.app = app
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._watch = ConnectionWatch(table, transport)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self._watch is not None:
+                self._watch.end()
+            super().connection_lost(exc)
+
+    return LimitedProtocol
 
 
 def _url_of(server: Any) -> str:

@@ -22,8 +22,8 @@ from stepengine.serving.connections import (
     ConnectionTable,
     OncePerSecond,
     limits_of_process,
-    make_protocol,
 )
+from stepengine.serving.listening import make_protocol
 from tests.serving.served import Served
 
 pytestmark = [pytest.mark.anyio]
