@@ -8,9 +8,11 @@ program that would have run costs more than a slip that is found only when it ru
 from __future__ import annotations
 
 import ast
+import io
 import json
 import re
 import sys
+import tokenize
 import warnings
 from bisect import bisect_right
 from collections import OrderedDict
@@ -22,12 +24,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from attrs import frozen
 
+from stepengine.programs.check_workers import Checkout
 from stepengine.programs.sandbox import ABSENT, BUILTINS, MODULES
 from stepengine.programs.stubs import ALIASES, LONGEST_NAME, OURS, Function, Stubs
 from stepengine.system.after_fork import Lock
 
 if TYPE_CHECKING:
-    from pydantic_monty import Monty, ResourceLimits, SyncSnapshot
+    from pydantic_monty import ResourceLimits, SyncSnapshot
+
 
 __all__ = (
     "NO_STUBS",
@@ -43,6 +47,12 @@ __all__ = (
 MOST_BYTES = 64 * 1024
 MOST_DEPTH = 300
 """The sandbox has a limit of its own at less than a thousand."""
+MOST_FUNCTIONS, MOST_SCOPES = 6, 12
+"""
+How deep functions may be nested, and functions, lambdas and comprehensions together.
+
+The sandbox reads a definition about three times for each one around it: twenty lines take it a minute.
+"""
 MOST_PROBLEMS, MOST_SHOWN = 200, 20
 MOST_NEAR = 300
 """As many names of a program are compared with one that is unknown."""
@@ -104,6 +114,7 @@ def shown(found: Sequence[ProgramProblem], code: str) -> str:
     return "\n".join(parts)
 
 
+TOO_NESTED = f"functions are nested deeper than {MOST_FUNCTIONS} levels; move the inner ones out of the others"
 LINE = re.compile(r"\r\n|\r|\n")
 """Where Python ends a line; ``str.splitlines`` ends some at other places."""
 
@@ -148,12 +159,27 @@ def parsed(code: str) -> ast.Module | ProgramProblem | None:
             return ast.parse(code)
     except SyntaxError as error:
         if _may_be_newer(error, code):
-            return None
+            return _too_nested(code)
         return ProgramProblem(error.lineno or 1, max(1, error.offset or 1), f"syntax error: {error.msg}")
     except (RecursionError, MemoryError):
         return ProgramProblem(1, 1, "the program is nested too deeply to be read")
     except ValueError as error:
         return ProgramProblem(1, 1, f"the program cannot be read: {error}")
+
+
+def _too_nested(code: str) -> ProgramProblem | None:
+    """Return where functions of a program that this Python cannot parse are nested too deeply, as its tokens tell."""
+    level, around = 0, list[int]()
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(LINE.sub("\n", code)).readline):
+            level += {tokenize.INDENT: 1, tokenize.DEDENT: -1}.get(token.type, 0)
+            if token.type == tokenize.NAME and token.string == "def":
+                around = [one for one in around if one < level] + [level]
+                if len(around) > MOST_FUNCTIONS:
+                    return ProgramProblem(token.start[0], token.start[1] + 1, TOO_NESTED)
+    except (SyntaxError, tokenize.TokenError) as error:
+        return ProgramProblem(1, 1, f"the program cannot be read: {error}")
+    return None
 
 
 def _may_be_newer(error: SyntaxError, code: str) -> bool:
@@ -183,6 +209,10 @@ class _Scope:
 
     def __init__(self, kind: Literal["module", "function", "class", "comprehension"], parent: _Scope | None) -> None:
         self.kind, self.parent = kind, parent
+        self.depth: int = 0 if parent is None else parent.depth + (kind != "class")
+        """How many functions, lambdas and comprehensions are around what stands in it."""
+        self.functions: int = 0 if parent is None else parent.functions
+        """How many functions are, without lambdas."""
         self.bindings: dict[str, list[_Binding]] = {}
         self.elsewhere: set[str] = set()
         """Names that are global or nonlocal here."""
@@ -318,8 +348,9 @@ class _Walk:
         waiting: list[tuple[ast.AST, _NodePlace, int]] = [(tree, _NodePlace(self.module, frozenset()), 0)]
         while waiting:
             node, place, depth = waiting.pop()
-            if depth > MOST_DEPTH:
-                self._say(node, "the program is nested too deeply to be read")
+            too_deep = _too_deep(node, place.scope, depth)
+            if too_deep:
+                self._say(node, too_deep)
                 self._is_too_deep = True
                 return
             kind = type(node).__name__
@@ -443,6 +474,7 @@ class _Walk:
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, place: _NodePlace) -> Inner:
         self._spare("name", node.returns)
         inner = self._parameters(node.args, place)
+        inner.scope.functions += 1
         for parameter in getattr(node, "type_params", ()):
             inner.scope.bind(parameter.name, _Binding("other", parameter))
         return [*_each(node.decorator_list, place), *_each(_defaults(node.args), place), *_each(node.body, inner)]
@@ -710,6 +742,22 @@ class _Walk:
                 self._say(node, f"syntax error: no function around this one has a variable `{name}`; use `global`")
 
 
+def _too_deep(node: ast.AST, scope: _Scope, depth: int) -> str:
+    """Return why a node stands too deep to be read; ``""`` where it does not."""
+    if depth > MOST_DEPTH:
+        return "the program is nested too deeply to be read"
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and scope.functions >= MOST_FUNCTIONS:
+        return TOO_NESTED
+    if isinstance(node, SCOPES) and scope.depth >= MOST_SCOPES:
+        return f"functions, lambdas and comprehensions are nested deeper than {MOST_SCOPES} levels; name some of them before"
+    return ""
+
+
+SCOPES = (
+    *(ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda),
+    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
+)
+"""What has a scope of its own and may stand in an expression or a function."""
 Inner = Iterable[tuple[ast.AST, _NodePlace]]
 
 
@@ -784,7 +832,7 @@ ARGUMENTS = frozenset(
     {"missing-argument", "unknown-argument", "too-many-positional-arguments", "parameter-already-assigned"}
 )
 OF_A_FUNCTION = re.compile(r"function `([^`]+)`")
-LIMITS: ResourceLimits = {"max_turn_duration_secs": 5.0, "max_memory": 256 * 1024 * 1024}
+LIMITS: ResourceLimits = {"max_turn_duration_secs": 2.0, "max_memory": 256 * 1024 * 1024}
 """Of a check. What a worker says of its limits goes to the standard error of this process, so they are wide."""
 MOST_ANSWERS = 100
 """Of modules that a program asks the host for while it is checked."""
@@ -807,15 +855,15 @@ class CheckedProgram:
     is_whole: bool = True
 
 
-def checked_by_monty(pool: Monty, code: str, stubs: Stubs, known: Collection[str] = ()) -> CheckedProgram:
+def checked_by_monty(checkout: Checkout, code: str, stubs: Stubs, known: Collection[str] = ()) -> CheckedProgram:
     """
     Return what the sandbox says of a program, in sessions of their own that stop before its first line.
 
-    It takes tens of milliseconds and a worker of *pool*: not for a loop's thread. What is too long for ``problems`` is not for
+    It takes tens of milliseconds and a worker: not for a loop's thread. What is too long for ``problems`` is not for
     here either.
 
     Args:
-        pool: Has the workers.
+        checkout: Gives a session in a worker.
         code: The program.
         stubs: The functions that it has.
         known: The names that programs before it have left.
@@ -823,27 +871,31 @@ def checked_by_monty(pool: Monty, code: str, stubs: Stubs, known: Collection[str
     from pydantic_monty import MontyError
 
     try:
-        unread = _unread(pool, code)
+        unread = _unread(checkout, code)
         if unread is not None:
             return CheckedProgram((unread,))
         text = stubs.text + BESIDE
-        if not _sings(pool, text):
+        if not _sings(checkout, text):
             return CheckedProgram(is_whole=False)
-        return _sorted_out(_diagnostics(pool, code, text, known), code, stubs, known)
+        return _sorted_out(_diagnostics(checkout, code, text, known), code, stubs, known)
     except MontyError:
         # The worker is gone, or has reached a limit; the text was read by then, or is read again before it runs.
         return CheckedProgram(is_whole=False)
 
 
-def _unread(pool: Monty, code: str) -> ProgramProblem | None:
+def _unread(checkout: Checkout, code: str) -> ProgramProblem | None:
     """Return why the sandbox cannot read a program, if so; it reads all of it before it runs the line that stops."""
     from pydantic_monty import CollectString, MontyCrashedError, MontyError
 
-    with pool.checkout(limits=LIMITS) as session:
+    with checkout(limits=LIMITS) as session:
         try:
             session.feed_start(f"{STOP}()\n{code}", print_callback=CollectString())
-        except MontyCrashedError:
-            raise
+        except MontyCrashedError as error:
+            if not getattr(error, "timed_out", False):
+                raise
+            # It would take as long when it is run.
+            seconds = LIMITS["max_turn_duration_secs"]
+            return ProgramProblem(1, 1, f"the sandbox needs more than {seconds:g} s to read this; make it shorter")
         except MontyError as error:
             return _unreadable(error)
     return None
@@ -860,13 +912,13 @@ _CANARIES: OrderedDict[str, None] = OrderedDict()
 _SINGING = Lock()
 
 
-def _sings(pool: Monty, text: str) -> bool:
+def _sings(checkout: Checkout, text: str) -> bool:
     """Return whether a call that must be refused is: with a stub that it cannot read the checker may be silent about all."""
     with _SINGING:
         if text in _CANARIES:
             _CANARIES.move_to_end(text)
             return True
-    found = _diagnostics(pool, f"await {CANARY}()", text, ())
+    found = _diagnostics(checkout, f"await {CANARY}()", text, ())
     if not any(each["name"] in ARGUMENTS for each in found):
         return False
     with _SINGING:
@@ -876,7 +928,7 @@ def _sings(pool: Monty, text: str) -> bool:
     return True
 
 
-def _diagnostics(pool: Monty, code: str, text: str, known: Collection[str]) -> list[dict[str, Any]]:
+def _diagnostics(checkout: Checkout, code: str, text: str, known: Collection[str]) -> list[dict[str, Any]]:
     """Return what the checker says of a program behind a line that stops, and gives a value to each name that is *known*."""
     from pydantic_monty import CollectString, MontyTypingError
 
@@ -885,7 +937,7 @@ def _diagnostics(pool: Monty, code: str, text: str, known: Collection[str]) -> l
         name for name in sorted(known) if name.isidentifier() and name not in BUILTINS and not name.startswith("__")
     ]
     first = "; ".join([f"{STOP}()", *[f"{name} = {STOP}()" for name in names]])
-    with pool.checkout(
+    with checkout(
         type_check=True,
         type_check_stubs=text,
         type_check_format="json",

@@ -30,6 +30,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from stepengine.errors import ToolError
+from stepengine.programs.check_workers import StopSignal
 from stepengine.programs.checking import CheckedProgram, ProgramProblem
 from stepengine.programs.sandbox import BUILTINS, MODULES
 from stepengine.programs.sessions import (
@@ -76,7 +77,7 @@ class InProcessSandbox:
 
     name = f"in-process/{sys.version_info[0]}.{sys.version_info[1]}"
 
-    def check(self, code: str, stubs: Stubs, known: Collection[str]) -> CheckedProgram:
+    def check(self, code: str, stubs: Stubs, known: Collection[str], stop: StopSignal | None = None) -> CheckedProgram:
         """Return why this Python cannot read a program, if so."""
         try:
             _compile(code, FILE)

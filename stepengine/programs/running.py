@@ -25,11 +25,12 @@ from stepengine.data.state import ChildResult
 from stepengine.data.tools import ToolSpec, has_timed_out
 from stepengine.data.yields import AgentCall, Ask, Member, Sleep, StepResult, Steps, ToolCall, asked_by_program
 from stepengine.errors import BadYield, DefinitionError, ReplayDivergence, StepEngineError, ToolError, ToolInputError
+from stepengine.programs.check_workers import STOPPED, StopSignal
 from stepengine.programs.checking import globals_of, problems, shown
+from stepengine.programs.crossing import ANSWER_BYTES, byte_size
 from stepengine.programs.sessions import (
     PRINTED,
     SLEEP,
-    STOPPED,
     CallAnswer,
     MontySandbox,
     ProgramCall,
@@ -77,6 +78,8 @@ class ProgramLimits:
         memory: How many bytes it may use.
         printed: How many characters it may print.
         value: How many bytes of JSON one value may be that a call gives it, or that it gives a call.
+        turn: How many bytes may go in and out of a handler in the sandbox in one turn.
+        total: How many bytes may go in and out of one program, or of one handler; they are in the memory of this process.
     """
 
     calls: int = attrs.field(default=1_000, validator=_whole)
@@ -84,6 +87,8 @@ class ProgramLimits:
     memory: int = attrs.field(default=64 * 1024 * 1024, validator=_whole)
     printed: int = attrs.field(default=100_000, validator=_whole)
     value: int = attrs.field(default=8 * 1024 * 1024, validator=_whole)
+    turn: int = attrs.field(default=32 * 1024 * 1024, validator=_whole)
+    total: int = attrs.field(default=128 * 1024 * 1024, validator=_whole)
 
 
 def code_mode(
@@ -321,7 +326,9 @@ class _ProgramRun(RunsProgram):
         self._seed = ctx.random.getrandbits(32)
         self._kept: _Kept | None = None
         self._is_closed = False
+        self._check = StopSignal()
         self._calls = 0
+        self._moved = 0
         self._room = 0
         self._line = 0
         self._told = ""
@@ -367,6 +374,8 @@ class _ProgramRun(RunsProgram):
         open_ = [(call, member) for call, member in asked if not isinstance(member, CallAnswer)]
         came = yield from self._carry_out([member for _, member in open_], [call["line"] for call, _ in open_])
         answers |= {call["id"]: self._answer(value) for (call, _), value in zip(open_, came, strict=True)}
+        # Counted here and not where a turn is made, so that a run that goes on over its records counts the same.
+        self._moved += _moved_by(calls) + sum([ANSWER_BYTES + byte_size(answer.value) for answer in answers.values()])
         now, kept = self._ctx.now(), cast("_Kept", self._kept)
         return (
             yield from self._computed(
@@ -402,7 +411,7 @@ class _ProgramRun(RunsProgram):
         # (programs:PG24).
         wrong = problems(self._code, programs.stubs, kept.names)
         if not wrong:
-            checked = programs.sandbox.check(self._code, programs.stubs, kept.names)
+            checked = programs.sandbox.check(self._code, programs.stubs, kept.names, self._check)
             wrong = checked.refused
             self._told = shown(checked.told, self._code) if checked.told else ""
         return f"Nothing was run, the program has to be mended first:\n{shown(wrong, self._code)}" if wrong else ""
@@ -426,17 +435,26 @@ class _ProgramRun(RunsProgram):
             kept.close()
             return {"error": f"{error.message}{GONE}", "lost": True}
         form = self._form(turn, session)
-        most = self._programs.limits.calls
         # Refused before the calls are made, all of them: half of a `gather` would leave the program in a state that it
         # cannot know of.
-        if isinstance(turn, ProgramWaiting) and self._calls + len(turn.calls) > most:
-            why = f"The program was ended in line {turn.line}: it made more than {most:,} calls.{GONE}"
+        why = self._over(turn, form) if isinstance(turn, ProgramWaiting) else ""
+        if why:
+            why = f"The program was ended in line {form['line']}: {why}.{GONE}"
             form = {"error": f"{why}{_before(session)}", "lost": True}
         if form.get("lost"):
             kept.close()
         elif self._told and "calls" in form and not self._calls:
             form["told"] = self._told
         return form
+
+    def _over(self, turn: ProgramWaiting, form: Mapping[str, Any]) -> str:
+        """Return which limit the calls of a turn break together with those before; ``""`` when none."""
+        limits = self._programs.limits
+        if self._calls + len(turn.calls) > limits.calls:
+            return f"it made more than {limits.calls:,} calls"
+        if self._moved + _moved_by(form["calls"]) > limits.total:
+            return f"the values of its calls have more than {limits.total:,} bytes"
+        return ""
 
     def check_same(self, known: Mapping[str, Any], turn: Turn, session: ProgramSession) -> None:
         """Raise ``ReplayDivergence`` unless a turn came to what is recorded of it; what no journal may hold is not compared."""
@@ -456,6 +474,7 @@ class _ProgramRun(RunsProgram):
 
     def close(self) -> None:
         self._is_closed = True
+        self._check.send()
         if self._kept is not None:
             self._kept.close()
 
@@ -608,6 +627,11 @@ class _ProgramRun(RunsProgram):
         name = self._programs.name
         messages = self._ctx.agent_state.message_history
         return any(type(one) is ToolMessage and one.tool_name == name and one.status == "ok" for one in messages)
+
+
+def _moved_by(calls: Sequence[Mapping[str, Any]]) -> int:
+    """Return about how many bytes the inputs of calls take."""
+    return sum([ANSWER_BYTES + byte_size(call.get("input", {})) for call in calls])
 
 
 class _NoFunction(ValueError):

@@ -15,19 +15,20 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, cast
 
 from attrs import frozen
 
 from stepengine.errors import DefinitionError, ToolError
+from stepengine.programs.check_workers import STOPPED, CheckWorkers, StopSignal
 from stepengine.programs.checking import CheckedProgram, checked_by_monty
+from stepengine.programs.crossing import TooManyBytes
 from stepengine.programs.stubs import ALIASES, Stubs
 from stepengine.system.after_fork import Lock
 
 __all__ = (
     "PRINTED",
-    "STOPPED",
     "CallAnswer",
     "MontySandbox",
     "ProgramCall",
@@ -45,6 +46,8 @@ SLEEP = "asyncio.sleep"
 NAME = "program.py"
 NO_LIMIT = 2**31
 SECONDS_TO_LOOK = 1.0
+GRACE_SECONDS = 0.5
+"""After the limit of a check its worker is killed, which does not look at the time while it reads."""
 MAX_SHOWN = 200
 MODULE = "<module "
 TURN, SMALL = 500, 16
@@ -59,6 +62,9 @@ HOST = "_se_host"
 """The function of a session that the host answers at once."""
 PRINTED = "printed"
 """What ends a program that prints too much; no name of a class."""
+
+CROSSED = "crossed"
+"""What ends a handler for which too many bytes cross; no name of a class."""
 
 
 class ProgramCall(NamedTuple):
@@ -129,7 +135,6 @@ Turn = ProgramWaiting | ProgramEnded | ProgramRaised
 
 BEFORE = datetime.fromtimestamp(0, UTC)
 """What the clock says before any program; nobody looks at it then."""
-STOPPED = "the program was stopped"
 GONE = ProgramRaised("", STOPPED, 0, is_fatal=True)
 OVER = ProgramRaised("TimeoutError", "TimeoutError", 0, is_fatal=True)
 """Its words say nothing of how long it took: no replay takes as long."""
@@ -161,8 +166,19 @@ class Sandbox(Protocol):
     def name(self) -> str:
         """Its name and version, as it stands in a record; asking for it raises ``DefinitionError`` where it is not installed."""
 
-    def check(self, code: str, stubs: Stubs, known: Collection[str]) -> CheckedProgram:
-        """Look at a program, before any of it runs, as only the sandbox can."""
+    def check(self, code: str, stubs: Stubs, known: Collection[str], stop: StopSignal | None = None) -> CheckedProgram:
+        """
+        Check a program, before any of it runs, as only the sandbox can.
+
+        Args:
+            code: The program.
+            stubs: The functions that it has.
+            known: The names that programs before it have left.
+            stop: Ends the check from another thread.
+
+        Raises:
+            ToolError: when it was stopped, and when there is no worker.
+        """
 
     def open(
         self, functions: Collection[str], *, seconds: float, memory: int, printed: int, seed: int
@@ -191,6 +207,7 @@ class MontySandbox:
 
     Attributes:
         monty: The package; asking for it raises ``DefinitionError`` where it is not installed.
+        checks: The workers that check programs, apart from those that run them.
     """
 
     _process: ClassVar[int] = 0
@@ -199,7 +216,7 @@ class MontySandbox:
     def __init__(self, workers: int | None = None) -> None:
         self._most = workers or min(8, max(2, os.cpu_count() or 2))
         self._pool: Any = None
-        self._checker: Any = None
+        self.checks = CheckWorkers(self._check_pool, self._most)
         self._checking = Lock()
         self._checked: dict[tuple[str, str, frozenset[str]], CheckedProgram] = {}
         self._changed = threading.Condition()
@@ -220,21 +237,22 @@ class MontySandbox:
         """Its name and version, as it stands in a record."""
         return f"monty/{self.monty.__version__}"
 
-    def check(self, code: str, stubs: Stubs, known: Collection[str]) -> CheckedProgram:
-        """Look at a program in a worker of its own, which has none of the programs that wait."""
+    def check(self, code: str, stubs: Stubs, known: Collection[str], stop: StopSignal | None = None) -> CheckedProgram:
+        """Check a program in a worker of its own, which has none of the programs that wait."""
         self._check_process()
         asked = (code, stubs.text, frozenset(known))
+        # Held for the table alone: a check under a lock would let the programs of every engine wait for the slowest.
         with self._checking:
-            checked = self._checked.pop(asked, None)
-            if checked is None:
-                if self._checker is None:
-                    self._checker = self._monty_pool(1)
-                checked = checked_by_monty(self._checker, code, stubs, known)
-            if checked.is_whole:
+            checked = self._checked.get(asked)
+        if checked is None:
+            checked = checked_by_monty(partial(self.checks.checkout, stop), code, stubs, known)
+        if checked.is_whole:
+            with self._checking:
+                self._checked.pop(asked, None)
                 self._checked[asked] = checked  # the last one is the youngest
                 if len(self._checked) > MOST_CHECKED:
                     del self._checked[next(iter(self._checked))]
-            return checked
+        return checked
 
     def open(
         self, functions: Collection[str], *, seconds: float, memory: int, printed: int, seed: int
@@ -250,6 +268,8 @@ class MontySandbox:
     def open_handler(self, host: Host, *, seconds: float, memory: int, printed: int, seed: int) -> ProgramSession:
         """
         Return a new session for a handler; the arguments are those of ``open``, and *host* answers calls of ``_se_host`` at once.
+
+        A ``TooManyBytes`` that *host* raises ends the session.
 
         It is fed three times: what stands between handler and host, the file, and the call of the handler. Lines are the file's.
         """
@@ -301,19 +321,23 @@ class MontySandbox:
         pool.__enter__()
         return pool
 
+    def _check_pool(self, most: int, seconds: float) -> Any:
+        pool = self.monty.Monty(max_processes=most, checkout_timeout=seconds, turn_duration_limit_grace=GRACE_SECONDS)
+        pool.__enter__()
+        return pool
+
     def close(self) -> None:
         """End the workers; the next program starts new ones. In a forked child they are the parent's, and stay."""
         if self._is_forked:
             return
-        with self._changed, self._checking:
-            pools = (self._pool, self._checker)
-            self._pool = self._checker = None
+        with self._changed:
+            pool, self._pool = self._pool, None
             seats, self._seats = self._seats, []
         for seat in seats:
             seat.end()
-        for pool in pools:
-            if pool is not None:
-                pool.__exit__(None, None, None)
+        if pool is not None:
+            pool.__exit__(None, None, None)
+        self.checks.close()
 
     def take(self, seat: _SessionWorker) -> bool:
         """Return whether a session still has its worker, alive, and has it for a turn from now on."""
@@ -591,6 +615,12 @@ class _MontySession:
 
     def _going(self, begin: Any, now: datetime) -> Turn:
         """Go on until the program waits or ends."""
+        try:
+            return self._until_turn(begin, now)
+        except TooManyBytes as error:
+            return ProgramRaised(CROSSED, str(error), 0, is_fatal=True)
+
+    def _until_turn(self, begin: Any, now: datetime) -> Turn:
         monty, calls = self._sandbox.monty, list[ProgramCall]()
         # The sandbox's own clock begins anew with everything that it asks the host for, if only the time.
         until = time.monotonic() + self._seconds

@@ -41,6 +41,7 @@ from stepengine.data.programs import RunsProgram, set_in_sandbox
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.waiting import ChildRef, Waited
 from stepengine.errors import BadYield, DefinitionError, HandlerError, LimitReached, StepEngineError, ToolError
+from stepengine.programs.crossing import ByteBudget, TooManyBytes
 from stepengine.programs.prelude import ERRORS, PRELUDE
 from stepengine.programs.rewriting import AgentText, rewritten
 from stepengine.programs.running import ProgramLimits, check_bounds, shared_sandbox
@@ -521,6 +522,7 @@ class _HandlerRun(RunsProgram):
         self._states: list[AgentState] = [ctx.agent_state]
         self._sent: list[Message] = []
         self._now = ctx.now()
+        self._bytes = ByteBudget(limits.turn, limits.total)
         self._is_over = False
         self._shown = 0
         self._notes: list[Callable[[], None]] = []
@@ -608,6 +610,12 @@ class _HandlerRun(RunsProgram):
         assert session is not None  # noqa: S101
         self._thrown = sent.error
         answer = CallAnswer(sent.told) if sent.error is None else CallAnswer(*_raised_there(sent.error))
+        self._bytes.start_turn()
+        try:
+            self._bytes.add(answer.value)
+        except TooManyBytes as error:
+            self._is_over = True
+            return {"raised": "HandlerError", "text": str(error)}
         return self._turned(lambda: session.answer({self._asked: answer}, self._now))
 
     def _turned(self, ask: Callable[[], Turn]) -> Mapping[str, Any]:
@@ -641,6 +649,10 @@ class _HandlerRun(RunsProgram):
         try:
             check_bounds(call.args[0], self._limits.value)
             asked = _Form().of(call.args[0])
+            self._bytes.add(asked)
+        except TooManyBytes as error:
+            self._is_over = True
+            return {"raised": "HandlerError", "text": str(error), "line": turn.line}
         except (TypeError, ValueError) as error:
             asked = {"wrong": str(error)}
         return {"asked": asked, "how": ASKS[call.name], "line": turn.line}
@@ -764,9 +776,15 @@ class _HandlerRun(RunsProgram):
         """Answer what the handler asks for without yielding."""
         try:
             what, *given = args
-            return CallAnswer(self._answer_call(str(what), given))
+            answer = self._answer_call(str(what), given)
+            self._bytes.add(answer)
+            return CallAnswer(answer)
+        except TooManyBytes:
+            raise
         except Exception as error:  # noqa: BLE001 - whatever is asked for in whatever way, it is the handler that is told
-            return CallAnswer(mended(str(error)), "ValueError")
+            words = mended(str(error))
+            self._bytes.add(words)
+            return CallAnswer(words, "ValueError")
 
     def _answer_call(self, what: str, given: Sequence[Any]) -> Any:  # noqa: C901 - one for each thing that may be asked
         ctx = self._ctx

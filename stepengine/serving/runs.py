@@ -59,6 +59,7 @@ from stepengine.journal.sqlite import SqliteJournal
 from stepengine.journal.undoing import undo
 from stepengine.runtime.logs import LOGGER
 from stepengine.serving.access import check_folder
+from stepengine.serving.ended_runs import EndedRuns, journal_size
 from stepengine.serving.ledger import (
     OPEN,
     Act,
@@ -98,7 +99,6 @@ if TYPE_CHECKING:
 __all__ = ("NextTurn", "RunStanding", "Runs", "WantedRun")
 
 UNDER_WAY = ("started", "running")
-KEPT = 100
 """Handles of runs that rest, with their last events: who comes back to one gets them from memory, and else from the journal."""
 LOOKS_KEPT = 200
 LOOK_SECONDS = 1.0
@@ -241,7 +241,7 @@ class Runs:
         self._drain = drain
         self._ledger = Ledger(place)
         self._live: dict[str, RunHandle] = {}
-        self._rested: OrderedDict[str, RunHandle] = OrderedDict()
+        self._rested = EndedRuns()
         self._rested_at: dict[str, float] = {}
         self._went_on: set[str] = set()
         self._shared = Shared(self.journal)
@@ -521,7 +521,7 @@ class Runs:
         """Return how long a question is waited for in memory."""
         return self._patience if row.request.get("is_patient", True) else 0.0
 
-    def journal(self, run: str) -> Journal:
+    def journal(self, run: str) -> FileJournal | SqliteJournal:
         """Return the journal of a run."""
         return SqliteJournal(self.place, run) if self._is_database else FileJournal(self.place / f"{run}.jsonl")
 
@@ -536,7 +536,7 @@ class Runs:
 
     def _forget(self, run: str) -> None:
         """Forget what is known of a run that rests."""
-        self._rested.pop(run, None)
+        self._rested.remove(run)
         self._rested_at.pop(run, None)
         self._went_on.discard(run)
 
@@ -559,9 +559,7 @@ class Runs:
         self._live.pop(run, None)
         if self._old:
             self._spawn(self._close_unused())
-        self._rested[run] = handle
-        while len(self._rested) > KEPT:
-            self._forget(next(iter(self._rested)))
+        self._keep_ended(run, handle)
         if result is not None and isinstance(result.error, JournalError):
             error = result.error
         if error is not None:
@@ -569,6 +567,14 @@ class Runs:
         # What closing cut is under way for whoever comes next, so nothing is written down as its end.
         elif result is not None and not (self._is_closing and result.status is RunStatus.CANCELLED):
             await self._rests(run, handle, result)
+        size = await asyncio.to_thread(journal_size, self.journal(run))
+        if self._rested.get(run) is handle:
+            self._keep_ended(run, handle, size)
+
+    def _keep_ended(self, run: str, handle: RunHandle, size: int = 0) -> None:
+        self._rested.put(run, handle, size)
+        for one in self._rested.over():
+            self._forget(one)
 
     async def _rests(self, run: str, handle: RunHandle, result: RunResult) -> None:
         """Take note of how a run came to rest, and look whether something came for it in the meantime."""

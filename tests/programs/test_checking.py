@@ -157,7 +157,7 @@ def test_ordinary_programs_are_not_refused():
 def test_the_sandbox_refuses_no_ordinary_program_either_and_runs_all_of_them(pool, each):
     refused = {}
     for program in CORPUS[::each]:
-        found = checked_by_monty(pool, program, STUBS)
+        found = checked_by_monty(pool.checkout, program, STUBS)
         assert found.is_whole
         if found.refused:
             refused[program] = found.refused
@@ -201,7 +201,7 @@ FINE = {
 @pytest.mark.parametrize("program", FINE.values(), ids=FINE)
 def test_what_may_be_right_is_let_through(program, pool):
     assert () == problems(program, STUBS)
-    assert () == checked_by_monty(pool, program, STUBS).refused
+    assert () == checked_by_monty(pool.checkout, program, STUBS).refused
 
 
 @pytest.mark.spec("programs:PG24")
@@ -210,7 +210,7 @@ def test_names_of_earlier_programs_are_known_and_hide_functions(pool):
     program = "print(rows, _private, Ärger)\nprice(1, 2, 3, 4)"
 
     assert () == problems(program, STUBS, known)
-    assert () == checked_by_monty(pool, program, STUBS, known).refused
+    assert () == checked_by_monty(pool.checkout, program, STUBS, known).refused
     assert [1, 1, 1, 2, 2] == [problem.line for problem in problems(program, STUBS)]
 
 
@@ -267,7 +267,7 @@ MONTY_TOO = {
 @pytest.mark.spec("programs:PG24")
 @pytest.mark.parametrize(("program", "line"), MONTY_TOO.items())
 def test_the_sandbox_refuses_at_the_line_too_and_has_run_nothing(program, line, pool):
-    found = checked_by_monty(pool, program, STUBS)
+    found = checked_by_monty(pool.checkout, program, STUBS)
 
     assert [line] == sorted({problem.line for problem in found.refused})
 
@@ -276,7 +276,7 @@ def test_the_sandbox_refuses_at_the_line_too_and_has_run_nothing(program, line, 
 def test_what_may_be_wrong_alone_is_told_and_refuses_nothing(pool):
     program = "found = await price('a')\nprint(found['valeu'])\nprint(found + 1)\nawait add('1', 2)"
 
-    found = checked_by_monty(pool, program, STUBS)
+    found = checked_by_monty(pool.checkout, program, STUBS)
 
     assert () == found.refused
     assert [2, 3, 4] == [problem.line for problem in found.told]
@@ -285,8 +285,8 @@ def test_what_may_be_wrong_alone_is_told_and_refuses_nothing(pool):
 
 @pytest.mark.spec("programs:PG24")
 def test_a_program_is_not_run_while_it_is_checked(pool):
-    assert checked_by_monty(pool, "while True:\n    pass", STUBS).refused == ()
-    assert checked_by_monty(pool, "raise ValueError\n", STUBS).refused == ()
+    assert checked_by_monty(pool.checkout, "while True:\n    pass", STUBS).refused == ()
+    assert checked_by_monty(pool.checkout, "raise ValueError\n", STUBS).refused == ()
 
 
 @pytest.mark.spec("programs:PG24")
@@ -294,7 +294,7 @@ def test_stubs_whose_canary_is_not_refused_are_said_to_check_nothing(pool, monke
     monkeypatch.setattr("stepengine.programs.checking._diagnostics", lambda *_: [])
     other = corpus.stubs_of(corpus.TOOLS[:1], (), ask=False)
 
-    found = checked_by_monty(pool, "print(zork)", other)
+    found = checked_by_monty(pool.checkout, "print(zork)", other)
 
     assert not found.is_whole
     assert () == found.refused
@@ -309,11 +309,11 @@ def test_a_check_that_reaches_its_limits_says_that_it_is_not_whole(monkeypatch, 
     # Its types grow with each line: its check took four times this memory and a hundred times this time where it was measured.
     program = "x = foo = 1\n" + "\n".join([f"if isinstance(x, (int, str)) and x != {n}: x = [x]" for n in range(1_000)])
     with monty.Monty(max_processes=1) as pool:
-        before = checked_by_monty(pool, "1", STUBS)
+        before = checked_by_monty(pool.checkout, "1", STUBS)
         with monkeypatch.context() as patched:
             patched.setattr("stepengine.programs.checking.LIMITS", limits)
-            found = checked_by_monty(pool, program, STUBS)
-        after = checked_by_monty(pool, "print(zork)", STUBS)
+            found = checked_by_monty(pool.checkout, program, STUBS)
+        after = checked_by_monty(pool.checkout, "print(zork)", STUBS)
 
     assert before.is_whole
     assert not found.is_whole
@@ -461,5 +461,5 @@ def test_the_checker_knows_all_builtins_that_the_sandbox_has(pool):
     known = "\n".join(sorted(BUILTINS | set(ALIASES)))
     imports = "\n".join([f"from {module} import {', '.join(sorted(of))}" for module, of in MODULES.items() if of])
 
-    assert () == checked_by_monty(pool, known, STUBS).refused
-    assert () == checked_by_monty(pool, imports, STUBS).refused
+    assert () == checked_by_monty(pool.checkout, known, STUBS).refused
+    assert () == checked_by_monty(pool.checkout, imports, STUBS).refused

@@ -408,7 +408,7 @@ def test_with_hostile_stubs_the_checker_still_refuses(pool):
     specs = [ToolSpec(f"find{n}", word, {"type": "object", "properties": properties}) for n, word in enumerate(HOSTILE)]
     specs.append(tool("last", HOSTILE[0], ("x",), x={**TEXT, "description": HOSTILE[1], "default": HOSTILE[2]}))
 
-    found = checked_by_monty(pool, "await last()\nprint(zork)", stubs_of(specs, (), ask=True))
+    found = checked_by_monty(pool.checkout, "await last()\nprint(zork)", stubs_of(specs, (), ask=True))
 
     assert found.is_whole
     assert [1, 2] == [problem.line for problem in found.refused]

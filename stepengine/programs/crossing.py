@@ -1,0 +1,62 @@
+"""
+Counts the bytes that cross the wall of the sandbox.
+
+Values that go in and out are held in this process, and the sandbox's own limit of memory does not see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ("ANSWER_BYTES", "ByteBudget", "TooManyBytes", "byte_size")
+
+SMALL = 16
+"""For a number, and for each list, dict and member of one."""
+ANSWER_BYTES = 256
+"""What an answer takes in this process, however short it is."""
+
+
+class TooManyBytes(Exception):
+    """More bytes crossed the wall than may; its text names the limit."""
+
+
+def byte_size(value: object) -> int:
+    """Return about how many bytes a value of JSON takes."""
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode(errors="replace"))
+    if isinstance(value, Mapping):
+        return sum([SMALL + byte_size(key) + byte_size(inner) for key, inner in value.items()], SMALL)
+    return sum([SMALL + byte_size(inner) for inner in value], SMALL) if isinstance(value, list | tuple) else SMALL
+
+
+class ByteBudget:
+    """
+    The bytes that may cross for one handler.
+
+    Args:
+        turn: In one turn.
+        total: In all of its turns.
+    """
+
+    def __init__(self, turn: int, total: int) -> None:
+        self._turn, self._total = turn, total
+        self._of_turn = self._of_all = 0
+
+    def start_turn(self) -> None:
+        """Start to count a turn."""
+        self._of_turn = 0
+
+    def add(self, value: object) -> None:
+        """
+        Count a value that goes in or out.
+
+        Raises:
+            TooManyBytes: when it is more than may be.
+        """
+        size = ANSWER_BYTES + byte_size(value)
+        self._of_turn += size
+        self._of_all += size
+        for used, limit, where in ((self._of_turn, self._turn, "in one turn"), (self._of_all, self._total, "in all")):
+            if used > limit:
+                msg = f"more than {limit:,} bytes went in and out of the sandbox {where}"
+                raise TooManyBytes(msg)

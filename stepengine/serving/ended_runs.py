@@ -1,0 +1,61 @@
+"""Runs that ended and whose handles are still in memory, so that their events are shown with all pieces of texts."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from stepengine.journal.files import FileJournal
+
+if TYPE_CHECKING:
+    from stepengine.journal.sqlite import SqliteJournal
+    from stepengine.runtime.handle import RunHandle
+
+__all__ = ("KEPT", "KEPT_BYTES", "EndedRuns", "journal_size")
+
+KEPT = 100
+KEPT_BYTES = 64 * 1024 * 1024
+"""Of journals: a run takes about as much memory as its journal has bytes, or a few times that."""
+
+
+class EndedRuns:
+    """The handles of the runs that ended last, bounded in number and in the bytes of their journals."""
+
+    def __init__(self) -> None:
+        self._handles: OrderedDict[str, tuple[RunHandle, int]] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, run: str) -> RunHandle | None:
+        """Return the handle of a run; ``None`` when there is none any more."""
+        known = self._handles.get(run)
+        return None if known is None else known[0]
+
+    def put(self, run: str, handle: RunHandle, size: int = 0) -> None:
+        """Keep a handle as the newest one; *size* is that of its journal, 0 before it is measured."""
+        self.remove(run)
+        self._handles[run] = (handle, size)
+        self._bytes += size
+
+    def remove(self, run: str) -> None:
+        """Remove the handle of a run, if there is one."""
+        self._bytes -= self._handles.pop(run, (None, 0))[1]
+
+    def over(self) -> list[str]:
+        """Return the runs that are too many or too large together, the oldest ones."""
+        count, size, found = len(self._handles), self._bytes, list[str]()
+        for run, (_, own) in self._handles.items():
+            if count <= KEPT and size <= KEPT_BYTES:
+                break
+            count, size = count - 1, size - own
+            found.append(run)
+        return found
+
+
+def journal_size(journal: FileJournal | SqliteJournal) -> int:
+    """Return how many bytes a journal has; 0 when it is gone."""
+    if not isinstance(journal, FileJournal):
+        return len(journal.content())
+    try:
+        return journal.path.stat().st_size
+    except FileNotFoundError:
+        return 0
