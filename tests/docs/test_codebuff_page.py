@@ -26,7 +26,7 @@ from stepengine import (
 from stepengine.data.limits import DEFAULT_LIMITS
 from stepengine.errors import BadYield, HandlerError, ToolNotAvailable
 from stepengine.journal import MemoryJournal
-from stepengine.testing import ScriptedModel, text, tool_call
+from stepengine.testing import ScriptedModel, tool_call
 from stepengine.tools import Fetched, ask_user_tool, file_tools, search_tools, shell_tools, web_tools
 
 from .pages import ROOT, page

@@ -292,7 +292,9 @@ async def test_a_server_at_another_address_is_sent_any_member(caplog):
 
     gateway = AnthropicProvider("k", base_url="https://gateway.example", transport=httpx2.MockTransport(answer))
     with pytest.raises(ModelError):
-        await gateway.complete(ModelRequest("anthropic/m", "s", Transcript([HI]), settings=ModelSettings(extra=ROUTING)))
+        await gateway.complete(
+            ModelRequest("anthropic/m", "s", Transcript([HI]), settings=ModelSettings(extra=ROUTING))
+        )
     await gateway.close()
 
     assert seen[0]["provider"] == {"only": ["anthropic"]}
