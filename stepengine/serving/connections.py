@@ -18,6 +18,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
+
 from stepengine.system.open_files import most_open_files
 
 if TYPE_CHECKING:
