@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -243,7 +244,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     replays = not is_live(item) and all(r.replaying for r in recordings)
     blocks = replays and item.config.getoption("--stepengine-network") != "allow"
     try:
-        with blocked(_allowed_hosts(item) if blocks else None) as refused:
+        with blocked(_allowed_hosts(item) if blocks else None) as refused, _patch(item, recordings):
             result = yield
         _check(item, recordings)
         _raise_first([*everywhere, *refused])
@@ -255,6 +256,16 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     finally:
         told.lines += [f"{node_id(item)}: {account}" for r in recordings for account in r.accounts()]
     return result
+
+
+def _patch(item: pytest.Item, recordings: Sequence[Any]) -> AbstractContextManager[None]:
+    """Return the block in which the clients of a test marked ``patch=True`` use its cassette."""
+    if not marked(item).get("patch") or is_live(item):
+        return nullcontext()
+    from stepengine.testing.recordings import CassetteFixture
+
+    patch: AbstractContextManager[None] = next(r for r in recordings if isinstance(r, CassetteFixture)).patch()
+    return patch
 
 
 def _check(item: pytest.Item, recordings: Sequence[Any]) -> None:
