@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +35,10 @@ from stepengine.pytest_plugin.settings import (
     mode_of,
     node_id,
     refuse_unusable,
+    requests_cassette,
     rules_of,
     uses,
-    without_providers,
+    with_placeholders,
 )
 from stepengine.pytest_plugin.snapshots import events_snapshot, request_snapshot, run_snapshot
 from stepengine.pytest_plugin.telling import (
@@ -111,8 +113,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the mark and refuse modes that cannot be meant."""
     config.addinivalue_line(
         "markers",
-        "stepengine(record=, ignore=, match_headers=, allow_unused=, extra=, chunks=, redact=, live=): how the fixtures "
-        "`cassette`, `journal` and `stepengine_engine` behave",
+        "stepengine(record=, ignore=, match_headers=, allow_unused=, extra=, chunks=, redact=, live=, patch=, "
+        "record_errors=): how the fixtures `cassette`, `journal` and `stepengine_engine` behave",
     )
     refuse_unusable(config)
     config.stash[ORPHANS] = Orphans(config)
@@ -129,12 +131,13 @@ def stepengine_cassette(request: pytest.FixtureRequest) -> CassetteFixture:
 
     item = request.node
     given, rules = marked(item), rules_of(item)
-    passed = ("ignore", "match_headers", "allow_unused", "chunks")
+    passed = ("ignore", "match_headers", "allow_unused", "chunks", "record_errors")
     cassette = CassetteFixture(
         file_of(item, "cassette"),
         "rewrite" if is_live(item) else mode_of(item),
         command=command_of(item),
         keeps=not is_live(item),
+        requested=requests_cassette(item),
         redactor=redactor_for(rules.pop("redact") or "all", os.environ, **rules),
         extra=[extra_of(item, name) for name in given.get("extra", ())],
         **{name: given[name] for name in passed if name in given},
@@ -200,7 +203,7 @@ def stepengine_engine(request: pytest.FixtureRequest) -> Iterator[EngineFactory]
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Let a test that replays run without keys, and with `--stepengine-network=all` every test without network."""
+    """Let a test that replays run with placeholders for keys, and with `--stepengine-network=all` every test without network."""
     replays = True
     mine = uses(item)
     if mine:
@@ -209,7 +212,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
         except pytest.UsageError:  # it is told where the test runs
             replays = False
     every = item.config.getoption("--stepengine-network") == "all" and replays
-    with without_providers(hidden=mine and replays), blocked(_allowed_hosts(item) if every else None) as refused:
+    with with_placeholders(item, replays=mine and replays), blocked(_allowed_hosts(item) if every else None) as refused:
         item.stash[REFUSED] = refused
         return (yield)
 
@@ -241,17 +244,28 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     replays = not is_live(item) and all(r.replaying for r in recordings)
     blocks = replays and item.config.getoption("--stepengine-network") != "allow"
     try:
-        with blocked(_allowed_hosts(item) if blocks else None) as refused:
+        with blocked(_allowed_hosts(item) if blocks else None) as refused, _patch(item, recordings):
             result = yield
         _check(item, recordings)
         _raise_first([*everywhere, *refused])
         told.written += [account.written for r in recordings for account in r.keep()]
+        told.written += [line for r in recordings for line in getattr(r, "remarks", list)()]
     except BaseException as error:
         _tell(item, recordings, error)
         raise
     finally:
         told.lines += [f"{node_id(item)}: {account}" for r in recordings for account in r.accounts()]
     return result
+
+
+def _patch(item: pytest.Item, recordings: Sequence[Any]) -> AbstractContextManager[None]:
+    """Return the block in which the clients of a test marked ``patch=True`` use its cassette."""
+    if not marked(item).get("patch") or is_live(item):
+        return nullcontext()
+    from stepengine.testing.recordings import CassetteFixture
+
+    patch: AbstractContextManager[None] = next(r for r in recordings if isinstance(r, CassetteFixture)).patch()
+    return patch
 
 
 def _check(item: pytest.Item, recordings: Sequence[Any]) -> None:
@@ -282,7 +296,7 @@ def _raise_first(refused: Sequence[NetworkBlocked]) -> None:
 
 def _tell(item: pytest.Item, recordings: Sequence[Any], error: BaseException) -> None:
     """Say how to record again, and show misses and divergences that the test's own failure hides."""
-    explain(item, error)
+    explain(item, error, replays=all(recording.replaying for recording in recordings))
     misses = [miss for recording in recordings for miss in recording.misses]
     if isinstance(error, NetworkBlocked) or any(error is miss for miss in misses):
         shorten(item, error)
@@ -318,6 +332,18 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Note which recordings the collected tests own."""
     session.config.stash[ORPHANS].collect(session)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Give a cassette to a test that asks for one by its mark alone."""
+    if item.get_closest_marker("stepengine") is None or not hasattr(item, "fixturenames"):
+        return
+    try:
+        requested = requests_cassette(item)
+    except pytest.UsageError:  # it is told where the test runs
+        return
+    if requested and "stepengine_cassette" not in item.fixturenames:
+        item.fixturenames.append("stepengine_cassette")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,33 +21,34 @@ __all__ = (
     "mode_of",
     "node_id",
     "refuse_unusable",
+    "requests_cassette",
     "rules_of",
     "told",
     "uses",
-    "without_providers",
+    "with_placeholders",
 )
 
 MODES = ("none", "once", "new", "extend", "rewrite")
 FIXTURES = frozenset({"stepengine_journal", "stepengine_cassette", "stepengine_engine"})
-MARK_ARGUMENTS = frozenset({"record", "ignore", "match_headers", "allow_unused", "extra", "chunks", "redact", "live"})
+MARK_ARGUMENTS = frozenset({
+    "record", "ignore", "match_headers", "allow_unused", "extra", "chunks", "redact", "live", "patch", "record_errors",
+})  # fmt: skip
+CASSETTES = frozenset({"cassette", "stepengine_cassette"})
 CHUNKS = ("events", "whole", "recorded", "random")
-# Beside keys and addresses of the known services: what else changes where SDKs send their requests, and what is in them.
-FURTHER_VARIABLES = (
-    "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL", "ANTHROPIC_CUSTOM_HEADERS", "GEMINI_API_KEY",
-    "GOOGLE_API_KEY", "GOOGLE_GEMINI_BASE_URL", "GOOGLE_GENAI_API_VERSION", "GOOGLE_GENAI_HTTP_CLIENT",
-    "GOOGLE_GENAI_USE_VERTEXAI", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "OPENAI_CUSTOM_HEADERS",
-    "ANTHROPIC_BEDROCK_BASE_URL", "ANTHROPIC_BEDROCK_MANTLE_BASE_URL", "ANTHROPIC_FOUNDRY_API_KEY", "ANTHROPIC_FOUNDRY_BASE_URL",
-    "ANTHROPIC_FOUNDRY_RESOURCE", "ANTHROPIC_VERTEX_BASE_URL", "ANTHROPIC_VERTEX_PROJECT_ID", "AWS_ACCESS_KEY_ID",
-    "AWS_BEARER_TOKEN_BEDROCK", "AWS_BEDROCK_BASE_URL", "AWS_ENDPOINT_URL_BEDROCK_RUNTIME", "AWS_PROFILE", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
-    "AZURE_CLIENT_ID", "AZURE_OPENAI_AD_TOKEN", "AZURE_TENANT_ID", "AZURE_TOKEN_CREDENTIALS", "CLOUD_ML_REGION",
-    "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_LOCATION", "GOOGLE_CLOUD_PROJECT", "GOOGLE_VERTEX_BASE_URL",
-)  # fmt: skip
 
 
 def uses(item: pytest.Item) -> bool:
     """Return whether a test uses a fixture or the mark of this plugin."""
     names = getattr(item, "fixturenames", ())
     return not FIXTURES.isdisjoint(names) or item.get_closest_marker("stepengine") is not None
+
+
+def requests_cassette(item: pytest.Item) -> bool:
+    """Return True if the test itself asks for a cassette: by fixture, by ``patch=True``, or by a mark and no other fixture."""
+    if not CASSETTES.isdisjoint(getattr(item, "fixturenames", ())) or marked(item).get("patch"):
+        return True
+    own = any(mark.name == "stepengine" for mark in item.own_markers)
+    return own and FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 def told(config: pytest.Config) -> str | None:
@@ -164,13 +165,28 @@ def command_of(item: pytest.Item) -> str:
 
 
 @contextmanager
-def without_providers(*, hidden: bool) -> Iterator[None]:
-    """Take keys and addresses of providers out of the environment for a while: nobody needs them to replay."""
+def with_placeholders(item: pytest.Item, *, replays: bool) -> Iterator[None]:
+    """Replace the credentials of providers in the environment for a while: a replay sends nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        if hidden:
-            from stepengine.models.presets import PRESETS
+        if replays:
+            from stepengine.testing.placeholders import placeholder_variables
 
-            of_presets = [n for p in PRESETS.values() for n in (p.key_variable, p.base_url_variable) if n]
-            for name in {*FURTHER_VARIABLES, *of_presets}:
-                patch.delenv(name, raising=False)
+            for name, value in placeholder_variables(os.environ, _recorded_hosts(item)).items():
+                if value is None:
+                    patch.delenv(name)
+                else:
+                    patch.setenv(name, value)
         yield
+
+
+def _recorded_hosts(item: pytest.Item) -> Iterable[str]:
+    from stepengine.errors import DataError
+    from stepengine.pytest_plugin.places import file_of
+    from stepengine.testing.placeholders import hosts_of
+    from stepengine.testing.recordings import interactions_of
+
+    file = file_of(item, "cassette")
+    try:
+        return hosts_of([i.request.url for i in interactions_of(file)]) if file.is_file() else ()
+    except DataError:  # it is told by the fixture that reads it
+        return ()

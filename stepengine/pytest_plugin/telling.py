@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,6 +16,8 @@ from stepengine.pytest_plugin.settings import command_of
 __all__ = ("RecordingReport", "explain", "headline", "is_of_test", "section_of", "shorten", "summarize")
 
 ATTRIBUTE = "stepengine_recordings"
+CREDENTIAL = re.compile(r"\b(?:credentials?|api[ _]?key)\b|_API_KEY\b", re.IGNORECASE)
+MAX_CHAIN = 20
 PACKAGE = Path(__file__).parent.parent
 
 
@@ -33,11 +37,14 @@ class RecordingReport:
         self.hidden: list[BaseException] = []
 
 
-def explain(item: pytest.Item, error: BaseException) -> None:
-    """Add to a divergence the commands that accept it."""
+def explain(item: pytest.Item, error: BaseException, *, replays: bool = False) -> None:
+    """Add to a divergence the commands that accept it, and to a missing credential or another address what the test is given."""
     from stepengine.errors import ReplayDivergence
 
     if not isinstance(error, ReplayDivergence):
+        note = _environment_note(error) if replays else ""
+        if note and note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
         return
     command = command_of(item)
     note = (
@@ -47,6 +54,48 @@ def explain(item: pytest.Item, error: BaseException) -> None:
     )
     if note not in getattr(error, "__notes__", ()):
         error.add_note(note)
+
+
+def _environment_note(error: BaseException) -> str:
+    from stepengine.testing.cassette import CassetteMiss
+    from stepengine.testing.placeholders import key_variables
+
+    if isinstance(error, CassetteMiss):
+        if error.reason != "host_unknown":
+            return ""
+        return (
+            "the fixture `stepengine_cassette` keeps the base URLs of the environment: they have to be those with which the cassette "
+            f"was recorded\n  set now: {_addresses() or 'none'}"
+        )
+    said = "\n".join(f"{type(one).__name__} {one}" for one in _chain(error))
+    names = sorted(name for name in key_variables() if name in said)
+    if not names and not CREDENTIAL.search(said):
+        return ""
+    return (
+        "a test that replays has placeholders for keys: the fixture `stepengine_cassette` replaces those that are set, and adds those of "
+        "the recorded providers, or of Anthropic, Google and OpenAI where there is no recording\n"
+        f"  for another one, in the test: monkeypatch.setenv({(names or ['NAME_API_KEY'])[0]!r}, 'replay')"
+    )
+
+
+def _addresses() -> str:
+    found = [
+        f"{n}={v}"
+        for n, v in sorted(os.environ.items())
+        if n.endswith(("_BASE_URL", "_ENDPOINT")) or "_ENDPOINT_URL" in n
+    ]
+    from stepengine.testing.cleaning import Cleaner
+
+    return Cleaner().text(", ".join(found))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    at: BaseException | None = error
+    for _ in range(MAX_CHAIN):
+        if at is None:
+            return
+        yield at
+        at = at.__cause__ or at.__context__
 
 
 def shorten(item: pytest.Item, error: BaseException) -> None:

@@ -16,7 +16,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import attrs
@@ -44,7 +44,9 @@ __all__ = (
     "CassetteUnused",
     "Key",
     "KnownRequest",
+    "LeftOut",
     "Matcher",
+    "OpenExchange",
     "RequestPlace",
     "Situation",
     "Slot",
@@ -408,6 +410,44 @@ class CassetteUnused(AssertionError):
         self.unused = unused
 
 
+class OpenExchange(Protocol):
+    """A request that is being recorded."""
+
+    def end(self, *, read_to_end: bool) -> None:
+        """Store it as far as it was read."""
+
+    def end_if_complete(self) -> None:
+        """Store it if nothing is missing."""
+
+
+@frozen
+class LeftOut:
+    """
+    A reply that the program saw and the cassette does not hold.
+
+    Attributes:
+        method: The method of the request.
+        url: The URL, without secrets.
+        status: The status code of the reply; 0 if there was none.
+        reason: ``"error_status"``, ``"no_reply"``, ``"not_read"`` if the client closed the stream before its end, ``"cut"`` if the
+            stream ended early.
+    """
+
+    method: str
+    url: str
+    status: int
+    reason: str
+
+    def __str__(self) -> str:
+        why = {
+            "error_status": f"status {self.status}",
+            "no_reply": "there was no reply",
+            "not_read": "the reply was not read to its end",
+            "cut": "the stream ended before its last event",
+        }
+        return f"{self.method} {self.url}: {why[self.reason]}"
+
+
 @attrs.define(eq=False)
 class Slot:
     """
@@ -441,6 +481,8 @@ class Cassette:
 
     Attributes:
         misses: Every miss so far, also those that somebody caught.
+        left_out: Replies that were not recorded.
+        open_exchanges: What is being recorded and has not ended.
         mode: How a test records; a cassette by itself does not.
     """
 
@@ -459,6 +501,8 @@ class Cassette:
     ) -> None:
         self.path = None if path is None else Path(path)
         self.misses: list[CassetteMiss] = []
+        self.left_out: list[LeftOut] = []
+        self.open_exchanges: set[OpenExchange] = set()
         self.hint = hint
         self.redactor = redactor
         self._matcher = Matcher(tuple(ignore), tuple(match_headers))
@@ -497,6 +541,11 @@ class Cassette:
         """What it holds, in the order in which the requests were started."""
         with self._lock:
             return tuple([s.interaction for s in self._slots if s.interaction is not None])
+
+    @property
+    def complete(self) -> tuple[Interaction, ...]:
+        """The interactions whose reply was read to its end: what ``save`` writes."""
+        return tuple([interaction for interaction in self.interactions if interaction.complete])
 
     @property
     def unused(self) -> tuple[int, ...]:
@@ -575,6 +624,8 @@ class Cassette:
         if target is None:
             msg = "this cassette has no path; give one to save()"
             raise DataError(msg)
+        for exchange in [*self.open_exchanges]:
+            exchange.end_if_complete()
         cleaner = Cleaner(dict(self._secrets), base=self.redactor)
         kept = [_clean_interaction(i, cleaner) for i in self.interactions if i.complete or allow_partial]
         data = dump_cassette(kept)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from stepengine.data.events import ModelFinished
 from stepengine.engine import Engine
 from stepengine.models import Models, Provider
-from stepengine.models.keys import Secret, find_key
 from stepengine.system.after_fork import Lock
 from stepengine.testing.recordings import CassetteFixture
 
@@ -168,7 +167,7 @@ class SeededEngine(Engine):
 
 def recorded_models(transport: Callable[[], object], key: str | None) -> Models:
     """
-    Return the registry of the package's own adapters, each behind a transport of its own and at its provider's own address.
+    Return the registry of the package's own adapters, each behind a transport of its own. Addresses are those of an ordinary engine.
 
     Args:
         transport: Makes a transport.
@@ -188,28 +187,19 @@ def recorded_models(transport: Callable[[], object], key: str | None) -> Models:
     from stepengine.models.openai_chat import OpenAIChatProvider
     from stepengine.models.presets import PRESETS
 
-    def made(
-        make: Callable[..., Provider], name: str, url: str | None, variables: Sequence[str], *, required: bool
-    ) -> Provider:
-        """Make a provider; one with an address of its own asks for no key, so the key is asked for here."""
-        given = Secret(key) if key is not None else None
-        argument = "models=, with a provider that has api_key="
-        found = find_key(name, given, variables, required=required, argument=argument)
-        return make(name=name, api_key=found.key, base_url=url, transport=transport())
+    def made(make: Callable[..., Provider], name: str) -> Provider:
+        """Make a provider that finds its address, and while recording its key, as it does elsewhere."""
+        return make(name=name, api_key=key, transport=transport())
 
     def behind(cloud: Callable[..., Provider], given: Mapping[str, object]) -> Provider:
         return cloud(transport=transport(), **given)
 
     models = Models()
     for own in (AnthropicProvider, GoogleProvider, GoogleInteractionsProvider):
-        sample = own("replay")
-        settings = sample.settings()
-        make = partial(made, own, sample.name, settings.base_url, settings.key_variables, required=True)
-        models.register(sample.name, make)
+        name = own("replay").name
+        models.register(name, partial(made, own, name))
     for name, preset in PRESETS.items():
-        adapter = OpenAIProvider if preset.adapter == "openai" else OpenAIChatProvider
-        variables = (preset.key_variable,) if preset.key_variable else ()
-        models.register(name, partial(made, adapter, name, preset.base_url, variables, required=preset.key_required))
+        models.register(name, partial(made, OpenAIProvider if preset.adapter == "openai" else OpenAIChatProvider, name))
     in_aws: dict[str, object] = {"api_key": key, "region": "us-east-1"}
     in_clouds: tuple[tuple[str, Callable[..., Provider], dict[str, object]], ...] = (
         ("bedrock", BedrockProvider, in_aws),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
@@ -107,6 +108,8 @@ class CassetteFixture(Cassette):
         allow_unused: Whether the test may leave interactions unplayed.
         extra: Further files that are only read; what is unused in them does not matter.
         chunks: How a replayed stream is cut, see ``ReplayTransport``.
+        record_errors: Record replies with status 408, 409, 429 and 5xx, too.
+        requested: Whether the test asked for this cassette, so that recording nothing is an error.
         keeps: Whether ``keep`` writes what was recorded.
         options: As for ``Cassette``.
 
@@ -128,6 +131,8 @@ class CassetteFixture(Cassette):
         allow_unused: bool = False,
         extra: Sequence[Path] = (),
         chunks: Chunks = "events",
+        record_errors: bool = False,
+        requested: bool = False,
         keeps: bool = True,
         **options: Any,
     ) -> None:
@@ -140,7 +145,11 @@ class CassetteFixture(Cassette):
         self.calls = 0
         self.cost: Decimal | None = None
         self.fresh = Cassette(path=path, **options)
-        self._options = {"command": command, "chunks": chunks, "keeps": keeps, **options}
+        self._options = {
+            "command": command, "chunks": chunks, "keeps": keeps, "record_errors": record_errors, **options,
+        }  # fmt: skip
+        self._record_errors = record_errors
+        self._requested = requested
         self._command = command
         self._chunks = chunks
         self._keeps = keeps
@@ -207,7 +216,20 @@ class CassetteFixture(Cassette):
             return ReplayTransport(self, cut)
         from stepengine.testing.transport import MixedTransport
 
-        return MixedTransport(self, self.fresh, inner, cut)
+        return MixedTransport(self, self.fresh, inner, cut, record_errors=self._record_errors)
+
+    def patch(self) -> AbstractContextManager[None]:
+        """
+        Return a block in which every client of this process uses this cassette, whoever makes it and whenever.
+
+        Raises:
+            DataError: when the block is entered while another cassette is used in this way.
+        """
+        from stepengine.testing.exchanges import Exchanges
+        from stepengine.testing.patching import patched
+
+        fresh = None if self.replaying else self.fresh
+        return patched(Exchanges(self, fresh, record_errors=self._record_errors), self._source)
 
     def clients(self, inner: object = None) -> Clients:
         """
@@ -227,21 +249,56 @@ class CassetteFixture(Cassette):
         Raises:
             CassetteMiss: when a request was not known, also when somebody swallowed it.
             CassetteUnused: when interactions were not played, unless they may.
-            AssertionError: when model calls were made that did not come by here, so that nothing was recorded of them.
+            AssertionError: when model calls were made that did not come by here, or nothing was recorded of a test that
+                asked for this cassette.
         """
         for shared in self._shared.values():
             shared.check()
+        for exchange in [
+            *self.fresh.open_exchanges
+        ]:  # an async client may leave a stream open when it has what it wants
+            exchange.end(read_to_end=False)
         if self.misses:
             raise self.misses[0]
         if self.replaying and not self.allow_unused:
             self._refuse_unused()
-        if not self.replaying and self.calls and not len(self.fresh) and not self._played:
+        if self.replaying or self.has_entries:
+            return
+        if self.calls and not self.fresh.left_out:
             msg = (
                 f"{self.calls} model calls were made, but no request came by the cassette {self._source}: this client does not "
                 "use the given transport, so nothing can be recorded of it. Give it transport=cassette.transport(), or a "
                 "client of cassette.clients()"
             )
             raise AssertionError(msg)
+        if self._requested and self._keeps and not self.allow_unused and (self.mode == "rewrite" or not self.existed):
+            raise AssertionError(self._nothing_recorded())
+
+    @property
+    def has_entries(self) -> bool:
+        """Whether anything was played or recorded, also by the shared cassettes of the test."""
+        entries = self._played or self.fresh.complete
+        return bool(entries) or any(shared.has_entries for shared in self._shared.values())
+
+    def _nothing_recorded(self) -> str:
+        if self.fresh.left_out:
+            return "\n".join([f"nothing was recorded in {self._source}", *self.remarks()])
+        return (
+            f"nothing was recorded in {self._source}: no request went through the cassette\n"
+            "  if the program makes its own client: @pytest.mark.stepengine(patch=True)\n"
+            "  if the test makes the client: give it transport=cassette.transport(), or use cassette.clients()\n"
+            "  if the test sends no request: @pytest.mark.stepengine(allow_unused=True), or do not use the cassette"
+        )
+
+    def remarks(self) -> list[str]:
+        """Return a line for each reply that the test saw and that was not recorded, and how to record it."""
+        lines = [f"  not recorded: {left}" for left in self.fresh.left_out]
+        reasons = {left.reason for left in self.fresh.left_out}
+        if "error_status" in reasons:
+            lines.append("  to record error replies: @pytest.mark.stepengine(record_errors=True)")
+        if "not_read" in reasons:
+            lines.append("  to record a stream: read it to its end")
+        return lines + [line for shared in self._shared.values() for line in shared.remarks()]
 
     def _refuse_unused(self) -> None:
         try:
@@ -267,7 +324,7 @@ class CassetteFixture(Cassette):
         dropped = set(self.unused) if self.mode == "extend" and not self.allow_unused else set()
         if not self._keeps or self.replaying:
             return False
-        if not (len(self.fresh) or dropped):
+        if not (self.fresh.complete or dropped):
             if self.mode == "rewrite" and self.existed and self.path is not None:
                 self.path.unlink()
             return False
@@ -277,7 +334,8 @@ class CassetteFixture(Cassette):
         return True
 
     def _join_cassette(self, interactions: Iterable[Interaction]) -> Cassette:
-        options = {n: v for n, v in self._options.items() if n not in ("command", "chunks", "keeps")}
+        own = ("command", "chunks", "keeps", "record_errors")
+        options = {n: v for n, v in self._options.items() if n not in own}
         whole = Cassette(interactions, path=self.path, **options)
         # What one request kept secret must not stand in the reply to another.
         whole._secrets.update(self.fresh._secrets)  # noqa: SLF001
@@ -293,7 +351,7 @@ class CassetteFixture(Cassette):
 
     def accounts(self) -> list[Account]:
         """Return what was done with each of the test's cassettes."""
-        own = [self.account()] if len(self) or len(self.fresh) else []
+        own = [self.account()] if len(self) or self.fresh.complete else []
         return [*own, *(account for shared in self._shared.values() for account in shared.accounts())]
 
     def account(self) -> Account:
@@ -302,7 +360,7 @@ class CassetteFixture(Cassette):
             path=self._source,
             mode=self.mode,
             replayed=self._played,
-            recorded=len(self.fresh),
+            recorded=len(self.fresh.complete),
             unused=len(self.unused),
             cost=self.cost,
         )

@@ -9,20 +9,19 @@ of a test that records plays what the cassette knows; the rest goes to the netwo
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncIterator, Callable, Iterator
 from functools import cached_property
 from random import Random
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
 
+import attrs
 import httpx2
 
-from stepengine.data.json import JsonDict
 from stepengine.errors import DataError
-from stepengine.testing.cassette import Cassette, CassetteMiss, Slot
-from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse, is_json, is_stream
-from stepengine.testing.cleaning import Cleaner, is_credential_exchange, known_secrets
+from stepengine.testing.cassette import Cassette, CassetteMiss
+from stepengine.testing.cassette_files import Interaction, is_json
+from stepengine.testing.exchanges import Exchange, sending, start_exchange
+from stepengine.testing.httpx_exchanges import HttpxExchanges, event_pieces
 
 __all__ = (
     "Chunks",
@@ -34,12 +33,8 @@ __all__ = (
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 Chunks: TypeAlias = Literal["events", "whole", "recorded", "random"] | int
-EVENT = re.compile(rb".*?(?:\r\n\r\n|\n\n|\r\r|\Z)", re.DOTALL)
 MAX_RANDOM_CHUNK = 64
-# They described the bytes of the original connection; httpx2 frames the ones that are handed over.
-FRAMING = frozenset({"connection", "content-length", "transfer-encoding"})
-NOT_RECORDED = frozenset({408, 409, 429})
-FIRST_SERVER_ERROR = 500
+OURS = HttpxExchanges(httpx2)
 
 
 class ReplayTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
@@ -88,19 +83,13 @@ class ReplayTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         return self._answer(request)
 
     def _answer(self, request: httpx2.Request) -> httpx2.Response:
-        interaction = self.cassette.take(_recorded(request))
+        interaction = self.cassette.take(OURS.read_request(request))
         recorded = interaction.response
         stops = [n for n in (self._cut, self._reset_after) if n is not None]
         body = recorded.body[: min(stops)] if stops else recorded.body
         breaks = self._reset_after is not None and self._reset_after == min(stops)
         error = _reset(request, len(body)) if breaks else None
-        return httpx2.Response(
-            recorded.status,
-            headers=[(n, v) for n, v in recorded.headers if n not in FRAMING],
-            stream=_Played(self._pieces(body, interaction), error),
-            request=request,
-            extensions={"http_version": b"HTTP/1.1", **_reason(recorded)},
-        )
+        return OURS.make_response(recorded, request, self._pieces(body, interaction), error)
 
     def _pieces(self, body: bytes, interaction: Interaction) -> list[bytes]:
         if isinstance(self._chunks, int):
@@ -109,8 +98,8 @@ class ReplayTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
             return _random_pieces(body, self._random)
         if self._chunks == "recorded":
             return _recorded_pieces(body, interaction)
-        if self._chunks == "events" and is_stream(interaction.response):
-            return [piece for piece in EVENT.findall(body) if piece]
+        if self._chunks == "events":
+            return event_pieces(attrs.evolve(interaction.response, body=body))
         return [body] if body else []
 
 
@@ -147,11 +136,10 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
             msg = f"RecordTransport holds an async {type(self.inner).__name__}; a sync client needs a sync transport"
             raise DataError(msg)
         request.read()
-        recorded = _recorded(request)
-        if is_credential_exchange(recorded):
-            return self.inner.handle_request(request)
-        slot = self.cassette.reserve(known_secrets(recorded.headers))
-        return self._keep_response(self.inner.handle_request(request), recorded, slot)
+        exchange = self._start(request)
+        with sending(exchange):
+            response = self.inner.handle_request(request)
+        return OURS.watch(response, exchange)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Pass on the request of an async client."""
@@ -159,11 +147,15 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
             msg = f"RecordTransport holds a sync {type(self.inner).__name__}; an async client needs an async transport"
             raise DataError(msg)
         await request.aread()
-        recorded = _recorded(request)
-        if is_credential_exchange(recorded):
-            return await self.inner.handle_async_request(request)
-        slot = self.cassette.reserve(known_secrets(recorded.headers))
-        return self._keep_response(await self.inner.handle_async_request(request), recorded, slot)
+        exchange = self._start(request)
+        with sending(exchange):
+            response = await self.inner.handle_async_request(request)
+        return OURS.watch(response, exchange)
+
+    def _start(self, request: httpx2.Request) -> Exchange | None:
+        return start_exchange(
+            self.cassette, OURS.read_request(request), record_errors=self._record_errors, keep_chunks=self._keep_chunks
+        )
 
     def close(self) -> None:
         """Close the real transport."""
@@ -174,97 +166,6 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         """Close the real transport."""
         if isinstance(self.inner, httpx2.AsyncBaseTransport):
             await self.inner.aclose()
-
-    def _keep_response(self, response: httpx2.Response, request: RecordedRequest, slot: Slot) -> httpx2.Response:
-        code = response.status_code
-        if (code in NOT_RECORDED or code >= FIRST_SERVER_ERROR) and not self._record_errors:
-            return response
-
-        def ended(pieces: list[bytes], *, complete: bool) -> None:
-            self.cassette.finish(slot, self._interaction(response, request, slot, pieces, complete=complete))
-
-        return httpx2.Response(
-            code,
-            headers=response.headers,
-            stream=_Watched(response.stream, ended),
-            extensions=response.extensions,
-        )
-
-    def _interaction(
-        self, response: httpx2.Response, request: RecordedRequest, slot: Slot, pieces: list[bytes], *, complete: bool
-    ) -> Interaction:
-        raw = b"".join(pieces)
-        headers = [(n.decode("latin-1"), v.decode("latin-1")) for n, v in response.headers.raw]
-        if response.headers.get("content-encoding") and complete:
-            raw = httpx2.Response(200, headers=response.headers, content=raw).content
-            headers = [(n, v) for n, v in headers if n.lower() != "content-encoding"]
-        kept = RecordedResponse(response.status_code, response.reason_phrase, headers, raw)
-        cleaner = Cleaner(slot.secrets, base=self.cassette.redactor)
-        extras: dict[str, object] = {} if complete else {"complete": False}
-        clean = cleaner.response(kept)
-        if self._keep_chunks and is_stream(kept) and clean.body == b"".join(pieces):
-            extras["chunks"] = [len(piece) for piece in pieces]
-        return Interaction(cleaner.request(request), clean, JsonDict(extras))
-
-
-class _Played(httpx2.SyncByteStream, httpx2.AsyncByteStream):
-    """A recorded body, in pieces; *error* is raised after the last."""
-
-    def __init__(self, pieces: list[bytes], error: Exception | None) -> None:
-        self._pieces = pieces
-        self._error = error
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield from self._pieces
-        if self._error is not None:
-            raise self._error
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for piece in self:
-            yield piece
-
-
-class _Watched(httpx2.SyncByteStream, httpx2.AsyncByteStream):
-    """A live body that is passed on piece by piece; *ended* hears once what went by and whether that was all."""
-
-    def __init__(self, stream: Any, ended: Callable[..., None]) -> None:
-        self._stream = stream
-        self._ended: Callable[..., None] | None = ended
-        self._pieces: list[bytes] = []
-
-    def __iter__(self) -> Iterator[bytes]:
-        for piece in self._stream:
-            self._pieces.append(piece)
-            yield piece
-        self._end(complete=True)
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for piece in self._stream:
-            self._pieces.append(piece)
-            yield piece
-        self._end(complete=True)
-
-    def close(self) -> None:
-        self._end(complete=False)
-        self._stream.close()
-
-    async def aclose(self) -> None:
-        self._end(complete=False)
-        await self._stream.aclose()
-
-    def _end(self, *, complete: bool) -> None:
-        ended, self._ended = self._ended, None
-        if ended is not None:
-            ended(self._pieces, complete=complete)
-
-
-def _recorded(request: httpx2.Request) -> RecordedRequest:
-    headers = [(n.decode("latin-1"), v.decode("latin-1")) for n, v in request.headers.raw]
-    return RecordedRequest(request.method, str(request.url), headers, request.content)
-
-
-def _reason(response: RecordedResponse) -> dict[str, bytes]:
-    return {"reason_phrase": response.reason.encode("ascii", errors="replace")} if response.reason else {}
 
 
 def _reset(request: httpx2.Request, sent: int) -> httpx2.RemoteProtocolError:
@@ -304,13 +205,24 @@ class MixedTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         fresh: What is recorded into.
         inner: What reaches the network; httpx2's own transports by default.
         chunks: How a replayed stream is cut.
+        record_errors: As for ``RecordTransport``.
     """
 
-    def __init__(self, known: Cassette, fresh: Cassette, inner: Any = None, chunks: Chunks = "events") -> None:
+    def __init__(
+        self,
+        known: Cassette,
+        fresh: Cassette,
+        inner: Any = None,
+        chunks: Chunks = "events",
+        *,
+        record_errors: bool = False,
+    ) -> None:
         self._known = known
         self._replay = ReplayTransport(known, chunks)
-        self._sync = RecordTransport(httpx2.HTTPTransport() if inner is None else inner, fresh)
-        self._async = RecordTransport(httpx2.AsyncHTTPTransport() if inner is None else inner, fresh)
+        to_network = httpx2.HTTPTransport() if inner is None else inner
+        self._sync = RecordTransport(to_network, fresh, record_errors=record_errors)
+        to_network = httpx2.AsyncHTTPTransport() if inner is None else inner
+        self._async = RecordTransport(to_network, fresh, record_errors=record_errors)
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Answer a sync client."""

@@ -159,15 +159,18 @@ def engine_test(asked: int, fixtures: str = "stepengine_engine", options: str = 
 @pytest.mark.spec("replay:Y5", "replay:M9", "replay:Y11", "replay:C27", "replay:C28", "replay:C43")
 def test_the_engine_of_a_test_uses_its_cassette_and_draws_the_same_every_time(run, pytester, monkeypatch):
     """
-    Recording needs the key; replaying takes keys and addresses out of the environment and needs none.
+    Recording needs the key; replaying needs none. Both use the address of the environment.
     """
     run(engine_test(1), "--stepengine-record=once").stdout.fnmatch_lines(["*there is no API key for 'openai_chat'*"])
     monkeypatch.setenv("OPENAI_API_KEY", "live-key-of-somebody")
     monkeypatch.setenv("OPENAI_BASE_URL", "https://elsewhere.test/v1")
+    monkeypatch.setenv("STEPENGINE_KEY_HOSTS", "elsewhere.test")
     recorded = run(engine_test(1), "--stepengine-record=once", "-s")
     recorded.assert_outcomes(passed=1)
     recorded.stdout.fnmatch_lines(["recorded cassettes/test_it/test_one.yaml: 1 interaction*"])
-    assert "live-key" not in (pytester.path / "cassettes/test_it/test_one.yaml").read_text()
+    written = (pytester.path / "cassettes/test_it/test_one.yaml").read_text()
+    assert "live-key" not in written
+    assert "https://elsewhere.test/v1/chat/completions" in written
 
     replayed = run(engine_test(0), "-s")
     replayed.assert_outcomes(passed=1)

@@ -1,0 +1,115 @@
+"""
+Find out whether a stream of a model provider is complete.
+
+An SDK stops reading at the last event of the provider's protocol and closes the connection. The HTTP body then has no end that anybody
+read, although nothing is missing. And a proxy that gives up ends the HTTP body properly in the middle of a reply. So the events decide
+wherever the protocol is known, and the end of the HTTP body decides elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+__all__ = ("stream_is_complete",)
+
+EVENT_END = re.compile(r"\r\n\r\n|\n\n|\r\r")
+LINE_END = re.compile(r"\r\n|\n|\r")
+STARTS = frozenset(
+    {"message_start", "response.created", "response.queued", "response.in_progress", "interaction.created"}
+)
+ENDS = frozenset({
+    "message_stop", "response.completed", "response.incomplete", "response.failed", "response.cancelled",
+    "interaction.completed",
+})  # fmt: skip
+CHUNKS = frozenset({"chat.completion.chunk", "text_completion"})
+
+
+def stream_is_complete(body: str, *, read_to_end: bool, with_errors: bool = False) -> bool:
+    """
+    Return True if no event is missing from a stream of server-sent events.
+
+    Args:
+        body: The stream as far as it was read, decompressed.
+        read_to_end: Whether the client read the HTTP body to its end.
+        with_errors: Whether an error event completes the stream, too.
+    """
+    *events, rest = EVENT_END.split(body)
+    if read_to_end and rest.strip():  # some servers leave out the empty line behind the last event
+        if _is_cut(rest):
+            return False
+        events.append(rest)
+    found = [data for event in events if (data := _data(event))]
+    if any(data.startswith("[DONE]") for data in found):
+        return True
+    trees = [_json_object(data) for data in found]
+    if any(map(_is_last, trees)):
+        return True
+    if any(map(_is_error, trees)):
+        return with_errors or read_to_end
+    candidates = {index: done for tree in trees for index, done in _candidates_of_google(tree).items()}
+    if candidates:
+        return all(candidates.values())
+    if not found:  # only comments, with which a server keeps the connection open
+        return read_to_end and not body.strip()
+    # Several servers of chat completions never send `[DONE]`: a finish reason and the end of the body are enough.
+    return read_to_end and (any(map(_has_finish_reason, trees)) or not any(map(_is_of_known_protocol, trees)))
+
+
+def _is_last(tree: dict[str, Any]) -> bool:
+    return _kind(tree) in ENDS or _is_blocked_by_google(tree) or _is_rpc_answer(tree)
+
+
+def _is_error(tree: dict[str, Any]) -> bool:
+    return "error" in tree and (_kind(tree) == "error" or len(tree) == 1)
+
+
+def _is_of_known_protocol(tree: dict[str, Any]) -> bool:
+    return tree.get("object") in CHUNKS or _kind(tree) in STARTS
+
+
+def _kind(tree: dict[str, Any]) -> object:
+    return tree.get("type") or tree.get("event_type")
+
+
+def _data(event: str) -> str:
+    lines = [line[5:].removeprefix(" ") for line in LINE_END.split(event) if line.startswith("data:")]
+    return "\n".join(lines).strip()
+
+
+def _is_cut(event: str) -> bool:
+    """Return True if the last event of a body ends in the middle of a field, as far as that shows."""
+    data = _data(event)
+    if not data:
+        return not event.startswith(":")
+    return data.startswith("{") and not _json_object(data)
+
+
+def _json_object(data: str) -> dict[str, Any]:
+    try:
+        tree = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+def _candidates_of_google(tree: dict[str, Any]) -> dict[object, bool]:
+    found = tree.get("candidates")
+    listed = [c for c in found if isinstance(c, dict)] if isinstance(found, list) else []
+    return {str(c.get("index", 0)): bool(c.get("finishReason")) for c in listed}
+
+
+def _is_blocked_by_google(tree: dict[str, Any]) -> bool:
+    feedback = tree.get("promptFeedback")
+    return isinstance(feedback, dict) and bool(feedback.get("blockReason"))
+
+
+def _is_rpc_answer(tree: dict[str, Any]) -> bool:
+    """Return True for the answer of an MCP server: it is the last event of its stream."""
+    return "jsonrpc" in tree and "id" in tree and ("result" in tree or "error" in tree)
+
+
+def _has_finish_reason(tree: dict[str, Any]) -> bool:
+    choices = tree.get("choices") if tree.get("object") in CHUNKS else None
+    return isinstance(choices, list) and any(isinstance(c, dict) and c.get("finish_reason") for c in choices)

@@ -1,0 +1,199 @@
+"""
+A stream is complete when the last event of its protocol has arrived, whether or not the connection was read to its end.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import httpx2
+import pytest
+
+from stepengine.testing import Cassette, RecordTransport, ReplayTransport
+from stepengine.testing.transport import Clients
+from tests.model_server import ModelServer, model_server, streams
+
+pytestmark = pytest.mark.spec("replay:C6")
+ASKED: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+URL = "https://api.test/v1/stream"
+
+
+@pytest.fixture
+def server() -> Iterator[ModelServer]:
+    with model_server() as running:
+        yield running
+
+
+def openai_text(client: Any) -> str:
+    return "".join(c.choices[0].delta.content or "" for c in client.chat.completions.create(**ASKED) if c.choices)
+
+
+def anthropic_text(client: Any) -> str:
+    said = ""
+    for event in client.messages.create(max_tokens=9, **ASKED):
+        if event.type == "content_block_delta":
+            said += event.delta.text
+        if event.type == "message_stop":
+            break
+    return said
+
+
+async def openai_text_async(client: Any) -> str:
+    said = ""
+    async for chunk in await client.chat.completions.create(**ASKED):
+        said += (chunk.choices[0].delta.content or "") if chunk.choices else ""
+    return said
+
+
+async def anthropic_text_async(client: Any) -> str:
+    said = ""
+    async for event in await client.messages.create(max_tokens=9, **ASKED):
+        if event.type == "content_block_delta":
+            said += event.delta.text
+        if event.type == "message_stop":
+            break
+    return said
+
+
+def clients_of(transport: Any, server: ModelServer, *, asynchronous: bool = False) -> tuple[Any, Any]:
+    clients = Clients(transport)
+    names = ("async_openai", "async_anthropic") if asynchronous else ("openai", "anthropic")
+    openai, anthropic = [getattr(clients, name) for name in names]
+    return openai.with_options(base_url=f"{server.url}/v1"), anthropic.with_options(base_url=server.url)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_stream_of_a_sync_sdk_is_recorded_although_the_sdk_closes_at_the_last_event(server, tmp_path, which):
+    read = (openai_text, anthropic_text)[which]
+    held = Cassette()
+    said = read(clients_of(RecordTransport(httpx2.HTTPTransport(), held), server)[which])
+    again = Cassette.load(held.save(tmp_path / "c.yaml"))
+    assert said == "You said: hi"
+    assert said == read(clients_of(ReplayTransport(again), server)[which])
+    again.assert_all_used()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+async def test_a_stream_of_an_async_sdk_is_recorded_although_the_sdk_closes_at_the_last_event(server, tmp_path, which):
+    read = (openai_text_async, anthropic_text_async)[which]
+    held = Cassette()
+    client = clients_of(RecordTransport(httpx2.AsyncHTTPTransport(), held), server, asynchronous=True)[which]
+    said = await read(client)
+    again = Cassette.load(held.save(tmp_path / "c.yaml"))
+    assert said == "You said: hi"
+    assert said == await read(clients_of(ReplayTransport(again), server, asynchronous=True)[which])
+    again.assert_all_used()
+    await client.close()
+
+
+def record(body: bytes, *, read: int | None = None, clean: bool = True, packed: bool = False) -> Cassette:
+    """
+    Record a stream of which the client reads *read* pieces; the connection breaks at the end unless it is *clean*.
+    """
+    sent = gzip.compress(body) if packed else body
+
+    class Stream(httpx2.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            for start in range(0, len(sent), 16):
+                yield sent[start : start + 16]
+            if not clean:
+                raise httpx2.RemoteProtocolError("peer closed connection")
+
+    headers = {"content-type": "text/event-stream", **({"content-encoding": "gzip"} if packed else {})}
+    live = httpx2.MockTransport(lambda _: httpx2.Response(200, headers=headers, stream=Stream()))
+    held = Cassette()
+    with httpx2.Client(transport=RecordTransport(live, held)) as client, client.stream("POST", URL) as response:
+        try:
+            for number, _ in enumerate(response.iter_raw(), 1):
+                if number == read:
+                    break
+        except httpx2.RemoteProtocolError:
+            assert not clean
+    return held
+
+
+@pytest.mark.parametrize("wire", ["chat", "responses", "messages", "google"])
+def test_of_a_hundred_streams_that_end_at_a_random_point_none_is_recorded_as_whole(wire):
+    """
+    Where the connection breaks, where a proxy ends the body properly, and where the client stops reading.
+    """
+    whole = streams()[wire]
+    last = whole.decode().rstrip()
+    random = Random(wire)
+    for number in range(100):
+        size = random.randrange(1, len(last) - (len("[DONE]") if wire == "chat" else 1))
+        if wire == "chat" and b'"finish_reason": "stop"' in whole[:size]:
+            size //= 4  # with a finish reason, a proper end is enough
+        way = number % 3
+        if way == 2:
+            held = record(whole, read=max(1, size // 16))
+            assert held.complete == () or max(1, size // 16) * 16 >= len(last)
+        else:
+            held = record(whole[:size], clean=way == 0)
+            assert held.complete == (), whole[:size]
+        if not held.complete:
+            assert [left.reason in ("cut", "not_read") for left in held.left_out] == [True]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("wire", ["chat", "responses", "messages", "google"])
+def test_whole_streams_are_always_recorded(wire, packed):
+    """
+    Also where the client stops at the last event, or the connection breaks behind it, and where the body is compressed.
+    """
+    body = streams()[wire]
+    pieces = -(-len(gzip.compress(body) if packed else body) // 16)
+    for held in (
+        record(body, packed=packed),
+        record(body, packed=packed, clean=False),
+        record(body, packed=packed, read=pieces),
+    ):
+        assert [body] == [interaction.response.body for interaction in held.complete]
+        assert [] == held.left_out
+
+
+@pytest.mark.parametrize(
+    ("body", "complete"),
+    [
+        ('data: {"n": 1}\n\n', True),
+        ('data: {"n": 1}\n\ndata: {"n":', False),
+        (": waiting\n\n", False),
+        ("", True),
+        ('data: {"id": 1, "object": "chat.completion.chunk", "choices": [{"finish_reason": "stop"}]}\n\n', True),
+        ('data: {"object": "chat.completion.chunk", "choices": [{"finish_reason": null}]}\n\n', False),
+        ('event: error\ndata: {"type": "error", "error": {"type": "overloaded_error"}}\n\n', True),
+        ('data: {"candidates": [{"index": 0, "finishReason": "STOP"}, {"index": 1}]}\n\n', False),
+        ('data: {"promptFeedback": {"blockReason": "SAFETY"}}\n\n', True),
+        ("data: [1,\n\n", True),
+    ],
+)
+def test_a_body_that_was_read_to_its_end_counts_by_what_is_known_of_its_protocol(body, complete):
+    assert [complete] == [interaction.complete for interaction in record(body.encode()).interactions] or not body
+
+
+@pytest.mark.parametrize(
+    "answer", ['{"jsonrpc": "2.0", "id": 1, "result": {}}', '{"jsonrpc": "2.0", "id": 1, "error": {}}']
+)
+def test_the_answer_of_an_mcp_server_is_the_last_event_of_its_stream(answer):
+    body = f"event: message\ndata: {answer}\n\n".encode() + b": open\n\n" * 20
+    assert 1 == len(record(body, read=8).complete)
+
+
+def test_an_error_event_ends_a_stream_only_where_errors_are_recorded():
+    body = b'event: error\ndata: {"type": "error", "error": {"type": "overloaded_error"}}\n\n' + b": open\n\n" * 20
+    live = httpx2.MockTransport(
+        lambda _: httpx2.Response(
+            200, headers={"content-type": "text/event-stream"}, content=iter([body, b": open\n\n"])
+        )
+    )
+    kept = []
+    for record_errors in (False, True):
+        held = Cassette()
+        transport = RecordTransport(live, held, record_errors=record_errors)
+        with httpx2.Client(transport=transport) as client, client.stream("POST", URL) as response:
+            next(response.iter_raw())
+        kept.append(len(held.complete))
+    assert [0, 1] == kept
