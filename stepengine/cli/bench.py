@@ -168,11 +168,11 @@ def bench_for(
     models = models_of(options, homeless) if script is None else script
     default, problem = _default_model(models, settings)
     options = attrs.evolve(options, place=_place(options) if performs else None)
-    own = tools_beside(options, agents) if tools is None else tools
+    beside = tools_beside(options, agents) if tools is None else tools
     can_ask = not unattended and not denies and (recorded is None or is_judged(recorded, agent))
     policy = policy_of(options)
-    request = ToolRequest(families, own, (options.journal, into), can_ask=can_ask, is_judged=policy is not None)
-    given = allowed_tools(options, request) if performs else add_bundled(own, uncalled_tools(options.cwd.resolve()))
+    request = ToolRequest(families, beside, (options.journal, into), can_ask=can_ask, is_judged=policy is not None)
+    given = allowed_tools(options, request) if performs else add_bundled(beside, uncalled_tools(options.cwd.resolve()))
     engine = Engine(
         agents,
         given,
