@@ -1876,6 +1876,7 @@ APART: dict[str, str] = {
     "acp/prompts.py:_kept_blocks": "JSON of a capped size, in a folder that was made for its owner alone",
     "acp/servers.py:_name_of": "at most 28 characters",
     "acp/updates.py:_shown_result": "bytes of a capped size",
+    "engine/packages.py:_ascii_host": "a host of at most 300 characters",
     "acp/workplace.py:BorrowedFiles.content": "UTF-8 of at most 4 MiB of a file of the workspace",
     "acp/workplace.py:BorrowedTerminals.output": "UTF-8 of at most 1 MiB that a command printed",
     "acp/program.py:AgentProgram._check": "at most 64 bytes that a process of this one wrote",

@@ -22,6 +22,10 @@ RUNS_KEPT = 1_000
 # lists
 PAGES = 100
 TOOLS = 1_000
+LIST_BYTES = 4 * MIB
+"""How much of the tools of one list is kept."""
+RUN_LIST_BYTES = 8 * MIB
+"""How much of all lists of a server one run keeps: a journal holds each list, and a state holds each tool."""
 PROMPTS, PROMPT_CHARS = 100, 128
 DESCRIPTION_CHARS = 4_096
 SCHEMA_BYTES = 64 * 1024

@@ -85,6 +85,8 @@ class ServerQuestions:
         Before a form of very many it is asked whether to begin.
         """
         schema, message = params["requestedSchema"], str(params.get("message", ""))
+        if not isinstance(schema, Mapping):
+            return DECLINED
         fields, required = schema.get("properties") or {}, _as_list(schema.get("required"))
         if not _is_form(fields):
             return DECLINED

@@ -21,6 +21,7 @@ from stepengine.data.visible import visible
 from stepengine.errors import DataError, DefinitionError
 from stepengine.mcp._caps import (
     DESCRIPTION_CHARS,
+    LIST_BYTES,
     PARTS,
     PROMPT_CHARS,
     PROMPTS,
@@ -110,12 +111,19 @@ def listed_tools(
     left_out: list[str] = []
     if len(wanted) > TOOLS:
         left_out.append(f"{len(wanted) - TOOLS:,} tools after the first {TOOLS:,}")
-    for tool in wanted[:TOOLS]:
+    left = LIST_BYTES
+    for number, tool in enumerate(wanted[:TOOLS]):
         try:
             one = _list_tool(server, tool, tasks=tasks)
         except (DefinitionError, DataError) as error:
             left_out.append(f"{_quote_tool_name(tool)}: {error.message}")
             continue
+        left -= len(compact(freeze_object(one.to_json())))
+        if left < 0:
+            left_out.append(
+                f"{min(len(wanted), TOOLS) - number:,} tools after the first {LIST_BYTES:,} bytes of the list"
+            )
+            break
         twin = made.get(one.tool)
         if twin == one:
             left_out.append(f"{_quote_tool_name(tool)}: it is listed twice, and taken once")

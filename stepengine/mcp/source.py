@@ -20,13 +20,13 @@ import attrs
 
 from stepengine.data.events import ToolProgress
 from stepengine.data.hooks import Change, HookContext
-from stepengine.data.json import JsonDict, JsonValue, freeze_object
+from stepengine.data.json import JsonDict, JsonValue, compact, freeze_object
 from stepengine.data.messages import CUT_OFF, ToolResult
 from stepengine.data.tools import Ordinary, ToolBinding, ToolLike
 from stepengine.data.visible import visible
 from stepengine.data.yields import Perform
 from stepengine.errors import DataError, DefinitionError, PerformError, StepEngineError, ToolError, ToolServerError
-from stepengine.mcp._caps import CHARS_PER_TOKEN, DEFER_TOKENS, DEFER_TOOLS
+from stepengine.mcp._caps import CHARS_PER_TOKEN, DEFER_TOKENS, DEFER_TOOLS, RUN_LIST_BYTES, TOOLS
 from stepengine.mcp.asking import STYLE, ServerQuestions
 from stepengine.mcp.connection import ConnectionOptions, Lost, ServerConnection, Wanted
 from stepengine.mcp.listing import ListedTool, annotations_of, digest_of, listed_tools, offered_prompts
@@ -285,6 +285,7 @@ class McpTools:
             ctx.logger.warning(line)
         listed = [ListedTool.from_json(one) for one in recorded["tools"]]
         known = _ServerOfRun({one.name: one.digest for one in listed}, frozenset(ctx.state.tool_definitions))
+        known.count(len(listed), recorded)
         tools = self._tools_of(listed, known)
         beside: list[ToolLike] = (
             [prompt_tool(self.name, recorded["prompts"], self.session)] if recorded["prompts"] else []
@@ -471,6 +472,14 @@ class McpTools:
             return settled
         listed = [ListedTool.from_json(one) for one in recorded["tools"]]
         new = [one for one in listed if known.is_new(one)]
+        kept = known.count(len(new), recorded)
+        if kept < len(new):
+            LOGGER.warning(
+                "the MCP server %r has more tools than one run keeps (%d, and %d bytes of lists): %d are left out, and later lists "
+                "are not read by this run",
+                self.name, TOOLS, RUN_LIST_BYTES, len(new) - kept,
+            )  # fmt: skip
+            new = new[:kept]
         known.digests.update({one.name: one.digest for one in listed})
         tools = [tool for tool in self._tools_of(listed, known) if tool.spec.name in {one.tool for one in new}]
         return attrs.evolve(settled, change=Change(tools=tools)) if tools else settled
@@ -582,9 +591,21 @@ class _ServerOfRun:
 
     digests: dict[str, str]
     taken: frozenset[str]
+    tools_left: int = TOOLS
+    bytes_left: int = RUN_LIST_BYTES
+
+    def count(self, tools: int, recorded: Mapping[str, Any]) -> int:
+        """Count a recorded list with new tools, and return how many of these the run keeps."""
+        self.bytes_left -= len(compact(freeze_object(recorded)))
+        kept = min(tools, self.tools_left) if self.bytes_left >= 0 else 0
+        # A server that fills the room has no more of it: each further list would be one more record.
+        self.tools_left = self.tools_left - kept if kept == tools else 0
+        return kept
 
     def lacks(self, offered: Mapping[str, str]) -> bool:
-        """Return whether there is a tool that the run does not know, or knows as another one."""
+        """Return whether there is a tool that the run has room for and does not know, or knows as another one."""
+        if self.tools_left <= 0 or self.bytes_left <= 0:
+            return False
         return any(self.digests.get(name) != digest for name, digest in offered.items())
 
     def is_new(self, listed: ListedTool) -> bool:

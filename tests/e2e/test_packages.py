@@ -199,7 +199,7 @@ def test_a_package_is_installed_by_its_name_agreed_to_and_run_without_its_author
     said = [listed[name] for name in ("publisher", "package", "version", "categories", "reads", "agreed")]
     assert [NAME, NAME, "0.1.0", {"find_todos": "read"}, ["."], False] == said
     refused = somebody.types("run", f"{NAME}/todos", "empty", code=2)
-    assert "tool find_todos: read" in refused
+    assert "tools, read: find_todos" in refused
     assert f"stepengine package agree {NAME}" in refused
     assert "imported" not in refused
     code.write_text(kept)

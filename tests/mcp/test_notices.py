@@ -573,3 +573,43 @@ def test_an_option_that_no_server_can_have_is_refused(options: Any, why: str) ->
 def test_a_process_is_not_signed_in_to() -> None:
     with pytest.raises(DefinitionError, match="auth= is for a URL"):
         mcp_tools(["server"], name="srv", auth=dict)
+
+
+# --- floods -----------------------------------------------------------------------------------------------------------
+
+
+class Flooding(Foreign):
+    """
+    A server that has a thousand other tools after each call.
+    """
+
+    def __init__(self, description: str, many: int = 1_000) -> None:
+        super().__init__(described("more"))
+        self._description, self._many, self._calls = description, many, 0
+
+    async def _call(self, ctx: Any, params: Any) -> Any:
+        self._calls += 1
+        new = [described(f"t{self._calls}_{n}", description=self._description) for n in range(self._many)]
+        self.tools = [described("more"), *new]
+        await ctx.session.send_tool_list_changed()
+        return await super()._call(ctx, params)
+
+
+@pytest.mark.parametrize(("size", "many"), [(10, 999), (4_000, 999), (4_000, 200)])
+@pytest.mark.spec("interfaces:IF60")
+async def test_a_server_that_announces_ever_more_tools_fills_no_journal_and_ends_no_run(
+    tmp_path: Path, size: int, many: int
+) -> None:
+    journal, flooding = tmp_path / "run.jsonl", Flooding("d" * size, many)
+    source = mcp_tools(flooding.server, name="srv", protocol="legacy")
+    model = ScriptedModel([*[tool_call("srv__more", {})] * 8, "ok"])
+    async with Engine([worker(source)], models=model) as engine:
+        lived = await engine.run("worker", "Go.", journal=FileJournal(journal))
+    async with Engine([worker(mcp_tools(["gone"], name="srv"))], models=ScriptedModel([])) as engine:
+        again = await engine.replay(journal)
+
+    assert (
+        ["ok"] * 8 == [one.result.status for one in lived.tool_calls] == [one.result.status for one in again.tool_calls]
+    )
+    assert max(sum(name.startswith("srv__") for name in seen) for seen in names(model)) <= 1_000
+    assert journal.stat().st_size < 32 * 1024 * 1024
