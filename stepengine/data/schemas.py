@@ -121,14 +121,14 @@ def _note_names(schema: Mapping[str, Any], at: str, anchors: set[str], reference
         anchors.add(f"#{schema['$anchor']}")
 
 
-def _unquoted(reference: str) -> str:
+def _decode_percents(reference: str) -> str:
     """Return *reference* with its percent-encoded bytes decoded; the package may not import urllib."""
     return ESCAPED_BYTE.sub(lambda found: bytes([int(found[1], 16)]), reference.encode()).decode(errors="replace")
 
 
 def _target_of(schema: Mapping[str, Any], reference: str) -> object:
     """Return the schema at a pointer; ``None`` when there is none."""
-    for pointer in (reference, _unquoted(reference)):
+    for pointer in (reference, _decode_percents(reference)):
         if pointer != "#" and not pointer.startswith("#/"):
             continue
         target: Any = schema

@@ -64,7 +64,7 @@ def request_of_root(launcher: Launcher, order: Order) -> RunRequest:
         answers=dict(order.answers),
         run_id=order.root,
     )
-    return reopening(launcher.handed(request, order.previous))
+    return reopening(launcher.route(request, order.previous))
 
 
 def plan_run(root: Planned, order: Order, *, depth: int | None = None) -> tuple[RunPlan, AgentState]:

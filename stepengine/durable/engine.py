@@ -330,7 +330,7 @@ class DurableEngine:
         found = self._launcher.catalog.find(agent)
         request = RunRequest(agent=found, prompt=prompt, info=info, **options)
         # What cannot start is told here, as it would be without a database.
-        plan = self._launcher.plan(reopening(self._launcher.handed(request, request.previous))).plan
+        plan = self._launcher.plan(reopening(self._launcher.route(request, request.previous))).plan
         check_asks_nobody(plan.limits, f"this run of {found.definition.id!r}", InputError)
         return await self.operator.submit(
             found.definition.id,

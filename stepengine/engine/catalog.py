@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from stepengine.journal import SigningKey
     from stepengine.permissions import Policy, PolicyFile
 
-__all__ = ("Agent", "Catalog", "Uses", "check_hooks", "instructions_note", "without_notes")
+__all__ = ("Agent", "Catalog", "Uses", "check_hooks", "instructions_note", "remove_notes")
 
 # Kept by identity, so that a service that passes the same definition to every run has it checked once; and bounded,
 # because one that makes a definition for each run would keep all of them for ever. The figure is a choice.
@@ -841,14 +841,14 @@ def instructions_note(agent: Agent, sent: Sequence[ToolSpec] | None) -> str:
     return system_reminder(text) if text else ""
 
 
-def without_notes(history: Transcript) -> Transcript:
+def remove_notes(history: Transcript) -> Transcript:
     """Return *history* without what its agents were told by ``instructions_note``, for another agent that reads it."""
     if not any(type(m) is UserMessage and "INSTRUCTIONS_PROMPT" in m.tags and NOTES.search(m.text) for m in history):
         return history
-    return Transcript([told for m in history if (told := _without_note(m)) is not None])
+    return Transcript([told for m in history if (told := _remove_note(m)) is not None])
 
 
-def _without_note(message: Message) -> Message | None:
+def _remove_note(message: Message) -> Message | None:
     """Return *message* without such a note; ``None`` where nothing else is in it."""
     if type(message) is not UserMessage or "INSTRUCTIONS_PROMPT" not in message.tags:
         return message

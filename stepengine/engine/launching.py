@@ -178,12 +178,12 @@ class Launcher:
         journal = options.pop("journal", None)
         info = info_of(options)
         request = RunRequest(agent=self.catalog.find(agent), prompt=prompt, info=info, hub=hub, **options)
-        request = self.handed(request, request.previous)
+        request = self.route(request, request.previous)
         if self.sessions is None:
             return self.planned(request, journal)
         return self._in_session(self.sessions, request, journal)
 
-    def handed(self, request: RunRequest, previous: object) -> RunRequest:
+    def route(self, request: RunRequest, previous: object) -> RunRequest:
         """Return *request* to the agent to which the conversation of *previous* was handed over, where it was."""
         agent_id = previous.handed_to if isinstance(previous, AgentState) else None
         if agent_id is None or agent_id == normalised_id(request.agent.definition.id):
@@ -209,7 +209,7 @@ class Launcher:
             journal,
             let_in=partial(self.planned, made=made),
             again=self.again,
-            handed=self.handed,
+            route=self.route,
             now=self.services.clock.now,
         )
         return live
@@ -279,7 +279,7 @@ class Launcher:
                 hub=None if into is None else into.tree.hub,
             )
             # A durable run is recorded under the agent that was named, which may have handed the conversation over before.
-            request = self.handed(request, opening.previous) if agent is None else request
+            request = self.route(request, opening.previous) if agent is None else request
         except BaseException:
             session.close()
             raise

@@ -31,7 +31,7 @@ from stepengine.data.questions import Answer, AnswerLike, Question, answer_probl
 from stepengine.data.state import AgentState, RunInfo, suspended_at
 from stepengine.data.tools import Driving, Spawning, ToolSpec, Yielding, made_bindings
 from stepengine.data.transcript import Transcript
-from stepengine.engine.catalog import Agent, Catalog, Uses, instructions_note, without_notes
+from stepengine.engine.catalog import Agent, Catalog, Uses, instructions_note, remove_notes
 from stepengine.errors import AnswerRejected, DataError, HandlerError, InputError, StepEngineError, UnknownModel
 from stepengine.machine.author import handler_error, note_location
 from stepengine.machine.plan import RunPlan, ToolBody
@@ -74,7 +74,7 @@ def _divergence(_: object, __: object, given: object) -> None:
         raise InputError(msg, issues=(msg,))
 
 
-def _text_or_none(value: str | None) -> str:
+def _text_of_prompt(value: str | None) -> str:
     return "" if value is None else value
 
 
@@ -99,7 +99,7 @@ class RunRequest:
     """
 
     agent: Agent
-    prompt: str = attrs.field(default="", converter=_text_or_none)
+    prompt: str = attrs.field(default="", converter=_text_of_prompt)
     params: Any = None
     previous: AgentState | None = None
     info: RunInfo = NO_INFO
@@ -714,8 +714,8 @@ def _inherited_history(parent: AgentState, *, is_same: bool) -> tuple[Transcript
     # take its parent's agents for its own.
     if is_same:
         return parent.message_history, parent.view
-    record = without_notes(parent.message_history)
-    return record, record if parent.view is parent.message_history else without_notes(parent.view)
+    record = remove_notes(parent.message_history)
+    return record, record if parent.view is parent.message_history else remove_notes(parent.view)
 
 
 def _child_state(plan: RunPlan, agent: Agent, parent: AgentState) -> AgentState:

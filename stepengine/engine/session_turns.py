@@ -273,7 +273,7 @@ class Turn:
         journal: Where the caller wants it recorded; ``None`` for the store's own place.
         let_in: Lets the run start from a request, recorded in a journal or not.
         again: Lets a run start from what was recorded: a given one, or without one a new one.
-        handed: Gives the request to the agent that has the conversation of a state.
+        route: Gives the request to the agent that has the conversation of a state.
         now: Gives the time by the engine's clock.
 
     Attributes:
@@ -290,7 +290,7 @@ class Turn:
         *,
         let_in: LetIn,
         again: Again,
-        handed: Callable[[RunRequest, object], RunRequest],
+        route: Callable[[RunRequest, object], RunRequest],
         now: Callable[[], datetime],
     ) -> None:
         assert request.info.session_id is not None  # noqa: S101 - one was made where none was given
@@ -300,7 +300,7 @@ class Turn:
         self._journal = journal
         self._let_in = let_in
         self._again = again
-        self._handed = handed
+        self._route = route
         self._now = now
         self._conversations: list[EndedChild] = []
         self._context = contextvars.copy_context()
@@ -329,7 +329,7 @@ class Turn:
         self._token = _inside.set((*_inside.get(), self))
         self._take(await self.sessions.load(self.session_id))
         if self._request.previous is None:
-            self._request = self._handed(self._request, self._before.state)
+            self._request = self._route(self._request, self._before.state)
         self._journals = await self.sessions.journals(self._before)
         # A run may have ended in a process that was killed before its session was saved. Its journal knows; the next
         # message finds it there, so that no answer is lost (reliability:SS02).

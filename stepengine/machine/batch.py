@@ -252,7 +252,7 @@ def _together(
         valid = [call for call in valid if call.result is None]
     effects, races = yield from _all_begun(members)
     if asked is None:
-        effects = _as_siblings(effects)
+        effects = _count_siblings(effects)
     # A call that was denied or invalid has failed before anything began, and that is a failure like any other: without
     # this its siblings would run although `fail_fast` was asked for.
     failed = fail_fast and any(call.result is not None and call.result.is_error for call in calls)
@@ -304,7 +304,7 @@ def _all_begun(members: Sequence[EffectMember]) -> Flow[tuple[Sequence[Leaf], tu
     return effects, tuple(races)
 
 
-def _as_siblings(effects: Sequence[Leaf]) -> Sequence[Leaf]:
+def _count_siblings(effects: Sequence[Leaf]) -> Sequence[Leaf]:
     """Return *effects* with children that know how many start together: those of all calls of the reply."""
     count = sum(type(effect) is Spawn for effect in effects)
     return [attrs.evolve(one, of=count) if type(one) is Spawn and one.of != count else one for one in effects]

@@ -46,7 +46,7 @@ def _set_output(run: RunState, value: JsonDict) -> ToolResult:
         run.output.set(value["data"] if list(value) == ["data"] else value)
         run.note_output()
         return _message_result("Output set.")
-    if run.output.offer_said(value):
+    if run.output.offer_from_model(value):
         run.note_output()
         return _message_result("Output set.")
     listed = "; ".join(run.output.issues)

@@ -230,7 +230,7 @@ def _result(
 ) -> y.StepResult:
     output, state, of_turn = run.output, run.frozen(), None
     if output.is_given:
-        state, of_turn = output.shown_in(state), output.decoded() if output.is_of_turn else None
+        state, of_turn = output.put_into(state), output.decoded() if output.is_of_turn else None
     return y.StepResult(state, results, run.steps_complete, texts, value, of_turn)
 
 

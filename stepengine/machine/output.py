@@ -58,7 +58,7 @@ class Output:
         self.is_given = self.is_of_turn = True
         self.issues = ()
 
-    def offer_said(self, value: Any) -> bool:
+    def offer_from_model(self, value: Any) -> bool:
         """
         Set the output to *value*, which a model said, or to what is in its member ``data``; return whether one fits.
 
@@ -95,11 +95,11 @@ class Output:
         self.refused = values[0]
         return False
 
-    def begin_turn(self) -> None:
+    def start_turn(self) -> None:
         """Note that a new turn begins, which has set no output yet."""
         self.is_of_turn = False
 
-    def shown_in(self, state: AgentState) -> AgentState:
+    def put_into(self, state: AgentState) -> AgentState:
         """Return *state* with this output in the author's own type."""
         if self._plan.decode_output is None or state.output is None:
             return state

@@ -410,7 +410,7 @@ def _context(run: RunState) -> StepContext:
     return StepContext(
         prompt=plan.prompt,
         params=plan.params,
-        agent_state=run.output.shown_in(run.frozen()),
+        agent_state=run.output.put_into(run.frozen()),
         model=plan.model,
         logger=run.side_events,
         random=plan.random,  # type: ignore[arg-type]  # whoever plans for a handler gives one

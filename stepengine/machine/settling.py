@@ -174,7 +174,7 @@ def _take_text(run: RunState) -> None:
         return
     found = json_in(run.history.last_text())
     if found is not NO_JSON:
-        run.output.offer_said(found)
+        run.output.offer_from_model(found)
 
 
 def json_in(text: str) -> object:

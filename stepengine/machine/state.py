@@ -472,7 +472,7 @@ class RunState:
         # the record keeps it (reliability:TL23).
         self.history.expire_results()
         if self.steps_complete:
-            self.output.begin_turn()
+            self.output.start_turn()
         if self.inbox:
             self.take_inbox()
 

@@ -5,6 +5,7 @@ Programs that make their own clients are recorded and replayed by a patch of the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -70,9 +71,9 @@ def openai_async(prompt: str) -> str:
 def anthropic_stream(prompt: str) -> str:
     from anthropic import Anthropic
 
-    with Anthropic() as client:
-        with client.messages.stream(model="m", max_tokens=9, messages=[{"role": "user", "content": prompt}]) as stream:
-            return stream.get_final_text()
+    asked = [{"role": "user", "content": prompt}]
+    with Anthropic() as client, client.messages.stream(model="m", max_tokens=9, messages=asked) as stream:
+        return stream.get_final_text()
 
 
 def anthropic_async(prompt: str) -> str:
@@ -232,10 +233,8 @@ def test_a_miss_in_a_thread_behind_a_bare_except_is_remembered(server, tmp_path)
     record(file, lambda: openai_sync("hi"))
 
     def swallow() -> None:
-        try:
+        with contextlib.suppress(BaseException):
             openai_sync("other")
-        except BaseException:
-            pass
 
     def program() -> None:
         thread = threading.Thread(target=swallow)
